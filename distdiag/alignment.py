@@ -1,0 +1,117 @@
+"""Events that belong together across ranks, and what each rank was doing meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, Literal, TypeVar
+
+from distdiag.event import (
+    CallSite,
+    Collective,
+    Event,
+    Exited,
+    Phase,
+    Raised,
+    RankStarted,
+    Signalled,
+    Stacks,
+)
+from distdiag.ranks import RankSet
+
+E = TypeVar("E", bound=Event)
+
+Kind = Literal["collective", "message", "group"]
+
+
+class Fate(StrEnum):
+    """What became of a rank so far."""
+
+    SILENT = "silent"  # no event was ever read
+    RUNNING = "running"
+    FINISHED = "finished"  # the script came to its end
+    RAISED = "raised"  # an exception was not caught
+    DIED = "died"  # the process is gone and had neither finished nor raised
+
+
+class Trigger(StrEnum):
+    """Why an incomplete alignment is shown to the checks now."""
+
+    LEFT = "left"  # a missing rank finished, raised or died: it cannot come any more
+    CYCLE = "cycle"  # the missing ranks wait, directly or not, for the ranks that are here
+    STALLED = "stalled"  # nothing moved for the hang threshold
+    ENDED = "ended"  # the run is over
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What is known of one rank at one moment.
+
+    `recent` are its last calls, oldest first; `site_counts` says how often each call site was
+    passed (a site counts once for each call). `waiting` are its calls that wait for another rank,
+    oldest first. `idle_s` is the time in seconds without any progress (event, batch or backward);
+    `is_working` says that it used the processor in that time without waiting for anybody;
+    `gil_held` that its own background thread no longer runs. `incomplete` is the reason why its
+    events cannot be relied upon to be all (a probe was disabled, a file was damaged), or ``""``.
+    `left_ns` is when it finished, raised or was seen dead (0: it is still here): the smallest one
+    among those that left badly is the first cause.
+    """
+
+    rank: int
+    fate: Fate = Fate.SILENT
+    phase: Phase = Phase.STARTING
+    step: int = 0
+    num_batches: int = 0
+    num_backwards: int = 0
+    idle_s: float = 0.0
+    is_working: bool = False
+    gil_held: bool = False
+    incomplete: str = ""
+    left_ns: int = 0
+    started: RankStarted | None = None
+    raised: Raised | None = None
+    exited: Exited | None = None
+    exit_status: int | None = None
+    signalled: Signalled | None = None
+    last_call: Collective | None = None
+    last_call_state: str = ""
+    recent: tuple[Collective, ...] = ()
+    waiting: tuple[Collective, ...] = ()
+    site_counts: Mapping[CallSite, int] = field(default_factory=dict)
+    stacks: Stacks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment(Generic[E]):
+    """The same moment of training as each rank saw it.
+
+    `kind` is ``collective`` (key: group label, collective_seq_id), ``message`` (a send and the
+    receive that should match it, key: group label, source, destination, tag, index) or ``group``
+    (a call that creates process groups, key: its ordinal). `trigger` is None when all expected
+    ranks are here. `parted` is the earlier point of the same group from which on the ranks' call
+    sites have differed without meeting again, if there is one: the probable origin.
+    """
+
+    kind: Kind
+    key: tuple[str | int, ...]
+    by_rank: Mapping[int, E]
+    expected_ranks: RankSet
+    states: Mapping[int, RankState] = field(default_factory=dict)
+    trigger: Trigger | None = None
+    parted: Alignment[E] | None = None
+
+    @property
+    def missing_ranks(self) -> RankSet:
+        """Ranks that should have an event here and have none."""
+        return RankSet(self.expected_ranks - self.by_rank.keys())
+
+    @property
+    def present_ranks(self) -> RankSet:
+        """Ranks that have an event here."""
+        return RankSet(self.by_rank)
+
+    @property
+    def any_event(self) -> E:
+        """The event of the lowest rank that has one."""
+        return self.by_rank[min(self.by_rank)]

@@ -1,0 +1,25 @@
+"""The exceptions of distdiag.
+
+DistdiagError
+├── UsageError            the command line, the configuration or the run directory is wrong: exit 2
+├── DamagedFileError      a file of a run cannot be read; the rest of the run still can
+└── CollectiveMismatchError  raised at the user's line by the active mode ``--strict``
+"""
+
+from __future__ import annotations
+
+
+class DistdiagError(Exception):
+    """Anything that distdiag raises on purpose."""
+
+
+class UsageError(DistdiagError):
+    """The user asked for something that cannot be done; the message is one line that says what."""
+
+
+class DamagedFileError(DistdiagError):
+    """A file of a run is damaged or foreign."""
+
+
+class CollectiveMismatchError(DistdiagError):
+    """The ranks are about to issue collectives that contradict one another (``--strict``)."""

@@ -1,0 +1,268 @@
+"""What probes observe: one frozen record for each kind of event.
+
+Values that repeat (process groups, signatures, call sites) are objects of their own, so that a
+file holds each of them once and a comparison of two ranks is mostly a comparison of identities.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+class Phase(StrEnum):
+    """What a rank is busy with, as far as its heartbeat tells."""
+
+    STARTING = "starting"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    DATALOADER = "dataloader"
+    CHECKPOINT = "checkpoint"
+    COMPILE = "compile"
+    SCRIPT = "script"
+    FINISHED = "finished"
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One frame of a Python stack. `user` is false inside torch, known frameworks and distdiag."""
+
+    file: str
+    line: int
+    function: str
+    user: bool = True
+
+
+class CallSite(msgspec.Struct, frozen=True, array_like=True):
+    """Where a call was made: the Python stack, innermost frame first.
+
+    `module` is the FQN of the sharded module on whose behalf the call was made, where known.
+    """
+
+    frames: tuple[Frame, ...]
+    module: str | None = None
+
+    @property
+    def user_frames(self) -> tuple[Frame, ...]:
+        """The frames of the user's own code, innermost first."""
+        return tuple(frame for frame in self.frames if frame.user)
+
+    @property
+    def location(self) -> Frame | None:
+        """The innermost frame of the user's own code, or None if the stack shows none."""
+        return next((frame for frame in self.frames if frame.user), None)
+
+
+class ProcessGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A process group as one rank knows it.
+
+    `ranks` are global ranks in group order. `generation` counts the initialisations of the default
+    group, since names are used again after `destroy_process_group`.
+    """
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+    generation: int = 0
+
+    @property
+    def label(self) -> str:
+        """The group's description if it has one, else its name."""
+        return self.desc if self.desc and self.desc != "undefined" else self.name
+
+
+class Signature(msgspec.Struct, frozen=True, array_like=True):
+    """What a collective or point-to-point call asks for.
+
+    `op` is the name of the public torch function (``all_gather_into_tensor``). `root` and `peer`
+    are global ranks. `input_splits` and `output_splits` count rows of dim 0. `reduce_op` is None
+    where the call did not pass through Python (DDP's reducer).
+    """
+
+    op: str
+    input_sizes: Sizes = ()
+    output_sizes: Sizes = ()
+    dtypes: tuple[str, ...] = ()
+    reduce_op: str | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    input_splits: tuple[int, ...] = ()
+    output_splits: tuple[int, ...] = ()
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, tag_field="kind"):
+    """Something one rank saw at one moment.
+
+    `seq` numbers the events of one rank from 0, `time_ns` is its monotonic clock, `step` counts
+    the optimizer steps that it finished.
+    """
+
+    rank: int
+    seq: int
+    time_ns: int
+    step: int = 0
+
+
+class RankStarted(Event, frozen=True, kw_only=True):
+    """The agent of a rank began to observe. `unix_ns` is the wall clock at `time_ns`."""
+
+    local_rank: int
+    world_size: int
+    hostname: str
+    pid: int
+    python: str
+    command: tuple[str, ...]
+    unix_ns: int
+    attempt: int = 0
+
+
+class TorchLoaded(Event, frozen=True, kw_only=True):
+    """torch was imported. `tap` is the way collectives are observed."""
+
+    torch: str
+    tap: Literal["hooks", "dispatcher", "flight_recorder", "none"]
+
+
+class GroupCreated(Event, frozen=True, kw_only=True):
+    """A call that creates or destroys process groups, made by all `scope` ranks in one order.
+
+    `ordinal` numbers these calls within `scope`. `ranks` are those asked for, in the order given;
+    `done` is false while the call has not returned (`GroupCreated` is written before and after).
+    """
+
+    api: str
+    ordinal: int
+    scope: tuple[int, ...]
+    ranks: tuple[int, ...]
+    desc: str
+    generation: int
+    site: CallSite
+    done: bool = False
+    timeout_s: float | None = None
+
+
+class Collective(Event, frozen=True, kw_only=True):
+    """A collective or point-to-point call, written before it was issued.
+
+    Example: ``Collective(rank=1, seq=42, time_ns=…, group=ProcessGroup("0", "default_pg", (0, 1),
+    "gloo"), collective_seq_id=7, signature=Signature("all_reduce", ((4,),), …), site=…)``.
+    `collective_seq_id` counts the collectives of the group; point-to-point calls have -1 and are
+    matched by peer and tag. `api` is the function that the user or a framework called, where known.
+    """
+
+    group: ProcessGroup
+    collective_seq_id: int
+    signature: Signature
+    site: CallSite
+    is_async: bool = False
+    thread: str = "MainThread"
+    api: str | None = None
+
+
+class CollectiveState(Event, frozen=True, kw_only=True):
+    """The call with event number `call` went on.
+
+    issued: the backend took it. waited: the host waited for it. completed: the backend says so.
+    failed: issuing or waiting raised. dropped: its Work was released and nobody had waited for it.
+    """
+
+    call: int
+    state: Literal["issued", "waited", "completed", "failed", "dropped"]
+
+
+class StepEnd(Event, frozen=True, kw_only=True):
+    """The end of one optimizer step; `step` is the number of the step that ended."""
+
+    duration_s: float
+    num_backwards: int = 0
+
+
+class Raised(Event, frozen=True, kw_only=True):
+    """An exception that nobody caught. `frames` innermost first."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...]
+    traceback: str
+    thread: str = "MainThread"
+
+
+class Signalled(Event, frozen=True, kw_only=True):
+    """A Python signal handler of the script ran."""
+
+    signal: int
+    frames: tuple[Frame, ...] = ()
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """The script ended (its exit handlers included); `exit_status` is what it asked for."""
+
+    exit_status: int
+
+
+class ProbeDisabled(Event, frozen=True, kw_only=True):
+    """A probe failed or could not observe and was switched off."""
+
+    probe: str
+    reason: str
+    traceback: str = ""
+
+
+class Heartbeat(Event, frozen=True, kw_only=True):
+    """What a rank is doing now, read by the monitor from its status page; no rank writes it.
+
+    `beat_ns` is the last time the rank's own background thread ran: it stands still when the GIL is
+    held. `cpu_s` is the processor time that the process has used.
+    """
+
+    phase: Phase
+    beat_ns: int
+    num_batches: int = 0
+    num_backwards: int = 0
+    cpu_s: float = 0.0
+
+
+class Exited(Event, frozen=True, kw_only=True):
+    """The monitor saw the process of a rank gone, after all its events were read."""
+
+    reason: str = ""
+
+
+class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
+    """The stack of one thread, innermost frame first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    holds_gil: bool = False
+    active: bool = False
+
+
+class Stacks(Event, frozen=True, kw_only=True):
+    """The stacks of all threads of a rank. `source` names the tool; `error` why there are none."""
+
+    source: str
+    threads: tuple[ThreadStack, ...] = ()
+    error: str = ""
+
+
+AnyEvent = (
+    RankStarted
+    | TorchLoaded
+    | GroupCreated
+    | Collective
+    | CollectiveState
+    | StepEnd
+    | Raised
+    | Signalled
+    | Finished
+    | ProbeDisabled
+    | Heartbeat
+    | Exited
+    | Stacks
+)

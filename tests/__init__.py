@@ -1,0 +1,1 @@
+"""Tests of distdiag, one file for each of its modules."""
