@@ -1,0 +1,238 @@
+"""The append-only, memory-mapped event file of a rank, in segments of one size.
+
+A segment is a header and records, each a length and its payload. The length is stored after the
+payload, so a reader never sees half a record, whatever killed the writer. Disk space is reserved
+before a segment is mapped, because a store into a hole on a full disk would kill the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from distdiag.errors import DamagedFileError
+from distdiag.wire import MAX_RECORD
+
+_MAGIC: Final = b"ddevnt01"
+_HEADER: Final = struct.Struct("<8sii")
+_LENGTH: Final = struct.Struct("<I")
+_START: Final = 16
+
+SEGMENT_BYTES: Final = 1 << 20
+KEPT_SEGMENTS: Final = 64
+"""So many segments stay on disk for each rank, the first one and the newest."""
+
+
+def segment_path(folder: Path, rank: int, index: int) -> Path:
+    """Return where a segment of a rank lies."""
+    return folder / f"rank-{rank}.{index:06d}.events"
+
+
+class EventWriter:
+    """Append records from any thread without waiting for another one.
+
+    A thread that finds the file busy leaves its record in a queue, which the thread that holds the
+    file empties before it lets go: nobody waits, and no record is lost.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        on_forget: Callable[[], None],
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """Create the first segment.
+
+        Every segment begins with all definitions so far, so that it can be read alone. When they
+        take more than half of it, they are dropped and `on_forget` says that they must come again.
+
+        Raises:
+            OSError: there is no room, or the folder cannot be written.
+
+        """
+        self._folder = folder
+        self._rank = rank
+        self._on_forget = on_forget
+        self._definitions: list[bytes] = []
+        self._definition_bytes = 0
+        self._segment_bytes = segment_bytes
+        self._index = 0
+        self._busy = threading.Lock()
+        self._queue: deque[bytes] = deque()
+        self._memory = self._open_segment(0)
+        self._offset = _START
+        self.stopped: OSError | None = None
+
+    def define(self, payload: bytes) -> None:
+        """Write a record that later ones refer to, in this segment and in those that follow."""
+        self._definitions.append(payload)
+        self._definition_bytes += len(payload) + 4
+        self.append(payload)
+
+    def abandon(self) -> None:
+        """Write nothing from now on and let go of the file: it belongs to the parent process."""
+        self.stopped = OSError(errno.EBADF, "the event file belongs to the parent process")
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def append(self, payload: bytes) -> None:
+        """Write one record, or leave it to the thread that is writing."""
+        queue, busy = self._queue, self._busy
+        queue.append(payload)
+        # Taken again after release: a record may have been queued between the two.
+        while queue and busy.acquire(False):
+            try:
+                while queue:
+                    self._write(queue.popleft())
+            finally:
+                busy.release()
+
+    def _write(self, payload: bytes) -> None:
+        if self.stopped is not None:
+            return
+        size = len(payload)
+        offset = self._offset
+        if offset + size + 8 > self._segment_bytes:
+            if size > MAX_RECORD // 2 or not self._next_segment():
+                return
+            offset = self._offset
+            if offset + size + 8 > self._segment_bytes:
+                return  # the definitions have left too little room for this one
+        end = offset + 4 + size
+        self._memory[offset + 4 : end] = payload
+        _LENGTH.pack_into(self._memory, offset, size)
+        self._offset = end
+
+    def _next_segment(self) -> bool:
+        try:
+            memory = self._open_segment(self._index + 1)
+        except OSError as error:
+            self.stopped = error
+            return False
+        self._index += 1
+        self._memory.close()
+        self._memory = memory
+        self._offset = _START
+        if self._index >= KEPT_SEGMENTS:
+            oldest = self._index - KEPT_SEGMENTS + 1
+            segment_path(self._folder, self._rank, oldest).unlink(missing_ok=True)
+        self._repeat_definitions()
+        return True
+
+    def _repeat_definitions(self) -> None:
+        definitions = self._definitions
+        if self._definition_bytes > self._segment_bytes // 2:
+            self._definitions, self._definition_bytes = [], 0
+            self._on_forget()
+            return
+        for payload in definitions:
+            self._write(payload)
+
+    def _open_segment(self, index: int) -> mmap.mmap:
+        path = segment_path(self._folder, self._rank, index)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, self._segment_bytes)
+            memory = mmap.mmap(descriptor, self._segment_bytes)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        _HEADER.pack_into(memory, 0, _MAGIC, self._rank, index)
+        return memory
+
+
+class EventReader:
+    """Follow the event file of one rank, also while it is written and after its writer died."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        """Start before the first record."""
+        self._folder = folder
+        self._rank = rank
+        self._index = 0
+        self._memory: mmap.mmap | None = None
+        self._offset = _START
+        self.num_lost_segments = 0
+
+    def payloads(self, limit: int = 1 << 30) -> Iterator[bytes]:
+        """Yield what was written since the last call, at most `limit` records.
+
+        Raises:
+            DamagedFileError: a segment is not one of ours, or its records make no sense.
+
+        """
+        for _ in range(limit):
+            payload = self._next()
+            if payload is None:
+                return
+            yield payload
+
+    def _next(self) -> bytes | None:
+        while True:
+            memory = self._memory or self._open()
+            if memory is None:
+                return None
+            payload = self._record(memory)
+            if payload is not None:
+                return payload
+            following = self._following()
+            if following is None:
+                return None
+            # The writer has moved on, so this segment is final; it may have grown since we looked.
+            payload = self._record(memory)
+            if payload is not None:
+                return payload
+            memory.close()
+            self.num_lost_segments += following - self._index - 1
+            self._memory, self._index, self._offset = None, following, _START
+
+    def _record(self, memory: mmap.mmap) -> bytes | None:
+        if self._offset + 4 > len(memory):
+            return None
+        (size,) = _LENGTH.unpack_from(memory, self._offset)
+        if size == 0:
+            return None
+        end = self._offset + 4 + size
+        if size > MAX_RECORD or end > len(memory):
+            raise DamagedFileError(
+                f"{segment_path(self._folder, self._rank, self._index)}: record at byte "
+                f"{self._offset} claims {size} bytes"
+            )
+        payload = memory[self._offset + 4 : end]
+        self._offset = end
+        return payload
+
+    def _following(self) -> int | None:
+        if segment_path(self._folder, self._rank, self._index + 1).exists():
+            return self._index + 1
+        prefix = f"rank-{self._rank}."
+        later = [
+            int(path.name.split(".")[1])
+            for path in self._folder.glob(f"{prefix}*.events")
+            if path.name.split(".")[1].isdigit()
+        ]
+        return min((index for index in later if index > self._index), default=None)
+
+    def _open(self) -> mmap.mmap | None:
+        path = segment_path(self._folder, self._rank, self._index)
+        try:
+            with path.open("rb") as file:
+                header = file.read(_START)
+                if len(header) < _START or header == bytes(_START):
+                    return None  # created a moment ago
+                magic, _, _ = _HEADER.unpack(header)
+                if magic != _MAGIC:
+                    raise DamagedFileError(f"{path} is not an event file")
+                self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            return None
+        return self._memory

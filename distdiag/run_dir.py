@@ -1,0 +1,191 @@
+"""Where the files of a run lie, and whose run it is.
+
+<run dir>/run.json            which launch this is
+          report.json         the one report
+          attempt-0/          one folder for each elastic restart
+            launch.json       what the monitor must know
+            rank-3.status     the status page of a rank
+            rank-3.000000.events
+            monitor.pid  monitor.log
+            acks/rank-3       the peers of a rank that raised have been dumped
+            exit-status.json  the exit status of every script that ended, by rank
+            verdict.json      what rank 0 waits for
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distdiag.errors import UsageError
+
+RUNS_FOLDER = "distdiag-runs"
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a script on this node: what its ranks have in common."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    attempt: int
+    max_attempts: int
+    parent_pid: int
+    identity: str
+    started_s: float
+
+    @property
+    def local_ranks(self) -> range:
+        """The global ranks of this node."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
+
+
+class LaunchFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What local rank 0 leaves for the monitor. `config` is the configuration as plain values."""
+
+    launch: Launch
+    command: tuple[str, ...]
+    config: dict[str, Any]
+    cwd: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 waits for at its end: the exit status that the findings ask for."""
+
+    exit_status: int
+    summary: str = ""
+
+
+def read_launch(environ: Mapping[str, str]) -> Launch:
+    """Read who this process is from what torchrun, srun or mpirun put into the environment."""
+
+    def number(*names: str, default: int) -> int:
+        return next((int(environ[n]) for n in names if environ.get(n, "").isdigit()), default)
+
+    world = number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", default=1)
+    rank = number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", default=0)
+    local_rank = number(
+        "LOCAL_RANK",
+        "SLURM_LOCALID",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        default=0 if world == 1 else rank,
+    )
+    local_world = number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", default=0)
+    local_world = local_world or number("SLURM_NTASKS_PER_NODE", default=world)
+    parent = os.getppid() if world > 1 or "RANK" in environ else os.getpid()
+    place = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
+    job = f"{place}:{environ.get('TORCHELASTIC_RUN_ID', '')}:{environ.get('SLURM_JOB_ID', '')}"
+    one_node = f"{parent}:{_started_ticks(parent)}"
+    return Launch(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world,
+        local_world_size=min(local_world, world),
+        attempt=number("TORCHELASTIC_RESTART_COUNT", default=0),
+        max_attempts=number("TORCHELASTIC_MAX_RESTARTS", default=0) + 1,
+        parent_pid=parent,
+        identity=one_node if local_world >= world else job,
+        started_s=_started_s(parent),
+    )
+
+
+def _started_ticks(pid: int) -> int:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _started_s(pid: int) -> float:
+    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
+    age = uptime - _started_ticks(pid) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+class RunDir:
+    """The paths of one attempt of a run."""
+
+    def __init__(self, root: Path, attempt: int) -> None:
+        """Name the paths; nothing is created."""
+        self.root = root
+        self.attempt = attempt
+        self.folder = root / f"attempt-{attempt}"
+        self.report = root / "report.json"
+        self.launch = self.folder / "launch.json"
+        self.monitor_pid = self.folder / "monitor.pid"
+        self.monitor_log = self.folder / "monitor.log"
+        self.exit_status = self.folder / "exit-status.json"
+        self.verdict = self.folder / "verdict.json"
+
+    def status(self, rank: int) -> Path:
+        """Return where the status page of a rank lies."""
+        return self.folder / f"rank-{rank}.status"
+
+    def ack(self, rank: int) -> Path:
+        """Exists when the peers of a rank that raised have been dumped."""
+        return self.folder / "acks" / f"rank-{rank}"
+
+
+def open_run_dir(root: Path | None, launch: Launch, *, overwrite: bool = False) -> RunDir:
+    """Create the run directory of this launch, or join the one that another rank created.
+
+    Raises:
+        UsageError: it cannot be written, or it holds another run and `overwrite` is false.
+
+    """
+    if root is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(launch.started_s))
+        root = Path.cwd() / RUNS_FOLDER / f"{stamp}-{launch.parent_pid}"
+    run_dir = RunDir(root.absolute(), launch.attempt)
+    try:
+        run_dir.root.mkdir(parents=True, exist_ok=True)
+        with _locked(run_dir.root):
+            _claim(run_dir, launch, overwrite=overwrite)
+        (run_dir.folder / "acks").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"run directory {run_dir.root} cannot be written: {reason}") from None
+    return run_dir
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
+    marker = run_dir.root / "run.json"
+    identity = launch.identity.encode()
+    if marker.exists():
+        if marker.read_bytes() == identity:
+            return
+        if not overwrite:
+            raise UsageError(
+                f"run directory {run_dir.root} already holds a run; "
+                "choose another one or pass --overwrite"
+            )
+        for path in (*run_dir.root.glob("attempt-*"), run_dir.report):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    write_atomically(marker, identity)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file that readers see whole or not at all, readable by the owner only."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    partial.replace(path)

@@ -1,0 +1,274 @@
+"""The MessagePack form of events, with repeated values written once, and the JSON of reports.
+
+A stream of records belongs to one rank. Process groups, signatures, frames and call sites are
+defined under a number the first time they occur; a collective then is a handful of integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from distdiag.errors import DamagedFileError
+from distdiag.event import (
+    AnyEvent,
+    CallSite,
+    Collective,
+    CollectiveState,
+    Exited,
+    Finished,
+    Frame,
+    GroupCreated,
+    Heartbeat,
+    ProbeDisabled,
+    ProcessGroup,
+    Raised,
+    RankStarted,
+    Signalled,
+    Signature,
+    Stacks,
+    StepEnd,
+    TorchLoaded,
+)
+from distdiag.finding import Report
+from distdiag.ranks import RankSet
+
+T = TypeVar("T", bound=Hashable)
+
+MAX_RECORD: Final = 1 << 20
+"""No record is longer than this, in bytes; a longer one means a damaged file."""
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    pass
+
+
+class DefineGroup(_Record, frozen=True, tag="G"):
+    """Give a process group a number."""
+
+    id: int
+    group: ProcessGroup
+
+
+class DefineSignature(_Record, frozen=True, tag="S"):
+    """Give a signature a number."""
+
+    id: int
+    signature: Signature
+
+
+class DefineFrame(_Record, frozen=True, tag="F"):
+    """Give a frame a number."""
+
+    id: int
+    frame: Frame
+
+
+class DefineSite(_Record, frozen=True, tag="L"):
+    """Give a call site a number; `frames` are numbers of frames, innermost first."""
+
+    id: int
+    frames: tuple[int, ...]
+    module: str | None
+
+
+class CallRecord(_Record, frozen=True, tag="C"):
+    """A `Collective` whose group, signature and site are numbers."""
+
+    seq: int
+    time_ns: int
+    step: int
+    group: int
+    collective_seq_id: int
+    signature: int
+    site: int
+    is_async: bool
+    thread: str | None
+    api: str | None
+
+
+class StateRecord(_Record, frozen=True, tag="T"):
+    """A `CollectiveState`; `state` is an index into `STATES`."""
+
+    seq: int
+    time_ns: int
+    step: int
+    call: int
+    state: int
+
+
+STATES: Final = ("issued", "waited", "completed", "failed", "dropped")
+
+_AnyRecord = (
+    DefineGroup
+    | DefineSignature
+    | DefineFrame
+    | DefineSite
+    | CallRecord
+    | StateRecord
+    | RankStarted
+    | TorchLoaded
+    | GroupCreated
+    | Collective
+    | CollectiveState
+    | StepEnd
+    | Raised
+    | Signalled
+    | Finished
+    | ProbeDisabled
+    | Heartbeat
+    | Exited
+    | Stacks
+)
+
+
+def _encode_rank_set(value: object) -> list[int]:
+    if isinstance(value, RankSet):
+        return list(value)
+    raise NotImplementedError(f"{type(value).__name__} has no wire form")
+
+
+def _decode_rank_set(kind: type, value: Any) -> object:  # noqa: ANN401
+    return kind(msgspec.convert(value, tuple[int, ...]))
+
+
+encode: Final[Callable[[object], bytes]] = msgspec.msgpack.Encoder(enc_hook=_encode_rank_set).encode
+_decode_record: Final = msgspec.msgpack.Decoder(_AnyRecord).decode
+
+
+class Canon:
+    """One object for each value, over all ranks, so that equal values are identical."""
+
+    def __init__(self) -> None:
+        """Start with no values."""
+        self._values: dict[Any, Any] = {}
+
+    def __call__(self, value: T) -> T:
+        """Return the first object that was equal to this one."""
+        first: T = self._values.setdefault(value, value)
+        return first
+
+
+class EventDecoder:
+    """Turn the records of one rank back into events."""
+
+    def __init__(self, rank: int, canon: Canon) -> None:
+        """Decode for this rank; equal values of all ranks that share `canon` become identical."""
+        self._rank = rank
+        self._canon = canon
+        self._groups: dict[int, ProcessGroup] = {}
+        self._signatures: dict[int, Signature] = {}
+        self._frames: dict[int, Frame] = {}
+        self._sites: dict[int, CallSite] = {}
+
+    def decode(self, payload: bytes | memoryview) -> AnyEvent | None:
+        """Return the event of one record, or None for a definition.
+
+        Raises:
+            DamagedFileError: the record is not one of ours, or refers to what was never defined.
+
+        """
+        try:
+            record = _decode_record(payload)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise DamagedFileError(f"a record of rank {self._rank} is damaged: {error}") from None
+        match record:
+            case CallRecord():
+                return self._collective(record)
+            case StateRecord():
+                return self._state(record)
+            case DefineGroup():
+                self._groups[record.id] = self._canon(record.group)
+            case DefineSignature():
+                self._signatures[record.id] = self._canon(record.signature)
+            case DefineFrame():
+                self._frames[record.id] = self._canon(record.frame)
+            case DefineSite():
+                self._sites[record.id] = self._site(record)
+            case _:
+                event: AnyEvent = record
+                return event
+        return None
+
+    def _site(self, record: DefineSite) -> CallSite:
+        frames = tuple(self._frames[number] for number in record.frames if number in self._frames)
+        return self._canon(CallSite(frames, record.module))
+
+    def _collective(self, record: CallRecord) -> Collective:
+        try:
+            group = self._groups[record.group]
+            signature = self._signatures[record.signature]
+            site = self._sites[record.site]
+        except KeyError as error:
+            raise DamagedFileError(
+                f"event {record.seq} of rank {self._rank} refers to number {error}, "
+                "which was not defined before it"
+            ) from None
+        return Collective(
+            rank=self._rank,
+            seq=record.seq,
+            time_ns=record.time_ns,
+            step=record.step,
+            group=group,
+            collective_seq_id=record.collective_seq_id,
+            signature=signature,
+            site=site,
+            is_async=record.is_async,
+            thread=record.thread or "MainThread",
+            api=record.api,
+        )
+
+    def _state(self, record: StateRecord) -> CollectiveState:
+        if not 0 <= record.state < len(STATES):
+            raise DamagedFileError(f"event {record.seq} of rank {self._rank} has no known state")
+        return CollectiveState(
+            rank=self._rank,
+            seq=record.seq,
+            time_ns=record.time_ns,
+            step=record.step,
+            call=record.call,
+            state=STATES[record.state],
+        )
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401
+    """Spell numbers that JSON has no form for: msgspec would write null."""
+    if isinstance(value, str):
+        # A path may hold bytes that are no UTF-8; as Python has them, JSON cannot.
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, float) and value != value:
+        return "NaN"
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def encode_report(report: Report) -> bytes:
+    """Return a report as indented JSON; NaN and infinities are the strings of their names."""
+    plain = msgspec.to_builtins(report, enc_hook=_encode_rank_set)
+    return msgspec.json.format(msgspec.json.encode(_finite(plain)), indent=1)
+
+
+def decode_report(text: bytes) -> Report:
+    """Read a report.
+
+    Raises:
+        DamagedFileError: the text is not a report of this schema version.
+
+    """
+    try:
+        return msgspec.json.decode(text, type=Report, dec_hook=_decode_rank_set)
+    except msgspec.MsgspecError as error:
+        raise DamagedFileError(f"not a distdiag report: {error}") from None
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema of report.json."""
+    ranks = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    return msgspec.json.schema(Report, schema_hook=lambda kind: ranks)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distdiag import wire
+from distdiag.errors import DamagedFileError
+from distdiag.event import (
+    CallSite,
+    Collective,
+    Exited,
+    Finished,
+    Frame,
+    GroupCreated,
+    Heartbeat,
+    Phase,
+    ProbeDisabled,
+    ProcessGroup,
+    Raised,
+    RankStarted,
+    Signalled,
+    Signature,
+    Stacks,
+    StepEnd,
+    ThreadStack,
+    TorchLoaded,
+)
+from distdiag.wire import Canon, EventDecoder, encode
+
+FRAME = Frame("train.py", 3, "main")
+COMMON = {"rank": 2, "seq": 9, "time_ns": 123, "step": 4}
+EVENTS = [
+    RankStarted(
+        **COMMON, local_rank=0, world_size=2, hostname="h", pid=1, python="3", command=("a",),
+        unix_ns=5,
+    ),
+    TorchLoaded(**COMMON, torch="2", tap="dispatcher"),
+    GroupCreated(
+        **COMMON, api="new_group", ordinal=1, scope=(0, 1), ranks=(1,), desc="d", generation=0,
+        site=CallSite((FRAME,), "m"), timeout_s=1.5,
+    ),
+    StepEnd(**COMMON, duration_s=0.5, num_backwards=1),
+    Raised(**COMMON, type="KeyError", message="x", frames=(FRAME,), traceback="t"),
+    Signalled(**COMMON, signal=15, frames=(FRAME,)),
+    Finished(**COMMON, exit_status=3),
+    ProbeDisabled(**COMMON, probe="p", reason="r"),
+    Heartbeat(**COMMON, phase=Phase.BACKWARD, beat_ns=7),
+    Exited(**COMMON, reason="SIGKILL"),
+    Stacks(**COMMON, source="py-spy", threads=(ThreadStack("MainThread", (FRAME,)),)),
+]  # fmt: skip
+GROUP = ProcessGroup("0", "default_pg", (0, 1), "gloo")
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_comes_back_equal(event: object) -> None:
+    assert EventDecoder(2, Canon()).decode(encode(event)) == event
+
+
+def _definitions() -> list[bytes]:
+    return [
+        encode(wire.DefineGroup(1, GROUP)),
+        encode(wire.DefineSignature(2, Signature("barrier"))),
+        encode(wire.DefineFrame(3, FRAME)),
+        encode(wire.DefineSite(4, (3,), None)),
+    ]
+
+
+def test_a_call_record_is_a_collective_of_what_was_defined() -> None:
+    decoder = EventDecoder(0, Canon())
+    assert [decoder.decode(payload) for payload in _definitions()] == [None] * 4
+
+    event = decoder.decode(encode(wire.CallRecord(7, 8, 0, 1, 5, 2, 4, True, None, None)))
+
+    assert event == Collective(
+        rank=0, seq=7, time_ns=8, group=GROUP, collective_seq_id=5, signature=Signature("barrier"),
+        site=CallSite((FRAME,)), is_async=True,
+    )  # fmt: skip
+
+
+def test_a_tuple_that_begins_with_the_tag_is_the_record() -> None:
+    fields = (7, 8, 0, 1, 5, 2, 4, True, None, "all_reduce")
+
+    assert encode(("C", *fields)) == encode(wire.CallRecord(*fields))
+    assert encode(("T", 1, 2, 3, 4, 0)) == encode(wire.StateRecord(1, 2, 3, 4, 0))
+
+
+def test_equal_values_of_two_ranks_are_one_object() -> None:
+    canon = Canon()
+    decoders = [EventDecoder(rank, canon) for rank in (0, 1)]
+    record = encode(wire.CallRecord(7, 8, 0, 1, 5, 2, 4, True, None, None))
+    events = []
+    for decoder in decoders:
+        for payload in _definitions():
+            decoder.decode(payload)
+        events.append(decoder.decode(record))
+
+    first, second = events
+    assert isinstance(first, Collective)
+    assert isinstance(second, Collective)
+    assert first.site is second.site
+    assert first.signature is second.signature
+    assert (first.rank, second.rank) == (0, 1)
+
+
+def test_a_reference_to_what_was_never_defined_is_damage() -> None:
+    record = encode(wire.CallRecord(7, 8, 0, 1, 5, 2, 4, True, None, None))
+
+    with pytest.raises(DamagedFileError, match="event 7 of rank 3"):
+        EventDecoder(3, Canon()).decode(record)
+
+
+@given(payload=st.binary(max_size=60))
+def test_any_bytes_are_an_event_or_damage(payload: bytes) -> None:
+    try:
+        EventDecoder(0, Canon()).decode(payload)
+    except DamagedFileError as error:
+        assert "rank 0" in str(error)
+
+
+def test_a_state_outside_the_known_ones_is_damage() -> None:
+    record = msgspec.msgpack.encode(["T", 1, 2, 3, 4, 99])
+
+    with pytest.raises(DamagedFileError):
+        EventDecoder(0, Canon()).decode(record)
+
+
+def test_numbers_that_json_does_not_have_are_spelt() -> None:
+    spelt = wire._finite({"a": [math.nan, math.inf, -math.inf, 1.5]})
+
+    assert json.dumps(spelt) == '{"a": ["NaN", "Infinity", "-Infinity", 1.5]}'
