@@ -1,0 +1,256 @@
+"""What a run is told to do: defaults, overruled by a TOML file, overruled by flags."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+
+import click
+import msgspec
+
+from distdiag.errors import DamagedFileError, UsageError
+from distdiag.selection import EVERYTHING, Selection
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Profile = Literal["light", "standard", "deep"]
+FailOn = Literal["error", "warning", "never"]
+OnHang = Literal["report", "abort"]
+
+LONGEST_WAIT_S: Final = 1e8
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_WAIT_S)]
+
+DEFAULT_FILE: Final = Path("distdiag.toml")
+"""Read when it is in the current directory and no other file is named."""
+
+KEYS: Final[Mapping[str, Any]] = {
+    "profile": Profile,
+    "select": tuple[str, ...],
+    "ignore": tuple[str, ...],
+    "run_dir": str,
+    "overwrite": bool,
+    "report": tuple[str, ...],
+    "fail_on": FailOn,
+    "hang_timeout": Literal["auto"] | Seconds,
+    "on_hang": OnHang,
+    "strict": bool,
+    "strict_timeout": Seconds,
+}
+"""What a TOML file may set: the names of the flags, and the type of each value."""
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run was asked for. `hang_timeout_s` is None when the threshold adapts to the run.
+
+    The file report.json is always written, whatever `report` says.
+    """
+
+    profile: Profile = "standard"
+    select: tuple[str, ...] = (EVERYTHING,)
+    ignore: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    overwrite: bool = False
+    report: tuple[str, ...] = ("terminal", "json")
+    fail_on: FailOn = "error"
+    hang_timeout_s: float | None = None
+    on_hang: OnHang = "report"
+    strict: bool = False
+    strict_timeout_s: float = 30.0
+
+    @property
+    def selection(self) -> Selection:
+        """Which checks run."""
+        return Selection(self.select, self.ignore)
+
+    def validate(self, *, codes: Collection[str], reporters: Collection[str]) -> None:
+        """Make sure that the named checks and reports exist.
+
+        Raises:
+            UsageError: one does not.
+
+        """
+        self.selection.validate(codes)
+        for name in self.report:
+            if name not in reporters:
+                known = ", ".join(sorted(reporters))
+                raise UsageError(f'unknown report "{name}" (there are: {known})')
+
+    def to_json(self) -> bytes:
+        """Return the form in which another process is told."""
+        return msgspec.json.encode(self, enc_hook=str)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Config:
+        """Read what `to_json` wrote.
+
+        Raises:
+            DamagedFileError: the text is something else.
+
+        """
+        try:
+            return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, value: kind(value))
+        except msgspec.MsgspecError as error:
+            raise DamagedFileError(f"not a distdiag configuration: {error}") from None
+
+
+def load_config(flags: Mapping[str, Any]) -> Config:
+    """Merge the defaults, the TOML file and the flags of `check_options` (None: not given).
+
+    Raises:
+        UsageError: the file cannot be read or says something that cannot be done.
+
+    """
+    given = {key: value for key, value in flags.items() if value is not None and key in KEYS}
+    settings = _file_settings(flags.get("config")) | given
+    for name in ("hang_timeout", "strict_timeout"):
+        if name in settings:
+            value = settings.pop(name)
+            settings[f"{name}_s"] = None if value == "auto" else float(value)
+    if "run_dir" in settings:
+        settings["run_dir"] = Path(settings["run_dir"])
+    return Config(**settings)
+
+
+def _file_settings(named: str | Path | None) -> dict[str, Any]:
+    if named is None and not DEFAULT_FILE.exists():
+        return {}
+    path = Path(named) if named is not None else DEFAULT_FILE
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}: not valid TOML: {_first_line(error)}") from None
+    settings: dict[str, Any] = {}
+    for written, value in table.items():
+        key = written.replace("-", "_")
+        if key in settings:
+            raise UsageError(f'{path}: key "{written}" is given twice')
+        settings[key] = _file_value(path, written, key, value)
+    return settings
+
+
+def _file_value(path: Path, written: str, key: str, value: Any) -> Any:  # noqa: ANN401
+    if key not in KEYS:
+        close = get_close_matches(key, KEYS, n=1)
+        hint = f' (did you mean "{close[0]}"?)' if close else ""
+        raise UsageError(f"{path}: unknown key {written!r}{hint}")
+    kind = KEYS[key]
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason = str(error)
+        if get_origin(kind) is Literal:
+            reason = f"expected one of {', '.join(get_args(kind))}, got {value!r}"
+        raise UsageError(f'{path}: key "{written}": {_first_line(reason)}') from None
+
+
+def _first_line(problem: object) -> str:
+    return str(problem).partition("\n")[0]
+
+
+def _comma_list(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    words = tuple(word.strip() for word in value.split(",") if word.strip())
+    if not words:
+        raise click.BadParameter("it names nothing", ctx, param)
+    return words
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, Seconds, strict=False)
+    except msgspec.ValidationError:
+        raise click.BadParameter(
+            f"{value!r} is not a positive number of seconds", ctx, param
+        ) from None
+
+
+def _seconds_or_auto(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> float | str | None:
+    return value if value == "auto" else _seconds(ctx, param, value)
+
+
+def _choice(kind: Any) -> click.Choice[str]:  # noqa: ANN401
+    return click.Choice(get_args(kind))
+
+
+_OPTIONS: Final = (
+    click.option("--profile", type=_choice(Profile), help="How closely to observe [standard]."),
+    click.option(
+        "--select",
+        callback=_comma_list,
+        metavar="CODES",
+        help="Run only these checks: COL,HNG001 [ALL].",
+    ),
+    click.option("--ignore", callback=_comma_list, metavar="CODES", help="Leave these checks out."),
+    click.option(
+        "--config", metavar="FILE", help="Read options from a TOML file [./distdiag.toml]."
+    ),
+    click.option("--run-dir", metavar="DIR", help="Keep events and report.json here."),
+    click.option(
+        "--overwrite/--no-overwrite",
+        default=None,
+        help="Use a run directory that already holds a run.",
+    ),
+    click.option(
+        "--report",
+        callback=_comma_list,
+        metavar="NAMES",
+        help="Show the report as: terminal,json [both]. report.json is always written.",
+    ),
+    click.option(
+        "--fail-on", type=_choice(FailOn), help="Exit with 1 at a finding this bad [error]."
+    ),
+    click.option(
+        "--hang-timeout",
+        callback=_seconds_or_auto,
+        metavar="auto|SECONDS",
+        help="No progress for this long is a hang [auto].",
+    ),
+    click.option("--on-hang", type=_choice(OnHang), help="What to do about a hang [report]."),
+    click.option(
+        "--strict/--no-strict",
+        default=None,
+        help="Compare collectives before they are issued and raise on a mismatch.",
+    ),
+    click.option(
+        "--strict-timeout",
+        callback=_seconds,
+        metavar="SECONDS",
+        help="How long --strict waits for the other ranks [30].",
+    ),
+)
+
+
+def check_options(command: F) -> F:
+    """Give a click command the options of a checked run, for `load_config`; None if not given."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def to_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Return the command-line form of flags that `check_options` parsed."""
+    arguments: list[str] = []
+    for key in ("config", *KEYS):
+        value = flags.get(key)
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            arguments.append(f"--{flag}={_spell(value)}")
+    return arguments
+
+
+def _spell(value: str | float | Path | Iterable[str]) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
