@@ -1,0 +1,1 @@
+"""What the checks share: who is at fault, why ranks came apart, how to say it."""
