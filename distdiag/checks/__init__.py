@@ -1,0 +1,35 @@
+"""The catalogue: one module for each check, and the checks of third parties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import iter_modules
+
+from distdiag.checks.base import Check
+
+__all__ = ["Check", "load_checks"]
+
+
+def load_checks() -> Mapping[str, type[Check]]:
+    """Import every module of this package and map each check's code to its class.
+
+    Packages of others add checks through the entry-point group ``distdiag.checks``.
+    """
+    found = list(_own_checks())
+    found += [entry.load() for entry in entry_points(group="distdiag.checks")]
+    return {check.code: check for check in sorted(found, key=lambda check: check.code)}
+
+
+def _own_checks() -> list[type[Check]]:
+    modules = [import_module(m.name) for m in iter_modules(__path__, prefix=f"{__name__}.")]
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Check)
+        and value is not Check
+        and value.__module__ == module.__name__
+    ]

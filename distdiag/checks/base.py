@@ -1,0 +1,84 @@
+"""The contract of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from distdiag.alignment import Alignment, RankState
+from distdiag.event import Event
+from distdiag.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.ranks import RankSet
+
+
+class Check:
+    """Decide about events. Override the methods whose views the decision needs.
+
+    A check is pure: it gets frozen values and yields findings. It prints, stores and waits for
+    nothing. An exception is caught by the engine, which disables the check and reports DIA001.
+    """
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    severity: ClassVar[Severity]
+    needs: ClassVar[tuple[type[Event], ...]]
+
+    why: ClassVar[str] = ""
+    fix: ClassVar[str] = ""
+    fix_changes: ClassVar[str] = ""
+    fix_leaves: ClassVar[str] = ""
+    disproof: ClassVar[str] = ""
+
+    def check_event(self, event: Any, states: Mapping[int, RankState]) -> Iterator[Finding]:  # noqa: ANN401
+        """Judge one event of one rank."""
+        yield from ()
+
+    def check_alignment(self, alignment: Alignment[Any]) -> Iterator[Finding]:
+        """Judge a point where all expected ranks are present and their events are not all equal."""
+        yield from ()
+
+    def check_missing(self, alignment: Alignment[Any]) -> Iterator[Finding]:
+        """Judge a point that some ranks never reached; `alignment.trigger` says how we know."""
+        yield from ()
+
+    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        """Judge the job as a whole: when it stalled, when a rank left badly, and at the end."""
+        yield from ()
+
+    def finding(  # noqa: PLR0913 (a finding has as many parts; all but one are keywords)
+        self,
+        message: str,
+        *,
+        ranks: RankSet,
+        evidence: tuple[Evidence, ...],
+        step: int | None = None,
+        location: Location | None = None,
+        subjects: tuple[str, ...] = (),
+        severity: Severity | None = None,
+        grade: Grade = Grade.PROVEN,
+        confidence: float = 0.95,
+        **texts: str,
+    ) -> Finding:
+        """Build a finding that carries this check's code, name and texts.
+
+        `texts` may replace why, fix, fix_changes, fix_leaves and disproof by more specific ones.
+        A note always has severity info.
+        """
+        standing = {
+            key: texts.get(key, getattr(self, key))
+            for key in ("why", "fix", "fix_changes", "fix_leaves", "disproof")
+        }
+        return Finding(
+            code=self.code,
+            name=self.name,
+            severity=Severity.INFO if grade is Grade.NOTE else severity or self.severity,
+            grade=grade,
+            confidence=confidence,
+            message=message,
+            ranks=ranks,
+            evidence=evidence,
+            step=step,
+            location=location,
+            subjects=subjects,
+            **standing,
+        )

@@ -1,0 +1,210 @@
+"""Builds what the engine would show to a check, from the calls that each rank made."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from textwrap import dedent
+
+from distdiag.alignment import Alignment, Fate, Phase, RankState
+from distdiag.event import (
+    CallSite,
+    Collective,
+    Frame,
+    GroupCreated,
+    ProcessGroup,
+    Raised,
+    Signature,
+    Stacks,
+    ThreadStack,
+)
+from distdiag.ranks import RankSet
+
+TORCH = Frame("/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce", user=False)
+
+
+class Program:
+    """A user's script on disk, whose lines are named by a piece of their text."""
+
+    def __init__(self, folder, code):
+        self.lines = dedent(code).strip("\n").splitlines()
+        self.path = folder / "train.py"
+        self.path.write_text("\n".join(self.lines) + "\n")
+
+    def line(self, text):
+        (number,) = [n for n, line in enumerate(self.lines, 1) if text in line]
+        return number
+
+    def frame(self, text):
+        number = self.line(text)
+        names = [re.match(r"\s*def (\w+)", line) for line in self.lines[: number - 1]]
+        return Frame(str(self.path), number, next((m[1] for m in reversed(names) if m), "<module>"))
+
+    def site(self, *texts, module=None):
+        """The call site with these lines, innermost first."""
+        return CallSite((TORCH, *(self.frame(text) for text in texts)), module)
+
+
+def plain_site(line, file="train.py", function="main", module=None):
+    """A call site in a file that cannot be read."""
+    return CallSite((TORCH, Frame(file, line, function)), module)
+
+
+def signature(op="all_reduce", numel=4, **values):
+    values.setdefault("dtypes", ("float32",))
+    values.setdefault("input_sizes", ((numel,),))
+    return Signature(op, **values)
+
+
+class Job:
+    """The calls and states of all ranks; `parted` is kept as the engine keeps it."""
+
+    def __init__(self, num_ranks=2):
+        self.world = RankSet(range(num_ranks))
+        self.calls = {rank: [] for rank in self.world}
+        self.states = {r: RankState(r, fate=Fate.RUNNING, phase=Phase.SCRIPT) for r in self.world}
+        self.trigger = None
+
+    def group(self, ranks=None, name="default_pg"):
+        return ProcessGroup(name, name, tuple(ranks or self.world), "gloo")
+
+    def call(self, rank, site=None, op="all_reduce", *, group=None, sign=None, **values):
+        """Let one rank make a call."""
+        group = group or self.group()
+        sign = sign or signature(op)
+        earlier = [c for c in self.calls[rank] if c.group.name == group.name]
+        is_message = sign.peer is not None
+        call = Collective(
+            rank=rank,
+            seq=len(self.calls[rank]),
+            time_ns=len(self.calls[rank]) * 1000,
+            step=values.pop("step", 0),
+            group=group,
+            collective_seq_id=-1 if is_message else len(earlier),
+            signature=sign,
+            site=site or plain_site(10),
+            **values,
+        )
+        self.calls[rank].append(call)
+        return call
+
+    def every(self, site=None, op="all_reduce", **values):
+        """Let all ranks make the same call."""
+        for rank in self.world:
+            self.call(rank, site, op, **values)
+
+    def set(self, *ranks, **values):
+        for rank in ranks:
+            self.states[rank] = replace(self.states[rank], **values)
+
+    def view(self, waiting=None):
+        """The states of all ranks now. By default a rank waits in its last unmatched call."""
+        return {rank: self._state(rank, waiting) for rank in self.world}
+
+    def _state(self, rank, waiting):
+        calls = self.calls[rank]
+        mine = tuple(c for c in calls if not self._is_complete(c)) if waiting is None else waiting
+        given = self.states[rank]
+        left = given.fate is not Fate.RUNNING
+        return replace(
+            given,
+            last_call=calls[-1] if calls else None,
+            last_call_state=given.last_call_state or ("issued" if calls else ""),
+            recent=tuple(calls[-64:]),
+            waiting=() if left else tuple(c for c in mine if c.rank == rank),
+            site_counts=Counter(call.site for call in calls),
+        )
+
+    def _is_complete(self, call):
+        ranks = [r for r in call.group.ranks if self._at(r, call.group, call.collective_seq_id)]
+        return call.collective_seq_id >= 0 and len(ranks) == len(call.group.ranks)
+
+    def _at(self, rank, group, seq_id):
+        calls = [c for c in self.calls[rank] if c.group.name == group.name]
+        return next((c for c in calls if c.collective_seq_id == seq_id), None)
+
+    def alignment(self, seq_id=None, *, group=None, trigger=None):
+        """The point of a group with this number, by default the last one."""
+        group = group or self.group()
+        if seq_id is None:
+            seq_id = max(c.collective_seq_id for cs in self.calls.values() for c in cs)
+        parted = None
+        for number in range(seq_id + 1):
+            here = {r: self._at(r, group, number) for r in group.ranks}
+            sites = {(c.site.user_frames, c.site.module) for c in here.values() if c is not None}
+            point = self._point(group, number, here, trigger)
+            parted = None if len(sites) < 2 and all(here.values()) else parted
+            if len(sites) > 1:
+                parted = parted or replace(point, trigger=None)
+        return replace(point, parted=parted)
+
+    def _point(self, group, seq_id, here, trigger):
+        return Alignment(
+            kind="collective",
+            key=(group.label, seq_id),
+            by_rank={rank: call for rank, call in here.items() if call is not None},
+            expected_ranks=RankSet(group.ranks),
+            states=self.view(),
+            trigger=trigger,
+        )
+
+    def message(self, *calls, expected=(0, 1), trigger=None):
+        """A send and its receive, or one of them."""
+        return Alignment(
+            kind="message",
+            key=("default_pg", *expected, 0, 0),
+            by_rank={call.rank: call for call in calls},
+            expected_ranks=RankSet(expected),
+            states=self.view(),
+            trigger=trigger,
+        )
+
+    def creation(self, calls, trigger=None):
+        """A call that creates a group, by rank: (ranks asked for, site) and optionally more."""
+        by_rank = {}
+        for rank, (ranks, site, *more) in calls.items():
+            values = {"desc": "", "api": "new_group"} | (more[0] if more else {})
+            by_rank[rank] = GroupCreated(
+                rank=rank,
+                seq=0,
+                time_ns=0,
+                ordinal=0,
+                scope=tuple(self.world),
+                ranks=tuple(ranks),
+                generation=0,
+                site=site,
+                **values,
+            )
+        return Alignment(
+            kind="group",
+            key=(0,),
+            by_rank=by_rank,
+            expected_ranks=self.world,
+            states=self.view(),
+            trigger=trigger,
+        )
+
+
+def raised(rank, frame=None, kind="ValueError", message="bad batch", time_ns=0):
+    frames = (frame,) if frame is not None else ()
+    return Raised(
+        rank=rank,
+        seq=99,
+        time_ns=time_ns,
+        type=kind,
+        message=message,
+        frames=frames,
+        traceback=f"Traceback …\n{kind}: {message}",
+    )
+
+
+def stacks(rank, *frames):
+    thread = ThreadStack("MainThread", frames)
+    return Stacks(rank=rank, seq=0, time_ns=0, source="py-spy", threads=(thread,))
+
+
+def aligned(job, check, **where):
+    return list(check().check_alignment(job.alignment(**where)))
+
+
+def missing(job, check, trigger, **where):
+    return list(check().check_missing(job.alignment(trigger=trigger, **where)))

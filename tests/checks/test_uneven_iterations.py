@@ -1,0 +1,90 @@
+import pytest
+
+from distdiag.alignment import Fate, Trigger
+from distdiag.checks.uneven_iterations import UnevenIterations
+from distdiag.finding import Grade
+from distdiag.ranks import RankSet
+from tests.checks.streams import Job, Program, aligned, missing, plain_site, stacks
+from tests.checks.verdicts import serious
+
+LOOP = """
+    def main():
+        setup()
+        for batch in loader:
+            loss.backward()
+        dist.barrier()
+        dist.all_reduce(once)
+    """
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path, LOOP)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
+@pytest.mark.parametrize(("leavers", "odd"), [((2,), [2]), ((0, 1, 3), [2]), ((0, 1), [0, 1])])
+def test_the_fewer_side_or_those_that_left_are_odd(program, order, leavers, odd):
+    job = Job(4)
+    for _ in range(3):
+        job.every(program.site("backward"))
+    for rank in order:
+        left = rank in leavers
+        job.call(rank, program.site("barrier" if left else "backward"), "barrier" if left else "x")
+    (finding,) = aligned(job, UnevenIterations)
+    assert (finding.ranks, finding.grade) == (RankSet(odd), Grade.PROVEN)
+    assert "is call 4 from there, after 3 on" in finding.message
+
+
+def test_a_rank_that_finished_after_fewer_passes(program):
+    job = Job()
+    job.every(program.site("backward"))
+    job.call(0, program.site("backward"))
+    job.set(1, fate=Fate.FINISHED)
+    assert [f.ranks for f in missing(job, UnevenIterations, Trigger.LEFT)] == [RankSet([1])]
+    assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["COL011"]
+
+
+@pytest.mark.parametrize(("place", "num_findings"), [("setup()", 1), ("backward", 0)])
+def test_the_stack_says_whether_a_stuck_rank_has_left_the_loop(program, place, num_findings):
+    job = Job()
+    job.every(program.site("backward"))
+    job.call(0, program.site("backward"))
+    job.set(1, stacks=stacks(1, program.frame(place)))
+    assert len(missing(job, UnevenIterations, Trigger.STALLED)) == num_findings
+
+
+def test_a_call_outside_of_loops_is_no_iteration(program):
+    job = Job()
+    job.every(program.site("once"))
+    job.call(0, program.site("once"))
+    job.set(1, fate=Fate.FINISHED)
+    assert not missing(job, UnevenIterations, Trigger.LEFT)
+
+
+def test_without_the_source_the_counts_decide():
+    job = Job()
+    for _ in range(3):
+        job.every(plain_site(10))
+    job.every(plain_site(20), "barrier")
+    for _ in range(3):
+        job.every(plain_site(10))
+    job.call(0, plain_site(10))
+    job.call(1, plain_site(20), "barrier")
+    (finding,) = aligned(job, UnevenIterations)
+    assert finding.ranks == RankSet([1])
+
+
+def test_a_loop_that_all_ranks_leave_together_is_silent(program):
+    job = Job()
+    for _ in range(3):
+        job.every(program.site("backward"))
+    job.every(program.site("barrier"), "barrier")
+    assert not aligned(job, UnevenIterations)
+
+
+def test_a_first_pass_that_only_one_rank_makes_is_not_called_uneven(program):
+    job = Job()
+    job.call(0, program.site("backward"))
+    job.call(1, program.site("barrier"), "barrier")
+    assert not aligned(job, UnevenIterations)
