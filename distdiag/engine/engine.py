@@ -1,0 +1,291 @@
+"""The engine: events in, findings out. It neither reads a clock nor waits for anything."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from distdiag.alignment import RankState, Trigger
+from distdiag.checks.base import Check
+from distdiag.checks.crashed_check import CrashedCheck
+from distdiag.engine.collectives import CollectiveStreams
+from distdiag.engine.group_calls import GroupCalls
+from distdiag.engine.messages import Messages
+from distdiag.engine.rank_tracker import RankStates, RankTracker
+from distdiag.engine.stall import SAME_CALL_PATIENCE, Stall
+from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
+from distdiag.event import Collective, Event, Exited, Finished, GroupCreated, Raised, Stacks
+from distdiag.finding import Finding, Severity
+from distdiag.ranks import RankSet
+
+_log = logging.getLogger(__name__)
+
+_LEAVING: Final = (Finished, Raised, Exited)
+
+
+class Engine:
+    """Align the events of all ranks and let the checks judge them.
+
+    Feed events as they come, call `tick` with the time at every poll, and `finish` at the end.
+    `findings` holds the conclusions at any moment. When `evidence_wanted` is not empty, the
+    stacks of those ranks are wanted as `Stacks` events (with `error` where there are none).
+    """
+
+    def __init__(
+        self,
+        checks: Iterable[Check],
+        world: RankSet,
+        *,
+        hang_timeout_s: float | None = None,
+    ) -> None:
+        """Prepare to judge a run of these ranks.
+
+        `hang_timeout_s` is the threshold in seconds that the user set; None lets the duration of
+        the steps decide.
+        """
+        self.world = world
+        self._checks = list(checks)
+        self._trackers = {rank: RankTracker(rank) for rank in world}
+        self._streams = CollectiveStreams(world)
+        self._messages = Messages(world)
+        self._groups = GroupCalls(world)
+        self._stall = Stall(hang_timeout_s)
+        self._findings: dict[tuple[object, ...], Finding] = {}
+        self._shown: set[tuple[object, ...]] = set()
+        self._alarmed: set[tuple[object, ...]] = set()
+        self._disabled: dict[str, str] = {}
+        self._now_ns = 0
+        self._has_left = False
+
+    # What came out
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The conclusions so far, in the order in which they were drawn."""
+        return tuple(self._findings.values())
+
+    @property
+    def evidence_wanted(self) -> RankSet:
+        """The ranks whose stacks should be dumped now."""
+        return RankSet(self._stall.wanted)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the job stands still, for a reason that a finding of warning or above names."""
+        return self._stall.is_declared and any(
+            finding.severity is not Severity.INFO for finding in self.findings
+        )
+
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The codes of the checks that judged the run."""
+        return tuple(check.code for check in self._checks)
+
+    @property
+    def not_checked(self) -> dict[str, str]:
+        """The codes of the checks that were disabled, and why."""
+        return dict(self._disabled)
+
+    def states(self) -> Mapping[int, RankState]:
+        """Return what is known of every rank now."""
+        return RankStates(self._trackers, self._waiting, self._now_ns)
+
+    # What goes in
+
+    def feed(self, event: Event) -> None:
+        """Take in one event of one rank."""
+        tracker = self._trackers.get(event.rank)
+        if tracker is None:
+            _log.warning("event of rank %d, which is not in the world %s", event.rank, self.world)
+            return
+        tracker.feed(event, self._now_ns)
+        match event:
+            case Collective():
+                self._feed_call(event)
+            case GroupCreated():
+                self._judge(self._groups.add(event))
+            case Stacks():
+                self._stall.got_stacks(event.rank)
+        self._has_left = self._has_left or isinstance(event, _LEAVING)
+        self._show_event(event)
+
+    def _feed_call(self, call: Collective) -> None:
+        if call.collective_seq_id < 0:
+            self._judge(self._messages.add(call))
+            return
+        stream = self._streams.stream(call.group)
+        alignment = stream.add(call)
+        found = self._judge(alignment)
+        if alignment is None:
+            return
+        ops = {other.signature.op for other in alignment.by_rank.values()}
+        unlike = found and not self._streams.same_place(alignment)
+        # From here on the ranks' calls are paired wrongly: the rest would be consequences.
+        stream.broken = len(ops) > 1 or unlike
+
+    def tick(self, now_ns: int) -> None:
+        """Let time pass: judge ranks that left, cycles and stalls."""
+        self._now_ns = now_ns
+        for tracker in self._trackers.values():
+            tracker.progress_ns = tracker.progress_ns or now_ns
+        if not self._stall.due(now_ns) or not (self._has_left or self._is_anyone_idle()):
+            return
+        waits, states = self._waits(), self.states()
+        if self._has_left:
+            self._judge_left(waits, states)
+        self._judge_cycles(waits, states)
+        self._judge_stall(waits, states)
+
+    def _is_anyone_idle(self) -> bool:
+        since_ns = self._now_ns - int(CYCLE_IDLE_S * 1e9)
+        return bool(self._stall.ranks) or any(
+            tracker.progress_ns <= since_ns for tracker in self._trackers.values()
+        )
+
+    def finish(self) -> None:
+        """Judge what is incomplete at the end of the run."""
+        states = self.states()
+        waits = self._waits()
+        self._judge_left(waits, states)
+        for wait in waits:
+            if any(not states[rank].incomplete for rank in wait.awaited if rank in states):
+                self._judge_missing(wait.alignment, Trigger.ENDED, states)
+        self._show_ranks(states)
+
+    # Judging
+
+    def _waits(self) -> list[Wait]:
+        opened: list[AnyAlignment] = [
+            alignment for stream in self._streams.all() if (alignment := stream.first_open())
+        ]
+        opened += self._messages.unmatched()
+        opened += self._groups.unmatched()
+        return [Wait(alignment) for alignment in opened]
+
+    def _waiting(self, rank: int) -> tuple[Collective, ...]:
+        calls = [call for stream in self._streams.all() for call in stream.waiting(rank)]
+        calls += self._messages.waiting(rank)
+        return tuple(sorted(calls, key=lambda call: call.seq))
+
+    def _judge_left(self, waits: list[Wait], states: Mapping[int, RankState]) -> None:
+        for wait in waits:
+            if cannot_come(wait.alignment, states):
+                self._judge_missing(wait.alignment, Trigger.LEFT, states)
+        if any(state.raised or state.exited for state in states.values()):
+            self._show_ranks(states)
+
+    def _judge_cycles(self, waits: list[Wait], states: Mapping[int, RankState]) -> None:
+        for wait in waits:
+            if in_cycle(wait, waits, states):
+                self._judge_missing(wait.alignment, Trigger.CYCLE, states)
+                circle = closure(wait, waits)
+                # The other waits of the circle are the same fault seen from its other ranks.
+                self._shown |= {_key(w.alignment) for w in waits if closure(w, waits) == circle}
+                return
+
+    def _judge_stall(self, waits: list[Wait], states: Mapping[int, RankState]) -> None:
+        medians = [tracker.median_step_s for tracker in self._trackers.values()]
+        is_broken = self._groups.is_broken or any(s.broken for s in self._streams.all())
+        candidates = [(closure(wait, waits), 1) for wait in waits]
+        candidates += self._whole_job(is_broken=is_broken)
+        self._stall.update(candidates, states, max(medians, default=0.0))
+        self._soften(self._stall.take_recovered())
+        if not self._stall.is_ready(self._now_ns):
+            return
+        before = set(self._findings)
+        for wait in waits:
+            if closure(wait, waits) <= self._stall.ranks:
+                self._judge_missing(wait.alignment, Trigger.STALLED, states)
+        is_explained = is_broken or any(_key(wait.alignment) in self._alarmed for wait in waits)
+        if not is_explained:
+            self._show_ranks(states)
+        self._stall.declare(set(self._findings) - before)
+
+    def _whole_job(self, *, is_broken: bool) -> list[tuple[frozenset[int], int]]:
+        """Return all ranks, if it counts when nobody moves though nobody waits for a peer."""
+        world = frozenset(self.world)
+        # Before the first collective nobody waits for anybody: imports and downloads take long.
+        if is_broken or (self._stall.is_explicit and self._streams.all()):
+            return [(world, 1)]
+        here = [tracker for tracker in self._trackers.values() if not tracker.has_left]
+        if here and all(tracker.is_inside_call for tracker in here):
+            return [(world, SAME_CALL_PATIENCE)]
+        return []
+
+    def _soften(self, identities: Iterable[tuple[object, ...]]) -> None:
+        """Take back what a stall said, since the job went on after all."""
+        for identity in identities:
+            finding = self._findings.get(identity)
+            if finding is not None and finding.severity is not Severity.INFO:
+                self._findings[identity] = msgspec.structs.replace(
+                    finding,
+                    severity=Severity.INFO,
+                    message=f"{finding.message} (the job went on later)",
+                )
+
+    def _judge(self, alignment: AnyAlignment | None) -> bool:
+        """Show a complete alignment; return whether a finding of warning or above came of it."""
+        if alignment is None:
+            return False
+        alignment = replace(alignment, states=self.states())
+        event_type = type(alignment.any_event)
+        return any(
+            [
+                self._take(check, check.check_alignment, alignment)
+                for check in tuple(self._checks)
+                if issubclass(event_type, check.needs)
+            ]
+        )
+
+    def _judge_missing(
+        self, alignment: AnyAlignment, trigger: Trigger, states: Mapping[int, RankState]
+    ) -> None:
+        if _key(alignment) in self._shown:
+            return
+        self._shown.add(_key(alignment))
+        shown = replace(alignment, states=states, trigger=trigger)
+        event_type = type(alignment.any_event)
+        for check in tuple(self._checks):
+            if issubclass(event_type, check.needs) and self._take(
+                check, check.check_missing, shown
+            ):
+                self._alarmed.add(_key(alignment))
+
+    def _show_event(self, event: Event) -> None:
+        for check in tuple(self._checks):
+            if isinstance(event, check.needs) and _judges_events(check):
+                self._take(check, check.check_event, event, self.states())
+
+    def _show_ranks(self, states: Mapping[int, RankState]) -> None:
+        for check in tuple(self._checks):
+            self._take(check, check.check_ranks, states)
+
+    def _take(self, check: Check, judge: Callable[..., Iterator[Finding]], *views: object) -> bool:
+        """Collect the findings of one view; a check that raises is disabled and reported."""
+        try:
+            found = list(judge(*views))
+        except Exception as error:  # noqa: BLE001 - a check must not end the report (STYLE 4.11)
+            self._disable(check, error)
+            return False
+        for finding in found:
+            self._findings.setdefault(finding.identity, finding)
+        return any(finding.severity is not Severity.INFO for finding in found)
+
+    def _disable(self, check: Check, error: Exception) -> None:
+        self._checks.remove(check)
+        self._disabled[check.code] = f"the check crashed: {type(error).__name__}: {error}"
+        finding = CrashedCheck().from_exception(check.code, error, traceback.format_exc())
+        self._findings.setdefault(finding.identity, finding)
+
+
+def _key(alignment: AnyAlignment) -> tuple[object, ...]:
+    return (alignment.kind, alignment.key, alignment.expected_ranks)
+
+
+def _judges_events(check: Check) -> bool:
+    return type(check).check_event is not Check.check_event

@@ -1,0 +1,208 @@
+"""What one rank has done so far, kept while its events arrive."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from statistics import median
+from types import MappingProxyType
+from typing import Final
+
+from distdiag.alignment import Fate, RankState
+from distdiag.event import (
+    CallSite,
+    Collective,
+    CollectiveState,
+    Event,
+    Exited,
+    Finished,
+    GroupCreated,
+    Heartbeat,
+    Phase,
+    ProbeDisabled,
+    Raised,
+    RankStarted,
+    Signalled,
+    Stacks,
+    StepEnd,
+)
+
+RECENT: Final = 64
+BUSY_SHARE: Final = 0.3
+"""A rank that used this share of its idle time on the processor works; it does not hang."""
+GIL_SILENCE_NS: Final = 4_000_000_000
+RECORDS_OF_CALLS: Final = frozenset({"agent", "collectives", "event-file", "groups"})
+"""Without one of these a rank may have made calls that nobody wrote down."""
+
+_LEFT: Final = {Fate.FINISHED, Fate.RAISED, Fate.DIED}
+
+
+class RankTracker:
+    """The mutable side of a `RankState`."""
+
+    def __init__(self, rank: int) -> None:
+        """Know nothing of the rank yet."""
+        self.rank = rank
+        self.fate = Fate.SILENT
+        self.progress_ns = 0
+        self.left_ns = 0
+        self.incomplete = ""
+        self.last_call: Collective | None = None
+        self.last_call_state = ""
+        self.stacks: Stacks | None = None
+        self._cpu_s = self._cpu_s_at_progress = 0.0
+        self._heartbeat: Heartbeat | None = None
+        self._started: RankStarted | None = None
+        self._raised: Raised | None = None
+        self._exited: Exited | None = None
+        self._signalled: Signalled | None = None
+        self._exit_status: int | None = None
+        self._creates_group = False
+        self._step = 0
+        self._step_durations: deque[float] = deque(maxlen=50)
+        self._recent: deque[Collective] = deque(maxlen=RECENT)
+        self._site_counts: Counter[CallSite] = Counter()
+
+    @property
+    def has_left(self) -> bool:
+        """The rank finished, raised or died."""
+        return self.fate in _LEFT
+
+    @property
+    def median_step_s(self) -> float:
+        """The median duration of its last steps in seconds, 0 before the first."""
+        return median(self._step_durations) if self._step_durations else 0.0
+
+    @property
+    def is_inside_call(self) -> bool:
+        """The rank's host is in a collective, or creates or destroys a process group."""
+        call = self.last_call
+        is_blocked = call is not None and not call.is_async
+        return self._creates_group or (
+            is_blocked and self.last_call_state in ("scheduled", "issued")
+        )
+
+    def feed(self, event: Event, now_ns: int) -> None:
+        """Take in one event of this rank."""
+        # The monitor speaks of a rank that never came, too: only its own events are its life.
+        if self.fate is Fate.SILENT and not isinstance(event, Stacks | ProbeDisabled):
+            self.fate, self.progress_ns = Fate.RUNNING, now_ns
+        self._step = max(self._step, event.step)
+        match event:
+            case Collective():
+                self.last_call, self.last_call_state = event, "scheduled"
+                self._recent.append(event)
+                self._site_counts[event.site] += 1
+                self._progress(now_ns)
+            case CollectiveState():
+                if self.last_call is not None and event.call == self.last_call.seq:
+                    self.last_call_state = event.state
+                self._progress(now_ns)
+            case Heartbeat():
+                self._beat(event, now_ns)
+            case StepEnd():
+                self._step_durations.append(event.duration_s)
+                self._step = max(self._step, event.step + 1)
+                self._progress(now_ns)
+            case GroupCreated():
+                self._creates_group = not event.done
+                self._progress(now_ns)
+            case _:
+                self._feed_rare(event, now_ns)
+
+    def _feed_rare(self, event: Event, now_ns: int) -> None:
+        match event:
+            case RankStarted():
+                self._started = event
+                self._progress(now_ns)
+            case Raised() if event.thread == "MainThread":
+                self._raised = event
+                self._leave(Fate.RAISED, event.time_ns)
+            case Finished():
+                self._exit_status = event.exit_status
+                self._leave(Fate.FINISHED, event.time_ns)
+            case Exited():
+                self._exited = event
+                self._leave(Fate.DIED, event.time_ns)
+            case Signalled():
+                self._signalled = event
+            case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
+                self.incomplete = self.incomplete or f"{event.probe}: {event.reason}"
+            case Stacks():
+                self.stacks = event
+
+    def _leave(self, fate: Fate, time_ns: int) -> None:
+        # A rank that raised or finished also exits: the first is what happened to it.
+        if not self.has_left:
+            self.fate, self.left_ns = fate, time_ns
+
+    def _progress(self, now_ns: int) -> None:
+        self.progress_ns = now_ns
+        self._cpu_s_at_progress = self._cpu_s
+
+    def _beat(self, event: Heartbeat, now_ns: int) -> None:
+        before, self._heartbeat, self._cpu_s = self._heartbeat, event, event.cpu_s
+        if before is None or _counters(before) != _counters(event):
+            self._progress(now_ns)
+
+    def state(self, now_ns: int, waiting: tuple[Collective, ...] = ()) -> RankState:
+        """Return what is known now; `waiting` are its calls that wait for another rank."""
+        beat = self._heartbeat
+        idle_s = max(0, now_ns - self.progress_ns) / 1e9
+        cpu_s = self._cpu_s - self._cpu_s_at_progress
+        here = not self.has_left
+        return RankState(
+            rank=self.rank,
+            fate=self.fate,
+            phase=beat.phase if beat else Phase.STARTING,
+            step=self._step,
+            num_batches=beat.num_batches if beat else 0,
+            num_backwards=beat.num_backwards if beat else 0,
+            idle_s=idle_s,
+            is_working=here and not waiting and idle_s > 0 and cpu_s >= BUSY_SHARE * idle_s,
+            gil_held=here and beat is not None and now_ns - beat.beat_ns > GIL_SILENCE_NS,
+            incomplete=self.incomplete,
+            left_ns=self.left_ns,
+            started=self._started,
+            raised=self._raised,
+            exited=self._exited,
+            exit_status=self._exit_status,
+            signalled=self._signalled,
+            last_call=self.last_call,
+            last_call_state=self.last_call_state,
+            recent=tuple(self._recent),
+            waiting=waiting,
+            site_counts=MappingProxyType(self._site_counts),
+            stacks=self.stacks,
+        )
+
+
+class RankStates(Mapping[int, RankState]):
+    """The states of all ranks at one moment, each made when it is first asked for."""
+
+    def __init__(
+        self,
+        trackers: Mapping[int, RankTracker],
+        waiting: Callable[[int], tuple[Collective, ...]],
+        now_ns: int,
+    ) -> None:
+        """Look at these trackers; `waiting` returns the calls of a rank that wait for another."""
+        self._trackers = trackers
+        self._waiting = waiting
+        self._now_ns = now_ns
+        self._made: dict[int, RankState] = {}
+
+    def __getitem__(self, rank: int) -> RankState:
+        if rank not in self._made:
+            self._made[rank] = self._trackers[rank].state(self._now_ns, self._waiting(rank))
+        return self._made[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._trackers)
+
+    def __len__(self) -> int:
+        return len(self._trackers)
+
+
+def _counters(beat: Heartbeat) -> tuple[object, ...]:
+    return (beat.step, beat.num_batches, beat.num_backwards, beat.phase)

@@ -1,0 +1,127 @@
+"""Who waits for whom, and whether that can still end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from distdiag.alignment import Alignment, RankState
+from distdiag.event import Collective, GroupCreated, Phase
+from distdiag.ranks import RankSet
+
+AnyAlignment = Alignment[Collective] | Alignment[GroupCreated]
+
+CYCLE_IDLE_S: Final = 1.0
+"""So long must two ranks stand still before a cycle between them counts as one."""
+WORKING_PATIENCE: Final = 6
+"""A rank that works is given so many times the threshold that the user set."""
+SLOW_PHASES: Final = frozenset({Phase.COMPILE, Phase.CHECKPOINT})
+SLOW_PHASE_PATIENCE: Final = 10
+"""A rank that compiles or saves is given so many times the threshold that the steps suggest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An alignment that some ranks have reached and others have not."""
+
+    alignment: AnyAlignment
+
+    @property
+    def waiting(self) -> RankSet:
+        """The ranks that are there."""
+        return self.alignment.present_ranks
+
+    @property
+    def awaited(self) -> RankSet:
+        """The ranks that are not."""
+        return self.alignment.missing_ranks
+
+
+def closure(wait: Wait, waits: Iterable[Wait]) -> frozenset[int]:
+    """Return the ranks of a wait and all ranks that those wait for, directly or not."""
+    edges = [(other.waiting, other.awaited) for other in waits]
+    ranks = set(wait.waiting) | set(wait.awaited)
+    pending = list(ranks)
+    while pending:
+        rank = pending.pop()
+        for waiting, awaited in edges:
+            if rank in waiting:
+                new = set(awaited) - ranks
+                ranks |= new
+                pending += new
+    return frozenset(ranks)
+
+
+def in_cycle(wait: Wait, waits: Iterable[Wait], states: Mapping[int, RankState]) -> bool:
+    """Whether every awaited rank is itself blocked on a rank that waits here.
+
+    Only calls that block the host count: an asynchronous call, or one that was waited for, does not
+    keep its rank from going on.
+    """
+    others = [other for other in waits if other.alignment is not wait.alignment]
+    if not all(_is_blocked(states[rank], wait.alignment) for rank in wait.waiting):
+        return False
+    return all(
+        any(
+            rank in other.waiting
+            and _is_blocked(states[rank], other.alignment)
+            and set(other.awaited) & set(wait.waiting)
+            for other in others
+        )
+        for rank in wait.awaited
+    )
+
+
+def _is_blocked(state: RankState, alignment: AnyAlignment) -> bool:
+    if state.idle_s < CYCLE_IDLE_S:
+        return False
+    event = alignment.by_rank[state.rank]
+    if isinstance(event, GroupCreated):
+        return True
+    return (
+        not event.is_async
+        and state.last_call is event
+        and state.last_call_state in ("scheduled", "issued")
+    )
+
+
+def cannot_come(alignment: AnyAlignment, states: Mapping[int, RankState]) -> bool:
+    """Whether a missing rank has left, so that it can never reach this point.
+
+    Ranks that died after another one had left badly were killed by the launcher: they say nothing.
+    """
+    first_bad = min(
+        (s.left_ns for s in states.values() if s.left_ns and (s.raised or s.exited)), default=0
+    )
+    missing = [states[rank] for rank in alignment.missing_ranks if rank in states]
+    return any(
+        state.left_ns and not state.incomplete and (not first_bad or state.left_ns <= first_bad)
+        for state in missing
+    )
+
+
+def stalled(
+    ranks: Iterable[int],
+    states: Mapping[int, RankState],
+    *,
+    threshold_s: float,
+    is_explicit: bool,
+) -> bool:
+    """Whether none of these ranks has moved for the threshold.
+
+    A rank that uses the processor and waits for nobody works: it has the patience of
+    `WORKING_PATIENCE` thresholds if the user set the threshold, and any time if not. Compiling and
+    saving may take longer than steps do: they have `SLOW_PHASE_PATIENCE`, unless the user set it.
+    """
+    for state in (states[rank] for rank in ranks if rank in states):
+        if state.left_ns:
+            continue
+        is_slow = not is_explicit and state.phase in SLOW_PHASES and not state.waiting
+        if state.idle_s < threshold_s * (SLOW_PHASE_PATIENCE if is_slow else 1):
+            return False
+        if state.is_working and not state.gil_held:
+            patience = WORKING_PATIENCE if is_explicit else float("inf")
+            if state.idle_s < threshold_s * patience:
+                return False
+    return True

@@ -1,0 +1,193 @@
+"""A run made by hand: events of several ranks, and an engine that judges them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+
+from distdiag.checks import load_checks
+from distdiag.engine import Engine
+from distdiag.event import (
+    CallSite,
+    Collective,
+    CollectiveState,
+    Exited,
+    Finished,
+    Frame,
+    GroupCreated,
+    Heartbeat,
+    Phase,
+    ProcessGroup,
+    Raised,
+    RankStarted,
+    Signature,
+    Stacks,
+)
+from distdiag.finding import Finding, Severity
+from distdiag.ranks import RankSet
+from distdiag.wire import Canon
+
+S = 1_000_000_000
+
+
+@dataclass
+class Job:
+    """An engine with a clock of its own, fed call by call."""
+
+    num_ranks: int = 2
+    hang_timeout_s: float | None = 5.0
+    now_ns: int = S
+    engine: Engine = field(init=False)
+
+    def __post_init__(self) -> None:
+        world = RankSet(range(self.num_ranks))
+        checks = [check() for check in load_checks().values()]
+        self.engine = Engine(checks, world, hang_timeout_s=self.hang_timeout_s)
+        self._seq = count()
+        self._canon = Canon()
+        self._group_seq: dict[tuple[str, int], int] = {}
+        self.engine.tick(self.now_ns)
+        for rank in world:
+            self.engine.feed(
+                RankStarted(
+                    rank=rank,
+                    seq=next(self._seq),
+                    time_ns=self.now_ns,
+                    local_rank=rank,
+                    world_size=self.num_ranks,
+                    hostname="host",
+                    pid=100 + rank,
+                    python="3.11",
+                    command=("train.py",),
+                    unix_ns=0,
+                )
+            )
+
+    def _common(self, rank: int) -> dict[str, int]:
+        return {"rank": rank, "seq": next(self._seq), "time_ns": self.now_ns}
+
+    def site(self, line: int, module: str | None = None) -> CallSite:
+        torch_frame = Frame("torch/distributed/distributed_c10d.py", 10, "call", user=False)
+        return self._canon(
+            CallSite((torch_frame, Frame("train.py", line, "main", user=True)), module)
+        )
+
+    def call(  # noqa: PLR0913
+        self,
+        rank: int,
+        op: str = "all_reduce",
+        line: int = 10,
+        size: int = 4,
+        group: tuple[int, ...] | None = None,
+        *,
+        waited: bool = True,
+        is_async: bool = False,
+        peer: int | None = None,
+        tag: int | None = None,
+        dtype: str = "float32",
+        reduce_op: str | None = None,
+        root: int | None = None,
+        module: str | None = None,
+    ) -> Collective:
+        ranks = group or tuple(range(self.num_ranks))
+        name = f"g{ranks}"
+        seq_id = -1
+        if op not in ("send", "recv", "recv_any_source"):
+            seq_id = self._group_seq.get((name, rank), 0)
+            self._group_seq[name, rank] = seq_id + 1
+        event = Collective(
+            **self._common(rank),
+            group=self._canon(ProcessGroup(name, name, ranks, "gloo")),
+            collective_seq_id=seq_id,
+            signature=self._canon(
+                Signature(
+                    op,
+                    ((size,),),
+                    ((size,),),
+                    (dtype,),
+                    reduce_op=reduce_op,
+                    root=root,
+                    peer=peer,
+                    tag=tag,
+                )
+            ),
+            site=self.site(line, module),
+            is_async=is_async,
+            api=op,
+        )
+        self.engine.feed(event)
+        self.state(event, "issued")
+        if waited:
+            self.state(event, "waited")
+        return event
+
+    def state(self, call: Collective, state: str) -> None:
+        self.engine.feed(CollectiveState(**self._common(call.rank), call=call.seq, state=state))
+
+    def everyone(self, **call: object) -> None:
+        for rank in range(self.num_ranks):
+            self.call(rank, **call)
+
+    def new_group(self, rank: int, ranks: tuple[int, ...], line: int = 5) -> None:
+        self.engine.feed(
+            GroupCreated(
+                **self._common(rank),
+                api="new_group",
+                ordinal=0,
+                scope=tuple(range(self.num_ranks)),
+                ranks=ranks,
+                desc="",
+                generation=0,
+                site=self.site(line),
+            )
+        )
+
+    def beat(
+        self, rank: int, *, cpu_s: float = 0.0, batches: int = 0, phase: Phase = Phase.SCRIPT
+    ) -> None:
+        self.engine.feed(
+            Heartbeat(
+                **self._common(rank),
+                phase=phase,
+                beat_ns=self.now_ns,
+                cpu_s=cpu_s,
+                num_batches=batches,
+            )
+        )
+
+    def finishes(self, rank: int, exit_status: int = 0) -> None:
+        self.engine.feed(Finished(**self._common(rank), exit_status=exit_status))
+
+    def raises(self, rank: int, line: int = 30, message: str = "bad batch") -> None:
+        frames = (Frame("train.py", line, "main", user=True),)
+        self.engine.feed(
+            Raised(
+                **self._common(rank),
+                type="ValueError",
+                message=message,
+                frames=frames,
+                traceback="",
+            )
+        )
+
+    def dies(self, rank: int) -> None:
+        self.engine.feed(Exited(**self._common(rank)))
+
+    def passes(self, seconds: float, *, cpu: dict[int, float] | None = None) -> None:
+        """Let time pass in steps of half a second; `cpu` is what ranks use of it, as a share."""
+        start = self.now_ns
+        while self.now_ns < start + seconds * S:
+            self.now_ns += S // 2
+            for rank, share in (cpu or {}).items():
+                self.beat(rank, cpu_s=share * (self.now_ns - start) / S)
+            self.engine.tick(self.now_ns)
+            for rank in self.engine.evidence_wanted:
+                self.engine.feed(Stacks(**self._common(rank), source="py-spy", error="no"))
+
+    @property
+    def alarms(self) -> list[Finding]:
+        return [f for f in self.engine.findings if f.severity is not Severity.INFO]
+
+    @property
+    def codes(self) -> list[str]:
+        return [finding.code for finding in self.alarms]

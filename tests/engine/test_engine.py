@@ -1,0 +1,357 @@
+"""What the engine concludes from whole runs, with the real checks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from distdiag.alignment import Fate
+from distdiag.checks import load_checks
+from distdiag.checks.base import Check
+from distdiag.checks.collective_dtype_mismatch import CollectiveDtypeMismatch
+from distdiag.engine import Engine
+from distdiag.event import Collective, Phase, Stacks
+from distdiag.ranks import RankSet
+from tests.engine.stream import Job
+
+
+def test_a_correct_run_is_silent():
+    job = Job(num_ranks=4)
+    for _step in range(20):
+        job.everyone(op="all_reduce", line=10)
+        job.everyone(op="barrier", line=20, size=0)
+        job.passes(1)
+    for rank in range(4):
+        job.finishes(rank)
+    job.engine.finish()
+    assert job.engine.findings == ()
+
+
+def test_unlike_collectives_are_reported_when_the_second_record_arrives():
+    job = Job()
+    job.call(0, "barrier", 11)
+    assert job.codes == []
+    job.call(1, "all_reduce", 22)
+    assert job.codes == ["COL002"]
+
+
+def test_nothing_more_is_said_of_a_group_once_its_calls_are_paired_wrongly():
+    job = Job()
+    job.call(0, "barrier", 11)
+    for _ in range(3):
+        job.call(0, "broadcast", 12)
+        job.call(1, "all_reduce", 22)
+    assert len(job.alarms) == 1
+
+
+def test_a_dtype_mismatch_is_reported_once_for_each_line():
+    job = Job()
+    for _ in range(5):
+        job.call(0, line=10, dtype="float32")
+        job.call(1, line=10, dtype="int32")
+    assert job.codes == ["COL004"]
+
+
+def test_the_minority_of_four_ranks_is_the_culprit_in_any_order_of_arrival():
+    for seed in range(10):
+        job = Job(num_ranks=4)
+        order = list(range(4))
+        random.Random(seed).shuffle(order)
+        for rank in order:
+            job.call(rank, line=10, size=5 if rank == 2 else 4)
+        (finding,) = job.alarms
+        assert (finding.code, finding.ranks) == ("COL003", RankSet({2}))
+
+
+def test_a_rank_that_finished_is_missing_at_once():
+    job = Job()
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.finishes(0)
+    job.passes(0.5)
+    (finding,) = job.alarms
+    assert finding.code in {"COL001", "COL011"}
+    assert finding.ranks == RankSet({0})
+
+
+def test_a_missing_rank_is_reported_after_the_threshold_and_not_before():
+    job = Job(hang_timeout_s=5)
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.passes(4)
+    assert job.codes == []
+    job.passes(3)
+    (finding,) = job.alarms
+    assert (finding.code, finding.ranks) == ("COL001", RankSet({0}))
+    assert job.engine.is_hung
+
+
+def test_a_rank_that_works_while_the_others_wait_is_not_a_hang():
+    job = Job(hang_timeout_s=None)
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.passes(120, cpu={0: 0.9})
+    assert job.codes == []
+    assert not job.engine.is_hung
+
+
+def test_without_a_threshold_of_the_user_half_a_minute_counts():
+    job = Job(hang_timeout_s=None)
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.passes(28)
+    assert job.codes == []
+    job.passes(5)
+    assert job.codes == ["COL001"]
+
+
+def test_a_stall_that_ends_is_taken_back():
+    job = Job(hang_timeout_s=5)
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.passes(8)
+    assert job.engine.is_hung
+    job.call(0, line=12)
+    job.passes(1)
+    assert job.codes == []
+    assert not job.engine.is_hung
+    assert [finding.code for finding in job.engine.findings] == ["COL001"]
+
+
+def test_two_groups_in_opposite_order_are_a_cycle_long_before_the_threshold():
+    job = Job(num_ranks=3, hang_timeout_s=None)
+    job.everyone(line=10)
+    job.call(0, line=20, group=(0, 1), waited=False)
+    job.call(1, line=30, group=(0, 1, 2), waited=False)
+    job.call(2, line=30, group=(0, 1, 2), waited=False)
+    job.passes(3)
+    assert len(job.alarms) == 1
+    assert job.alarms[0].code.startswith("COL")
+
+
+def test_asynchronous_calls_in_opposite_order_are_no_cycle():
+    job = Job(hang_timeout_s=None)
+    job.everyone(line=10)
+    job.call(0, line=20, group=(0, 1), waited=False, is_async=True)
+    job.call(1, line=30, waited=False, is_async=True)
+    job.passes(3)
+    assert job.codes == []
+
+
+def test_the_exception_of_one_rank_is_the_cause_and_the_wait_of_the_other_is_not():
+    job = Job()
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.raises(0, line=30)
+    job.passes(0.5)
+    (finding,) = job.alarms
+    assert (finding.code, finding.ranks) == ("HNG001", RankSet({0}))
+    assert finding.location is not None
+    assert finding.location.line == 30
+
+
+def test_a_rank_killed_by_the_launcher_after_the_first_failure_says_nothing():
+    job = Job(num_ranks=3)
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.passes(0.5)
+    job.raises(0, line=30)
+    job.passes(0.5)
+    job.dies(1)
+    job.dies(2)
+    job.passes(0.5)
+    job.engine.finish()
+    assert [(f.code, f.ranks) for f in job.alarms] == [("HNG001", RankSet({0}))]
+
+
+def test_a_rank_that_died_is_named():
+    job = Job()
+    job.everyone(line=10)
+    job.call(1, line=12, waited=False)
+    job.dies(0)
+    job.passes(0.5)
+    assert [(f.code, f.ranks) for f in job.alarms] == [("HNG002", RankSet({0}))]
+
+
+def test_sends_and_receives_match_by_peer_and_tag_in_any_order():
+    job = Job()
+    for tag in (3, 1, 2):
+        job.call(0, "send", 40, peer=1, tag=tag)
+    for tag in (1, 2, 3):
+        job.call(1, "recv", 50, peer=0, tag=tag)
+    job.finishes(0)
+    job.finishes(1)
+    job.engine.finish()
+    assert job.codes == []
+
+
+def test_a_send_that_nobody_receives_is_reported_at_the_end():
+    job = Job()
+    job.call(0, "send", 40, peer=1, tag=3)
+    job.finishes(0)
+    job.finishes(1)
+    job.passes(0.5)
+    job.engine.finish()
+    assert job.codes == ["COL012"]
+
+
+def test_a_receive_from_anywhere_takes_any_send():
+    job = Job(num_ranks=3)
+    job.call(0, "recv_any_source", 50)
+    job.call(2, "send", 40, peer=0, tag=0)
+    job.call(1, "send", 41, peer=0, tag=0)
+    job.call(0, "recv_any_source", 50)
+    job.engine.finish()
+    assert job.codes == []
+
+
+def test_groups_built_in_another_order_are_reported():
+    job = Job(num_ranks=4)
+    for rank in range(4):
+        first, second = ((0, 1), (2, 3)) if rank != 3 else ((2, 3), (0, 1))
+        job.new_group(rank, first)
+        job.new_group(rank, second)
+    assert set(job.codes) == {"COL008"}
+    assert job.alarms[0].ranks == RankSet({3})
+
+
+def test_ranks_of_nodes_that_nobody_observes_are_not_missed():
+    job = Job(num_ranks=2)
+    for rank in range(2):
+        job.call(rank, line=10, group=(0, 1, 2, 3))
+        job.finishes(rank)
+    job.passes(1)
+    job.engine.finish()
+    assert job.engine.findings == ()
+
+
+@pytest.mark.parametrize(
+    "method", ["check_event", "check_alignment", "check_missing", "check_ranks"]
+)
+def test_a_check_that_raises_is_disabled_and_reported(method, monkeypatch):
+    class Broken(CollectiveDtypeMismatch):
+        needs = (Collective,)
+
+    def explode(self, *views):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(Broken, method, explode)
+    job = Job()
+    job.engine._checks = [Broken()]
+    job.call(0, line=10, dtype="float32")
+    job.call(1, line=10, dtype="int32")
+    job.call(0, line=10)
+    job.finishes(1)
+    job.passes(1)
+    job.engine.finish()
+    assert "COL004" in job.engine.not_checked
+    assert "DIA001" in {finding.code for finding in job.engine.findings}
+    assert "COL004" not in job.engine.checked
+
+
+def test_every_check_of_the_catalogue_is_a_check():
+    job = Job()
+    assert job.engine.checked
+    assert all(isinstance(check, Check) for check in job.engine._checks)
+
+
+def test_an_exception_after_the_death_of_a_peer_is_not_the_cause():
+    job = Job()
+    job.everyone(line=10)
+    job.dies(0)
+    job.passes(0.5)
+    job.raises(1, line=30)
+    job.passes(0.5)
+    job.dies(1)
+    job.passes(2)
+    job.engine.finish()
+    assert [(f.code, f.ranks) for f in job.alarms] == [("HNG002", RankSet({0}))]
+
+
+def test_a_rank_that_never_came_stays_silent_whatever_the_monitor_says_of_it():
+    silent = Engine([], RankSet({0, 1}))
+    silent.feed(Stacks(rank=1, seq=-1, time_ns=0, source="py-spy", error="no process"))
+    assert silent.states()[1].fate is Fate.SILENT
+
+
+@pytest.mark.parametrize(("hang_timeout_s", "codes"), [(None, []), (30.0, ["COL001"])])
+def test_saving_may_take_longer_than_a_step_unless_the_user_set_the_threshold(
+    hang_timeout_s, codes
+):
+    job = Job(hang_timeout_s=hang_timeout_s)
+    job.everyone(line=10)
+    job.beat(0, phase=Phase.CHECKPOINT)
+    job.call(1, line=12, waited=False)
+    job.passes(100)
+    assert job.codes == codes
+
+
+def test_a_stall_after_a_contradiction_adds_nothing():
+    job = Job()
+    job.call(0, "barrier", 11, waited=False)
+    job.call(1, "all_reduce", 22, waited=False)
+    job.passes(10)
+    assert job.codes == ["COL002"]
+    assert job.engine.is_hung
+
+
+def test_a_circle_is_one_finding_also_after_the_threshold():
+    job = Job()
+    job.everyone(line=10)
+    job.call(0, line=20, group=(1, 0), waited=False)
+    job.call(1, line=30, group=(0, 1), waited=False)
+    job.passes(10)
+    assert job.codes == ["COL001"]
+    assert job.engine.is_hung
+
+
+def test_groups_built_differently_are_one_finding_even_if_the_job_then_stalls():
+    job = Job()
+    job.new_group(0, (0,))
+    job.new_group(1, (0, 1))
+    job.new_group(0, (0, 1))
+    job.passes(10)
+    assert job.codes == ["COL008"]
+    assert job.engine.is_hung
+
+
+@pytest.mark.parametrize("code", sorted(load_checks()))
+def test_no_check_can_end_the_report_by_raising(code, monkeypatch):
+    def explode(self, *views):
+        raise ZeroDivisionError("boom")
+
+    for method in ("check_event", "check_alignment", "check_missing", "check_ranks"):
+        monkeypatch.setattr(load_checks()[code], method, explode)
+    job = Job()
+    job.call(0, line=10, dtype="float32")
+    job.call(1, line=10, dtype="int32")
+    job.finishes(0)
+    job.finishes(1)
+    job.passes(1)
+    job.engine.finish()
+    crashed = [f for f in job.engine.findings if f.code == "DIA001"]
+    assert [finding.subjects for finding in crashed] == [(code,)]
+    assert "ZeroDivisionError" in job.engine.not_checked[code]
+    assert ("COL004" in job.codes) is (code != "COL004")
+
+
+def test_ranks_that_are_all_in_one_collective_which_never_ends_are_told_after_a_while():
+    job = Job(hang_timeout_s=None)
+    job.everyone(line=10)
+    for rank in range(2):
+        job.call(rank, line=12, waited=False)
+    job.passes(100)
+    assert job.codes == []
+    job.passes(30)
+    assert job.codes == ["HNG003"]
+    assert job.alarms[0].ranks == RankSet({0, 1})
+    assert job.engine.is_hung
+
+
+def test_ranks_that_all_create_a_group_which_never_comes_are_told_too():
+    job = Job(hang_timeout_s=None)
+    for rank in range(2):
+        job.new_group(rank, (0, 1))
+    job.passes(130)
+    assert job.codes == ["HNG003"]
