@@ -1,0 +1,1 @@
+"""What observes inside the training process; the only home of torch hooks."""

@@ -1,0 +1,111 @@
+"""All probes, and the modules of torch that each of them waits for.
+
+This module imports no probe: importing one imports torch, which is left to the user's script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from distdiag.config import Config
+from distdiag.probes.base import Probe
+from distdiag.recorder import Recorder
+
+
+class Plan(NamedTuple):
+    """Probes that belong together: made and installed when all of `needs` have been imported."""
+
+    name: str
+    needs: tuple[str, ...]
+    make: Callable[[Recorder, Config], Sequence[Probe]]
+
+
+def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    from distdiag.probes.dispatcher_tap import DispatcherTap
+    from distdiag.probes.functional import FunctionalTap
+    from distdiag.probes.hook_tap import HookTap
+    from distdiag.probes.strict import StrictGate
+    from distdiag.probes.strict_store import own_store
+
+    gate = None
+    if config.strict:
+        gate = StrictGate(recorder.rank, config.strict_timeout_s, own_store())
+    functional = FunctionalTap(recorder)
+    taps = [kind(recorder, functional, gate) for kind in (DispatcherTap, HookTap)]
+    # If neither works, installing the first one says why.
+    return [functional, next((tap for tap in taps if tap.can_observe()), taps[0])]
+
+
+def _fronts(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.collective_fronts import CollectiveFronts
+    from distdiag.probes.work import WorkWatch
+
+    works = WorkWatch(recorder)
+    return [works, CollectiveFronts(recorder, works)]
+
+
+def _groups(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.groups import ProcessGroups
+
+    return [ProcessGroups(recorder)]
+
+
+def _sharding(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.sharding_context import ShardingContext
+
+    return [ShardingContext(recorder)]
+
+
+def _steps(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.steps import BackwardWatch, StepClock
+
+    return [BackwardWatch(recorder), StepClock(recorder)]
+
+
+def _dataloader(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.phases import DataLoaderWatch
+
+    return [DataLoaderWatch(recorder)]
+
+
+def _save(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.phases import SaveWatch
+
+    return [SaveWatch(recorder)]
+
+
+def _checkpoint(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.phases import CheckpointWatch
+
+    return [CheckpointWatch(recorder)]
+
+
+def _compile(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.phases import CompileWatch
+
+    return [CompileWatch(recorder)]
+
+
+_C10D: Final = "torch.distributed.distributed_c10d"
+_DCP: Final = "torch.distributed.checkpoint"
+
+PLANS: Final = (
+    Plan("process-groups", ("torch", _C10D), _groups),
+    Plan("collectives", ("torch", _C10D), _collectives),
+    Plan("collective-fronts", ("torch", _C10D), _fronts),
+    Plan("steps", ("torch",), _steps),
+    Plan("save", ("torch",), _save),
+    Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
+    Plan(
+        "sharding-context",
+        ("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group"),
+        _sharding,
+    ),
+    Plan(
+        "checkpoint",
+        ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
+        _checkpoint,
+    ),
+    Plan("compile", ("torch", "torch._dynamo.callback"), _compile),
+)

@@ -1,0 +1,153 @@
+"""Collectives seen where torch's dispatcher chooses a backend.
+
+A Python kernel at the dispatch key ``BackendSelect`` sees what is issued from Python, by the C++
+reducer of DDP, by functional collectives and by compiled code, on every thread and every group,
+with all arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import DispatchKey
+from torch._C._distributed_c10d import HashStore as _HashStore
+
+from distdiag.errors import CollectiveMismatchError
+from distdiag.event import TorchLoaded
+from distdiag.probes.c10d_ops import ASYNC_MESSAGES, OPS, Layout
+from distdiag.probes.functional import KEY, FunctionalTap
+from distdiag.probes.stack import find_site
+from distdiag.probes.strict import StrictGate
+from distdiag.probes.tap import Tap, TapError
+from distdiag.recorder import Recorder
+
+Kernel = Callable[..., Any]
+
+_unbox = dist.ProcessGroup.unbox
+_TESTED = "allreduce_"
+
+
+class DispatcherTap(Tap):
+    """Registers a kernel for each operator of the namespace ``c10d``."""
+
+    def __init__(
+        self, recorder: Recorder, functional: FunctionalTap, gate: StrictGate | None = None
+    ) -> None:
+        """Register nothing yet."""
+        super().__init__(recorder, functional, gate)
+        self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+        self._library: Any = None
+
+    def can_observe(self) -> bool:
+        """Issue one collective with a kernel of ours in the way, and take the kernel out again."""
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{_TESTED}", KEY):
+            return False
+        fake = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
+        create = getattr(fake, "_create_internal", None)
+        if create is None:
+            return True  # a torch without it is tested by its first real call
+        redispatch = torch.ops.c10d.allreduce_.default._handle.redispatch_boxed
+        seen: list[bool] = []
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            seen.append(True)
+            return redispatch(keyset & self._after, *args, **kwargs)
+
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl(_TESTED, kernel, KEY, with_keyset=True)
+        try:
+            group = dist.ProcessGroup(_HashStore(), 0, 1)
+            group._register_backend(
+                torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, create(0, 1)
+            )
+            group.allreduce([torch.zeros(1, device="cpu")])
+        finally:
+            library._destroy()
+        return bool(seen)
+
+    def _install(self) -> None:
+        if not self.can_observe():
+            raise TapError(f"the dispatcher does not call our kernels at {KEY}")
+        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for name in OPS:
+            op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+            if op is not None:
+                kernel = self._kernel(Layout(name, op._schema), op)
+                self._library.impl(name, kernel, KEY, with_keyset=True)
+        self.recorder.event(TorchLoaded, torch=str(torch.__version__), tap="dispatcher")
+
+    def uninstall(self) -> None:
+        """Take the kernels out of the dispatcher."""
+        super().uninstall()
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def _kernel(self, layout: Layout, op: Any) -> Kernel:  # noqa: ANN401
+        # Looked up here once: each attribute costs in a place where microseconds count.
+        after, before, mark = self._after, self._before, self._mark
+        redispatch = op._handle.redispatch_boxed
+        recorder = self.recorder
+        returns_late = layout.is_async is None and not layout.spec.is_message
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            call: int | None = None
+            if not self.off and not recorder.closed:
+                try:
+                    call = before(layout, layout.bind(args, kwargs) if kwargs else args)
+                except CollectiveMismatchError:
+                    raise
+                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                    self.fail(error)
+            if call is None:
+                return redispatch(keyset & after, *args, **kwargs)
+            try:
+                result = redispatch(keyset & after, *args, **kwargs)
+            except BaseException:
+                mark(call, "failed")
+                raise
+            mark(call, "issued")
+            if returns_late:
+                mark(call, "waited")  # a monitored barrier returns when all ranks were there
+            return result
+
+        return kernel
+
+    def _before(self, layout: Layout, args: tuple[Any, ...]) -> int | None:
+        inputs, outputs = layout.inputs(args), layout.outputs(args)
+        shown = inputs or outputs
+        if shown and shown[0].is_meta:
+            return None  # a compiler asks for shapes; nothing is issued
+        group = self._group(_unbox(args[layout.process_group]))
+        if group is None:
+            return None
+        spec, context = layout.spec, self.recorder.here.context
+        key = (
+            spec.public,
+            tuple([tensor.shape for tensor in inputs]),
+            tuple([tensor.shape for tensor in outputs]),
+            tuple([tensor.dtype for tensor in shown]),
+            layout.details(args, group.value.ranks) if layout.has_details else None,
+            context.reduce_op,
+        )
+        # Frames of the tap itself are dropped when the stack is written down.
+        site = find_site(self.recorder, context, sys._getframe(2))
+        return self._write(
+            context,
+            group,
+            key,
+            site,
+            is_message=spec.is_message,
+            is_async=self._is_async(layout, args, site.api),
+            results=outputs or shown,
+        )
+
+    @staticmethod
+    def _is_async(layout: Layout, args: tuple[Any, ...], api: str | None) -> bool:
+        if layout.is_async is not None:
+            return bool(layout.is_async.of(args))
+        return layout.spec.is_message and api in ASYNC_MESSAGES

@@ -1,0 +1,36 @@
+"""A script that ends by `os._exit`, which runs no exit handler: it has finished, not died."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import ClassVar
+
+from distdiag.probes.base import Probe, wrap_like
+from distdiag.recorder import Recorder
+
+
+class HardExit(Probe):
+    """Tells of the exit status before the process is gone."""
+
+    name: ClassVar[str] = "hard-exit"
+
+    def __init__(self, recorder: Recorder, *, before_exit: Callable[[int], None]) -> None:
+        """Call `before_exit` with the exit status, unless the end was told already."""
+        super().__init__(recorder)
+        self._before_exit = before_exit
+
+    def _install(self) -> None:
+        original = os._exit
+
+        @wrap_like(original)
+        def leave(status: int) -> None:
+            # In a forked child the recorder is closed: its end is not that of the rank.
+            if not self.is_off:
+                try:
+                    self._before_exit(status & 0xFF)
+                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                    self.fail(error)
+            original(status)
+
+        self._patches.replace(os, "_exit", leave)

@@ -1,0 +1,54 @@
+"""Which sharded module a collective of FSDP2 works for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final
+
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+
+_METHODS: Final = ("unshard", "wait_for_unshard", "post_backward")
+# What wrappers put into the names of modules; the user never wrote it.
+_WRAPPERS: Final = re.compile(
+    r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|module)(?=\.|$)"
+)
+
+
+def clean_name(name: str) -> str:
+    """Return the name of a module as the user knows it."""
+    return _WRAPPERS.sub("", name).lstrip(".")
+
+
+class ShardingContext(Probe):
+    """Names the module while its parameters are gathered or its gradients reduced."""
+
+    name: ClassVar[str] = "sharding-context"
+
+    def _install(self) -> None:
+        for name in _METHODS:
+            original = vars(FSDPParamGroup).get(name)
+            if original is not None:
+                self._patches.replace(FSDPParamGroup, name, self._within(original))
+
+    def _within(self, original: AnyCallable) -> AnyCallable:
+        here = self.recorder.here
+
+        @wrap_like(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.is_off:
+                return original(self_, *args, **kwargs)
+            context = here.context
+            before = context.module
+            try:
+                name = self_._module_fqn
+                context.module = None if name is None else clean_name(name)
+            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                self.fail(error)
+            try:
+                return original(self_, *args, **kwargs)
+            finally:
+                context.module = before
+
+        return method

@@ -1,0 +1,195 @@
+"""The step clock: which optimizer step a rank is in, and whether it runs backward."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Hashable
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+from torch.autograd import graph
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from distdiag.event import Frame, Phase, StepEnd
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.stack import frames_of, stack_key
+from distdiag.recorder import Recorder
+
+_MOST_STACKS: Final = 256
+
+
+class _Open(threading.local):
+    """The depths of the stack at which steps of this thread have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.depths: list[int] = []
+
+
+def _depth(frame: FrameType | None) -> int:
+    depth = 0
+    while frame is not None:
+        depth += 1
+        frame = frame.f_back
+    return depth
+
+
+class StepClock(Probe):
+    """Closes a step at the outermost end of an optimizer's step.
+
+    Optimizers that are made of optimizers fire the hooks for each part; several optimizers that
+    step after one backward belong to one step; a gradient scaler that skips closes the step too.
+    """
+
+    name: ClassVar[str] = "steps"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Begin before the first step."""
+        super().__init__(recorder)
+        self._open = _Open()
+        self._handles: list[Any] = []
+        self._closed_at: float | None = None
+        self._num_backwards = 0
+
+    def _install(self) -> None:
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        scaler = torch.amp.grad_scaler.GradScaler
+        self._patches.replace(scaler, "step", self._scaler_step(vars(scaler)["step"]))
+
+    def uninstall(self) -> None:
+        """Remove the hooks."""
+        super().uninstall()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before_step(self, *_: object) -> None:
+        # A compiled step must stay one graph: nothing of the probe may get into it.
+        if torch.compiler.is_compiling() or self.is_off:
+            return
+        self._begin(sys._getframe(1))
+
+    def _after_step(self, *_: object) -> None:
+        if torch.compiler.is_compiling() or self.is_off:
+            return
+        self._end(sys._getframe(1))
+
+    def _scaler_step(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            frame = sys._getframe()
+            if not self.is_off:
+                self._begin(frame)
+            result = original(self_, *args, **kwargs)
+            if not self.is_off:
+                self._end(frame)
+            return result
+
+        return step
+
+    def _begin(self, frame: FrameType) -> None:
+        try:
+            depth, depths = _depth(frame), self._open.depths
+            while depths and depths[-1] >= depth:
+                depths.pop()  # that step raised: hooks after it never ran
+            depths.append(depth)
+            if self._closed_at is None:
+                self._closed_at = time.monotonic()
+            if len(depths) == 1:
+                self.recorder.set_phase(Phase.OPTIMIZER)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _end(self, frame: FrameType) -> None:
+        try:
+            depth, depths = _depth(frame), self._open.depths
+            was_open = bool(depths)
+            while depths and depths[-1] >= depth:
+                depths.pop()
+            if was_open and not depths:
+                self._close()
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _close(self) -> None:
+        recorder, now = self.recorder, time.monotonic()
+        recorder.set_phase(Phase.SCRIPT)
+        num_backwards = recorder.num_backwards - self._num_backwards
+        if num_backwards == 0 and recorder.num_backwards > 0:
+            return  # another optimizer of the same step
+        duration_s = now - (self._closed_at or now)
+        self._closed_at, self._num_backwards = now, recorder.num_backwards
+        recorder.event(StepEnd, duration_s=duration_s, num_backwards=num_backwards)
+        recorder.step += 1
+        recorder.push_progress()
+
+
+class BackwardWatch(Probe):
+    """Counts backward passes, and remembers from where the one that runs was called.
+
+    On GPUs the hooks of backward run on threads of C++, whose stacks do not show the user's code.
+    """
+
+    name: ClassVar[str] = "backward"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Begin before the first pass."""
+        super().__init__(recorder)
+        self._stacks: dict[Hashable, tuple[tuple[Frame, ...], object]] = {}
+
+    def _install(self) -> None:
+        original = graph._engine_run_backward
+        self._patches.replace_everywhere(original, self._front(original))
+
+    def _front(self, original: AnyCallable) -> AnyCallable:
+        here = self.recorder.here
+
+        @wrap_like(original)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            # Inside a pass (activation checkpointing) it is still the same one.
+            context = here.context
+            if self.is_off or context.backward_depth:
+                return original(*args, **kwargs)
+            context.backward_depth = 1
+            recorder = self.recorder
+            outer, phase = recorder.backward, recorder.phase
+            try:
+                self._begin(sys._getframe(1), counts=bool(kwargs.get("accumulate_grad")))
+            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                self.fail(error)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                context.backward_depth = 0
+                recorder.backward = outer
+                self._enter(phase)
+
+        return run_backward
+
+    def _begin(self, frame: FrameType, *, counts: bool) -> None:
+        recorder = self.recorder
+        key = stack_key(frame)
+        known = self._stacks.get(key)
+        if known is None:
+            if len(self._stacks) >= _MOST_STACKS:
+                self._stacks.clear()
+            known = self._stacks[key] = (frames_of(frame, recorder.main_script), _codes(frame))
+        recorder.backward = (key, known[0])
+        recorder.set_phase(Phase.BACKWARD)
+        if counts:
+            recorder.num_backwards += 1
+            recorder.push_progress()
+
+
+def _codes(frame: FrameType | None) -> list[object]:
+    """Return what must stay alive for the ids in the key to stay valid."""
+    codes: list[object] = []
+    while frame is not None:
+        codes.append(frame.f_code)
+        frame = frame.f_back
+    return codes

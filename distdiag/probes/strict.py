@@ -1,0 +1,156 @@
+"""The active mode ``--strict``: compare a collective over the store before it is issued.
+
+This is the one probe that waits in a training thread (an exception to the first law that the user
+asks for). It never waits longer than its timeout, and then lets the collective go on as usual.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from distdiag.alignment import Alignment
+from distdiag.errors import CollectiveMismatchError
+from distdiag.event import CallSite, Collective, Frame, ProcessGroup, Signature
+from distdiag.ranks import RankSet
+from distdiag.reasoning.invariants import Aspect, contradiction
+from distdiag.reasoning.source import location_of
+
+FIRST_PAUSE_S: Final = 0.0002
+LONGEST_PAUSE_S: Final = 0.02
+
+
+class Store(Protocol):
+    """What is needed of a c10d store."""
+
+    def set(self, key: str, value: bytes) -> None: ...  # noqa: D102
+    def get(self, key: str) -> bytes: ...  # noqa: D102
+    def check(self, keys: list[str]) -> bool: ...  # noqa: D102
+    def delete_key(self, key: str) -> bool: ...  # noqa: D102
+
+
+class _Announcement(msgspec.Struct, frozen=True, array_like=True):
+    signature: Signature
+    place: Frame | None
+    module: str | None
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Announcement).decode
+
+
+class StrictGate:
+    """Let a collective through when all ranks of its group are about to issue the same one."""
+
+    def __init__(
+        self,
+        rank: int,
+        timeout_s: float,
+        store: Callable[[], Store],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Compare over the store that `store` returns, which must not be shared with others."""
+        self._rank = rank
+        self._timeout_s = timeout_s
+        self._store = store
+        self._clock = clock
+        self._given_up: set[tuple[str, int]] = set()
+
+    def compare(
+        self, group: ProcessGroup, seq_id: int, signature: Signature, site: CallSite
+    ) -> None:
+        """Wait until every rank has announced its call, and compare them.
+
+        Raises:
+            CollectiveMismatchError: the ranks are about to issue calls that contradict one another.
+
+        """
+        key = (group.name, group.generation)
+        if len(group.ranks) < 2 or key in self._given_up:
+            return
+        store = self._store()
+        prefix = f"{group.generation}/{group.name}/{seq_id}"
+        mine = _Announcement(signature, site.location, site.module)
+        store.set(f"{prefix}/{self._rank}", _encode(mine))
+        keys = {rank: f"{prefix}/{rank}" for rank in group.ranks}
+        if not self._wait(store, list(keys.values())):
+            # A rank that is late is not a mismatch. Its absence is the monitor's business, and
+            # waiting again at each later call would make a slow run unbearable.
+            self._given_up.add(key)
+            return
+        announced = {rank: _decode(store.get(key)) for rank, key in keys.items()}
+        # Everybody has announced this call, so everybody has read the announcements before it.
+        store.delete_key(f"{group.generation}/{group.name}/{seq_id - 1}/{self._rank}")
+        _raise_on_contradiction(group, seq_id, announced)
+
+    def _wait(self, store: Store, keys: list[str]) -> bool:
+        deadline = self._clock() + self._timeout_s
+        pause_s = FIRST_PAUSE_S
+        while not store.check(keys):
+            if self._clock() >= deadline:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return True
+
+
+def _raise_on_contradiction(
+    group: ProcessGroup, seq_id: int, announced: Mapping[int, _Announcement]
+) -> None:
+    by_rank = {
+        rank: Collective(
+            rank=rank,
+            seq=0,
+            time_ns=0,
+            group=group,
+            collective_seq_id=seq_id,
+            signature=said.signature,
+            site=CallSite((said.place,) if said.place else (), said.module),
+        )
+        for rank, said in announced.items()
+    }
+    aspect = contradiction(
+        Alignment(
+            kind="collective",
+            key=(group.label, seq_id),
+            by_rank=by_rank,
+            expected_ranks=RankSet(group.ranks),
+        )
+    )
+    if aspect is not None:
+        raise CollectiveMismatchError(_message(group, seq_id, aspect, announced))
+
+
+def _message(
+    group: ProcessGroup, seq_id: int, aspect: Aspect, announced: Mapping[int, _Announcement]
+) -> str:
+    ranks_by_call: dict[str, list[int]] = {}
+    for rank, said in announced.items():
+        ranks_by_call.setdefault(_describe(said), []).append(rank)
+    lines = [f"  {RankSet(ranks).phrase()}: {call}" for call, ranks in ranks_by_call.items()]
+    return "\n".join(
+        [
+            f"collective #{seq_id} in group {group.label} was not issued: "
+            f"its ranks disagree on {aspect.value.replace('_', ' ')}",
+            *lines,
+        ]
+    )
+
+
+def _describe(said: _Announcement) -> str:
+    signature = said.signature
+    parts = [
+        f"{signature.op}(sizes {[list(size) for size in signature.input_sizes]}",
+        f"dtypes {', '.join(signature.dtypes)}",
+    ]
+    if signature.reduce_op is not None:
+        parts.append(f"op {signature.reduce_op}")
+    if signature.root is not None:
+        parts.append(f"root {signature.root}")
+    place = f" at {location_of(said.place)}" if said.place else ""
+    module = f" for {said.module}" if said.module else ""
+    return ", ".join(parts) + f"){place}{module}"

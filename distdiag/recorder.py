@@ -1,0 +1,269 @@
+"""What a probe calls to write down what it sees, cheap enough for the training thread.
+
+Nothing here waits: no lock, no system call, no store. Values that repeat are written once and
+then named by numbers; `tables` says which numbers are known at the moment.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from distdiag.event import CallSite, Event, Frame, Phase, ProcessGroup, Signature
+from distdiag.event_file import EventWriter
+from distdiag.status_page import EVENTS_STOPPED, StatusPage
+from distdiag.wire import (
+    STATES,
+    DefineFrame,
+    DefineGroup,
+    DefineSignature,
+    DefineSite,
+    encode,
+)
+
+Calls = list[tuple[int, bool]]
+
+_STATE_NUMBERS: Final = {name: number for number, name in enumerate(STATES)}
+
+
+class Site:
+    """A call site under its number, with what was learnt when it was first seen.
+
+    `api` is the public torch function that was called there. `is_own_call` tells that the user's
+    code called it, not torch itself or a framework.
+    """
+
+    __slots__ = ("api", "frames", "is_own_call", "kept_alive", "number")
+
+    def __init__(
+        self,
+        number: int,
+        frames: tuple[Frame, ...],
+        *,
+        api: str | None,
+        is_own_call: bool,
+        kept_alive: object,
+    ) -> None:
+        """Keep alive the code objects whose ids are part of the key."""
+        self.number = number
+        self.frames = frames
+        self.api = api
+        self.is_own_call = is_own_call
+        self.kept_alive = kept_alive
+
+
+class Tables:
+    """The numbers of what is defined in the event file, by keys that are cheap to make."""
+
+    __slots__ = ("frames", "groups", "signatures", "sites")
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self.groups: dict[Hashable, int] = {}
+        self.signatures: dict[Hashable, int] = {}
+        self.frames: dict[Frame, int] = {}
+        self.sites: dict[Hashable, Site] = {}
+
+
+class ThreadContext:
+    """What one thread is in the middle of, so that one probe can tell another.
+
+    `reduce_op` is the name of the operator that the Python front was given. `calls` collects the
+    calls of the front that runs, `coalesced` those of a coalescing block, each with whether the
+    user's own code made it; `is_async` tells how the last one was made. `awaited` is the front
+    that has returned and will wait, with the id of its Work. `module` is the FQN of the module that
+    is being worked for. `is_functional`: a functional collective runs. `name` is the thread's, None
+    in the main thread; `is_native`: C++ started it.
+    """
+
+    __slots__ = (
+        "awaited",
+        "backward_depth",
+        "calls",
+        "coalesced",
+        "is_async",
+        "is_functional",
+        "is_native",
+        "module",
+        "name",
+        "reduce_op",
+    )
+
+    def __init__(self) -> None:
+        """Look up which thread this is, once."""
+        # Not current_thread(): that would register a dummy for a thread of C++.
+        thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+        self.is_native = thread is None
+        self.name = None if thread is threading.main_thread() else _name(thread)
+        self.reduce_op: str | None = None
+        self.calls: Calls | None = None
+        self.coalesced: Calls | None = None
+        self.awaited: tuple[int, Calls] = (0, [])
+        self.module: str | None = None
+        self.is_async = False
+        self.is_functional = False
+        self.backward_depth = 0
+
+
+class Here(threading.local):
+    """The context of the thread that asks: one look-up where several things are needed."""
+
+    def __init__(self) -> None:
+        """Begin the context of this thread."""
+        self.context = ThreadContext()
+
+
+def _name(thread: threading.Thread | None) -> str:
+    return "native" if thread is None else thread.name
+
+
+class Recorder:
+    """Appends the events of one rank to its event file and keeps its status page."""
+
+    def __init__(
+        self, folder: Path, rank: int, page: StatusPage, *, main_script: str | None = None
+    ) -> None:
+        """Create the event file.
+
+        Raises:
+            OSError: there is no room for it.
+
+        """
+        self.rank = rank
+        self.step = 0
+        self.num_batches = 0
+        self.num_backwards = 0
+        self.num_events = 0
+        self.generation = 0
+        self.main_script = main_script
+        self.closed = False
+        self.here = Here()
+        self.tables = Tables()
+        self.phase = Phase.STARTING
+        self.backward: tuple[Hashable, tuple[Frame, ...]] | None = None
+        self._page = page
+        self._seqs = count()
+        self._numbers = count()
+        self._writer = EventWriter(folder, rank, on_forget=self._forget)
+
+    def _forget(self) -> None:
+        # Replaced, not cleared: another thread may be in the middle of using the old ones.
+        self.tables = Tables()
+
+    def define_group(self, key: Hashable, group: ProcessGroup) -> int:
+        """Write a process group down under a new number, to be found by this key."""
+        tables, number = self.tables, next(self._numbers)
+        self._writer.define(encode(DefineGroup(number, group)))
+        tables.groups[key] = number
+        return number
+
+    def define_signature(self, key: Hashable, signature: Signature) -> int:
+        """Write a signature down under a new number, to be found by this key."""
+        tables, number = self.tables, next(self._numbers)
+        self._writer.define(encode(DefineSignature(number, signature)))
+        tables.signatures[key] = number
+        return number
+
+    def define_site(
+        self,
+        key: Hashable,
+        site: CallSite,
+        *,
+        api: str | None,
+        is_own_call: bool,
+        kept_alive: object,
+    ) -> Site:
+        """Write a call site down under a new number, to be found by this key."""
+        tables, number = self.tables, next(self._numbers)
+        frames = tuple(self._frame_number(tables, frame) for frame in site.frames)
+        self._writer.define(encode(DefineSite(number, frames, site.module)))
+        known = Site(number, site.frames, api=api, is_own_call=is_own_call, kept_alive=kept_alive)
+        tables.sites[key] = known
+        return known
+
+    def _frame_number(self, tables: Tables, frame: Frame) -> int:
+        number = tables.frames.get(frame)
+        if number is None:
+            number = next(self._numbers)
+            self._writer.define(encode(DefineFrame(number, frame)))
+            tables.frames[frame] = number
+        return number
+
+    def call(  # noqa: PLR0913 (a struct for seven values would cost more than the rest)
+        self,
+        group: int,
+        collective_seq_id: int,
+        signature: int,
+        site: int,
+        is_async: bool,
+        thread: str | None,
+        api: str | None,
+    ) -> int:
+        """Write down a collective that is about to be issued; return its event number.
+
+        `group`, `signature` and `site` are numbers of definitions; `thread` is None in the main
+        thread.
+        """
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        where = (group, collective_seq_id, signature, site, is_async, thread, api)
+        # A tuple is encoded as the `CallRecord` would be, in half the time.
+        self._writer.append(encode(("C", seq, time.monotonic_ns(), self.step, *where)))
+        return seq
+
+    def state(self, call: int, name: str) -> None:
+        """Write down that the call with this event number went on."""
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        state = _STATE_NUMBERS[name]
+        self._writer.append(encode(("T", seq, time.monotonic_ns(), self.step, call, state)))
+
+    def event(self, kind: type[Event], **fields: Any) -> int:  # noqa: ANN401
+        """Write down one of the rarer events; return its event number."""
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        fields.setdefault("step", self.step)
+        event = kind(rank=self.rank, seq=seq, time_ns=time.monotonic_ns(), **fields)
+        self._writer.append(encode(event))
+        return seq
+
+    def set_phase(self, phase: Phase) -> Phase:
+        """Say what the rank begins to do; return what it did before."""
+        before, self.phase = self.phase, phase
+        if phase is not before and not self.closed:
+            self._page.set_phase(phase)
+        return before
+
+    def push_progress(self) -> None:
+        """Show the counters on the status page."""
+        if not self.closed:
+            self._page.set_progress(
+                step=self.step, num_batches=self.num_batches, num_backwards=self.num_backwards
+            )
+
+    def beat(self) -> None:
+        """Say that the background thread runs."""
+        if self.closed:
+            return
+        self._page.beat(time.monotonic_ns(), self.num_events)
+        if self._writer.stopped is not None:
+            self._page.raise_flag(EVENTS_STOPPED)
+
+    def raise_flag(self, flag: int) -> None:
+        """Set a flag of the status page for good."""
+        if not self.closed:
+            self._page.raise_flag(flag)
+
+    def close(self) -> None:
+        """Write nothing from now on: the rank has finished, or this is a forked child."""
+        self.closed = True
+
+    def abandon(self) -> None:
+        """Let go of files that belong to the parent process."""
+        self.closed = True
+        self._writer.abandon()
+        self._page.abandon()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from distdiag.config import Config
+from distdiag.event import Collective, CollectiveState, Event
+from distdiag.event_file import EventReader
+from distdiag.probes.base import Probe
+from distdiag.probes.catalogue import PLANS
+from distdiag.probes.exceptions import ExceptionWatch
+from distdiag.recorder import Recorder
+from distdiag.status_page import StatusPage
+from distdiag.wire import Canon, EventDecoder
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass
+class Observed:
+    """A recorder with probes, and what they have written so far."""
+
+    recorder: Recorder
+    folder: Path
+    probes: list[Probe] = field(default_factory=list)
+
+    def install(self, *names: str) -> list[Probe]:
+        """Install the probes of these plans, all if none is named."""
+        plans = [plan for plan in PLANS if not names or plan.name in names]
+        made = [probe for plan in plans for probe in plan.make(self.recorder, Config())]
+        if not names:
+            made.append(ExceptionWatch(self.recorder, after_raise=lambda: None))
+        for probe in made:
+            probe.install()
+            self.probes.append(probe)
+        return made
+
+    def uninstall(self) -> None:
+        """Take all hooks away."""
+        while self.probes:
+            self.probes.pop().uninstall()
+
+    def events(self, kind: type[E] = Event) -> list[E]:  # type: ignore[assignment]
+        """Return the events of a kind, as the monitor would read them."""
+        decoder = EventDecoder(self.recorder.rank, Canon())
+        found = [decoder.decode(p) for p in EventReader(self.folder, 0).payloads()]
+        return [event for event in found if isinstance(event, kind)]
+
+    def calls(self) -> list[Collective]:
+        """Return the collectives."""
+        return self.events(Collective)
+
+    def states(self, call: Collective) -> list[str]:
+        """Return what became of one collective."""
+        return [s.state for s in self.events(CollectiveState) if s.call == call.seq]
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Iterator[Observed]:
+    page = StatusPage(tmp_path / "rank-0.status")
+    result = Observed(Recorder(tmp_path, 0, page, main_script=__file__), tmp_path)
+    yield result
+    result.uninstall()
+
+
+@pytest.fixture
+def fake_group() -> Iterator[None]:
+    """Two ranks, of which only this one exists: nothing is ever sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def lone_group() -> Iterator[None]:
+    """A real gloo group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
