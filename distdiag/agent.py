@@ -1,0 +1,283 @@
+"""The part of distdiag that lives in a training process: it keeps the records of one rank."""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+import msgspec
+
+from distdiag.config import Config
+from distdiag.errors import DamagedFileError
+from distdiag.event import Finished, Phase, ProbeDisabled, RankStarted
+from distdiag.monitor_process import MonitorProcess
+from distdiag.probes.base import Probe
+from distdiag.probes.catalogue import PLANS, Plan
+from distdiag.probes.exceptions import ExceptionWatch
+from distdiag.probes.hard_exit import HardExit
+from distdiag.probes.post_import import ImportWatch
+from distdiag.recorder import Recorder
+from distdiag.run_dir import Launch, Verdict, open_run_dir, write_atomically
+from distdiag.status_page import DETACHED, FINISHED, StatusPage, read_status
+
+BEAT_S: Final = 0.5
+POLL_S: Final = 0.02
+LAST_WORDS_S: Final = 3.0
+"""A rank that raised waits so long for its peers' stacks to be taken."""
+VERDICT_S: Final = 10.0
+"""Rank 0 waits so long for the verdict after all other ranks have ended."""
+
+_PR_SET_PTRACER: Final = 0x59616D61
+
+
+class RankAgent:
+    """Observes this process from `start` until it ends or `stop` is called."""
+
+    current: ClassVar[RankAgent | None] = None
+
+    def __init__(
+        self,
+        launch: Launch,
+        config: Config,
+        command: tuple[str, ...],
+        *,
+        main_script: str | None,
+    ) -> None:
+        """Claim the run directory; nothing is observed yet.
+
+        Raises:
+            UsageError: the run directory cannot be used.
+
+        """
+        self.exit_status = 0
+        self.run_dir = open_run_dir(config.run_dir, launch, overwrite=config.overwrite)
+        self._launch = launch
+        self._config = config
+        self._command = command
+        self._monitor = MonitorProcess(self.run_dir)
+        self._page = StatusPage(self.run_dir.status(launch.rank))
+        self.recorder = Recorder(
+            self.run_dir.folder, launch.rank, self._page, main_script=main_script
+        )
+        self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
+        self.probes: list[Probe] = [
+            self.exceptions,
+            HardExit(self.recorder, before_exit=self._finish),
+        ]
+        self._plans = list(PLANS)
+        self._imported: set[str] = set()
+        self._imports = ImportWatch({name for p in PLANS for name in p.needs}, self._on_import)
+        self._stopping = threading.Event()
+        self._stopped = threading.Event()
+        self._is_child = False
+
+    def start(self) -> None:
+        """Begin to observe; the exit handler runs after those that the script registers."""
+        launch = self._launch
+        self.recorder.event(
+            RankStarted,
+            local_rank=launch.local_rank,
+            world_size=launch.world_size,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            python=platform.python_version(),
+            command=self._command,
+            unix_ns=time.time_ns(),
+            attempt=launch.attempt,
+        )
+        if launch.local_rank == 0:
+            self._start_monitor()
+        self.recorder.set_phase(Phase.SCRIPT)
+        os.register_at_fork(after_in_child=self._let_go_in_child)
+        atexit.register(self._at_exit)
+        # Not a threading.Thread: the script must not find it among its own threads.
+        _thread.start_new_thread(self._beat, ())
+        for probe in self.probes:
+            probe.install()
+        self._imports.start()
+
+    def _start_monitor(self) -> None:
+        try:
+            self._monitor.start(self._launch, self._command, self._config)
+        except OSError as error:
+            warn(f"the monitor cannot be started, there will be no report: {error}")
+
+    def _on_import(self, name: str) -> None:
+        self._imported.add(name)
+        ready = [plan for plan in self._plans if self._imported.issuperset(plan.needs)]
+        for plan in ready:
+            self._plans.remove(plan)
+            self._install(plan)
+
+    def _install(self, plan: Plan) -> None:
+        try:
+            probes = plan.make(self.recorder, self._config)
+        except Exception as error:  # noqa: BLE001 (another torch than we know must not end the run)
+            self.recorder.event(
+                ProbeDisabled, probe=plan.name, reason=f"{type(error).__name__}: {error}"
+            )
+            return
+        for probe in probes:
+            probe.install()
+            self.probes.append(probe)
+
+    def _beat(self) -> None:
+        may_trace = False
+        while not self._stopping.wait(BEAT_S):
+            self.recorder.beat()
+            if not may_trace and self._monitor.pid is not None:
+                _allow_tracing_by(self._monitor.pid)
+                may_trace = True
+            if self._launch.local_rank == 0:
+                self._monitor.is_alive  # noqa: B018 (reaps it, should it have ended)
+        self._stopped.set()
+
+    def _let_go_in_child(self) -> None:
+        # A forked child shares the mapped files: there must never be two writers.
+        self._is_child = True
+        self.recorder.abandon()
+
+    def wait_for_last_words(self) -> None:
+        """Give the monitor a moment to take the stacks of the peers, which will be killed soon."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        ack = self.run_dir.ack(self._launch.rank)
+        while time.monotonic() < deadline and not ack.exists():
+            if self._is_child or not self._monitor.is_alive or not self._has_living_peers():
+                return
+            time.sleep(POLL_S)
+
+    def _has_living_peers(self) -> bool:
+        return any(
+            self._is_running(rank) for rank in self._launch.local_ranks if rank != self._launch.rank
+        )
+
+    def _is_running(self, rank: int) -> bool:
+        try:
+            status = read_status(self.run_dir.status(rank))
+            os.kill(status.pid, 0)
+        except (OSError, DamagedFileError):
+            return False
+        return not (status.finished or status.detached)
+
+    def _at_exit(self) -> None:
+        if self._is_child or self.recorder.closed:
+            return
+        exit_status = self.exit_status
+        try:
+            self._finish(exit_status)
+            if self._launch.rank == 0:
+                exit_status = self._final_status(exit_status)
+        except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
+            warn(f"{type(error).__name__} at the end of the run: {error}")
+        self._end_thread()
+        self._monitor.let_go()
+        if exit_status != self.exit_status:
+            _leave(exit_status)
+
+    def _finish(self, exit_status: int) -> None:
+        recorder = self.recorder
+        recorder.set_phase(Phase.FINISHED)
+        recorder.event(Finished, exit_status=exit_status)
+        recorder.beat()
+        recorder.raise_flag(FINISHED)
+        recorder.close()
+
+    def _final_status(self, exit_status: int) -> int:
+        verdict = self._wait_for_verdict()
+        if verdict is None or exit_status != 0 or verdict.exit_status == 0:
+            return exit_status
+        if self._launch.attempt + 1 < self._launch.max_attempts:
+            return exit_status  # a failure now would make the launcher run it all again
+        _tell_launcher(verdict.summary)
+        return verdict.exit_status
+
+    def _wait_for_verdict(self) -> Verdict | None:
+        deadline = time.monotonic() + VERDICT_S
+        while True:
+            lives = self._monitor.is_alive
+            try:
+                return msgspec.json.decode(self.run_dir.verdict.read_bytes(), type=Verdict)
+            except (OSError, msgspec.MsgspecError):
+                if not lives:
+                    return None
+            if self._has_living_peers():
+                deadline = time.monotonic() + VERDICT_S
+            elif time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_S)
+
+    def _end_thread(self) -> None:
+        self._stopping.set()
+        self._stopped.wait(0.2)
+
+    def stop(self) -> None:
+        """Observe no longer, and say so to the monitor; the script goes on alone."""
+        self._imports.stop()
+        for probe in reversed(self.probes):
+            probe.uninstall()
+        self.recorder.raise_flag(DETACHED)
+        self.recorder.close()
+        self._end_thread()
+        self._monitor.let_go()
+        atexit.unregister(self._at_exit)
+
+
+def warn(message: str) -> None:
+    """Say one line to the user, on stderr."""
+    sys.stderr.write(f"distdiag: {message}\n")
+    sys.stderr.flush()
+
+
+def guarded(action: Callable[[], None], purpose: str) -> None:
+    """Run a part of the tool whose failure must not end the script."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
+        warn(f"{purpose} failed, the script runs unobserved: {type(error).__name__}: {error}")
+
+
+def _allow_tracing_by(pid: int) -> None:
+    """Let the monitor read this process's stacks where only ancestors may (Yama)."""
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
+    except (OSError, AttributeError):
+        return
+
+
+def _tell_launcher(summary: str) -> None:
+    """Leave the summary where torchelastic looks for the reason of a failure."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    extra = {"timestamp": str(int(time.time())), "py_callstack": ""}
+    error = {"message": {"message": summary, "extraInfo": extra}}
+    from pathlib import Path
+
+    try:
+        write_atomically(Path(path), json.dumps(error).encode())
+    except OSError as problem:
+        warn(f"the launcher's error file cannot be written: {problem}")
+
+
+def _leave(exit_status: int) -> None:
+    """End the process with another status than the interpreter would."""
+    logging = sys.modules.get("logging")
+    if logging is not None:
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(exit_status)
