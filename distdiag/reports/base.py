@@ -1,0 +1,66 @@
+"""The contract of a reporter, and how strings of strangers are made safe to show."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from distdiag.finding import Finding, Report
+from distdiag.ranks import RankSet
+
+LONGEST_LINE: Final = 600
+"""One line of a finding on stderr is cut here, in characters."""
+
+
+class Reporter:
+    """Turn a report into text. It computes nothing that the report does not say.
+
+    `name` is the name of the module and the word for ``--report``. `file_name` is the file below
+    the run directory that holds the text, or None when it goes to stderr.
+    """
+
+    name: ClassVar[str]
+    file_name: ClassVar[str | None] = None
+
+    def __init__(self, *, width: int = 80, color: bool = False) -> None:
+        """Remember the columns of the surface and whether it shows colours."""
+        self.width = width
+        self.color = color
+
+    def render(self, report: Report) -> str:
+        """Return the text, which ends with a newline."""
+        raise NotImplementedError
+
+
+def one_line(finding: Finding) -> str:
+    """Return the line that goes to stderr when a finding is made.
+
+    Example: ``distdiag: error COL003 collective-shape-mismatch train.py:41 ranks 3: all_gather …``
+    """
+    parts = ["distdiag:", finding.severity, finding.code, finding.name]
+    if finding.location:
+        parts.append(str(finding.location))
+    if finding.ranks:
+        parts.append(f"ranks {short(finding.ranks)}")
+    head = visible(" ".join(parts))
+    return cut(f"{head}: {visible(' '.join(finding.message.split()))}", LONGEST_LINE)
+
+
+def visible(text: str) -> str:
+    r"""Spell out what could steer a terminal or hide: ESC becomes ``\x1b``, a newline ``\n``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def cut(text: str, length: int) -> str:
+    """Return the text, or its beginning and an ellipsis where it is longer."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def short(ranks: RankSet, length: int = 48) -> str:
+    """Return the ranks; where they are too many, the first of them and their number."""
+    text = str(ranks)
+    if len(text) <= length:
+        return text
+    shown = text[:length].rpartition(",")[0]
+    return f"{shown},… ({len(ranks)} ranks)"

@@ -1,0 +1,219 @@
+"""The report as a person sees it: snapshots at 80 columns, a large job, hostile strings."""
+
+import re
+
+import pytest
+from rich.cells import cell_len
+
+from distdiag.finding import (
+    Evidence,
+    Finding,
+    Grade,
+    Location,
+    Outcome,
+    RankInfo,
+    Report,
+    Run,
+    Severity,
+)
+from distdiag.ranks import RankSet
+from distdiag.reports.terminal import TerminalReporter
+
+
+def make_run(num_ranks=2, outcome=Outcome.FINISHED, **changes):
+    fields = {
+        "id": "20260101-120000-1",
+        "command": ("train.py", "--epochs", "3"),
+        "world_size": num_ranks,
+        "ranks": tuple(
+            RankInfo(
+                rank=rank,
+                local_rank=rank % 8,
+                world_size=num_ranks,
+                hostname="node",
+                pid=1000 + rank,
+                fate="finished",
+            )
+            for rank in range(num_ranks)
+        ),
+        "torch": "2.13.0",
+        "started": "2026-01-01T12:00:00Z",
+        "ended": "2026-01-01T12:00:07Z",
+        "outcome": outcome,
+    }
+    return Run(**(fields | changes))
+
+
+def shape_mismatch(**changes):
+    gather = Location("train.py", 41, "train_step", "dist.all_gather(parts, batch)")
+    fields = {
+        "code": "COL003",
+        "name": "collective-shape-mismatch",
+        "severity": Severity.ERROR,
+        "grade": Grade.PROVEN,
+        "confidence": 0.97,
+        "message": "all_gather #12 of group default_pg has shape [4, 8] on ranks 0-2 and [3, 8] on "
+        "rank 3, whose last batch is smaller",
+        "ranks": RankSet({3}),
+        "step": 12,
+        "location": gather,
+        "subjects": ("default_pg",),
+        "evidence": (
+            Evidence(
+                ranks=RankSet(range(3)),
+                summary="called all_gather with shape [4, 8]",
+                location=gather,
+                values={"shape": "[4, 8]", "collective_seq_id": 12},
+            ),
+            Evidence(
+                ranks=RankSet({3}),
+                summary="called all_gather with shape [3, 8]",
+                location=gather,
+                values={"shape": "[3, 8]", "collective_seq_id": 12},
+            ),
+        ),
+        "why": "Every rank must pass a tensor of the same shape to all_gather; a backend that does "
+        "not compare them aborts, hangs or mixes up memory.",
+        "fix": "Drop the last incomplete batch (drop_last=True) or pad it before gathering.",
+        "fix_changes": "drop_last leaves out up to batch_size - 1 samples of each epoch.",
+        "disproof": "Rank 3 passed [4, 8] to all_gather #12.",
+    }
+    return Finding(**(fields | changes))
+
+
+def warning():
+    return shape_mismatch(
+        code="COL010",
+        name="unwaited-work",
+        severity=Severity.WARNING,
+        grade=Grade.LIKELY,
+        message="the Work of all_reduce #3 was never waited for",
+        step=None,
+        location=None,
+        subjects=(),
+        evidence=(),
+        ranks=RankSet(),
+    )
+
+
+def render(report, **surface):
+    return TerminalReporter(**surface).render(report)
+
+
+def test_a_clean_run(snapshot):
+    report = Report(complete=True, run=make_run(), checked=("COL001", "COL002", "HNG001"))
+    assert render(report) == snapshot
+
+
+def test_the_worst_finding_comes_first_with_all_it_rests_on(snapshot):
+    report = Report(
+        complete=True,
+        run=make_run(4, Outcome.HUNG, ended=None),
+        findings=(warning(), shape_mismatch()),
+        checked=("COL003", "COL010"),
+        not_checked={"MOE001": "no router was called", "MOE002": "no router was called"},
+    )
+    assert render(report) == snapshot
+
+
+def test_what_was_not_looked_at_is_not_called_clean(snapshot):
+    report = Report(
+        run=make_run(2, Outcome.KILLED, attempts=2, active_modes=("--strict",), torch=""),
+        not_checked={"COL": "the tap was disabled: its self-test failed"},
+        silent_ranks=RankSet({1}),
+    )
+    assert render(report) == snapshot
+
+
+def test_512_ranks_fit_on_a_page(snapshot):
+    ranks = range(512)
+    infos = tuple(
+        RankInfo(
+            rank=rank,
+            local_rank=rank % 8,
+            world_size=512,
+            hostname=f"node{rank // 8}",
+            pid=rank,
+            fate="died" if rank == 77 else "running",
+            last=f"all_reduce #9 at train.py:{30 + (rank == 77)}",
+        )
+        for rank in ranks
+    )
+    evidence = tuple(
+        Evidence(ranks=RankSet({rank}), summary=f"waits in all_reduce #{9 + rank % 2}")
+        for rank in ranks
+        if rank != 77
+    )
+    odd_ones = tuple(
+        Evidence(ranks=RankSet({rank}), summary=f"pid {rank} is in another place")
+        for rank in range(100, 140)
+    )
+    finding = shape_mismatch(evidence=evidence + odd_ones, ranks=RankSet({77}))
+    report = Report(
+        complete=True,
+        run=make_run(512, Outcome.ABORTED, ranks=infos),
+        findings=(finding,),
+        checked=("COL001",),
+        silent_ranks=RankSet(range(1, 512, 3)),
+    )
+    text = render(report)
+    assert text == snapshot
+    assert len(text.splitlines()) < 100
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_every_line_fits_the_width_unless_it_is_a_place_in_the_code(width):
+    report = Report(run=make_run(4), findings=(shape_mismatch(), warning()), checked=("COL003",))
+    places = ("train.py:41 in train_step", "dist.all_gather(parts, batch)")
+    for line in render(report, width=width).splitlines():
+        assert cell_len(line) <= max(width, 34) or line.strip() in places
+        assert line == line.rstrip()
+
+
+def test_a_long_path_stays_in_one_piece():
+    path = "/very" * 60 + "/train.py"
+    report = Report(
+        run=make_run(), findings=(shape_mismatch(location=Location(path, 1, "f", "x = 1")),)
+    )
+    assert f"  {path}:1 in f\n" in render(report)
+
+
+HOSTILE = "[bold red]x[/] [/nope] :smile: \x1b]0;owned\x07 \u202e \x9b2J a\rb \ud800"
+
+
+def test_hostile_strings_are_shown_and_not_obeyed():
+    finding = shape_mismatch(
+        message=HOSTILE,
+        name=HOSTILE,
+        subjects=(HOSTILE,),
+        location=Location(HOSTILE, 1, HOSTILE, HOSTILE),
+        evidence=(Evidence(ranks=RankSet({0}), summary=HOSTILE, values={HOSTILE: HOSTILE}),),
+        why=HOSTILE,
+        disproof=HOSTILE,
+    )
+    report = Report(
+        run=make_run(command=(HOSTILE,), torch=HOSTILE, started=HOSTILE),
+        findings=(finding,),
+        checked=(HOSTILE,),
+        not_checked={HOSTILE: HOSTILE},
+    )
+    text = render(report, width=200)
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.count("[bold red]x[/] [/nope] :smile: \\x1b]0;owned\\x07") >= 12
+    text.encode()
+
+
+def test_colours_change_nothing_but_the_colours():
+    report = Report(run=make_run(), findings=(shape_mismatch(),), checked=("COL003",))
+    coloured = render(report, color=True)
+    assert "\x1b[1;31mERROR COL003" in coloured
+    plain = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert plain == render(report)
+
+
+def test_the_surroundings_do_not_change_the_lines(monkeypatch):
+    report = Report(run=make_run(), findings=(shape_mismatch(),))
+    before = render(report)
+    for name, value in {"COLUMNS": "30", "FORCE_COLOR": "1", "TERM": "xterm-256color"}.items():
+        monkeypatch.setenv(name, value)
+    assert render(report) == before
