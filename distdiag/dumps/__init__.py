@@ -1,0 +1,1 @@
+"""Evidence that comes from outside a rank: the stacks and the state of its process."""

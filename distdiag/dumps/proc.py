@@ -1,0 +1,115 @@
+"""Whether a process still lives and what it has used, from the kernel's own records."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import psutil
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_DEAD: Final = frozenset("ZX")
+
+
+class ProcessState(NamedTuple):
+    """One reading. `state` is the kernel's letter (R, S, D, T, Z)."""
+
+    state: str
+    cpu_s: float
+    start_ticks: int
+
+
+def read_process(pid: int) -> ProcessState | None:
+    """Read the state of a process, or return None when there is none of this number."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name in parentheses may hold anything, parentheses included.
+    fields = text.rpartition(")")[2].split()
+    return ProcessState(
+        state=fields[0],
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        start_ticks=int(fields[19]),
+    )
+
+
+class Process:
+    """A process that is followed until it is gone, even if its number is used again."""
+
+    def __init__(self, pid: int, start_ticks: int = 0) -> None:
+        """Follow the process that has this number and began then (0: that has it now)."""
+        self.pid = pid
+        self._descriptor = _open_pidfd(pid)
+        reading = read_process(pid)
+        self._start_ticks = start_ticks or (reading.start_ticks if reading else 0)
+        if self.is_gone:
+            self.close()
+
+    def read(self) -> ProcessState | None:
+        """Read the state, or return None when the process is gone (or has ended as a zombie)."""
+        reading = read_process(self.pid)
+        if reading is None or reading.start_ticks != self._start_ticks or reading.state in _DEAD:
+            return None
+        return reading
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the process has ended."""
+        return self.read() is None
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when the process ends, or -1."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def wait_for_end(processes: Iterable[Process], timeout_s: float) -> None:
+    """Wait until one of the processes ends, but no longer than `timeout_s`."""
+    poll = select.poll()
+    for process in processes:
+        if process.fileno() >= 0:
+            poll.register(process.fileno(), select.POLLIN)
+    poll.poll(timeout_s * 1000)
+
+
+def wait_for_pid_file(path: Path, timeout_s: float) -> None:
+    """Wait until the process that a file names has ended, but no longer than `timeout_s`."""
+    with suppress(OSError, ValueError):
+        process = Process(int(path.read_text(encoding="ascii")))
+        if not process.is_gone:
+            wait_for_end([process], timeout_s)
+
+
+def kill_families(pids: Iterable[int]) -> None:
+    """Kill processes and their descendants, except for this process and its own."""
+    me = psutil.Process()
+    spared = {me.pid, *(child.pid for child in me.children(recursive=True))}
+    victims: list[psutil.Process] = []
+    for pid in pids:
+        try:
+            process = psutil.Process(pid)
+            # The family first: a killed parent's children are nobody's any more.
+            victims += [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            continue
+    for victim in victims:
+        if victim.pid not in spared:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                victim.kill()
+
+
+def _open_pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # gone, or a kernel without pidfds: the loop notices one poll later
+        return -1

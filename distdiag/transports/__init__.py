@@ -1,0 +1,1 @@
+"""Ways by which the events of ranks reach the engine."""

@@ -1,0 +1,254 @@
+"""The events of the ranks of this node, from the files that they leave in the run directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Final, Protocol
+
+from distdiag.errors import DamagedFileError
+from distdiag.event import AnyEvent, Exited, Finished, Heartbeat, Phase, ProbeDisabled, Raised
+from distdiag.event_file import EventReader
+from distdiag.run_dir import RunDir
+from distdiag.status_page import Status, read_status
+from distdiag.transports.base import EventSource
+from distdiag.wire import Canon, EventDecoder
+
+BATCH: Final = 5000
+"""So many records of one rank are read before the next rank has its turn."""
+BEAT_EVERY_NS: Final = 500_000_000
+
+
+class ProcessReading(Protocol):
+    """What this module must know of a living process."""
+
+    @property
+    def cpu_s(self) -> float:
+        """The processor time that it has used, in seconds."""
+
+
+class WatchedProcess(Protocol):
+    """A process that is followed until it is gone."""
+
+    def read(self) -> ProcessReading | None:
+        """Return None when the process is gone."""
+
+
+Watch = Callable[[int, int], WatchedProcess]
+"""Begin to follow the process of a pid that began at these ticks."""
+
+
+class LocalFiles(EventSource):
+    """Follow the event files, status pages and processes of some ranks of this node.
+
+    Besides what the ranks wrote it yields `Heartbeat`, `Exited` (after all that the rank wrote) and
+    `ProbeDisabled` where something cannot be read.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        ranks: Iterable[int],
+        watch: Watch,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Follow these ranks; `watch` is asked to follow the process of each."""
+        canon = Canon()
+        self._ranks = {rank: _RankFiles(run_dir, rank, canon, watch) for rank in ranks}
+        self._clock = clock
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """The pids of the ranks that have begun, by rank, whether they still live or not."""
+        return {rank: files.pid for rank, files in self._ranks.items() if files.pid is not None}
+
+    def poll(self) -> Iterator[AnyEvent]:
+        """Yield what is new, rank by rank."""
+        for files in self._ranks.values():
+            yield from files.poll(self._clock())
+
+    def close(self) -> None:
+        """Nothing is held open but mappings, which end with their readers."""
+        self._ranks.clear()
+
+
+class _RankFiles:
+    """The files and the process of one rank."""
+
+    def __init__(self, run_dir: RunDir, rank: int, canon: Canon, watch: Watch) -> None:
+        self.pid: int | None = None
+        self._rank = rank
+        self._path = run_dir.status(rank)
+        self._watch = watch
+        self._reader = EventReader(run_dir.folder, rank)
+        self._decoder = EventDecoder(rank, canon)
+        self._process: WatchedProcess | None = None
+        self._said: set[str] = set()
+        self._unreadable = False
+        self._num_lost = 0
+        self._alive_ns = 0
+        self._beat_ns = 0
+        self._beat_key: tuple[object, ...] = ()
+        self._gone = False
+
+    def poll(self, now_ns: int) -> Iterator[AnyEvent]:
+        if self._gone:
+            return
+        # The process is looked at first: what it wrote before it ended is then all there.
+        yield from self._find_process(now_ns)
+        reading = self._process.read() if self._process else None
+        if reading is not None:
+            self._alive_ns = now_ns
+        is_drained = yield from self._events(now_ns)
+        status = self._status()
+        if status is None:
+            return
+        yield from self._told_by_flags(status, now_ns, is_drained=is_drained)
+        if reading is not None:
+            yield from self._heartbeat(status, reading, now_ns)
+        elif is_drained:
+            yield from self._exited(status, now_ns)
+
+    def _find_process(self, now_ns: int) -> Iterator[AnyEvent]:
+        if self._process is not None:
+            return
+        try:
+            status = read_status(self._path)
+        except FileNotFoundError:
+            return
+        except DamagedFileError as error:
+            yield from self._disabled("status-page", str(error), now_ns)
+            return
+        self.pid = status.pid
+        self._process = self._watch(status.pid, status.start_ticks)
+        self._alive_ns = status.beat_ns
+
+    def _status(self) -> Status | None:
+        if self._process is None:
+            return None
+        try:
+            return read_status(self._path)
+        except (DamagedFileError, FileNotFoundError):  # removed or overwritten during the run
+            return _LOST
+
+    def _events(self, now_ns: int) -> Generator[AnyEvent, None, bool]:
+        """Yield the events that were written; return whether there are no more for now."""
+        num_read = 0
+        try:
+            for payload in () if self._unreadable else self._reader.payloads(BATCH):
+                num_read += 1
+                yield from self._decoded(payload, now_ns)
+        except DamagedFileError as error:
+            self._unreadable = True  # where the next record begins is not known any more
+            yield from self._disabled("event-file", str(error), now_ns)
+        if self._reader.num_lost_segments > self._num_lost:
+            self._num_lost = self._reader.num_lost_segments
+            reason = f"{self._num_lost} segments were dropped before they were read"
+            yield from self._disabled("event-file", reason, now_ns)
+        return num_read < BATCH
+
+    def _decoded(self, payload: bytes, now_ns: int) -> Iterator[AnyEvent]:
+        try:
+            event = self._decoder.decode(payload)
+        except DamagedFileError as error:
+            yield from self._disabled("event-file", str(error), now_ns)
+            return
+        if event is None:
+            return
+        if event.rank != self._rank:
+            reason = f"it holds an event of rank {event.rank}"
+            yield from self._disabled("event-file", reason, now_ns)
+            return
+        if isinstance(event, Finished | Raised):
+            self._said.add(type(event).__name__)
+        self._alive_ns = max(self._alive_ns, event.time_ns)
+        yield event
+
+    def _disabled(self, probe: str, reason: str, now_ns: int) -> Iterator[AnyEvent]:
+        """Tell once for each probe that it does not tell everything."""
+        if probe not in self._said:
+            self._said.add(probe)
+            yield ProbeDisabled(rank=self._rank, seq=-1, time_ns=now_ns, probe=probe, reason=reason)
+
+    def _told_by_flags(
+        self, status: Status, now_ns: int, *, is_drained: bool
+    ) -> Iterator[AnyEvent]:
+        """Yield what only the status page could still say, such as on a full disk."""
+        if status.detached:
+            yield from self._disabled("agent", "the script detached it", now_ns)
+        if status.events_stopped:
+            reason = "it could not be written any more: the disk or a quota is full"
+            yield from self._disabled("event-file", reason, now_ns)
+        if not is_drained or not (status.events_stopped or self._unreadable):
+            return
+        if status.raised and "Raised" not in self._said:
+            self._said.add("Raised")
+            yield Raised(
+                rank=self._rank,
+                seq=-1,
+                time_ns=self._alive_ns,
+                step=status.step,
+                type="an exception",
+                message="its record could not be written",
+                frames=(),
+                traceback="",
+            )
+        elif status.finished and "Finished" not in self._said:
+            yield self._finished(status)
+
+    def _finished(self, status: Status) -> Finished:
+        self._said.add("Finished")
+        return Finished(
+            rank=self._rank, seq=-1, time_ns=self._alive_ns, step=status.step, exit_status=0
+        )
+
+    def _heartbeat(
+        self, status: Status, reading: ProcessReading, now_ns: int
+    ) -> Iterator[AnyEvent]:
+        key = (status.phase, status.step, status.num_batches, status.num_backwards)
+        if key == self._beat_key and now_ns - self._beat_ns < BEAT_EVERY_NS:
+            return
+        self._beat_key, self._beat_ns = key, now_ns
+        yield Heartbeat(
+            rank=self._rank,
+            seq=-1,
+            time_ns=now_ns,
+            step=status.step,
+            phase=status.phase,
+            beat_ns=status.beat_ns,
+            num_batches=status.num_batches,
+            num_backwards=status.num_backwards,
+            cpu_s=reading.cpu_s,
+        )
+
+    def _exited(self, status: Status, now_ns: int) -> Iterator[AnyEvent]:
+        self._gone = True
+        if status.detached and not {"Finished", "Raised"} & self._said:
+            # It was not observed any more, so nothing says that it ended badly.
+            yield self._finished(status)
+        # It ended some time after it was last seen alive: that is before what its end caused.
+        yield Exited(
+            rank=self._rank,
+            seq=-1,
+            time_ns=min(self._alive_ns, now_ns),
+            step=status.step,
+            reason="the process is gone",
+        )
+
+
+_LOST: Final = Status(
+    pid=0,
+    start_ticks=0,
+    beat_ns=0,
+    phase=Phase.SCRIPT,
+    step=0,
+    num_batches=0,
+    num_backwards=0,
+    finished=False,
+    raised=False,
+    events_stopped=True,
+    detached=False,
+    num_events=0,
+)
+"""What stands for a status page that was there and is not any more."""
