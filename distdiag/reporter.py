@@ -1,0 +1,289 @@
+"""Builds the one report of a run, keeps it on disk while the run goes on, and gives the verdict."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from distdiag.alignment import Fate, RankState
+from distdiag.attendance import Attendance
+from distdiag.config import Config
+from distdiag.errors import DamagedFileError
+from distdiag.event import AnyEvent, Collective, Frame, GroupCreated, TorchLoaded
+from distdiag.finding import (
+    Evidence,
+    Finding,
+    Grade,
+    Outcome,
+    RankInfo,
+    Report,
+    Run,
+    Severity,
+)
+from distdiag.ranks import RankSet
+from distdiag.reports import load_reporter, one_line, write_report
+from distdiag.run_dir import LaunchFile, RunDir, Verdict, write_atomically
+from distdiag.wire import decode_report
+
+_log = logging.getLogger(__name__)
+
+RESERVE_BYTES: Final = 512 << 10
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FAILING: Final = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight}
+
+
+class RunReporter:
+    """The report of one run on the node of rank 0, or of one node where rank 0 is elsewhere."""
+
+    def __init__(self, run_dir: RunDir, launch_file: LaunchFile, config: Config) -> None:
+        """Take over what earlier attempts found, and set some room aside on the disk."""
+        launch = launch_file.launch
+        self.attendance = Attendance(launch.local_ranks)
+        self.aborted = False
+        self.pids: Mapping[int, int] = {}
+        self._run_dir = run_dir
+        self._launch_file = launch_file
+        self._config = config
+        # Imported now, while the ranks are busy importing too: at the end somebody waits.
+        self._forms = [load_reporter(name) for name in config.report]
+        self._path = run_dir.report
+        if 0 not in launch.local_ranks:
+            # There is one report.json below a run directory: that of the node of rank 0.
+            self._path = run_dir.folder / f"report-of-ranks-{self.attendance.ranks}.json"
+        self._earlier = self._read_earlier()
+        self._torch = self._earlier.run.torch if self._earlier else ""
+        self._saw_collective = False
+        self._reserve = run_dir.root / "report.reserve"
+        self._set_aside(RESERVE_BYTES)
+
+    def feed(self, event: AnyEvent) -> None:
+        """Take in one event."""
+        self.attendance.feed(event)
+        if isinstance(event, TorchLoaded):
+            self._torch = event.torch
+        elif isinstance(event, Collective | GroupCreated):
+            self._saw_collective = True
+
+    def build(
+        self,
+        findings: Iterable[Finding],
+        states: Mapping[int, RankState],
+        *,
+        checks: tuple[str, ...],
+        not_checked: Mapping[str, str],
+        complete: bool = False,
+    ) -> Report:
+        """Return the report as it stands; `checks` are the codes of those that judged the run."""
+        gaps = {**not_checked, **self._gaps(checks, states)}
+        found = {finding.identity: finding for finding in self._earlier_findings()}
+        found |= {finding.identity: finding for finding in findings}
+        return Report(
+            complete=complete,
+            run=self._run(states, complete=complete),
+            findings=tuple(found.values()),
+            checked=tuple(code for code in checks if code not in gaps),
+            not_checked=gaps,
+            silent_ranks=RankSet(r for r, s in states.items() if s.fate is Fate.SILENT),
+        )
+
+    def write(self, report: Report) -> None:
+        """Replace report.json, on a full disk in the room that was set aside."""
+        try:
+            write_report(self._path, report, reserve=self._reserve)
+        except OSError:
+            _log.exception("the report could not be written")
+        if not report.complete and not self._reserve.exists():
+            self._set_aside(RESERVE_BYTES // 2)
+
+    def show(self, report: Report) -> None:
+        """Write the other forms of the report that were asked for, to stderr or to their files."""
+        for kind in self._forms:
+            reporter = kind(width=_width(), color=_has_colours())
+            if reporter.file_name is None:
+                say(reporter.render(report))
+            elif self._run_dir.root / reporter.file_name != self._run_dir.report:
+                path = self._run_dir.root / reporter.file_name
+                self.save(path, reporter.render(report).encode())
+
+    def save(self, path: Path, data: bytes) -> None:
+        """Write a small file, on a full disk in the room that was set aside."""
+        try:
+            try:
+                write_atomically(path, data)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                self.release()
+                write_atomically(path, data)
+        except OSError:
+            _log.exception("%s could not be written", path)
+
+    def save_verdict(self, findings: Iterable[Finding]) -> None:
+        """Leave the exit statuses, and what rank 0 waits for: what this attempt's findings ask."""
+        self.save(
+            self._run_dir.exit_status,
+            msgspec.json.encode({str(r): s for r, s in self.attendance.exit_status.items()}),
+        )
+        least = _FAILING.get(self._config.fail_on)
+        bad = [f for f in findings if least is not None and f.severity.weight >= least]
+        verdict = Verdict(
+            exit_status=1 if bad else 0, summary="\n".join(one_line(finding) for finding in bad)
+        )
+        self.save(self._run_dir.verdict, msgspec.json.encode(verdict))
+
+    def release(self) -> None:
+        """Give the room back that was set aside."""
+        self._reserve.unlink(missing_ok=True)
+
+    def _set_aside(self, size: int) -> None:
+        try:
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self.release()
+
+    def _read_earlier(self) -> Report | None:
+        if self._run_dir.attempt == 0:
+            return None
+        try:
+            return decode_report(self._path.read_bytes())
+        except (OSError, DamagedFileError):
+            _log.warning("the report of the attempts before this one cannot be read")
+            return None
+
+    def _earlier_findings(self) -> tuple[Finding, ...]:
+        return self._earlier.findings if self._earlier else ()
+
+    def _gaps(self, checks: Iterable[str], states: Mapping[int, RankState]) -> dict[str, str]:
+        launch = self._launch_file.launch
+        gaps: dict[str, str] = {}
+        if not self._saw_collective:
+            gaps |= {code: "no collective was called" for code in checks if code[:3] == "COL"}
+        elsewhere = RankSet(set(range(launch.world_size)) - set(self.attendance.ranks))
+        if elsewhere:
+            gaps[elsewhere.phrase()] = "not observed: they run on other nodes"
+        for rank, state in states.items():
+            if state.incomplete:
+                gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
+        return gaps
+
+    def _run(self, states: Mapping[int, RankState], *, complete: bool) -> Run:
+        launch = self._launch_file.launch
+        outcome = self.attendance.outcome
+        if self.aborted:
+            outcome = Outcome.ABORTED
+        elif complete and outcome is Outcome.RUNNING:
+            outcome = Outcome.FAILED  # ranks never began, or the observer did not see their end
+        earlier = self._earlier
+        return Run(
+            id=self._run_dir.root.name,
+            command=self._launch_file.command,
+            world_size=launch.world_size,
+            ranks=tuple(self._rank_info(rank, states.get(rank)) for rank in self.attendance.ranks),
+            torch=self._torch,
+            started=earlier.run.started if earlier else _rfc3339(launch.started_s),
+            ended=_rfc3339(datetime.now(UTC).timestamp()) if complete else None,
+            outcome=outcome,
+            attempts=launch.attempt + 1,
+            active_modes=("strict",) if self._config.strict else (),
+        )
+
+    def _rank_info(self, rank: int, state: RankState | None) -> RankInfo:
+        launch = self._launch_file.launch
+        started = state.started if state else None
+        fate: str = state.fate if state else Fate.SILENT
+        if self.aborted and fate == Fate.RUNNING:
+            fate = "aborted"
+        return RankInfo(
+            rank=rank,
+            local_rank=rank - launch.local_ranks[0],
+            world_size=launch.world_size,
+            hostname=started.hostname if started else platform.node(),
+            pid=started.pid if started else self.pids.get(rank, 0),
+            fate=fate,
+            last=last_act(state) if state else "",
+        )
+
+
+def crash_finding(error: Exception) -> Finding:
+    """Say in the report that the monitor itself failed."""
+    what = f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    return Finding(
+        code="DIA001",
+        name="crashed-check",
+        severity=Severity.WARNING,
+        grade=Grade.PROVEN,
+        confidence=1.0,
+        message=f"the monitor failed ({what}): what came after that was not judged",
+        ranks=RankSet(),
+        evidence=(Evidence(ranks=RankSet(), summary=what, values={"traceback": trace}),),
+        subjects=("monitor",),
+        why="This is a fault of distdiag, not of the training program.",
+        fix="Please report it with the traceback; the training itself was not disturbed.",
+        disproof="A run of the same program in which the monitor stays up.",
+    )
+
+
+def last_act(state: RankState) -> str:
+    """Say in one sentence what a rank did last.
+
+    Example: ``all_reduce #12 in default_pg at train.py:41 (issued), step 3, phase backward``.
+    """
+    if state.raised:
+        place = _place(next((f for f in state.raised.frames if f.user), None))
+        message = " ".join(state.raised.message.split())[:200]
+        return f"raised {state.raised.type}{place} in step {state.step}: {message}"
+    if state.fate is Fate.SILENT:
+        return ""
+    where = f"step {state.step}, phase {state.phase}"
+    call = state.last_call
+    if call is not None:
+        number = f" #{call.collective_seq_id}" if call.collective_seq_id >= 0 else ""
+        place = _place(call.site.location)
+        doing = f"{call.signature.op}{number} in {call.group.label}{place}"
+        where = f"{doing} ({state.last_call_state}), {where}"
+    if state.fate is Fate.FINISHED:
+        return f"finished with exit status {state.exit_status}; before that {where}"
+    return where
+
+
+def say(text: str) -> None:
+    """Write to stderr, whoever may have closed it."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _log.warning("stderr is closed; it would have said: %s", text.strip()[:500])
+
+
+def _place(frame: Frame | None) -> str:
+    return f" at {frame.file}:{frame.line}" if frame else ""
+
+
+def _rfc3339(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _has_colours() -> bool:
+    return sys.stderr.isatty() and "NO_COLOR" not in os.environ
+
+
+def _width() -> int:
+    try:
+        return max(40, os.get_terminal_size(sys.stderr.fileno()).columns)
+    except (OSError, ValueError):
+        return 80

@@ -1,0 +1,80 @@
+"""How a run ended, from the order in which its ranks did."""
+
+import pytest
+
+from distdiag.attendance import Attendance
+from distdiag.event import Exited, Finished, Raised
+from distdiag.finding import Outcome
+from distdiag.ranks import RankSet
+
+
+def finished(rank, status=0):
+    return Finished(rank=rank, seq=0, time_ns=0, exit_status=status)
+
+
+def raised(rank, thread="MainThread"):
+    return Raised(
+        rank=rank,
+        seq=0,
+        time_ns=0,
+        type="ValueError",
+        message="",
+        frames=(),
+        traceback="",
+        thread=thread,
+    )
+
+
+def exited(rank):
+    return Exited(rank=rank, seq=-1, time_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("polls", "outcome"),
+    [
+        ([], Outcome.RUNNING),
+        ([[finished(0)]], Outcome.RUNNING),
+        ([[finished(0), finished(1)]], Outcome.FINISHED),
+        ([[finished(0)], [finished(1)], [exited(0), exited(1)]], Outcome.FINISHED),
+        ([[finished(0)], [finished(1, 3)]], Outcome.FAILED),
+        ([[raised(1)], [exited(1)], [exited(0)]], Outcome.FAILED),
+        ([[exited(1)], [raised(0)]], Outcome.KILLED),
+        ([[raised(0), exited(1)]], Outcome.KILLED),  # the death was seen late: it came first
+        ([[raised(0, "Thread-1")], [finished(0), finished(1)]], Outcome.FINISHED),
+    ],
+)
+def test_the_first_bad_end_decides_the_outcome(polls, outcome):
+    attendance = Attendance((0, 1))
+    for events in polls:
+        for event in events:
+            attendance.feed(event)
+        attendance.settle(is_hung=False)
+    assert attendance.outcome is outcome
+
+
+def test_what_ends_a_hung_run_does_not_change_that_it_hung():
+    attendance = Attendance((0, 1))
+    attendance.settle(is_hung=True)
+    assert attendance.outcome is Outcome.HUNG
+    attendance.feed(raised(0))
+    attendance.settle(is_hung=False)
+    assert attendance.outcome is Outcome.HUNG
+
+
+def test_a_run_that_went_on_after_a_hang_has_finished():
+    attendance = Attendance((0,))
+    attendance.settle(is_hung=True)
+    attendance.settle(is_hung=False)
+    attendance.feed(finished(0))
+    attendance.settle(is_hung=False)
+    assert attendance.outcome is Outcome.FINISHED
+
+
+def test_ranks_are_counted_by_how_they_ended():
+    attendance = Attendance(range(5))
+    for event in (finished(0), raised(1), exited(2), finished(3), exited(3)):
+        attendance.feed(event)
+    assert attendance.ended == RankSet((0, 2, 3))
+    assert attendance.died == RankSet((2,))
+    assert attendance.undisturbed == RankSet((4,))
+    assert attendance.exit_status == {0: 0, 1: 1, 3: 0}
