@@ -1,0 +1,1 @@
+"""Real bugs of distributed training, each with its fix, and the runner that scores tools."""

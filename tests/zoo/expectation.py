@@ -1,0 +1,73 @@
+"""Read what must be found in each zoo entry."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+__all__ = ["ZOO", "Expectation", "ZooEntry", "load_entries", "read_expectation"]
+
+ZOO = Path(__file__).resolve().parent
+
+Outcome = Literal["hang", "fail", "silent"]
+
+
+class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a tool must say about one bug, and what the bug does on its own.
+
+    A finding counts when its code is of one of `families` and it names one of `ranks`, `lines`
+    (of bug.py) or `subjects`. Where there is a `tie`, the records of two ranks alone do not tell
+    who is wrong, so that a finding may also name the peers beside `ranks`, but not instead of them.
+    `codes` document the best answers; the score does not use them.
+    """
+
+    source: str
+    title: str
+    outcome: Outcome
+    families: tuple[str, ...]
+    codes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    lines: tuple[int, ...]
+    subjects: tuple[str, ...] = ()
+    tie: bool = False
+
+
+class ZooEntry(msgspec.Struct, frozen=True):
+    """One folder of the zoo."""
+
+    id: str
+    folder: Path
+    expectation: Expectation
+
+    @property
+    def bug(self) -> Path:
+        """Return the script with the bug."""
+        return self.folder / "bug.py"
+
+    @property
+    def fix(self) -> Path:
+        """Return the same script with the smallest right fix."""
+        return self.folder / "fix.py"
+
+
+def read_expectation(path: Path) -> Expectation:
+    """Read one expect.toml."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text()), Expectation)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def load_entries(only: Iterable[str] = ()) -> list[ZooEntry]:
+    """Return the entries of the zoo by id, or those of `only`."""
+    folders = {path.parent.name: path.parent for path in sorted(ZOO.glob("*/expect.toml"))}
+    wanted = list(only) or list(folders)
+    unknown = sorted(set(wanted) - set(folders))
+    if unknown:
+        raise ValueError(f"no such zoo entry: {', '.join(unknown)}; known: {', '.join(folders)}")
+    return [
+        ZooEntry(name, folders[name], read_expectation(folders[name] / "expect.toml"))
+        for name in wanted
+    ]

@@ -1,0 +1,181 @@
+"""Run the zoo under a tool and score it: `python -m tests.zoo.run --with distdiag`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.table import Column, Table
+
+from tests.zoo.expectation import ZooEntry, load_entries
+from tests.zoo.launch import Mode, Run, run_script
+from tests.zoo.score import Score, score_bug, score_fix
+
+__all__ = [
+    "EntryResult",
+    "Result",
+    "ScriptResult",
+    "main",
+    "run_entry_script",
+    "score_run",
+    "summarise",
+]
+
+ScriptName = Literal["bug", "fix"]
+LOG_TAIL = 4000
+
+
+class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one script did under the tool, and how that is judged."""
+
+    outcome: str
+    status: int | None
+    duration_s: float
+    score: Score
+    aborted_at_exit: bool
+    names_mismatch: bool
+    left_behind: tuple[str, ...]
+    log_tail: str
+
+    @property
+    def cell(self) -> str:
+        """Return the script's cell of the table."""
+        mark = "[green]ok[/]" if self.score.passed else "[red]no[/]"
+        told = f" {self.score.code} by {'+'.join(self.score.matched)}" if self.score.matched else ""
+        named = ", named by torch" if self.names_mismatch else ""
+        return f"{mark} {self.outcome}{named}{told} ({self.duration_s:.0f} s)"
+
+
+class EntryResult(msgspec.Struct, frozen=True):
+    """Both scripts of one entry."""
+
+    id: str
+    bug: ScriptResult
+    fix: ScriptResult
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The zoo's answer on one tool."""
+
+    tool: Mode
+    true_positives: int
+    misses: int
+    false_alarms: int
+    entries: tuple[EntryResult, ...]
+
+
+def score_run(entry: ZooEntry, name: ScriptName, mode: Mode, run: Run) -> Score:
+    """Judge one run of the bug or the fix of an entry."""
+    if name == "fix" and run.outcome != "finished":
+        return Score(False, reason=f"{run.outcome} with status {run.status}")
+    if run.left_behind:
+        return Score(False, reason=f"left behind: {'; '.join(run.left_behind)}")
+    if mode == "distdiag":
+        if name == "fix":
+            return score_fix(run.report, error=run.report_error)
+        return score_bug(run.report, entry.expectation, entry.bug, error=run.report_error)
+    if name == "fix":
+        return Score(True)
+    if mode == "detail":
+        return Score(run.names_mismatch, reason="" if run.names_mismatch else "nothing named")
+    return _score_symptom(entry, run)
+
+
+def _score_symptom(entry: ZooEntry, run: Run) -> Score:
+    """Without a tool, a bug passes when it shows the symptom that its entry says."""
+    symptoms = {"hung": "hang", "failed": "fail", "finished": "silent"}
+    shown, wanted = symptoms[run.outcome], entry.expectation.outcome
+    return Score(shown == wanted, reason="" if shown == wanted else f"{shown}, not {wanted}")
+
+
+def run_entry_script(
+    entry: ZooEntry, name: ScriptName, mode: Mode, timeout_s: float
+) -> ScriptResult:
+    """Run and score the bug or the fix of one entry."""
+    script: Path = entry.bug if name == "bug" else entry.fix
+    run = run_script(script, mode, timeout_s)
+    return ScriptResult(
+        outcome=run.outcome,
+        status=run.status,
+        duration_s=round(run.duration_s, 1),
+        score=score_run(entry, name, mode, run),
+        aborted_at_exit=run.aborted_at_exit,
+        names_mismatch=run.names_mismatch,
+        left_behind=run.left_behind,
+        log_tail=run.log[-LOG_TAIL:],
+    )
+
+
+def summarise(mode: Mode, entries: list[EntryResult]) -> Result:
+    """Count what was found, missed and wrongly accused."""
+    hits = sum(entry.bug.score.passed for entry in entries)
+    return Result(
+        tool=mode,
+        true_positives=hits,
+        misses=len(entries) - hits,
+        false_alarms=sum(not entry.fix.score.passed for entry in entries),
+        entries=tuple(entries),
+    )
+
+
+def _table(result: Result) -> Table:
+    entry_column = Column("entry", no_wrap=True)
+    table = Table(entry_column, "bug.py", "fix.py", "why not", title=f"zoo with {result.tool}")
+    for entry in result.entries:
+        why = "\n".join(filter(None, [entry.bug.score.reason, entry.fix.score.reason]))
+        table.add_row(entry.id, entry.bug.cell, entry.fix.cell, why)
+    return table
+
+
+def _parse_args(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.zoo.run", description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[], metavar="ID", help="run these entries")
+    parser.add_argument(
+        "--with", dest="mode", choices=["distdiag", "detail", "plain"], default="distdiag"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="bound each script")
+    args = parser.parse_args(argv)
+    if args.timeout is None:
+        # Without the tool a hang lasts until the bound; with it, only a slow machine comes near.
+        args.timeout = 120.0 if args.mode == "distdiag" else 60.0
+    return args
+
+
+def _run_all(entries: list[ZooEntry], args: argparse.Namespace, console: Console) -> Result:
+    results = []
+    names: tuple[ScriptName, ScriptName] = ("bug", "fix")
+    for number, entry in enumerate(entries, start=1):
+        scripts = {}
+        for name in names:
+            scripts[name] = run_entry_script(entry, name, args.mode, args.timeout)
+            progress = f"\\[{number}/{len(entries)}] {entry.id} {name}.py: {scripts[name].cell}"
+            console.print(progress, highlight=False)
+        results.append(EntryResult(entry.id, **scripts))
+    return summarise(args.mode, results)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the zoo; return 1 when anything was missed or wrongly accused, 2 for wrong usage."""
+    args = _parse_args(argv)
+    console = Console()
+    try:
+        entries = load_entries(args.only)
+    except ValueError as error:
+        Console(stderr=True).print(str(error), style="red", markup=False)
+        return 2
+    result = _run_all(entries, args, console)
+    console.print(_table(result))
+    console.print(
+        f"true positives {result.true_positives}, misses {result.misses}, "
+        f"false alarms {result.false_alarms}"
+    )
+    if args.json:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
+    return 1 if result.misses or result.false_alarms else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

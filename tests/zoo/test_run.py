@@ -1,0 +1,85 @@
+"""Tests for judging runs and counting the judgements."""
+
+import msgspec
+import pytest
+
+from tests.zoo.expectation import ZooEntry, load_entries
+from tests.zoo.launch import Run
+from tests.zoo.run import EntryResult, ScriptResult, main, score_run, summarise
+from tests.zoo.score import FindingSummary, Report, Score
+
+FINISHED = Run(outcome="finished", status=0, duration_s=1.0, log="")
+HUNG = Run(outcome="hung", status=None, duration_s=1.0, log="")
+FAILED = Run(outcome="failed", status=1, duration_s=1.0, log="")
+NAMED = msgspec.structs.replace(FAILED, log="Detected mismatch between collectives on ranks.")
+SILENT_REPORT = Report((), complete=True)
+
+
+@pytest.fixture
+def entry() -> ZooEntry:
+    """Return an entry that hangs on its own, by the fault of rank 0."""
+    return load_entries(["simpletuner-262-ds-save-rank0"])[0]
+
+
+def script_result(passed: bool) -> ScriptResult:
+    return ScriptResult(
+        outcome="finished",
+        status=0,
+        duration_s=1.0,
+        score=Score(passed),
+        aborted_at_exit=False,
+        names_mismatch=False,
+        left_behind=(),
+        log_tail="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "run", "passed"),
+    [
+        ("bug", "plain", HUNG, True),
+        ("bug", "plain", FINISHED, False),
+        ("bug", "plain", FAILED, False),
+        ("fix", "plain", FINISHED, True),
+        ("fix", "plain", HUNG, False),
+        ("bug", "detail", HUNG, False),
+        ("bug", "detail", NAMED, True),
+        ("fix", "detail", FAILED, False),
+        ("bug", "distdiag", HUNG, False),
+        ("fix", "distdiag", FINISHED, False),
+    ],
+)
+def test_a_run_without_a_report_is_judged_by_how_it_ended(entry, name, mode, run, passed):
+    assert score_run(entry, name, mode, run).passed is passed
+
+
+def test_a_report_that_names_the_right_rank_passes_the_bug(entry):
+    finding = FindingSummary(code="COL009", severity="error", ranks=(0,))
+    run = msgspec.structs.replace(FAILED, report=Report((finding,), complete=True))
+    assert score_run(entry, "bug", "distdiag", run).passed
+
+
+def test_a_fix_must_finish_and_its_report_must_be_silent(entry):
+    silent = msgspec.structs.replace(FINISHED, report=SILENT_REPORT)
+    assert score_run(entry, "fix", "distdiag", silent).passed
+    failed = msgspec.structs.replace(FAILED, report=SILENT_REPORT)
+    assert score_run(entry, "fix", "distdiag", failed).reason == "failed with status 1"
+
+
+def test_a_process_left_behind_spoils_the_score(entry):
+    run = msgspec.structs.replace(FINISHED, report=SILENT_REPORT, left_behind=("sleep 9",))
+    assert score_run(entry, "fix", "distdiag", run).reason == "left behind: sleep 9"
+
+
+def test_the_result_counts_hits_misses_and_false_alarms():
+    results = [
+        EntryResult(str(number), script_result(hit), script_result(silent))
+        for number, (hit, silent) in enumerate([(True, True), (True, False), (False, True)])
+    ]
+    result = summarise("distdiag", results)
+    assert (result.true_positives, result.misses, result.false_alarms) == (2, 1, 1)
+
+
+def test_an_unknown_entry_is_wrong_usage(capsys):
+    assert main(["--only", "nobody-1"]) == 2
+    assert "nobody-1" in capsys.readouterr().err

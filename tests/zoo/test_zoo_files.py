@@ -1,0 +1,110 @@
+"""Tests that every zoo entry is whole, and that its expectation fits its script."""
+
+import io
+import tokenize
+from pathlib import Path
+
+import pytest
+
+from tests.zoo.expectation import ZOO, ZooEntry, load_entries, read_expectation
+
+IDS = [
+    "deepspeed-7998-call-count",
+    "easyr1-11012-max-count",
+    "fb-optimizers-149-step-skip",
+    "lightning-20825-sigterm",
+    "lightning-379-early-stop",
+    "pytorch-141069-uneven-iterable",
+    "pytorch-75902-logical-order",
+    "simpletuner-262-ds-save-rank0",
+    "torchtitan-1618-validation",
+    "transformers-29980-prompt-tuning-save",
+    "transformers-30228-generate",
+    "trl-2890-varlen-gather",
+    "verl-6176-dynamic-mb",
+]
+FAMILIES = {"COL", "HNG"}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}
+
+entries = pytest.mark.parametrize("entry", load_entries(), ids=lambda entry: entry.id)
+
+
+def code_lines(script: Path) -> set[int]:
+    tokens = tokenize.generate_tokens(io.StringIO(script.read_text()).readline)
+    return {
+        line
+        for token in tokens
+        if token.type not in NO_CODE and not token.string.startswith('"""')
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+
+
+def test_the_zoo_holds_exactly_the_known_entries():
+    assert [entry.id for entry in load_entries()] == IDS
+
+
+def test_every_folder_of_the_zoo_is_an_entry():
+    folders = {path.name for path in ZOO.iterdir() if path.is_dir() and path.name[0] not in "._"}
+    assert folders == set(IDS)
+
+
+@entries
+def test_an_entry_holds_two_scripts_that_differ_and_parse(entry: ZooEntry):
+    bug, fix = entry.bug.read_text(), entry.fix.read_text()
+    assert bug != fix
+    compile(bug, str(entry.bug), "exec")
+    compile(fix, str(entry.fix), "exec")
+
+
+@entries
+def test_the_expected_lines_are_code_of_the_bug(entry: ZooEntry):
+    assert entry.expectation.lines
+    assert set(entry.expectation.lines) <= code_lines(entry.bug)
+
+
+@entries
+def test_the_expected_codes_belong_to_the_expected_families(entry: ZooEntry):
+    expectation = entry.expectation
+    assert set(expectation.families) <= FAMILIES
+    assert expectation.codes
+    assert {code[:3] for code in expectation.codes} <= set(expectation.families)
+
+
+@entries
+def test_the_expected_ranks_are_those_of_a_run_on_two(entry: ZooEntry):
+    assert entry.expectation.ranks
+    assert set(entry.expectation.ranks) <= {0, 1}
+
+
+@entries
+def test_no_script_knows_the_tool_or_the_place_of_its_bug(entry: ZooEntry):
+    for script in (entry.bug, entry.fix):
+        text = script.read_text().lower()
+        assert not [word for word in ("distdiag", "bug", "culprit", "deadlock") if word in text]
+
+
+@entries
+def test_the_source_names_a_report(entry: ZooEntry):
+    repository, _, number = entry.expectation.source.partition("#")
+    assert repository.count("/") == 1
+    assert number.isdigit()
+
+
+def test_an_unknown_key_of_an_expectation_is_an_error_with_its_path(tmp_path: Path):
+    path = tmp_path / "expect.toml"
+    path.write_text((ZOO / IDS[0] / "expect.toml").read_text() + "\nseverity = 'error'\n")
+    with pytest.raises(ValueError, match=r"expect\.toml: .*severity"):
+        read_expectation(path)
+
+
+def test_an_unknown_entry_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match="no such zoo entry: nobody-1"):
+        load_entries(["nobody-1"])
