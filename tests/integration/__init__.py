@@ -1,0 +1,1 @@
+"""Runs distdiag in front of real programs under the real launcher."""

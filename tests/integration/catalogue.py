@@ -1,0 +1,75 @@
+"""The correct programs: on each of them distdiag must be silent and change nothing."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+__all__ = ["PROGRAMS", "PROGRAM_FOLDER", "Program", "program_parameters"]
+
+PROGRAM_FOLDER = Path(__file__).with_name("programs")
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """One training script, its arguments, and whether only the long run includes it."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    slow: bool = False
+
+    @property
+    def script(self) -> Path:
+        """Return the path of the script."""
+        return PROGRAM_FOLDER / f"{self.name}.py"
+
+    @property
+    def label(self) -> str:
+        """Return the name by which tests call this row."""
+        return "-".join([self.name, *(arg for arg in self.args if not arg.startswith("-"))])
+
+
+PROGRAMS = (
+    Program(name="accelerate_loop", slow=True),
+    Program(name="actor_learner", slow=True),
+    Program(name="async_checkpoint", slow=True),
+    Program(name="async_overlap"),
+    Program(name="background_thread", slow=True),
+    Program(name="caught_exceptions", slow=True),
+    Program(name="comm_hook", slow=True),
+    Program(name="dataloader_workers", args=("--start-methods", "fork", "spawn"), slow=True),
+    Program(name="ddp"),
+    Program(name="ddp_compile", args=("--backend", "aot_eager")),
+    Program(name="ddp_compile", args=("--backend", "inductor"), slow=True),
+    Program(name="ddp_join"),
+    Program(name="device_mesh_2d", slow=True),
+    Program(name="early_stop_agreed", slow=True),
+    Program(name="fsdp1", slow=True),
+    Program(name="fsdp2"),
+    Program(name="fsdp2_compile", args=("--backend", "aot_eager"), slow=True),
+    Program(name="fsdp2_compile", args=("--backend", "inductor"), slow=True),
+    Program(name="functional_collectives", slow=True),
+    Program(name="gan", slow=True),
+    Program(name="hf_trainer"),
+    Program(name="iterable_uneven_fixed", slow=True),
+    Program(name="local_sgd", slow=True),
+    Program(name="main_process_first"),
+    Program(name="moe_all_to_all", slow=True),
+    Program(name="no_destroy", slow=True),
+    Program(name="object_collectives"),
+    Program(name="parameter_server", slow=True),
+    Program(name="pipeline"),
+    Program(name="pipeline_schedule", slow=True),
+    Program(name="ring_attention", slow=True),
+    Program(name="subgroups"),
+    Program(name="tensor_parallel"),
+    Program(name="unequal_but_legal"),
+    Program(name="zero_redundancy", slow=True),
+)
+
+
+def program_parameters() -> list[object]:
+    """Return the programs as pytest parameters, the long ones marked slow."""
+    return [
+        pytest.param(program, id=program.label, marks=[pytest.mark.slow] if program.slow else [])
+        for program in PROGRAMS
+    ]

@@ -1,0 +1,223 @@
+"""Run a program on real ranks, plain or checked, bounded in time, and leave no process behind."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+__all__ = ["Outcome", "run_checked", "run_plain"]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 150.0
+# A monitor lives on for a moment after its ranks; whoever is still there later was left behind.
+GRACE_S = 6.0
+# About 7 % of clean gloo runs die at interpreter exit, when all work is done.
+EXIT_ABORT = "terminate called without an active exception"
+MAX_ATTEMPTS = 3
+_MARK = "DISTDIAG_TEST_MARK"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended; `exit_status` is None when the time was up."""
+
+    exit_status: int | None
+    stdout: str
+    stderr: str
+    duration_s: float
+    leftovers: tuple[str, ...]
+    report: dict[str, Any] | None = None
+
+    @property
+    def aborted_at_exit(self) -> bool:
+        """Tell whether gloo aborted the interpreter's exit, after the program's work was done."""
+        failed = self.exit_status not in (0, None)
+        return failed and EXIT_ABORT in self.stderr and "Traceback" not in self.stderr
+
+    @property
+    def alarms(self) -> list[dict[str, Any]]:
+        """Return the findings that a correct program must not have."""
+        findings = self.report["findings"] if self.report else []
+        return [finding for finding in findings if finding["severity"] in ("warning", "error")]
+
+    def describe(self) -> str:
+        """Return what a person needs to see when a test about this run fails."""
+        ending = "time was up" if self.exit_status is None else f"exit status {self.exit_status}"
+        parts = [f"{ending} after {self.duration_s:.1f} s"]
+        if self.leftovers:
+            parts.append("left behind: " + "; ".join(self.leftovers))
+        for finding in self.alarms:
+            parts.append(msgspec.json.format(msgspec.json.encode(finding)).decode())
+        parts += ["--- stdout", self.stdout[-4000:], "--- stderr", self.stderr[-8000:]]
+        return "\n".join(parts)
+
+
+def run_plain(
+    script: Path,
+    args: Sequence[str] = (),
+    *,
+    nproc: int = 2,
+    timeout: float = TIMEOUT_S,
+    stdin: str = "",
+) -> Outcome:
+    """Run a script without the tool; `nproc=0` means without a launcher."""
+    command = [*_launcher(nproc), str(script), *args]
+    for _ in range(MAX_ATTEMPTS):
+        outcome = _run(command, timeout, stdin)
+        if not outcome.aborted_at_exit:
+            break
+    return outcome
+
+
+def run_checked(
+    script: Path,
+    args: Sequence[str] = (),
+    *,
+    options: Sequence[str] = (),
+    nproc: int = 2,
+    timeout: float = TIMEOUT_S,
+    stdin: str = "",
+) -> Outcome:
+    """Run a script behind the tool and return its report along with how it ended."""
+    for _ in range(MAX_ATTEMPTS):
+        with tempfile.TemporaryDirectory(prefix="distdiag-test-") as folder:
+            run_dir = Path(folder, "run")
+            tool = ["-m", "distdiag.check", "--run-dir", str(run_dir), "--report", "json"]
+            command = [*_launcher(nproc), *tool, *options, str(script), *args]
+            outcome = _run(command, timeout, stdin)
+            outcome = msgspec.structs.replace(outcome, report=_read_report(run_dir))
+        if not outcome.aborted_at_exit:
+            break
+    return outcome
+
+
+def _launcher(nproc: int) -> list[str]:
+    if nproc == 0:
+        return [sys.executable]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*torchrun, "--nproc-per-node", str(nproc)]
+
+
+def _environment(mark: str) -> dict[str, str]:
+    environment = dict(os.environ)
+    # What a surrounding job or test run set would reach the ranks.
+    for name in ("TORCH_DISTRIBUTED_DEBUG", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    paths = [str(REPOSITORY), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    # Without a terminal Python would keep the output of a killed process to itself.
+    return environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", _MARK: mark}
+
+
+def _run(command: list[str], timeout: float, stdin: str) -> Outcome:
+    mark = uuid.uuid4().hex
+    started = time.monotonic()
+    # Files and not pipes: a process left behind could keep a pipe open for ever.
+    with (
+        tempfile.TemporaryFile("w+") as stdin_file,
+        tempfile.TemporaryFile("w+", errors="replace") as stdout_file,
+        tempfile.TemporaryFile("w+", errors="replace") as stderr_file,
+    ):
+        stdin_file.write(stdin)
+        stdin_file.seek(0)
+        process = subprocess.Popen(
+            command,
+            env=_environment(mark),
+            stdin=stdin_file,
+            stdout=stdout_file,
+            stderr=stderr_file,
+            start_new_session=True,
+        )
+        exit_status = _wait(process, timeout)
+        duration_s = time.monotonic() - started
+        stacks = _dump_stacks(mark) if exit_status is None else ""
+        leftovers = _kill_marked(mark, 0.0 if exit_status is None else GRACE_S)
+        process.wait()
+        stdout_file.seek(0)
+        stderr_file.seek(0)
+        return Outcome(
+            exit_status=exit_status,
+            stdout=stdout_file.read(),
+            stderr=stderr_file.read() + stacks,
+            duration_s=duration_s,
+            leftovers=leftovers if exit_status is not None else (),
+        )
+
+
+def _wait(process: subprocess.Popen[bytes], timeout: float) -> int | None:
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Find the processes of a run by what they inherited, since sessions and parents change."""
+    marked = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                marked.append(process)
+        except psutil.Error:
+            continue
+    return marked
+
+
+def _kill_marked(mark: str, grace_s: float) -> tuple[str, ...]:
+    """Wait for the processes of a run to go, kill the rest, and return what those were."""
+    deadline = time.monotonic() + grace_s
+    alive = _marked(mark)
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.1)
+        alive = _marked(mark)
+    names = tuple(sorted(_command_of(process) for process in alive))
+    while alive:
+        for process in alive:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(alive, timeout=1.0)
+        alive = _marked(mark)
+    return names
+
+
+def _command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:200] or process.name()
+    except psutil.Error:
+        return f"pid {process.pid}"
+
+
+def _dump_stacks(mark: str) -> str:
+    """Show where a run stood when its time was up."""
+    py_spy = str(Path(sysconfig.get_path("scripts"), "py-spy"))
+    dumps = []
+    for process in _marked(mark):
+        command = [py_spy, "dump", "--nonblocking", "--pid", str(process.pid)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            dumps.append(f"{_command_of(process)}: {error}")
+            continue
+        dumps.append(done.stdout or f"{_command_of(process)}: {done.stderr}")
+    return "\n".join(["", "--- stacks when the time was up", *dumps])
+
+
+def _read_report(run_dir: Path) -> dict[str, Any] | None:
+    paths = list(run_dir.rglob("report.json"))
+    if not paths:
+        return None
+    if len(paths) > 1:
+        raise ValueError(f"expected one report.json below {run_dir}, found {len(paths)}")
+    report = msgspec.json.decode(paths[0].read_bytes())
+    assert isinstance(report, dict)
+    return report

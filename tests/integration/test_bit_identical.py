@@ -1,0 +1,24 @@
+"""Losses, weights and generator states are the same to the last bit with and without distdiag."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.catalogue import Program, program_parameters
+from tests.integration.conftest import CheckedRuns
+from tests.integration.launch import run_plain
+from tests.integration.records import read_records
+
+
+@pytest.mark.timeout(800)
+@pytest.mark.parametrize("program", program_parameters())
+def test_results_are_bit_identical_with_and_without_distdiag(
+    program: Program, checked_runs: CheckedRuns, tmp_path: Path
+) -> None:
+    out = tmp_path / program.label
+    plain = run_plain(program.script, [*program.args, "--out", str(out)])
+    plain_records = read_records(out)
+    assert sorted(plain_records) == ["rank0", "rank1"], plain.describe()
+
+    checked = checked_runs.of(program)
+    assert checked.records == plain_records, checked.outcome.describe()

@@ -1,0 +1,54 @@
+"""A correct program runs to its end under distdiag and hears no alarm."""
+
+import pytest
+
+from tests.integration.catalogue import (
+    PROGRAM_FOLDER,
+    PROGRAMS,
+    Program,
+    program_parameters,
+)
+from tests.integration.conftest import CheckedRuns
+
+HELPERS = {"training_record"}
+
+
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize("program", program_parameters())
+def test_correct_program_finishes_without_an_alarm(
+    program: Program, checked_runs: CheckedRuns
+) -> None:
+    run = checked_runs.of(program)
+    outcome = run.outcome
+    # With several ranks, gloo may abort every attempt at exit: the records then show the end.
+    assert outcome.exit_status == 0 or outcome.aborted_at_exit, outcome.describe()
+    assert outcome.alarms == [], outcome.describe()
+    assert outcome.leftovers == (), outcome.describe()
+    assert sorted(run.records) == ["rank0", "rank1"], outcome.describe()
+
+
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize("program", program_parameters())
+def test_report_of_a_correct_program_is_complete(
+    program: Program, checked_runs: CheckedRuns
+) -> None:
+    outcome = checked_runs.of(program).outcome
+    report = outcome.report
+    assert report is not None, outcome.describe()
+    assert report["complete"] is True, outcome.describe()
+    assert report["schema_version"] == 1
+    assert report["run"]["outcome"] == "finished", outcome.describe()
+    assert report["run"]["world_size"] == 2
+    assert [rank["rank"] for rank in report["run"]["ranks"]] == [0, 1]
+    assert report["silent_ranks"] == []
+    assert report["checked"], "a report that checked nothing proves nothing"
+
+
+def test_every_program_in_the_folder_is_in_the_catalogue() -> None:
+    scripts = {path.stem for path in PROGRAM_FOLDER.glob("*.py")} - HELPERS
+    assert scripts == {program.name for program in PROGRAMS}
+
+
+def test_labels_of_the_catalogue_are_unique() -> None:
+    labels = [program.label for program in PROGRAMS]
+    assert sorted(set(labels)) == sorted(labels)

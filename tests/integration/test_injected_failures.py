@@ -1,0 +1,49 @@
+"""Whatever part of the tool fails, the script ends as it would, and the report says what failed."""
+
+from pathlib import Path
+
+import pytest
+
+from distdiag.probes.catalogue import PLANS
+from tests.integration.launch import run_checked, run_plain
+
+SCRIPT = Path(__file__).with_name("injected.py")
+PROBES = (
+    "backward",
+    "collective-fronts",
+    "collectives",
+    "dataloader",
+    "functional-collectives",
+    "process-groups",
+    "save",
+    "steps",
+    "work",
+)
+RECORDING = ("recorder.call", "recorder.state", "recorder.set_phase", "recorder.push_progress")
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture(scope="module")
+def losses():
+    return run_plain(SCRIPT, ["nothing"], nproc=0).stdout
+
+
+@pytest.mark.parametrize("what", [*PROBES, *RECORDING])
+def test_a_failure_inside_the_tool_changes_nothing_and_is_reported(what, losses):
+    run = run_checked(SCRIPT, [what], nproc=0)
+    assert run.exit_status == 0, run.describe()
+    assert losses.startswith("losses 0x")
+    assert run.stdout == losses, run.describe()
+    assert run.report is not None, run.describe()
+    assert run.report["complete"], run.describe()
+    disabled = [f for f in run.report["findings"] if f["code"] == "DIA003"]
+    assert disabled, run.describe()
+    assert any("injected" in f["message"] for f in disabled), run.describe()
+    if what in PROBES:
+        assert any(what in f["subjects"] or what in f["message"] for f in disabled)
+
+
+def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one_rank():
+    alone = {"sharding-context", "checkpoint", "compile"}
+    assert {plan.name for plan in PLANS} <= {*PROBES, *alone}
