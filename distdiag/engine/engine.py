@@ -245,7 +245,8 @@ class Engine:
     def _judge_missing(
         self, alignment: AnyAlignment, trigger: Trigger, states: Mapping[int, RankState]
     ) -> None:
-        if _key(alignment) in self._shown:
+        is_consequence = self._groups.is_broken and alignment.kind != "group"
+        if is_consequence or _key(alignment) in self._shown:
             return
         self._shown.add(_key(alignment))
         shown = replace(alignment, states=states, trigger=trigger)

@@ -311,6 +311,7 @@ def test_groups_built_differently_are_one_finding_even_if_the_job_then_stalls():
     job.new_group(0, (0,))
     job.new_group(1, (0, 1))
     job.new_group(0, (0, 1))
+    job.call(1, line=20, waited=False)
     job.passes(10)
     assert job.codes == ["COL008"]
     assert job.engine.is_hung
