@@ -12,7 +12,7 @@ from distdiag.event import CallSite, Collective, Frame, Phase
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import blocking_call, frames_of, main_stack
 from distdiag.reasoning.invariants import Aspect, clean_module, contradiction
-from distdiag.reasoning.source import Guard, is_readable, loop_lines, rank_guards
+from distdiag.reasoning.source import Guard, are_exclusive, is_readable, loop_lines, rank_guards
 
 Place = tuple[tuple[Frame, ...], str | None]
 
@@ -183,7 +183,7 @@ def skipping_ranks(alignment: Alignment[Collective]) -> RankSet:
     seen = _last_passes(alignment, alignment, min(first), (here, there))
     if max(seen) < 0:
         apart = _where_apart(here[0], there[0])
-        if apart is None or apart[0].line == apart[1].line:
+        if apart is None or apart[0].line == apart[1].line or are_exclusive(*apart):
             return RankSet()
         return second if apart[0].line < apart[1].line else first
     if min(seen) < 0:

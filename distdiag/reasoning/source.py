@@ -96,6 +96,21 @@ def loop_lines(frame: Frame, *, with_head: bool = False) -> frozenset[tuple[str,
     )
 
 
+def are_exclusive(first: Frame, second: Frame) -> bool:
+    """Say whether two lines stand in the two branches of one condition: neither skips the other."""
+    if first.file != second.file:
+        return False
+    source = _read(first.file)
+    around = _chain(source, first.line), _chain(source, second.line)
+    shared = [n for n in around[0] if isinstance(n, ast.If) and n in around[1] and n.orelse]
+    if not shared:
+        return False
+    body = shared[-1].body
+    last = body[-1].end_lineno or body[-1].lineno
+    in_body = [body[0].lineno <= frame.line <= last for frame in (first, second)]
+    return in_body[0] != in_body[1]
+
+
 @lru_cache(maxsize=64)
 def _read(path: str) -> _Source:
     # Only Python files: a foreign dump could name any file and have a line of it in a report.

@@ -3,7 +3,14 @@ from textwrap import dedent
 import pytest
 
 from distdiag.event import Frame
-from distdiag.reasoning.source import guards, is_readable, location_of, loop_lines, rank_guards
+from distdiag.reasoning.source import (
+    are_exclusive,
+    guards,
+    is_readable,
+    location_of,
+    loop_lines,
+    rank_guards,
+)
 
 CALL = "CALL"
 
@@ -222,3 +229,15 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path):
     path = tmp_path / "huge.py"
     path.write_text("x = 1\n" * 400_000)
     assert not is_readable(Frame(str(path), 1, "main"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "exclusive"), [(2, 4, True), (4, 2, True), (2, 5, False), (4, 5, False)]
+)
+def test_lines_in_the_two_branches_of_a_condition_exclude_each_other(
+    first, second, exclusive, tmp_path
+):
+    path = tmp_path / "train.py"
+    path.write_text("if rank == 0:\n    a()\nelse:\n    b()\nc()\n")
+    frames = [Frame(str(path), line, "<module>") for line in (first, second)]
+    assert are_exclusive(*frames) is exclusive
