@@ -99,11 +99,10 @@ class CollectiveShapeMismatch(Check):
             )
         else:
             verdict = blame(alignment, camps)
-            detail = ", ".join(
-                f"{camp.phrase()} passes {sum(payload(alignment.by_rank[min(camp)].signature))}"
+            detail = "all must pass equally many elements, and there are " + ", ".join(
+                f"{sum(payload(alignment.by_rank[min(camp)].signature))} on {camp.phrase()}"
                 for camp in camps
             )
-            detail += " elements where all must pass as many"
         modules = {clean_module(call.site.module) for call in alignment.by_rank.values()}
         return self.finding(
             f"{call_phrase(alignment.any_event)} has sizes that do not fit: {detail}",
