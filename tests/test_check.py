@@ -331,3 +331,23 @@ def test_an_unknown_option_of_attach_is_a_usage_error(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "UsageError" in done.stderr
     assert "speed" in done.stderr
+
+
+def test_a_script_that_leaves_by_os_exit_has_finished_with_its_status(
+    run: Run, tmp_path: Path
+) -> None:
+    done = run("import os\nos._exit(4)")
+
+    assert done.returncode == 4, done.stderr
+    (end,) = [event for event in _events(tmp_path) if isinstance(event, Finished)]
+    assert end.exit_status == 4
+
+
+def test_a_forked_child_that_leaves_by_os_exit_does_not_end_the_rank(
+    run: Run, tmp_path: Path
+) -> None:
+    done = run("import os\npid = os.fork()\nif not pid: os._exit(7)\nos.waitpid(pid, 0)")
+
+    assert done.returncode == 0, done.stderr
+    (end,) = [event for event in _events(tmp_path) if isinstance(event, Finished)]
+    assert end.exit_status == 0
