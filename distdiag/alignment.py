@@ -12,6 +12,7 @@ from distdiag.event import (
     Collective,
     Event,
     Exited,
+    Observed,
     Phase,
     Raised,
     RankStarted,
@@ -55,7 +56,8 @@ class RankState:
     `gil_held` that its own background thread no longer runs. `incomplete` is the reason why its
     events cannot be relied upon to be all (a probe was disabled, a file was damaged), or ``""``.
     `left_ns` is when it finished, raised or was seen dead (0: it is still here): the smallest one
-    among those that left badly is the first cause.
+    among those that left badly is the first cause. `observed` holds the last word of each source
+    that looks at the rank from outside, by the name of the source.
     """
 
     rank: int
@@ -80,6 +82,7 @@ class RankState:
     waiting: tuple[Collective, ...] = ()
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
+    observed: Mapping[str, Observed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,22 @@ class Stacks(Event, frozen=True, kw_only=True):
     error: str = ""
 
 
+Value = str | int | float | bool | None
+
+
+class Observed(Event, frozen=True, kw_only=True):
+    """What somebody outside of a rank's process saw of it, such as the kernel or the GPU's driver.
+
+    `source` names who saw it, `summary` is one sentence, `values` are its figures by name (units in
+    the names: ``rss_bytes``); `error` says why there is nothing.
+    """
+
+    source: str
+    summary: str = ""
+    values: dict[str, Value] = {}
+    error: str = ""
+
+
 AnyEvent = (
     RankStarted
     | TorchLoaded
@@ -265,4 +281,5 @@ AnyEvent = (
     | Heartbeat
     | Exited
     | Stacks
+    | Observed
 )

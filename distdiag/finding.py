@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from distdiag.event import Value
 from distdiag.ranks import RankSet
 
 
@@ -51,9 +52,6 @@ class Location(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
-
-
-Value = str | int | float | bool | None
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

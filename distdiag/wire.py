@@ -22,6 +22,7 @@ from distdiag.event import (
     Frame,
     GroupCreated,
     Heartbeat,
+    Observed,
     ProbeDisabled,
     ProcessGroup,
     Raised,
@@ -121,6 +122,7 @@ _AnyRecord = (
     | Heartbeat
     | Exited
     | Stacks
+    | Observed
 )
 
 

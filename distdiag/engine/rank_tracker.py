@@ -18,6 +18,7 @@ from distdiag.event import (
     Finished,
     GroupCreated,
     Heartbeat,
+    Observed,
     Phase,
     ProbeDisabled,
     Raised,
@@ -50,6 +51,7 @@ class RankTracker:
         self.last_call: Collective | None = None
         self.last_call_state = ""
         self.stacks: Stacks | None = None
+        self._observed: dict[str, Observed] = {}
         self._cpu_s = self._cpu_s_at_progress = 0.0
         self._heartbeat: Heartbeat | None = None
         self._started: RankStarted | None = None
@@ -85,7 +87,7 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if self.fate is Fate.SILENT and not isinstance(event, Stacks | ProbeDisabled):
+        if self.fate is Fate.SILENT and not isinstance(event, Stacks | Observed | ProbeDisabled):
             self.fate, self.progress_ns = Fate.RUNNING, now_ns
         self._step = max(self._step, event.step)
         match event:
@@ -129,7 +131,10 @@ class RankTracker:
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
                 self.incomplete = self.incomplete or f"{event.probe}: {event.reason}"
             case Stacks():
-                self.stacks = event
+                if self.stacks is None or not event.error:  # what was once seen is kept
+                    self.stacks = event
+            case Observed():
+                self._observed[event.source] = event
 
     def _leave(self, fate: Fate, time_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
@@ -174,6 +179,7 @@ class RankTracker:
             waiting=waiting,
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
+            observed=MappingProxyType(self._observed),
         )
 
 
