@@ -53,7 +53,7 @@ EVENTS = [
     Heartbeat(**COMMON, phase=Phase.BACKWARD, beat_ns=7),
     Exited(**COMMON, reason="SIGKILL"),
     Stacks(**COMMON, source="py-spy", threads=(ThreadStack("MainThread", (FRAME,)),)),
-    Observed(**COMMON, source="process", summary="it sleeps", values={"rss_bytes": 5, "state": "S"}),
+    Observed(**COMMON, source="process", summary="it sleeps", values={"rss_bytes": 5}),
 ]  # fmt: skip
 GROUP = ProcessGroup("0", "default_pg", (0, 1), "gloo")
 

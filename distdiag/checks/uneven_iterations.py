@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from distdiag.alignment import Alignment, RankState
 from distdiag.checks.base import Check
-from distdiag.event import Collective
-from distdiag.finding import Evidence, Finding, Grade, Severity, Value
+from distdiag.event import Collective, Value
+from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.culprits import is_reliable, location_in, missing_evidence, parting_evidence
 from distdiag.reasoning.descriptions import at, call_location, call_phrase, signal_name
