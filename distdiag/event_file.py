@@ -3,6 +3,8 @@
 A segment is a header and records, each a length and its payload. The length is stored after the
 payload, so a reader never sees half a record, whatever killed the writer. Disk space is reserved
 before a segment is mapped, because a store into a hole on a full disk would kill the process.
+
+A call has one byte more: its mark says how far it went, and costs a twentieth of a record.
 """
 
 from __future__ import annotations
@@ -14,16 +16,34 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from distdiag.errors import DamagedFileError
-from distdiag.wire import MAX_RECORD
+from distdiag.wire import MAX_RECORD, CallRecord, StateRecord, encode
 
 _MAGIC: Final = b"ddevnt01"
 _HEADER: Final = struct.Struct("<8sii")
 _LENGTH: Final = struct.Struct("<I")
 _START: Final = 16
+_MARKED: Final = 1 << 31
+"""This bit of a length says that a mark follows the payload."""
+
+_decode_call: Final = msgspec.msgpack.Decoder(CallRecord).decode
+
+NO_PLACE: Final = -1
+_ROOM: Final = 9
+"""A record needs so many bytes beside its payload, with the length of the one after it."""
+
+ISSUED: Final = 1
+WAITED: Final = 2
+"""Marks: the place of a state in `STATES`, plus one."""
+MOST_UNFINISHED: Final = 256
+"""The marks of so many calls are followed; asynchronous calls are waited for in records."""
 
 SEGMENT_BYTES: Final = 1 << 20
 KEPT_SEGMENTS: Final = 64
@@ -69,6 +89,8 @@ class EventWriter:
         self._busy = threading.Lock()
         self._queue: deque[bytes] = deque()
         self._memory = self._open_segment(0)
+        # One value, because another thread may change segments while a mark is set.
+        self._marks = (0, self._memory)
         self._offset = _START
         self.stopped: OSError | None = None
 
@@ -82,11 +104,40 @@ class EventWriter:
         """Write nothing from now on and let go of the file: it belongs to the parent process."""
         self.stopped = OSError(errno.EBADF, "the event file belongs to the parent process")
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._marks = (-1, self._memory)
+
+    def append_call(self, payload: bytes) -> int:
+        """Write the record of a call; return the place of its mark, or `NO_PLACE`."""
+        place = NO_PLACE
+        if not self._queue and self._busy.acquire(False):
+            try:
+                place = self._write(payload, _MARKED)
+            finally:
+                self._busy.release()
+            if self._queue:
+                self._empty_queue()
+        else:
+            self.append(payload)
+        return place
+
+    def mark(self, place: int, state: int) -> bool:
+        """Say how far a call went, from 1 on; return False if that must be a record instead."""
+        index, memory = self._marks
+        if place < 0 or place // self._segment_bytes != index:
+            return False
+        try:
+            memory[place % self._segment_bytes] = state
+        except ValueError:  # another thread has just closed this segment
+            return False
+        return True
 
     def append(self, payload: bytes) -> None:
         """Write one record, or leave it to the thread that is writing."""
+        self._queue.append(payload)
+        self._empty_queue()
+
+    def _empty_queue(self) -> None:
         queue, busy = self._queue, self._busy
-        queue.append(payload)
         # Taken again after release: a record may have been queued between the two.
         while queue and busy.acquire(False):
             try:
@@ -95,21 +146,23 @@ class EventWriter:
             finally:
                 busy.release()
 
-    def _write(self, payload: bytes) -> None:
+    def _write(self, payload: bytes, marked: int = 0) -> int:
+        """Write a record; return the place of its mark, or `NO_PLACE` if it was not written."""
         if self.stopped is not None:
-            return
+            return NO_PLACE
         size = len(payload)
         offset = self._offset
-        if offset + size + 8 > self._segment_bytes:
+        if offset + size + _ROOM > self._segment_bytes:
             if size > MAX_RECORD // 2 or not self._next_segment():
-                return
+                return NO_PLACE
             offset = self._offset
-            if offset + size + 8 > self._segment_bytes:
-                return  # the definitions have left too little room for this one
+            if offset + size + _ROOM > self._segment_bytes:
+                return NO_PLACE  # the definitions have left too little room for this one
         end = offset + 4 + size
         self._memory[offset + 4 : end] = payload
-        _LENGTH.pack_into(self._memory, offset, size)
-        self._offset = end
+        _LENGTH.pack_into(self._memory, offset, size | marked)
+        self._offset = end + 1 if marked else end
+        return self._index * self._segment_bytes + end
 
     def _next_segment(self) -> bool:
         try:
@@ -118,8 +171,9 @@ class EventWriter:
             self.stopped = error
             return False
         self._index += 1
-        self._memory.close()
-        self._memory = memory
+        before, self._memory = self._memory, memory
+        self._marks = (self._index, memory)
+        before.close()
         self._offset = _START
         if self._index >= KEPT_SEGMENTS:
             oldest = self._index - KEPT_SEGMENTS + 1
@@ -151,6 +205,16 @@ class EventWriter:
         return memory
 
 
+@dataclass(slots=True, eq=False)
+class _Unfinished:
+    """A call whose mark may still rise, up to `last`; `offset` is where the mark lies."""
+
+    record: CallRecord
+    offset: int
+    last: int
+    mark: int = 0
+
+
 class EventReader:
     """Follow the event file of one rank, also while it is written and after its writer died."""
 
@@ -161,10 +225,14 @@ class EventReader:
         self._index = 0
         self._memory: mmap.mmap | None = None
         self._offset = _START
+        self._unfinished: deque[_Unfinished] = deque(maxlen=MOST_UNFINISHED)
+        self._found: deque[bytes] = deque()
         self.num_lost_segments = 0
 
     def payloads(self, limit: int = 1 << 30) -> Iterator[bytes]:
         """Yield what was written since the last call, at most `limit` records.
+
+        How far a call went comes as the `StateRecord` that its mark stands for.
 
         Raises:
             DamagedFileError: a segment is not one of ours, or its records make no sense.
@@ -178,38 +246,74 @@ class EventReader:
 
     def _next(self) -> bytes | None:
         while True:
+            if self._found:
+                return self._found.popleft()
             memory = self._memory or self._open()
             if memory is None:
                 return None
-            payload = self._record(memory)
-            if payload is not None:
-                return payload
+            if self._look(memory):
+                continue
             following = self._following()
             if following is None:
                 return None
             # The writer has moved on, so this segment is final; it may have grown since we looked.
-            payload = self._record(memory)
-            if payload is not None:
-                return payload
+            if self._look(memory):
+                continue
             memory.close()
+            self._unfinished.clear()
             self.num_lost_segments += following - self._index - 1
             self._memory, self._index, self._offset = None, following, _START
 
-    def _record(self, memory: mmap.mmap) -> bytes | None:
+    def _look(self, memory: mmap.mmap) -> bool:
+        """Take the next record and what marks say; return whether there was anything."""
+        # The record first: marks that its writer set before it are then there to be seen.
+        record = self._record(memory)
+        for call in tuple(self._unfinished):
+            self._read_mark(memory, call)
+        if record is not None:
+            payload, is_marked = record
+            self._found.append(payload)
+            if is_marked:
+                self._follow(memory, payload)
+        return bool(self._found)
+
+    def _follow(self, memory: mmap.mmap, payload: bytes) -> None:
+        with suppress(msgspec.MsgspecError):  # who decodes the record will say so
+            record = _decode_call(payload)
+            # That an asynchronous call was waited for is a record of its own.
+            last = ISSUED if record.is_async else WAITED
+            self._unfinished.append(_Unfinished(record, self._offset - 1, last))
+            self._read_mark(memory, self._unfinished[-1])
+
+    def _read_mark(self, memory: mmap.mmap, call: _Unfinished) -> None:
+        mark = memory[call.offset]
+        if mark <= call.mark:
+            return
+        record = call.record
+        for state in range(call.mark, min(mark, WAITED)):
+            self._found.append(
+                encode(StateRecord(record.seq, record.time_ns, record.step, record.seq, state))
+            )
+        call.mark = mark
+        if mark >= call.last:
+            self._unfinished.remove(call)
+
+    def _record(self, memory: mmap.mmap) -> tuple[bytes, bool] | None:
         if self._offset + 4 > len(memory):
             return None
-        (size,) = _LENGTH.unpack_from(memory, self._offset)
-        if size == 0:
+        (length,) = _LENGTH.unpack_from(memory, self._offset)
+        if length == 0:
             return None
+        size, is_marked = length & ~_MARKED, length >= _MARKED
         end = self._offset + 4 + size
-        if size > MAX_RECORD or end > len(memory):
+        if size > MAX_RECORD or end + is_marked > len(memory):
             raise DamagedFileError(
                 f"{segment_path(self._folder, self._rank, self._index)}: record at byte "
                 f"{self._offset} claims {size} bytes"
             )
         payload = memory[self._offset + 4 : end]
-        self._offset = end
-        return payload
+        self._offset = end + is_marked
+        return payload, is_marked
 
     def _following(self) -> int | None:
         if segment_path(self._folder, self._rank, self._index + 1).exists():

@@ -7,14 +7,14 @@ then named by numbers; `tables` says which numbers are known at the moment.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Hashable
 from itertools import count
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, Final
 
 from distdiag.event import CallSite, Event, Frame, Phase, ProcessGroup, Signature
-from distdiag.event_file import EventWriter
+from distdiag.event_file import ISSUED, NO_PLACE, WAITED, EventWriter
 from distdiag.status_page import EVENTS_STOPPED, StatusPage
 from distdiag.wire import (
     STATES,
@@ -27,6 +27,7 @@ from distdiag.wire import (
 
 Calls = list[tuple[int, bool]]
 
+_MARKS: Final = {"issued": ISSUED, "waited": WAITED}
 _STATE_NUMBERS: Final = {name: number for number, name in enumerate(STATES)}
 
 
@@ -72,22 +73,21 @@ class Tables:
 class ThreadContext:
     """What one thread is in the middle of, so that one probe can tell another.
 
-    `reduce_op` is the name of the operator that the Python front was given. `calls` collects the
-    calls of the front that runs, `coalesced` those of a coalescing block, each with whether the
-    user's own code made it; `is_async` tells how the last one was made. `awaited` is the front
-    that has returned and will wait, with the id of its Work. `module` is the FQN of the module that
-    is being worked for. `is_functional`: a functional collective runs. `name` is the thread's, None
-    in the main thread; `is_native`: C++ started it.
+    `is_recorded`: the call on its way to the backend has been written down. `coalesced` collects
+    the calls of a coalescing block, each with whether the user's own code made it. `awaited` is the
+    front that has returned and will wait, with the id of its Work. `module` is the FQN of the
+    module that is being worked for. `is_functional`: a functional collective runs, with the
+    operator `reduce_op`. `name` is the thread's, None in the main thread; `is_native`: C++ started
+    it.
     """
 
     __slots__ = (
         "awaited",
         "backward_depth",
-        "calls",
         "coalesced",
-        "is_async",
         "is_functional",
         "is_native",
+        "is_recorded",
         "module",
         "name",
         "reduce_op",
@@ -100,11 +100,10 @@ class ThreadContext:
         self.is_native = thread is None
         self.name = None if thread is threading.main_thread() else _name(thread)
         self.reduce_op: str | None = None
-        self.calls: Calls | None = None
         self.coalesced: Calls | None = None
         self.awaited: tuple[int, Calls] = (0, [])
         self.module: str | None = None
-        self.is_async = False
+        self.is_recorded = False
         self.is_functional = False
         self.backward_depth = 0
 
@@ -148,6 +147,8 @@ class Recorder:
         self._page = page
         self._seqs = count()
         self._numbers = count()
+        # The number of the last call and the place of its mark, as one value for all threads.
+        self._last_call = (-1, NO_PLACE)
         self._writer = EventWriter(folder, rank, on_forget=self._forget)
 
     def _forget(self) -> None:
@@ -210,24 +211,46 @@ class Recorder:
         """
         seq = next(self._seqs)
         self.num_events = seq + 1
-        where = (group, collective_seq_id, signature, site, is_async, thread, api)
+        now_ns, step = monotonic_ns(), self.step
         # A tuple is encoded as the `CallRecord` would be, in half the time.
-        self._writer.append(encode(("C", seq, time.monotonic_ns(), self.step, *where)))
+        record = encode(
+            (
+                "C",
+                seq,
+                now_ns,
+                step,
+                group,
+                collective_seq_id,
+                signature,
+                site,
+                is_async,
+                thread,
+                api,
+            )
+        )
+        self._last_call = (seq, self._writer.append_call(record))
         return seq
+
+    def mark(self, call: int, name: str) -> None:
+        """Say that a call went on before its thread did anything else."""
+        last, place = self._last_call
+        mark = _MARKS.get(name)
+        if mark is None or last != call or not self._writer.mark(place, mark):
+            self.state(call, name)
 
     def state(self, call: int, name: str) -> None:
         """Write down that the call with this event number went on."""
         seq = next(self._seqs)
         self.num_events = seq + 1
         state = _STATE_NUMBERS[name]
-        self._writer.append(encode(("T", seq, time.monotonic_ns(), self.step, call, state)))
+        self._writer.append(encode(("T", seq, monotonic_ns(), self.step, call, state)))
 
     def event(self, kind: type[Event], **fields: Any) -> int:  # noqa: ANN401
         """Write down one of the rarer events; return its event number."""
         seq = next(self._seqs)
         self.num_events = seq + 1
         fields.setdefault("step", self.step)
-        event = kind(rank=self.rank, seq=seq, time_ns=time.monotonic_ns(), **fields)
+        event = kind(rank=self.rank, seq=seq, time_ns=monotonic_ns(), **fields)
         self._writer.append(encode(event))
         return seq
 
@@ -249,7 +272,7 @@ class Recorder:
         """Say that the background thread runs."""
         if self.closed:
             return
-        self._page.beat(time.monotonic_ns(), self.num_events)
+        self._page.beat(monotonic_ns(), self.num_events)
         if self._writer.stopped is not None:
             self._page.raise_flag(EVENTS_STOPPED)
 

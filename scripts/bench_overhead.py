@@ -33,7 +33,7 @@ from distdiag.recorder import Recorder
 from distdiag.status_page import StatusPage
 
 WORKLOAD = Path(__file__).with_name("bench_workload.py")
-PROBES = ("process-groups", "collectives", "collective-fronts", "steps")
+PROBES = ("process-groups", "collectives", "steps")
 STEPS = {"tiny-collectives": 20, "transformer": 4}
 BOOTSTRAPS = 2000
 NUM_FRAMES = 30

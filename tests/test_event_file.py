@@ -9,13 +9,15 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distdiag import event_file
 from distdiag.errors import DamagedFileError
-from distdiag.event_file import EventReader, EventWriter, segment_path
+from distdiag.event_file import ISSUED, WAITED, EventReader, EventWriter, segment_path
+from distdiag.wire import encode
 
 
 def _writer(folder: Path, segment_bytes: int = 4096) -> EventWriter:
@@ -210,3 +212,67 @@ def test_an_abandoned_writer_touches_the_file_no_more(tmp_path: Path) -> None:
     writer.append(b"two")
 
     assert list(EventReader(tmp_path, 0).payloads()) == [b"one"]
+
+
+# Marks: how far a call went, without a record
+
+
+def _call(seq: int, *, is_async: bool = False) -> bytes:
+    return encode(("C", seq, 1000 + seq, 7, 0, seq, 0, 0, is_async, None, None))
+
+
+def _states(payloads: list[bytes]) -> list[tuple[int, int]]:
+    records = [msgspec.msgpack.decode(payload) for payload in payloads]
+    return [(record[4], record[5]) for record in records if record[0] == "T"]
+
+
+def test_a_mark_is_read_as_the_state_that_it_stands_for(tmp_path: Path) -> None:
+    writer, reader = _writer(tmp_path), EventReader(tmp_path, 0)
+    place = writer.append_call(_call(3))
+    assert list(reader.payloads()) == [_call(3)]
+
+    assert writer.mark(place, ISSUED)
+    assert _states(list(reader.payloads())) == [(3, 0)]
+    assert writer.mark(place, WAITED)
+    assert _states(list(reader.payloads())) == [(3, 1)]
+    assert not list(reader.payloads())
+
+
+def test_marks_come_after_their_call_and_before_the_next_record(tmp_path: Path) -> None:
+    writer, reader = _writer(tmp_path), EventReader(tmp_path, 0)
+    first = writer.append_call(_call(1))
+    writer.mark(first, WAITED)
+    writer.append_call(_call(2, is_async=True))
+    writer.append(b"three")
+
+    seen = list(reader.payloads())
+
+    assert seen[0] == _call(1)
+    assert _states(seen[1:3]) == [(1, 0), (1, 1)]
+    assert seen[3:] == [_call(2, is_async=True), b"three"]
+
+
+def test_a_mark_in_a_segment_that_is_full_is_seen_and_later_ones_must_be_records(
+    tmp_path: Path,
+) -> None:
+    writer, reader = _writer(tmp_path, 256), EventReader(tmp_path, 0)
+    place = writer.append_call(_call(1))
+    assert list(reader.payloads()) == [_call(1)]
+    writer.mark(place, ISSUED)
+    while (tmp_path / segment_path(tmp_path, 0, 1).name).exists() is False:
+        writer.append(b"x" * 60)
+
+    assert not writer.mark(place, WAITED)
+    assert _states([p for p in reader.payloads() if not p.startswith(b"x")]) == [(1, 0)]
+
+
+def test_asynchronous_calls_are_not_followed_beyond_being_issued(tmp_path: Path) -> None:
+    writer, reader = _writer(tmp_path, 1 << 16), EventReader(tmp_path, 0)
+    for seq in range(600):
+        writer.mark(writer.append_call(_call(seq, is_async=True)), ISSUED)
+    assert len(_states(list(reader.payloads()))) == 600
+
+    place = writer.append_call(_call(601))
+    assert list(reader.payloads()) == [_call(601)]
+    writer.mark(place, WAITED)
+    assert _states(list(reader.payloads())) == [(601, 0), (601, 1)]

@@ -32,7 +32,9 @@ RECENT: Final = 64
 BUSY_SHARE: Final = 0.3
 """A rank that used this share of its idle time on the processor works; it does not hang."""
 GIL_SILENCE_NS: Final = 4_000_000_000
-RECORDS_OF_CALLS: Final = frozenset({"agent", "collectives", "event-file", "groups"})
+RECORDS_OF_CALLS: Final = frozenset(
+    {"agent", "collectives", "collective-fronts", "event-file", "functional-collectives", "groups"}
+)
 """Without one of these a rank may have made calls that nobody wrote down."""
 
 _LEFT: Final = {Fate.FINISHED, Fate.RAISED, Fate.DIED}

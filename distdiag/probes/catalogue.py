@@ -22,11 +22,13 @@ class Plan(NamedTuple):
 
 
 def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    from distdiag.probes.collective_fronts import CollectiveFronts
     from distdiag.probes.dispatcher_tap import DispatcherTap
     from distdiag.probes.functional import FunctionalTap
     from distdiag.probes.hook_tap import HookTap
     from distdiag.probes.strict import StrictGate
     from distdiag.probes.strict_store import own_store
+    from distdiag.probes.work import WorkWatch
 
     gate = None
     if config.strict:
@@ -34,15 +36,9 @@ def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
     functional = FunctionalTap(recorder)
     taps = [kind(recorder, functional, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
-    return [functional, next((tap for tap in taps if tap.can_observe()), taps[0])]
-
-
-def _fronts(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.collective_fronts import CollectiveFronts
-    from distdiag.probes.work import WorkWatch
-
+    tap = next((tap for tap in taps if tap.can_observe()), taps[0])
     works = WorkWatch(recorder)
-    return [works, CollectiveFronts(recorder, works)]
+    return [functional, tap, works, CollectiveFronts(recorder, tap, works)]
 
 
 def _groups(recorder: Recorder, _: Config) -> Sequence[Probe]:
@@ -93,7 +89,6 @@ _DCP: Final = "torch.distributed.checkpoint"
 PLANS: Final = (
     Plan("process-groups", ("torch", _C10D), _groups),
     Plan("collectives", ("torch", _C10D), _collectives),
-    Plan("collective-fronts", ("torch", _C10D), _fronts),
     Plan("steps", ("torch",), _steps),
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),

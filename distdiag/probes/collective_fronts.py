@@ -1,4 +1,4 @@
-"""The Python methods of a process group: the reduce operator, and the Work that they return.
+"""The Python methods of a process group: where nearly all collectives of Python code come by.
 
 The functions of `torch.distributed` stay as they are: Dynamo recognises them by identity, and
 users have imported them by name. All of them end in these methods.
@@ -6,101 +6,79 @@ users have imported them by name. All of them end in these methods.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar, Final
 
+import torch
 import torch.distributed as dist
 
+from distdiag.errors import CollectiveMismatchError
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.group_methods import METHODS, Method, bind
+from distdiag.probes.tap import Tap
 from distdiag.probes.work import WorkWatch
 from distdiag.recorder import Calls, Recorder, ThreadContext
 
-_METHODS: Final = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
-)
+_NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 
 
 class CollectiveFronts(Probe):
-    """Tells the tap what the dispatcher hides, and the work probe which Work came back."""
+    """Lets the tap write each call down, and tells the work probe which Work came back.
+
+    What goes on to collectives in C++ (the reducer of DDP and its helpers) does not come by here:
+    the tap is told before they begin.
+    """
 
     name: ClassVar[str] = "collective-fronts"
 
-    def __init__(self, recorder: Recorder, works: WorkWatch) -> None:
-        """Hand each Work to `works`."""
+    def __init__(self, recorder: Recorder, tap: Tap, works: WorkWatch) -> None:
+        """Hand each call to `tap` and each Work to `works`."""
         super().__init__(recorder)
+        self._tap = tap
         self._works = works
-        self._reduce_kinds = (dist.ReduceOp, dist.ReduceOp.RedOpType)
-        self._operators = _operator_numbers()
 
     def _install(self) -> None:
         kind = dist.ProcessGroup
-        for name in _METHODS:
+        for name, method in METHODS.items():
             if name in vars(kind):
-                self._patches.replace(kind, name, self._front(vars(kind)[name], "reduce" in name))
+                self._patches.replace(kind, name, self._front(vars(kind)[name], method))
         if "_start_coalescing" in vars(kind) and "_end_coalescing" in vars(kind):
             start, end = vars(kind)["_start_coalescing"], vars(kind)["_end_coalescing"]
             self._patches.replace(kind, "_start_coalescing", self._start_front(start))
             self._patches.replace(kind, "_end_coalescing", self._end_front(end))
+        self._watch_native_callers()
 
-    def _front(self, original: AnyCallable, reduces: bool) -> AnyCallable:
-        here, recorder, asked = self.recorder.here, self.recorder, self._asked
+    def _front(self, original: AnyCallable, method: Method) -> AnyCallable:
+        here, recorder, tap = self.recorder.here, self.recorder, self._tap
+        record, frame, returned = tap.record, sys._getframe, self._returned
 
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if self.off or recorder.closed:
+        def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.off or tap.off or recorder.closed:
                 return original(self_, *args, **kwargs)
-            context = here.context
-            before = context.reduce_op, context.calls
-            calls: Calls = []
+            context, made = here.context, None
             try:
-                context.calls = calls
-                if reduces:
-                    context.reduce_op = asked(args, kwargs)
+                given = bind(method, args, kwargs) if kwargs else args
+                made = record(context, method, self_, given, frame(1))
+            except CollectiveMismatchError:
+                raise
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
+                tap.fail(error)
+            if made is None:
+                return original(self_, *args, **kwargs)
+            context.is_recorded = True
             try:
                 work = original(self_, *args, **kwargs)
+            except BaseException:
+                tap.mark(made[0], "failed")
+                raise
             finally:
-                context.reduce_op, context.calls = before
-            if calls:
-                self._returned(context, work, calls, context.is_async)
+                context.is_recorded = False
+            tap.mark(made[0], "issued")
+            returned(context, work, [made[:2]], made[2])
             return work
 
-        return method
-
-    def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return the name of the reduce operator of a call."""
-        options = kwargs.get("opts") if kwargs else args[-1] if args else None
-        reduce_op = getattr(options, "reduceOp", None)
-        if reduce_op is None:
-            kinds = self._reduce_kinds
-            reduce_op = next((a for a in (*args, *kwargs.values()) if isinstance(a, kinds)), None)
-            if reduce_op is None:
-                return None
-        # The hash of an operator is its number: the cheapest way to tell it.
-        return self._operators.get(hash(reduce_op)) or _operator_name(reduce_op)
+        return front
 
     def _returned(
         self,
@@ -145,15 +123,24 @@ class CollectiveFronts(Probe):
 
         return method
 
+    # What calls collectives from C++
 
-def _operator_numbers() -> dict[int, str]:
-    """Return the names of the operators by their hashes, if these tell them apart."""
-    kinds = dict(dist.ReduceOp.RedOpType.__members__)
-    kinds.pop("PREMUL_SUM", None)  # it cannot be made without a factor
-    names = {hash(dist.ReduceOp(kind)): name for name, kind in kinds.items()}
-    return names if len(names) == len(kinds) and set(names) <= set(range(16)) else {}
+    def _watch_native_callers(self) -> None:
+        bindings = vars(torch._C._distributed_c10d)
+        for name in _NATIVE_CALLERS:
+            if name in bindings:
+                self._patches.replace_everywhere(bindings[name], self._engaging(bindings[name]))
+        reducer = bindings.get("Reducer")
+        if reducer is not None:
+            create = vars(reducer)["__init__"]
+            self._patches.replace(reducer, "__init__", self._engaging(create))
 
+    def _engaging(self, original: AnyCallable) -> AnyCallable:
+        tap = self._tap
 
-def _operator_name(reduce_op: Any) -> str:  # noqa: ANN401
-    kind = getattr(reduce_op, "op", reduce_op)
-    return str(kind.name)
+        @wrap_like(original)
+        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            tap.engage()
+            return original(*args, **kwargs)
+
+        return function

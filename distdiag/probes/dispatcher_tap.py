@@ -1,13 +1,15 @@
 """Collectives seen where torch's dispatcher chooses a backend.
 
-A Python kernel at the dispatch key ``BackendSelect`` sees what is issued from Python, by the C++
-reducer of DDP, by functional collectives and by compiled code, on every thread and every group,
-with all arguments.
+A Python kernel at the dispatch key ``BackendSelect`` sees what is issued by the C++ reducer of DDP,
+by functional collectives and by compiled code, on every thread and every group, with all arguments.
+It costs as much as all the rest of a record, so the kernels are put in place when the first such
+caller shows up; what Python code issues itself is seen by the fronts.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +25,7 @@ from distdiag.probes.functional import KEY, FunctionalTap
 from distdiag.probes.stack import find_site
 from distdiag.probes.strict import StrictGate
 from distdiag.probes.tap import Tap, TapError
-from distdiag.recorder import Recorder
+from distdiag.recorder import Recorder, ThreadContext
 
 Kernel = Callable[..., Any]
 
@@ -41,6 +43,7 @@ class DispatcherTap(Tap):
         super().__init__(recorder, functional, gate)
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
         self._library: Any = None
+        self._engaging = threading.Lock()
 
     def can_observe(self) -> bool:
         """Issue one collective with a kernel of ours in the way, and take the kernel out again."""
@@ -72,13 +75,25 @@ class DispatcherTap(Tap):
     def _install(self) -> None:
         if not self.can_observe():
             raise TapError(f"the dispatcher does not call our kernels at {KEY}")
-        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for name in OPS:
-            op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
-            if op is not None:
-                kernel = self._kernel(Layout(name, op._schema), op)
-                self._library.impl(name, kernel, KEY, with_keyset=True)
+        self._functional.before_first_call = self.engage
         self.recorder.event(TorchLoaded, torch=str(torch.__version__), tap="dispatcher")
+
+    def engage(self) -> None:
+        """Put the kernels in place, once."""
+        if self._library is not None or self.is_off or not self._engaging.acquire(blocking=False):
+            return
+        try:
+            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+            for name in OPS:
+                op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+                if op is not None:
+                    kernel = self._kernel(Layout(name, op._schema), op)
+                    library.impl(name, kernel, KEY, with_keyset=True)
+            self._library = library
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+        finally:
+            self._engaging.release()
 
     def uninstall(self) -> None:
         """Take the kernels out of the dispatcher."""
@@ -89,16 +104,19 @@ class DispatcherTap(Tap):
 
     def _kernel(self, layout: Layout, op: Any) -> Kernel:  # noqa: ANN401
         # Looked up here once: each attribute costs in a place where microseconds count.
-        after, before, mark = self._after, self._before, self._mark
+        after, before, mark = self._after, self._before, self.mark
         redispatch = op._handle.redispatch_boxed
-        recorder = self.recorder
+        recorder, here = self.recorder, self.recorder.here
         returns_late = layout.is_async is None and not layout.spec.is_message
 
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             call: int | None = None
-            if not self.off and not recorder.closed:
+            context = here.context
+            if context.is_recorded:
+                context.is_recorded = False
+            elif not self.off and not recorder.closed:
                 try:
-                    call = before(layout, layout.bind(args, kwargs) if kwargs else args)
+                    call = before(context, layout, layout.bind(args, kwargs) if kwargs else args)
                 except CollectiveMismatchError:
                     raise
                 except Exception as error:  # noqa: BLE001 (our part must not break the user's)
@@ -117,7 +135,7 @@ class DispatcherTap(Tap):
 
         return kernel
 
-    def _before(self, layout: Layout, args: tuple[Any, ...]) -> int | None:
+    def _before(self, context: ThreadContext, layout: Layout, args: tuple[Any, ...]) -> int | None:
         inputs, outputs = layout.inputs(args), layout.outputs(args)
         shown = inputs or outputs
         if shown and shown[0].is_meta:
@@ -125,7 +143,7 @@ class DispatcherTap(Tap):
         group = self._group(_unbox(args[layout.process_group]))
         if group is None:
             return None
-        spec, context = layout.spec, self.recorder.here.context
+        spec = layout.spec
         key = (
             spec.public,
             tuple([tensor.shape for tensor in inputs]),

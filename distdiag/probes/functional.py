@@ -33,6 +33,7 @@ class FunctionalTap(Probe):
         super().__init__(recorder)
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
         self._library: Any = None
+        self.before_first_call: Callable[[], None] = _nothing
         self._pending: dict[int, int] = {}
 
     def _install(self) -> None:
@@ -70,6 +71,9 @@ class FunctionalTap(Probe):
         def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if self.is_off or keyset.has(DispatchKey.Meta):
                 return op.redispatch(keyset & after, *args, **kwargs)
+            if self.before_first_call is not _nothing:
+                first, self.before_first_call = self.before_first_call, _nothing
+                first()
             context = here.context
             before = context.reduce_op, context.is_functional
             reduce_op = args[place] if place < len(args) else kwargs.get("reduce_op")
@@ -101,6 +105,10 @@ class FunctionalTap(Probe):
             self.recorder.state(call, "waited")
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self.fail(error)
+
+
+def _nothing() -> None:
+    """There is nothing to do."""
 
 
 def _address(tensor: Any) -> int:  # noqa: ANN401

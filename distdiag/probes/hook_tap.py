@@ -114,16 +114,19 @@ class HookTap(Tap):
         def after(args: Any) -> None:  # noqa: ANN401
             call = self._calls.pop((number, args.op_id), None)
             if call is not None:
-                self._mark(call, "issued")
+                self.mark(call, "issued")
 
         hooked.register_pre_hook(_HOOK_ID, before)
         hooked.register_post_hook(_HOOK_ID, after)
 
     def _before(self, handle: Any, args: Any) -> None:  # noqa: ANN401
+        context = self.recorder.here.context
+        if context.is_recorded:
+            context.is_recorded = False
+            return
         group = self._group(handle)
         if group is None or any(tensor.is_meta for tensor in args.input_tensors):
             return
-        context = self.recorder.here.context
         site = find_site(self.recorder, context, sys._getframe(2))
         kind = args.name.name
         is_message = kind in _MESSAGES

@@ -5,17 +5,31 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from itertools import count
+from types import FrameType
 from typing import Any, ClassVar
 
+import torch
 from torch.distributed import distributed_c10d
 
 from distdiag.errors import CollectiveMismatchError
 from distdiag.event import CallSite, ProcessGroup, Signature
 from distdiag.probes.base import Probe
-from distdiag.probes.c10d_ops import NO_DETAILS
+from distdiag.probes.c10d_ops import ASYNC_MESSAGES, NO_DETAILS
 from distdiag.probes.functional import FunctionalTap
+from distdiag.probes.group_methods import (
+    Method,
+    details_of,
+    flatten,
+    options_of,
+    reduce_op_of,
+)
+from distdiag.probes.stack import find_site
 from distdiag.probes.strict import StrictGate
 from distdiag.recorder import Recorder, Site, ThreadContext
+
+Front = tuple[int, bool, bool]
+"""A call from Python: its event number, whether the user's own code made it, and whether the caller
+will wait for it by himself."""
 
 SignatureKey = tuple[Any, ...]
 """Op, input shapes, output shapes, dtypes, `Details` or None, reduce op: cheap to make."""
@@ -62,10 +76,59 @@ class Tap(Probe):
         """Try this way on a group that no counter of torch knows about."""
         raise NotImplementedError
 
-    def _mark(self, call: int, state: str) -> None:
+    def engage(self) -> None:
+        """Be ready for calls that come from C++: those from Python pass the fronts."""
+
+    def record(
+        self,
+        context: ThreadContext,
+        method: Method,
+        handle: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        frame: FrameType,
+    ) -> Front | None:
+        """Write down a call that Python makes of a method of this group, from this frame.
+
+        Returns None for a call that is not observed.
+        """
+        inputs = flatten(args[method.input]) if method.input >= 0 else ()
+        outputs = flatten(args[method.output]) if method.output >= 0 else ()
+        shown = inputs or outputs
+        group = self._groups.get(id(handle))
+        if group is None or group.handle() is not handle:
+            group = self._learn(handle)
+        if group is None or (shown and _only_has_shape(shown[0])):
+            return None
+        options = options_of(args)
+        key = (
+            method.public,
+            tuple([tensor.shape for tensor in inputs]),
+            tuple([tensor.shape for tensor in outputs]),
+            tuple([tensor.dtype for tensor in shown]),
+            details_of(method, args, options, group.value.ranks) if method.has_details else None,
+            reduce_op_of(method, args, options) if method.reduces else None,
+        )
+        site = find_site(self.recorder, context, frame)
+        if method.is_message:
+            is_async = site.api in ASYNC_MESSAGES
+        else:
+            is_async = method.is_async if options is None else bool(options.asyncOp)
+        call = self._write(
+            context,
+            group,
+            key,
+            site,
+            is_message=method.is_message,
+            is_async=is_async,
+            results=outputs or shown,
+        )
+        return call, site.is_own_call, is_async
+
+    def mark(self, call: int, state: str) -> None:
+        """Write down that a call went on, before anything else happens on its thread."""
         if not self.off:
             try:
-                self.recorder.state(call, state)
+                self.recorder.mark(call, state)
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
 
@@ -115,9 +178,6 @@ class Tap(Probe):
         call = recorder.call(
             group_number, seq_id, signature, site.number, is_async, context.name, site.api
         )
-        if context.calls is not None:
-            context.calls.append((call, site.is_own_call))
-            context.is_async = is_async
         if context.is_functional:
             self._functional.remember(results, call)
         if self._gate is not None and seq_id >= 0:
@@ -132,7 +192,7 @@ class Tap(Probe):
         try:
             self._gate.compare(group, seq_id, self._signatures[signature], place)
         except CollectiveMismatchError:
-            self._mark(call, "failed")
+            self.mark(call, "failed")
             raise
 
     def _define(self, key: tuple[Any, ...]) -> int:
@@ -154,3 +214,15 @@ class Tap(Probe):
         if self._gate is not None:
             self._signatures[number] = signature
         return number
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _only_has_shape(tensor: Any) -> bool:  # noqa: ANN401
+    """Whether a compiler or a simulation made it: nothing will be sent."""
+    return bool(tensor.is_meta) or (type(tensor) not in _PLAIN and _is_fake(tensor))
+
+
+def _is_fake(tensor: Any) -> bool:  # noqa: ANN401
+    return any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)

@@ -82,10 +82,11 @@ class WorkWatch(Probe):
             # What torch or a framework drops is its own affair.
             self._write([call for call in handle.calls if call[1]], "dropped")
 
-    def _write(self, calls: Calls, state: str) -> None:
+    def _write(self, calls: Calls, state: str, *, at_once: bool = False) -> None:
+        write = self.recorder.mark if at_once else self.recorder.state
         try:
             for call, _ in calls:
-                self.recorder.state(call, state)
+                write(call, state)
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self.fail(error)
 
@@ -101,7 +102,9 @@ class WorkWatch(Probe):
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if self.is_off:
                 return original(self_, *args, **kwargs)
-            calls = self._calls_to_wait_for(self_, here.context)
+            context = here.context
+            is_front = context.awaited[0] == id(self_)
+            calls = self._calls_to_wait_for(self_, context)
             if not calls:
                 return original(self_, *args, **kwargs)
             try:
@@ -109,7 +112,7 @@ class WorkWatch(Probe):
             except BaseException:
                 self._write(calls, "failed")
                 raise
-            self._write(calls, "waited")
+            self._write(calls, "waited", at_once=is_front)
             return result
 
         return method

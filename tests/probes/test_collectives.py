@@ -8,10 +8,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 from distdiag.config import Config
@@ -20,7 +22,7 @@ from distdiag.probes.c10d_ops import OPS
 from distdiag.probes.catalogue import PLANS
 from tests.probes.conftest import Observed
 
-TENSOR_PARTS = ("collectives", "collective-fronts")
+TENSOR_PARTS = ("collectives",)
 
 
 @pytest.fixture(autouse=True)
@@ -346,3 +348,82 @@ def test_an_exception_of_the_users_signal_handler_is_not_swallowed(
     finally:
         signal.signal(signal.SIGALRM, before)
     assert observed.events(ProbeDisabled) == []
+
+
+# Two ways in: the methods of the group, and the dispatcher for calls that C++ makes
+
+METHOD_CALLS: dict[str, Callable[[dist.ProcessGroup], object]] = {
+    "allreduce, one tensor": lambda group: group.allreduce(torch.ones(3)),
+    "allreduce, operator": lambda group: group.allreduce([torch.ones(3)], dist.ReduceOp.MAX),
+    "allreduce, by name": lambda group: group.allreduce(tensors=[torch.ones(3)]),
+    "allreduce_coalesced": lambda group: group.allreduce_coalesced(_two()),
+    "broadcast, root": lambda group: group.broadcast(torch.ones(3), 1),
+    "broadcast, root by name": lambda group: group.broadcast(torch.ones(3), root=1),
+    "reduce, root and operator": lambda group: group.reduce(torch.ones(3), 1, dist.ReduceOp.MIN),
+    "allgather, one tensor": lambda group: group.allgather(_two(), torch.ones(3)),
+    "allgather, lists": lambda group: group.allgather([_two()], [torch.ones(3)]),
+    "gather, root": lambda group: group.gather(_two(), torch.ones(3), 0),
+    "scatter, root": lambda group: group.scatter(torch.ones(3), _two(), 0),
+    "reduce_scatter": lambda group: group.reduce_scatter(torch.ones(3), _two()),
+    "alltoall": lambda group: group.alltoall(_two(), _two()),
+    "alltoall_base": lambda group: group.alltoall_base(
+        torch.ones(4), torch.ones(4), [1, 3], [2, 2]
+    ),
+    "barrier": lambda group: group.barrier(),
+    "send": lambda group: group.send([torch.ones(3)], 1, 5),
+    "recv": lambda group: group.recv([torch.ones(3)], 1, tag=5),
+}
+
+
+@pytest.mark.parametrize("what", METHOD_CALLS)
+def test_both_ways_of_seeing_a_call_write_the_same(
+    what: str, observed: Observed, fake_group: None
+) -> None:
+    probes = {probe.name: probe for probe in observed.install(*TENSOR_PARTS)}
+    call: Any = METHOD_CALLS[what]
+
+    call(dist.group.WORLD)
+    probes["collective-fronts"].uninstall()
+    probes["collectives"].engage()
+    call(dist.group.WORLD)
+
+    by_method, by_dispatcher = (made.signature for made in observed.calls())
+    assert msgspec.structs.replace(by_method, reduce_op=None) == by_dispatcher
+    assert [made.is_async for made in observed.calls()] in ([True, True], [False, False])
+
+
+def _kernels_are_in_place() -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect"))
+
+
+def test_python_calls_alone_do_not_pay_for_the_dispatcher(
+    observed: Observed, fake_group: None
+) -> None:
+    observed.install(*TENSOR_PARTS)
+    dist.all_reduce(torch.ones(3))
+
+    assert len(observed.calls()) == 1
+    assert not _kernels_are_in_place()
+
+
+def test_what_ddp_issues_in_cpp_is_recorded_once_from_its_first_call(
+    observed: Observed, lone_group: None
+) -> None:
+    observed.install(*TENSOR_PARTS)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    assert _kernels_are_in_place()
+    num_calls = len(observed.calls())
+
+    model(torch.ones(1, 2)).sum().backward()
+    dist.all_reduce(torch.ones(3))
+
+    by_op = [call.signature.op for call in observed.calls()[num_calls:]]
+    assert by_op == ["all_reduce", "all_reduce"]
+    assert [call.thread for call in observed.calls()][-1] == "MainThread"
+
+
+def test_a_fake_tensor_is_never_recorded(observed: Observed, fake_group: None) -> None:
+    observed.install(*TENSOR_PARTS)
+    with FakeTensorMode():
+        dist.all_reduce(torch.ones(3))
+    assert not observed.calls()

@@ -9,8 +9,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from distdiag.event import TorchLoaded
+from distdiag.probes.collective_fronts import CollectiveFronts
 from distdiag.probes.functional import FunctionalTap
 from distdiag.probes.hook_tap import HookTap
+from distdiag.probes.work import WorkWatch
 from tests.probes.conftest import Observed
 
 pytestmark = [
@@ -32,10 +34,10 @@ def _quiet() -> Any:
 def tapped(observed: Observed) -> Observed:
     functional = FunctionalTap(observed.recorder)
     tap = HookTap(observed.recorder, functional)
-    for probe in (functional, tap):
+    works = WorkWatch(observed.recorder)
+    for probe in (functional, tap, works, CollectiveFronts(observed.recorder, tap, works)):
         probe.install()
         observed.probes.append(probe)
-    observed.install("collective-fronts")
     return observed
 
 

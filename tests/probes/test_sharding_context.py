@@ -11,7 +11,7 @@ from tests.probes.conftest import Observed
 
 
 def test_gathering_and_reducing_name_the_module(observed: Observed, fake_group: None) -> None:
-    observed.install("collectives", "collective-fronts", "sharding-context", "steps")
+    observed.install("collectives", "sharding-context", "steps")
     mesh = init_device_mesh("cpu", (2,))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     for layer in model:

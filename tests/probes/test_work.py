@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from distdiag.event import CollectiveState
 from tests.probes.conftest import Observed
 
-PARTS = ("collectives", "collective-fronts")
+PARTS = ("collectives",)
 
 
 def test_a_synchronous_collective_is_waited_for(observed: Observed, lone_group: None) -> None:
