@@ -9,7 +9,6 @@ from distdiag.checks.base import Check
 from distdiag.event import Collective
 from distdiag.finding import Finding, Grade, Severity
 from distdiag.reasoning.culprits import (
-    all_work,
     blame_missing,
     camp_evidence,
     is_reliable,
@@ -24,7 +23,8 @@ from distdiag.reasoning.descriptions import (
     call_phrase,
     each_whereabouts,
 )
-from distdiag.reasoning.explanations import camps_by_place, explain, is_in_dataloader, state_of
+from distdiag.reasoning.explanations import camps_by_place, explain, state_of
+from distdiag.reasoning.stuck import activity_of_missing, is_late
 
 _WHY_CYCLE = "Each of these ranks waits for a call that another of them would make afterwards."
 _FIX_CYCLE = "Make the calls of the process groups in one order on all ranks."
@@ -36,8 +36,8 @@ class MissingFromCollective(Check):
     ## What it detects
     A collective that some ranks of its group called and others did not: they finished their script,
     wait for one another in a circle, or have not moved for the hang threshold. Speaks where nothing
-    more particular does: a guard (COL009), an uneven loop (COL011), a failure (HNG001, HNG002) or
-    the data loader (HNG004).
+    more particular does: a guard (COL009), an uneven loop (COL011), a failure (HNG001, HNG002), or
+    what the missing rank does instead (HNG004 and those after it).
 
     ## Why it matters
     The ranks that came wait until the timeout of the process group, often half an hour, and are
@@ -74,14 +74,13 @@ class MissingFromCollective(Check):
             return
         if _is_message_deadlock(alignment):
             return  # said once, by the check of unmatched messages
-        verdict = blame_missing(alignment)
-        if is_in_dataloader(alignment, verdict.culprits):
+        if is_late(alignment) or activity_of_missing(alignment) is not None:
             return
+        verdict = blame_missing(alignment)
         call = alignment.by_rank[min(alignment.present_ranks)]
-        is_late = alignment.trigger is Trigger.STALLED and all_work(alignment, verdict.culprits)
         is_cycle = alignment.trigger is Trigger.CYCLE
         is_cut_off = alignment.trigger is Trigger.ENDED
-        is_note = is_late or is_cut_off or not is_reliable(alignment)
+        is_note = is_cut_off or not is_reliable(alignment)
         yield self.finding(
             self._message(alignment, call),
             ranks=verdict.culprits,

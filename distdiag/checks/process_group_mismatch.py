@@ -9,6 +9,7 @@ from distdiag.checks.base import Check
 from distdiag.event import GroupCreated
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.ranks import RankSet
+from distdiag.reasoning.activities import Activity
 from distdiag.reasoning.culprits import (
     all_work,
     blame,
@@ -20,6 +21,7 @@ from distdiag.reasoning.culprits import (
 from distdiag.reasoning.descriptions import at, frames_of, user_location, whereabouts
 from distdiag.reasoning.explanations import state_of
 from distdiag.reasoning.source import rank_guards
+from distdiag.reasoning.stuck import activity_of_missing
 
 
 class ProcessGroupMismatch(Check):
@@ -90,12 +92,15 @@ class ProcessGroupMismatch(Check):
         fates = {state_of(alignment, rank).fate for rank in missing}
         if alignment.kind != "group" or fates & {Fate.RAISED, Fate.DIED}:
             return
+        if activity_of_missing(alignment) not in (None, Activity.INITIALISATION):
+            return
         call = alignment.any_event
         verdict = blame_missing(alignment)
         guards = [g for f in reversed(call.site.user_frames) for g in rank_guards(f)]
         is_late = alignment.trigger is Trigger.STALLED and all_work(alignment, verdict.culprits)
         is_note = is_late or alignment.trigger is Trigger.ENDED
         under = f", under `{guards[0].text}`" if guards else ""
+        place = user_location(frames_of(state_of(alignment, min(verdict.culprits))))
         odd = alignment.present_ranks if guards and len(missing) >= 2 else verdict.culprits
         yield self.finding(
             f"{alignment.present_ranks.phrase()} called {call.api}({list(call.ranks)})"
@@ -103,7 +108,7 @@ class ProcessGroupMismatch(Check):
             f"{whereabouts(state_of(alignment, min(missing)))}",
             ranks=odd,
             step=call.step,
-            location=_where(call) if guards else _place(alignment, odd) or _where(call),
+            location=_where(call) if guards else place or _where(call),
             grade=Grade.NOTE if is_note else grade_of(alignment, verdict),
             confidence=0.3 if is_note else verdict.confidence,
             evidence=_evidence(alignment, (alignment.present_ranks,))
@@ -133,10 +138,6 @@ def _evidence(
 
 def _where(call: GroupCreated) -> Location | None:
     return user_location(call.site.frames)
-
-
-def _place(alignment: Alignment[GroupCreated], ranks: RankSet) -> Location | None:
-    return user_location(frames_of(state_of(alignment, min(ranks))))
 
 
 def _is_split(alignment: Alignment[GroupCreated]) -> bool:

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from distdiag.alignment import Alignment
-from distdiag.checks.base import Check
-from distdiag.event import Collective, Heartbeat
-from distdiag.finding import Finding, Grade, Severity
-from distdiag.reasoning.culprits import (
-    all_work,
-    blame_missing,
-    camp_evidence,
-    is_reliable,
-    missing_evidence,
-)
-from distdiag.reasoning.descriptions import (
-    at,
-    call_location,
-    call_phrase,
-    main_stack,
-    user_location,
-)
-from distdiag.reasoning.explanations import camps_by_place, explain, is_in_dataloader, state_of
+from distdiag.checks.stuck_rank import StuckRank
+from distdiag.finding import Severity
+from distdiag.reasoning.activities import Activity
 
 
-class RankInDataloader(Check):
+class RankInDataloader(StuckRank):
     """A rank fetches data while the others wait for it in a collective.
 
     ## What it detects
@@ -50,7 +32,8 @@ class RankInDataloader(Check):
     code = "HNG004"
     name = "rank-in-dataloader"
     severity = Severity.WARNING
-    needs = (Heartbeat, Collective)
+    activities = frozenset({Activity.DATA_LOADER})
+    instead = "waits for a batch"
 
     why = "The rank cannot come to the collective before it has its batch."
     fix = (
@@ -62,29 +45,3 @@ class RankInDataloader(Check):
         "Uneven amounts of data per rank, which end in another wait at the end of an epoch."
     )
     disproof = "The stack of the rank shows it outside of the data loader."
-
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
-        """Judge a call whose missing ranks are all in their data loader."""
-        if alignment.kind != "collective" or explain(alignment) is not None:
-            return
-        culprits = blame_missing(alignment).culprits
-        if not is_in_dataloader(alignment, culprits):
-            return
-        call = alignment.any_event
-        state = state_of(alignment, min(culprits))
-        location = user_location(main_stack(state.stacks)) or call_location(call)
-        is_note = all_work(alignment, culprits) or not is_reliable(alignment)
-        yield self.finding(
-            f"no batch has come on {culprits.phrase()} for {state.idle_s:.0f} s{at(location)}; "
-            f"waiting in {call_phrase(call)}: {alignment.present_ranks.phrase()}"
-            f"{at(call_location(call))}",
-            ranks=culprits,
-            step=state.step,
-            location=location,
-            grade=Grade.NOTE if is_note else Grade.LIKELY,
-            confidence=0.4 if is_note else 0.85,
-            evidence=camp_evidence(
-                alignment, camps_by_place(alignment), lambda each: f"waits in {call_phrase(each)}"
-            )
-            + missing_evidence(alignment),
-        )

@@ -28,6 +28,7 @@ from distdiag.reasoning.descriptions import (
     whereabouts,
 )
 from distdiag.reasoning.explanations import state_of
+from distdiag.reasoning.stuck import activity_of_missing
 
 
 class UnmatchedSend(Check):
@@ -75,6 +76,8 @@ class UnmatchedSend(Check):
         state = state_of(alignment, peer)
         if state.fate in (Fate.RAISED, Fate.DIED):
             return  # the failure is the reason, and has a check of its own
+        if activity_of_missing(alignment) is not None:
+            return
         verdict = self._verdict(alignment, call)
         is_waiting = blocking_call(state_of(alignment, call.rank)) == call
         # An asynchronous message that is never picked up harms nobody.

@@ -8,9 +8,9 @@ from itertools import permutations
 from typing import Any
 
 from distdiag.alignment import Alignment, Fate, RankState, Trigger
-from distdiag.event import CallSite, Collective, Frame, Phase
+from distdiag.event import CallSite, Collective, Frame
 from distdiag.ranks import RankSet
-from distdiag.reasoning.descriptions import blocking_call, frames_of, main_stack
+from distdiag.reasoning.descriptions import blocking_call, frames_of
 from distdiag.reasoning.invariants import Aspect, clean_module, contradiction
 from distdiag.reasoning.source import Guard, are_exclusive, is_readable, loop_lines, rank_guards
 
@@ -104,23 +104,6 @@ def lagging_ranks(alignment: Alignment[Collective]) -> RankSet:
         # Ranks that take turns at the same lines, such as senders of a broadcast, do not lag.
         and not num_passes(state_of(alignment, other), there[rank])
     )
-
-
-def is_in_dataloader(alignment: Alignment[Collective], ranks: RankSet) -> bool:
-    """Say whether all of these ranks stand still in a data loader."""
-    states = [state_of(alignment, rank) for rank in ranks]
-    return alignment.trigger is Trigger.STALLED and all(
-        state.fate is Fate.RUNNING and blocking_call(state) is None and loads_data(state)
-        for state in states
-    )
-
-
-def loads_data(state: RankState) -> bool:
-    """Say whether a rank fetches its next batch, by its phase or its stack."""
-    stack = main_stack(state.stacks)
-    if stack:
-        return any("torch/utils/data/" in frame.file.replace("\\", "/") for frame in stack)
-    return state.phase is Phase.DATALOADER
 
 
 def state_of(alignment: Alignment[Any], rank: int) -> RankState:

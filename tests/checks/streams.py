@@ -11,6 +11,7 @@ from distdiag.event import (
     Collective,
     Frame,
     GroupCreated,
+    Observed,
     ProcessGroup,
     Raised,
     Signature,
@@ -208,3 +209,16 @@ def aligned(job, check, **where):
 
 def missing(job, check, trigger, **where):
     return list(check().check_missing(job.alignment(trigger=trigger, **where)))
+
+
+def kernel(rank, syscall="", blocked_on="", state="S"):
+    """What the kernel says of a rank's main thread."""
+    values = {"state": state, "syscall": syscall, "blocked_on": blocked_on}
+    values["doing"] = f"sleeping in {syscall} of {blocked_on}"
+    seen = Observed(rank=rank, seq=-1, time_ns=0, source="kernel", summary="", values=values)
+    return {"kernel": seen}
+
+
+def library(file, function, line=1):
+    """A frame of a library's or of Python's own file."""
+    return Frame(f"/usr/lib/python3/site-packages/{file}", line, function, user=False)

@@ -22,22 +22,6 @@ def test_ranks_that_all_stand_in_a_lock_are_named_with_the_line(tmp_path):
     assert (finding.location.line, finding.severity) == (2, Severity.ERROR)
 
 
-def test_a_held_gil_is_said():
-    job = Job()
-    job.set(0, 1, idle_s=31.0, gil_held=True)
-    assert "holds the GIL" in judged(job)[0].message
-
-
-def test_a_collective_that_all_came_to_and_that_does_not_end_is_named():
-    job = Job(4)
-    job.every()
-    job.set(*job.world, idle_s=31.0)
-    states = {r: s for r, s in job.view(waiting=tuple(c[-1] for c in job.calls.values())).items()}
-    (finding,) = NoProgress().check_ranks(states)
-    assert finding.ranks == job.world
-    assert "waits in all_reduce #0" in finding.message
-
-
 def test_contradictory_records_explain_the_stall():
     job = Job()
     job.call(0)

@@ -275,7 +275,7 @@ def test_a_rank_that_never_came_stays_silent_whatever_the_monitor_says_of_it():
     assert silent.states()[1].fate is Fate.SILENT
 
 
-@pytest.mark.parametrize(("hang_timeout_s", "codes"), [(None, []), (30.0, ["COL001"])])
+@pytest.mark.parametrize(("hang_timeout_s", "codes"), [(None, []), (30.0, ["HNG007"])])
 def test_saving_may_take_longer_than_a_step_unless_the_user_set_the_threshold(
     hang_timeout_s, codes
 ):

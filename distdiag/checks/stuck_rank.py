@@ -1,0 +1,106 @@
+"""What the checks share that say where a rank is stuck while the job stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from distdiag.alignment import Alignment, RankState
+from distdiag.checks.base import Check
+from distdiag.event import Collective, GroupCreated, Heartbeat
+from distdiag.finding import Evidence, Finding, Grade, Location
+from distdiag.ranks import RankSet
+from distdiag.reasoning.activities import Activity, common_activity, doing_of
+from distdiag.reasoning.culprits import all_work, blame_missing, is_reliable, missing_evidence
+from distdiag.reasoning.descriptions import (
+    at,
+    call_location,
+    call_phrase,
+    frames_of,
+    user_location,
+    whereabouts,
+)
+from distdiag.reasoning.outside import outside_evidence
+from distdiag.reasoning.stuck import activity_of_missing, odd_ranks
+
+
+class StuckRank(Check):
+    """Speaks of one kind of activity; `instead` says what the rank does, after its name."""
+
+    needs = (Heartbeat, Collective, GroupCreated)
+    activities: ClassVar[frozenset[Activity]]
+    instead: ClassVar[str]
+
+    def check_missing(self, alignment: Alignment[Any]) -> Iterator[Finding]:
+        """Judge a point that the others have reached, and wait at for these ranks."""
+        if activity_of_missing(alignment) not in self.activities:
+            return
+        culprits = blame_missing(alignment).culprits
+        event = alignment.any_event
+        location = user_location(event.site.frames)
+        is_note = all_work(alignment, culprits) or not is_reliable(alignment)
+        waiting = Evidence(
+            ranks=alignment.present_ranks, summary=f"waits in {_name(event)}", location=location
+        )
+        yield self._found(
+            culprits,
+            alignment.states,
+            f"; {alignment.present_ranks.phrase()} waits in {_name(event)}{at(location)}",
+            (waiting, *missing_evidence(alignment)),
+            is_note=is_note,
+        )
+
+    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        """Judge a job that stands still though nobody waits for another rank in a call."""
+        ranks = odd_ranks(states)
+        if not ranks or common_activity(states[rank] for rank in ranks) not in self.activities:
+            return
+        yield self._found(ranks, states, "", _everyone(states), is_note=_all_work(states, ranks))
+
+    def _found(
+        self,
+        culprits: RankSet,
+        states: Mapping[int, RankState],
+        others: str,
+        evidence: tuple[Evidence, ...],
+        *,
+        is_note: bool,
+    ) -> Finding:
+        state = states[min(culprits)]
+        location = _place(state)
+        doing = doing_of(state)
+        sign = f" ({doing.sign})" if doing is not None and doing.sign else ""
+        return self.finding(
+            f"{culprits.phrase()} {self.instead}{at(location)} and has not moved for "
+            f"{state.idle_s:.0f} s{sign}{others}",
+            ranks=culprits,
+            step=state.step,
+            location=location,
+            grade=Grade.NOTE if is_note else Grade.LIKELY,
+            confidence=0.4 if is_note else 0.85,
+            evidence=evidence + outside_evidence(states, culprits),
+        )
+
+
+def _name(event: Collective | GroupCreated) -> str:
+    return call_phrase(event) if isinstance(event, Collective) else event.api
+
+
+def _place(state: RankState) -> Location | None:
+    call = state.last_call
+    return user_location(frames_of(state)) or (call_location(call) if call is not None else None)
+
+
+def _all_work(states: Mapping[int, RankState], ranks: RankSet) -> bool:
+    return all(states[rank].is_working and not states[rank].gil_held for rank in ranks)
+
+
+def _everyone(states: Mapping[int, RankState]) -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(
+            ranks=RankSet([state.rank]),
+            summary=whereabouts(state),
+            location=user_location(frames_of(state)),
+        )
+        for state in states.values()
+    )

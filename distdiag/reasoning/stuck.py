@@ -1,0 +1,75 @@
+"""Which ranks keep the job from going on, when no contradiction of calls says why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distdiag.alignment import Alignment, Fate, RankState, Trigger
+from distdiag.event import Collective
+from distdiag.ranks import RankSet
+from distdiag.reasoning.activities import Activity, common_activity
+from distdiag.reasoning.culprits import all_work, blame_missing
+from distdiag.reasoning.descriptions import blocking_call
+from distdiag.reasoning.explanations import explain, state_of
+from distdiag.reasoning.failures import has_contradiction
+
+STILL_S = 1.0
+"""A rank that moved less than so many seconds ago does not stand still."""
+
+
+def activity_of_missing(alignment: Alignment[Any]) -> Activity | None:
+    """Return what all the ranks do that the others wait for here, if it is one known thing.
+
+    None also where the records explain the wait better: a guard, a loop, a rank that has gone.
+    """
+    if alignment.trigger is not Trigger.STALLED or explain(alignment) is not None:
+        return None
+    culprits = blame_missing(alignment).culprits
+    return common_activity(state_of(alignment, rank) for rank in culprits)
+
+
+def is_late(alignment: Alignment[Any]) -> bool:
+    """Say whether the ranks that are waited for use the processor: they are slow, not stuck."""
+    if alignment.trigger is not Trigger.STALLED:
+        return False
+    culprits = blame_missing(alignment).culprits
+    return bool(culprits) and all_work(alignment, culprits)
+
+
+def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
+    """Return whom to look at when the whole job stands still and its calls do not say why.
+
+    Those that were never heard of, else those that wait in no call, else all. Empty if the job
+    moves, or a rank has failed, or the others wait for one in a collective.
+    """
+    running = [state for state in states.values() if state.fate is Fate.RUNNING]
+    has_failed = any(state.fate in (Fate.RAISED, Fate.DIED) for state in states.values())
+    if not running or has_failed or any(state.idle_s < STILL_S for state in running):
+        return RankSet()
+    if has_contradiction(states) or any(_waits_for_one(s, states) for s in running):
+        return RankSet()
+    waiting = RankSet(s.rank for s in running if blocking_call(s) is not None)
+    silent = RankSet(s.rank for s in states.values() if s.fate is Fate.SILENT)
+    free = RankSet(s.rank for s in running if s.rank not in waiting)
+    return silent or free or waiting
+
+
+def _waits_for_one(state: RankState, states: Mapping[int, RankState]) -> bool:
+    """Say whether a rank waits for one that has not come, which other checks tell."""
+    call = blocking_call(state)
+    if call is None:
+        return False
+    if call.collective_seq_id < 0:
+        return True
+    peers = [states[rank] for rank in call.group.ranks if rank in states]
+    return any(not _has_reached(peer, call) for peer in peers)
+
+
+def _has_reached(state: RankState, call: Collective) -> bool:
+    return any(
+        other.group.name == call.group.name
+        and other.group.generation == call.group.generation
+        and other.collective_seq_id >= call.collective_seq_id
+        for other in state.recent
+    )
