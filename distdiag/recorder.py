@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import Any, Final
 
 from distdiag.event import CallSite, Event, Frame, Phase, ProcessGroup, Signature
-from distdiag.event_file import ISSUED, NO_PLACE, WAITED, EventWriter
+from distdiag.event_file import NO_PLACE, EventWriter
 from distdiag.status_page import EVENTS_STOPPED, StatusPage
 from distdiag.wire import (
     STATES,
@@ -27,7 +27,6 @@ from distdiag.wire import (
 
 Calls = list[tuple[int, bool]]
 
-_MARKS: Final = {"issued": ISSUED, "waited": WAITED}
 _STATE_NUMBERS: Final = {name: number for number, name in enumerate(STATES)}
 
 
@@ -231,12 +230,11 @@ class Recorder:
         self._last_call = (seq, self._writer.append_call(record))
         return seq
 
-    def mark(self, call: int, name: str) -> None:
-        """Say that a call went on before its thread did anything else."""
+    def mark(self, call: int, mark: int) -> None:
+        """Say that a call went on (`ISSUED`, `WAITED`) before its thread did anything else."""
         last, place = self._last_call
-        mark = _MARKS.get(name)
-        if mark is None or last != call or not self._writer.mark(place, mark):
-            self.state(call, name)
+        if last != call or not self._writer.mark(place, mark):
+            self.state(call, STATES[mark - 1])
 
     def state(self, call: int, name: str) -> None:
         """Write down that the call with this event number went on."""

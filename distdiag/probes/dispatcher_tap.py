@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import HashStore as _HashStore
 
 from distdiag.errors import CollectiveMismatchError
 from distdiag.event import TorchLoaded
+from distdiag.event_file import ISSUED, WAITED
 from distdiag.probes.c10d_ops import ASYNC_MESSAGES, OPS, Layout
 from distdiag.probes.functional import KEY, FunctionalTap
 from distdiag.probes.stack import find_site
@@ -104,7 +105,8 @@ class DispatcherTap(Tap):
 
     def _kernel(self, layout: Layout, op: Any) -> Kernel:  # noqa: ANN401
         # Looked up here once: each attribute costs in a place where microseconds count.
-        after, before, mark = self._after, self._before, self.mark
+        after, before = self._after, self._before
+        mark, failed = self.mark, self.failed
         redispatch = op._handle.redispatch_boxed
         recorder, here = self.recorder, self.recorder.here
         returns_late = layout.is_async is None and not layout.spec.is_message
@@ -126,11 +128,11 @@ class DispatcherTap(Tap):
             try:
                 result = redispatch(keyset & after, *args, **kwargs)
             except BaseException:
-                mark(call, "failed")
+                failed(call)
                 raise
-            mark(call, "issued")
+            mark(call, ISSUED)
             if returns_late:
-                mark(call, "waited")  # a monitored barrier returns when all ranks were there
+                mark(call, WAITED)  # a monitored barrier returns when all ranks were there
             return result
 
         return kernel

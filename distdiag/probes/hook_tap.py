@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d
 
 from distdiag.errors import CollectiveMismatchError
 from distdiag.event import TorchLoaded
+from distdiag.event_file import ISSUED
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.c10d_ops import ASYNC_MESSAGES, NO_DETAILS
 from distdiag.probes.stack import find_site
@@ -114,7 +115,7 @@ class HookTap(Tap):
         def after(args: Any) -> None:  # noqa: ANN401
             call = self._calls.pop((number, args.op_id), None)
             if call is not None:
-                self.mark(call, "issued")
+                self.mark(call, ISSUED)
 
         hooked.register_pre_hook(_HOOK_ID, before)
         hooked.register_post_hook(_HOOK_ID, after)

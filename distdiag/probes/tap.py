@@ -124,11 +124,19 @@ class Tap(Probe):
         )
         return call, site.is_own_call, is_async
 
-    def mark(self, call: int, state: str) -> None:
+    def mark(self, call: int, mark: int) -> None:
         """Write down that a call went on, before anything else happens on its thread."""
         if not self.off:
             try:
-                self.recorder.mark(call, state)
+                self.recorder.mark(call, mark)
+            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                self.fail(error)
+
+    def failed(self, call: int) -> None:
+        """Write down that a call raised."""
+        if not self.off:
+            try:
+                self.recorder.state(call, "failed")
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
 
@@ -192,7 +200,7 @@ class Tap(Probe):
         try:
             self._gate.compare(group, seq_id, self._signatures[signature], place)
         except CollectiveMismatchError:
-            self.mark(call, "failed")
+            self.failed(call)
             raise
 
     def _define(self, key: tuple[Any, ...]) -> int:

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
 
+from distdiag.event_file import WAITED
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
-from distdiag.recorder import Calls, Recorder, ThreadContext
+from distdiag.recorder import Calls, Recorder
 
 _WAITS: Final = ("wait", "synchronize")
 _LOOKS: Final = (
@@ -82,11 +83,10 @@ class WorkWatch(Probe):
             # What torch or a framework drops is its own affair.
             self._write([call for call in handle.calls if call[1]], "dropped")
 
-    def _write(self, calls: Calls, state: str, *, at_once: bool = False) -> None:
-        write = self.recorder.mark if at_once else self.recorder.state
+    def _write(self, calls: Calls, state: str) -> None:
         try:
             for call, _ in calls:
-                write(call, state)
+                self.recorder.state(call, state)
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self.fail(error)
 
@@ -97,14 +97,18 @@ class WorkWatch(Probe):
         return handle
 
     def _waiting(self, original: AnyCallable) -> AnyCallable:
-        here = self.recorder.here
+        here, recorder = self.recorder.here, self.recorder
 
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if self.is_off:
+            if self.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context = here.context
-            is_front = context.awaited[0] == id(self_)
-            calls = self._calls_to_wait_for(self_, context)
+            key, calls = context.awaited
+            is_front = key == id(self_)
+            if is_front:
+                context.awaited = _NOTHING
+            else:
+                calls = self._calls_to_wait_for(self_)
             if not calls:
                 return original(self_, *args, **kwargs)
             try:
@@ -112,21 +116,27 @@ class WorkWatch(Probe):
             except BaseException:
                 self._write(calls, "failed")
                 raise
-            self._write(calls, "waited", at_once=is_front)
+            if is_front:
+                self._mark_waited(calls)
+            else:
+                self._write(calls, "waited")
             return result
 
         return method
 
-    def _calls_to_wait_for(self, work: object, context: ThreadContext) -> Calls | None:
-        key, calls = context.awaited
-        if key == id(work):
-            context.awaited = _NOTHING
-            return calls
+    def _calls_to_wait_for(self, work: object) -> Calls:
         handle = self._look(work)
         if handle is None or handle.is_waited:
-            return None
+            return []
         handle.is_waited = True
         return handle.calls
+
+    def _mark_waited(self, calls: Calls) -> None:
+        try:
+            for call, _ in calls:
+                self.recorder.mark(call, WAITED)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
 
     def _looking(self, original: AnyCallable) -> AnyCallable:
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
