@@ -154,12 +154,16 @@ def doing_of(state: RankState) -> Doing | None:
     """Return what a running rank does outside of collectives, or None if nothing tells."""
     if state.fate is not Fate.RUNNING or blocking_call(state) is not None:
         return None
-    stack = main_stack(state.stacks)
     if state.gil_held and any(thread.holds_gil for thread in _threads(state)):
         return _held_gil(state)
-    by_stack = _match(_PURPOSES, reversed(stack)) or _match(_MEANS, stack)
-    known = _stopped(state) or by_stack or _by_kernel(state) or _by_phase(state)
+    known = _stopped(state) or doing_by_stack(state) or _by_kernel(state) or _by_phase(state)
     return known or (_held_gil(state) if state.gil_held else None)
+
+
+def doing_by_stack(state: RankState) -> Doing | None:
+    """Return what the stack alone tells, whatever else is known of the rank."""
+    stack = main_stack(state.stacks)
+    return _match(_PURPOSES, reversed(stack)) or _match(_MEANS, stack)
 
 
 def common_activity(states: Iterable[RankState]) -> Activity | None:
