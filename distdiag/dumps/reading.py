@@ -1,0 +1,88 @@
+"""The contract of a reader of foreign dumps, and the discovery of the readers.
+
+Every module of this package may hold readers: classes below `DumpReader`. A reader only looks at
+the bytes that it is given: it opens, writes and runs nothing. A file may be recognised by several
+readers (a log holds tracebacks, stacks and lines of the NCCL watchdog), and each reads its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import ClassVar
+
+import msgspec
+
+import distdiag.dumps as package
+from distdiag.event import AnyEvent
+
+UNKNOWN_RANK = -1
+"""What the `rank` of an event is while `RankDump.rank` is None."""
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, or one member of an archive, held in memory.
+
+    `path` is what the user sees, with control characters escaped; members of archives are
+    ``archive.tar.gz!member``. `is_cut` says that `data` is only the end of a larger file.
+    """
+
+    path: str
+    data: bytes
+    is_cut: bool = False
+
+
+class RankDump(msgspec.Struct, frozen=True, kw_only=True):
+    """What one file says of one rank.
+
+    `rank` is None where the content does not say whose it is: names tell later (`rank_names`), and
+    until then the events have the rank `UNKNOWN_RANK`. `local_rank` and `pid` are set where the
+    content says them. `source` is the name of the reader.
+
+    The events' `seq` is -1, as for all that is seen from outside of a process. `time_ns` is the
+    wall clock since 1970 where the text tells it, else 0. The order is that of the file.
+    """
+
+    rank: int | None
+    events: tuple[AnyEvent, ...]
+    path: str
+    source: str
+    local_rank: int | None = None
+    pid: int | None = None
+
+    @property
+    def event_rank(self) -> int:
+        """The rank that the events of this dump carry."""
+        return UNKNOWN_RANK if self.rank is None else self.rank
+
+
+class DumpReader:
+    """One format of foreign files."""
+
+    name: ClassVar[str]
+
+    def recognises(self, dump: Dump) -> bool:
+        """Say whether this reader may find something, from signs that are quick to look for."""
+        raise NotImplementedError
+
+    def read(self, dump: Dump) -> Iterator[RankDump]:
+        """Yield what the file says, one or more times for each rank.
+
+        Raises:
+            DamagedFileError: the file cannot be read any further; the message names its path.
+
+        """
+        raise NotImplementedError
+
+
+def load_readers() -> tuple[DumpReader, ...]:
+    """Make one reader of each kind that the modules of this package define, ordered by name."""
+    modules = [import_module(m.name) for m in iter_modules(package.__path__, "distdiag.dumps.")]
+    kinds = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, DumpReader) and hasattr(value, "name")
+    }
+    return tuple(sorted((kind() for kind in kinds), key=lambda reader: reader.name))

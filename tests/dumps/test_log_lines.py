@@ -1,0 +1,106 @@
+"""Lines of logs of several ranks, whatever their encoding."""
+
+import pytest
+
+from distdiag.dumps.log_lines import LONGEST_LINE, Speaker, lines_with, streams
+from distdiag.dumps.reading import Dump
+from tests.dumps.reading import text
+
+
+def spoken(data):
+    anything = [bytes([byte]) for byte in range(256) if byte not in b"\r\n"]
+    dump = Dump(path="log", data=data)
+    found = [(*line.speaker, line.text) for line in lines_with(dump, anything)]
+    apart = [(*speaker, line) for speaker, lines in streams(dump) for line in lines()]
+    assert sorted(map(str, apart)) == sorted(map(str, found))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "local_rank", "rest"),
+    [
+        ("plain", None, None, "plain"),
+        ("[rank3]: Traceback", 3, None, "Traceback"),
+        ('[rank3]:   File "a"', 3, None, '  File "a"'),
+        ("[rank11]:[E1128 06:24:44.9 P.cpp:616] x", 11, None, "[E1128 06:24:44.9 P.cpp:616] x"),
+        ("[default3]:Traceback", None, 3, "Traceback"),
+        ("[default3]:[rank11]: Traceback", 11, 3, "Traceback"),
+        ("[1,5]<stderr>:Traceback", 5, None, "Traceback"),
+        ("18:11:06.680 [rank4]:[E205 x", 4, None, "[E205 x"),
+        ("worker-1: [rank9]: x", 9, None, "x"),
+        ("\x1b[31m[default0]:red\x1b[0m", None, 0, "red"),
+        ("3: not all lines are labelled", None, None, "3: not all lines are labelled"),
+        ("x" * 200 + "[rank1]: x", None, None, "x" * 200 + "[rank1]: x"),
+    ],
+)
+def test_who_wrote_a_line(line, rank, local_rank, rest):
+    assert spoken(line.encode()) == [(rank, local_rank, rest)]
+
+
+def test_labels_of_srun_count_where_nearly_all_lines_have_them():
+    log = b" 0: [rank8]: a\n 1: b\n10: c\n 1:\n"
+    assert spoken(log) == [(8, None, "a"), (1, None, "b"), (10, None, "c"), (1, None, "")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "one\r\ntwo é\r\n".encode(),
+        "one\n\n\ntwo é".encode(),
+        "\x1b[1;31mone\x1b[0m\x00\ntwo\x07 é".encode(),
+        "one\rtwo é\r".encode(),
+        "one\ntwo é".encode("utf-16"),
+        "\x1b]8;;http://x\x1b\\one\x1b]8;;\x07\ntwo é".encode(),
+    ],
+)
+def test_endings_colours_and_encodings_do_not_matter(data):
+    assert [line for *_, line in spoken(data)] == ["one", "two é"]
+
+
+def test_broken_encodings_are_read_with_gaps():
+    assert spoken(b"caf\xe9 \xff\xfe\n") == [(None, None, "caf\ufffd \ufffd\ufffd")]
+
+
+def test_of_an_endless_line_the_beginning_is_read():
+    log = Dump(path="log", data=b"x" * (8 << 20) + b"y\nend")
+    (stream,) = streams(log)
+    assert [len(line) for line in stream.lines()] == [LONGEST_LINE, 3]
+    assert [len(line.text) for line in lines_with(log, [b"y", b"end"])] == [LONGEST_LINE, 3]
+
+
+def test_streams_hold_the_lines_of_one_speaker_each():
+    log = text("[rank0]: a", "x", "[rank1]: b", "[rank0]: c", "x2")
+    found = {stream.speaker: list(stream.lines()) for stream in streams(log)}
+    assert found == {
+        Speaker(0): ["a", "c"],
+        Speaker(): ["x", "x2"],
+        Speaker(1): ["b"],
+    }
+
+
+def test_a_local_rank_that_is_one_rank_only_is_that_rank_everywhere_in_the_file():
+    log = text(
+        "[default1]:a",
+        "[default1]:[rank9]: b",
+        "[default0]:[rank0]: c",
+        "[default0]:[rank8]: d",
+        "[default0]:e",
+    )
+    assert [stream.speaker for stream in streams(log)] == [
+        Speaker(9, 1),
+        Speaker(9, 1),
+        Speaker(0, 0),
+        Speaker(8, 0),
+        Speaker(None, 0),
+    ]
+
+
+def test_only_lines_that_hold_a_word_are_looked_at():
+    log = b"a\nbad 1 worse\r\nc bad\rd\n#2\n 3#\n[rank2]: bad"
+    found = lines_with(Dump(path="log", data=log), [b"bad", b"worse", b"\n#"])
+    assert [(line.speaker.rank, line.text) for line in found] == [
+        (None, "bad 1 worse"),
+        (None, "c bad"),
+        (None, "#2"),
+        (2, "bad"),
+    ]
