@@ -1,0 +1,162 @@
+"""The stacks of the ranks of running jobs: taken on one node, put together over several."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from distdiag.dumps.base import dump_ranks
+from distdiag.dumps.py_spy import PySpy
+from distdiag.errors import DamagedFileError
+from distdiag.event import Stacks, ThreadStack
+from distdiag.live_ranks import LARGEST_WORLD, LiveRank
+from distdiag.ranks import RankSet
+from distdiag.stack_tree import StackTree
+from distdiag.user_code import main_script
+
+VERSION: Final = 1
+"""The version of the form in which dumps travel."""
+
+_MARK: Final = b'{"distdiag_dump":'
+
+
+class RankStacks(msgspec.Struct, frozen=True, kw_only=True):
+    """The stacks of one rank, main thread first; `error` says why there are none.
+
+    Threads and frames are arrays: ``["MainThread", [["train.py", 41, "evaluate", true]], false,
+    false]`` has frames of file, line, function and whether it is the user's code (innermost first),
+    and tells whether the thread holds the GIL and whether it is active.
+    """
+
+    who: LiveRank
+    threads: tuple[ThreadStack, ...] = ()
+    error: str = ""
+
+    def event(self) -> Stacks:
+        """Return what the engine and the tree of stacks take in."""
+        return Stacks(
+            rank=self.who.rank,
+            seq=-1,
+            time_ns=time.monotonic_ns(),
+            source=PySpy.name,
+            threads=self.threads,
+            error=self.error,
+        )
+
+
+class NodeDump(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has to say: its ranks, of one or more jobs.
+
+    Example: ``{"distdiag_dump": 1, "hostname": "node0", "ranks": [{"who": {"job": "node0:29500",
+    "rank": 0, …}, "threads": […], "error": ""}]}``.
+    """
+
+    distdiag_dump: int = VERSION
+    hostname: str
+    ranks: tuple[RankStacks, ...]
+
+    def to_json(self) -> bytes:
+        """Return one line, which `read_node_dump` finds again among others."""
+        return msgspec.json.encode(self)
+
+
+def read_node_dump(output: bytes) -> NodeDump:
+    """Read the dump from what the command wrote, whatever a shell's start files wrote before it.
+
+    Raises:
+        DamagedFileError: there is no dump, or it is damaged.
+
+    """
+    line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
+    if line is None:
+        raise DamagedFileError("the answer holds no dump")
+    try:
+        dump = msgspec.json.decode(line, type=NodeDump)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise DamagedFileError(f"the dump is damaged: {error}") from None
+    if dump.distdiag_dump != VERSION:
+        raise DamagedFileError(f"the dump has version {dump.distdiag_dump}, not {VERSION}")
+    if not all(0 <= r.who.rank < r.who.world_size <= LARGEST_WORLD for r in dump.ranks):
+        raise DamagedFileError("the dump is damaged: it has a rank that cannot be")
+    return dump
+
+
+def take_dump(
+    ranks: Iterable[LiveRank], *, timeout_s: float, say: Callable[[str], None]
+) -> NodeDump:
+    """Return the stacks of these ranks of this node; `say` hears of each job in turn.
+
+    Each job gets an equal share of `timeout_s`.
+    """
+    jobs: dict[str, list[LiveRank]] = {}
+    for rank in ranks:
+        jobs.setdefault(rank.job, []).append(rank)
+    dumped: list[RankStacks] = []
+    for job, members in jobs.items():
+        phrase = RankSet(who.rank for who in members).phrase()
+        say(f"job {job}: taking the stacks of {phrase} of {members[0].world_size}")
+        source = PySpy(main_script(members[0].command, members[0].folder))
+        pids = {who.rank: who.pid for who in members}
+        by_rank = {who.rank: who for who in members}
+        for stacks in dump_ranks(source, pids, timeout_s=timeout_s / len(jobs)):
+            who = by_rank[stacks.rank]
+            dumped.append(RankStacks(who=who, threads=stacks.threads, error=stacks.error))
+    return NodeDump(hostname=platform.node(), ranks=tuple(dumped))
+
+
+@dataclass(frozen=True, slots=True)
+class JobDump:
+    """The stacks of one job's ranks, over all nodes that were looked at."""
+
+    job: str
+    ranks: Mapping[int, RankStacks]
+    repeated: RankSet = field(default_factory=RankSet)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the job has; some of them may run on other nodes."""
+        return max(stacks.who.world_size for stacks in self.ranks.values())
+
+    @property
+    def absent(self) -> RankSet:
+        """The ranks of the job that were found nowhere."""
+        return RankSet(set(range(self.world_size)) - self.ranks.keys())
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The nodes of the ranks that were found."""
+        return tuple(sorted({stacks.who.hostname for stacks in self.ranks.values()}))
+
+    def events(self) -> tuple[Stacks, ...]:
+        """Return one event for each rank."""
+        return tuple(stacks.event() for stacks in self.ranks.values())
+
+    def tree(self) -> StackTree:
+        """Return the stacks of all ranks as one tree."""
+        return StackTree.from_stacks(self.events())
+
+
+def jobs_of(dumps: Iterable[NodeDump]) -> tuple[JobDump, ...]:
+    """Put the ranks of several nodes together, job by job.
+
+    Where two nodes have the same rank of a job, the one that could be read counts, or the first.
+    """
+    jobs: dict[str, dict[int, RankStacks]] = {}
+    repeated: dict[str, set[int]] = {}
+    for dump in dumps:
+        for stacks in dump.ranks:
+            name, rank = stacks.who.job, stacks.who.rank
+            ranks = jobs.setdefault(name, {})
+            if rank in ranks:
+                repeated.setdefault(name, set()).add(rank)
+            if rank not in ranks or (ranks[rank].error and not stacks.error):
+                ranks[rank] = stacks
+    return tuple(
+        JobDump(job, dict(sorted(jobs[job].items())), RankSet(repeated.get(job, ())))
+        for job in sorted(jobs)
+    )

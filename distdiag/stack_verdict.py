@@ -1,0 +1,59 @@
+"""The verdict on a job of which there is nothing but the stacks of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from distdiag.alignment import RankState
+from distdiag.checks import load_checks
+from distdiag.engine import Engine
+from distdiag.event import Stacks
+from distdiag.finding import Outcome, RankInfo, Report, Run
+from distdiag.job_dump import JobDump, RankStacks
+from distdiag.ranks import RankSet
+
+
+def judge(dump: JobDump) -> Report:
+    """Let the checks that need nothing but stacks judge a job, and say which ones could not.
+
+    A check takes part when `Stacks` is among its `needs`; the others would take a rank without
+    events for one that was never heard of.
+    """
+    catalogue = load_checks()
+    able = {code: check for code, check in catalogue.items() if Stacks in check.needs}
+    engine = Engine([check() for check in able.values()], RankSet(dump.ranks))
+    for event in dump.events():
+        engine.feed(event)
+    engine.finish()
+    unable = {code: "needs more than stacks" for code in catalogue if code not in able}
+    states = engine.states()
+    return Report(
+        complete=True,
+        run=Run(
+            id=dump.job,
+            command=next(stacks.who.command for stacks in dump.ranks.values()),
+            world_size=dump.world_size,
+            ranks=tuple(_rank_info(stacks, states) for stacks in dump.ranks.values()),
+            torch="",
+            started=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            ended=None,
+            outcome=Outcome.RUNNING,
+        ),
+        findings=engine.findings,
+        checked=engine.checked,
+        not_checked=unable | engine.not_checked,
+        silent_ranks=dump.absent,
+    )
+
+
+def _rank_info(stacks: RankStacks, states: Mapping[int, RankState]) -> RankInfo:
+    who = stacks.who
+    return RankInfo(
+        rank=who.rank,
+        local_rank=who.local_rank,
+        world_size=who.world_size,
+        hostname=who.hostname,
+        pid=who.pid,
+        fate=states[who.rank].fate,
+    )

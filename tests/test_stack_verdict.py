@@ -1,0 +1,60 @@
+"""What is judged when there are only stacks."""
+
+from distdiag.checks import load_checks
+from distdiag.checks.base import Check
+from distdiag.event import Collective, Stacks
+from distdiag.finding import Evidence, Outcome, Severity
+from distdiag.job_dump import jobs_of
+from distdiag.ranks import RankSet
+from distdiag.stack_verdict import judge
+from tests.test_job_dump import node, stacks
+
+
+class StandsInMain(Check):
+    """Name the ranks whose innermost frame is `main`."""
+
+    code = "HNG999"
+    name = "stands-in-main"
+    severity = Severity.ERROR
+    needs = (Stacks,)
+
+    def check_ranks(self, states):
+        ranks = RankSet(
+            rank
+            for rank, state in states.items()
+            if state.stacks and state.stacks.threads[0].frames[0].function == "main"
+        )
+        yield self.finding("in main", ranks=ranks, evidence=(Evidence(ranks=ranks, summary="x"),))
+
+
+def judged(*ranks):
+    (job,) = jobs_of([node(*ranks)])
+    return judge(job)
+
+
+def test_checks_that_need_more_than_stacks_say_nothing_and_are_listed():
+    report = judged(stacks(0), stacks(1))
+    able = {code for code, check in load_checks().items() if Stacks in check.needs}
+    assert set(report.checked) == able
+    assert report.not_checked.keys() == load_checks().keys() - able
+    assert report.not_checked["COL001"] == "needs more than stacks"
+    assert not [f for f in report.findings if f.code in report.not_checked]
+
+
+def test_a_check_of_stacks_judges_all_ranks_that_were_found(monkeypatch):
+    checks = {"HNG999": StandsInMain, "COL001": type("C", (Check,), {"needs": (Collective,)})}
+    monkeypatch.setattr("distdiag.stack_verdict.load_checks", lambda: checks)
+    report = judged(stacks(0), stacks(2))
+    ((finding,), checked) = report.findings, report.checked
+    assert (finding.ranks, checked) == (RankSet([0, 2]), ("HNG999",))
+
+
+def test_the_report_tells_who_was_looked_at():
+    report = judged(stacks(0), stacks(2, hostname="node1", pid=7))
+    assert (report.run.id, report.run.world_size) == ("node0:29500", 4)
+    assert report.run.outcome is Outcome.RUNNING
+    assert [(info.rank, info.hostname, info.pid) for info in report.run.ranks] == [
+        (0, "node0", 1),
+        (2, "node1", 7),
+    ]
+    assert report.silent_ranks == RankSet([1, 3])
