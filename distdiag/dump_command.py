@@ -9,15 +9,15 @@ from typing import Final
 
 import click
 
-from distdiag.dump_folder import prepare, save
-from distdiag.dump_text import job_text
 from distdiag.errors import UsageError
-from distdiag.job_dump import JobDump, NodeDump, jobs_of, take_dump
-from distdiag.live_ranks import LiveRank, find_ranks, ranks_of_pids
-from distdiag.remote_dumps import ask_hosts, split_hosts, split_words
+from distdiag.live.folder import prepare, save
+from distdiag.live.hosts import ask_hosts, split_hosts, split_words
+from distdiag.live.job_dump import JobDump, NodeDump, jobs_of, take_dump
+from distdiag.live.ranks import LiveRank, find_ranks, ranks_of_pids
+from distdiag.live.text import job_text
+from distdiag.live.verdict import judge
 from distdiag.reports import load_reporter
 from distdiag.reports.base import visible
-from distdiag.stack_verdict import judge
 
 REACHING_S: Final = 15
 """A host has so many seconds more than its ranks: to be reached, and to start Python."""

@@ -13,7 +13,7 @@ import pytest
 
 from distdiag.dumps.py_spy_json import PySpyJson
 from distdiag.dumps.reading import Dump
-from distdiag.job_dump import read_node_dump
+from distdiag.live.job_dump import read_node_dump
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -4,14 +4,14 @@ import stat
 
 import pytest
 
-from distdiag.dump_folder import prepare, save
 from distdiag.dumps.py_spy_json import PySpyJson
 from distdiag.dumps.reading import Dump
 from distdiag.errors import UsageError
 from distdiag.event import Frame, ThreadStack
-from distdiag.job_dump import RankStacks, jobs_of
+from distdiag.live.folder import prepare, save
+from distdiag.live.job_dump import RankStacks, jobs_of
 from distdiag.stack_tree import MAIN
-from tests.test_job_dump import node, stacks, who
+from tests.live.test_job_dump import node, stacks, who
 
 THREADS = (
     ThreadStack(MAIN, (Frame("/x/train.py", 57, "main"),), holds_gil=True, active=True),

@@ -11,7 +11,7 @@ import msgspec
 
 from distdiag.errors import UsageError
 from distdiag.event import ThreadStack
-from distdiag.job_dump import JobDump
+from distdiag.live.job_dump import JobDump
 from distdiag.run_dir import write_atomically
 
 _UNSAFE: Final = re.compile(r"[^\w-]")

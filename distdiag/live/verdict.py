@@ -10,7 +10,7 @@ from distdiag.checks import load_checks
 from distdiag.engine import Engine
 from distdiag.event import Stacks
 from distdiag.finding import Outcome, RankInfo, Report, Run
-from distdiag.job_dump import JobDump, RankStacks
+from distdiag.live.job_dump import JobDump, RankStacks
 from distdiag.ranks import RankSet
 
 

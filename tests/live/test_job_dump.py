@@ -8,8 +8,8 @@ import pytest
 
 from distdiag.errors import DamagedFileError
 from distdiag.event import Frame, ThreadStack
-from distdiag.job_dump import NodeDump, RankStacks, jobs_of, read_node_dump, take_dump
-from distdiag.live_ranks import LiveRank
+from distdiag.live.job_dump import NodeDump, RankStacks, jobs_of, read_node_dump, take_dump
+from distdiag.live.ranks import LiveRank
 from distdiag.stack_tree import MAIN
 
 WAITS = (ThreadStack(MAIN, (Frame("train.py", 57, "main"),)),)

@@ -14,7 +14,7 @@ from distdiag.dumps.base import dump_ranks
 from distdiag.dumps.py_spy import PySpy
 from distdiag.errors import DamagedFileError
 from distdiag.event import Stacks, ThreadStack
-from distdiag.live_ranks import LARGEST_WORLD, LiveRank
+from distdiag.live.ranks import LARGEST_WORLD, LiveRank
 from distdiag.ranks import RankSet
 from distdiag.stack_tree import StackTree
 from distdiag.user_code import main_script

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import psutil
 
 from distdiag.errors import DamagedFileError, UsageError
-from distdiag.job_dump import NodeDump, read_node_dump
+from distdiag.live.job_dump import NodeDump, read_node_dump
 
 AT_ONCE: Final = 32
 """So many nodes are asked at the same time."""

@@ -4,10 +4,10 @@ from distdiag.checks import load_checks
 from distdiag.checks.base import Check
 from distdiag.event import Collective, Stacks
 from distdiag.finding import Evidence, Outcome, Severity
-from distdiag.job_dump import jobs_of
+from distdiag.live.job_dump import jobs_of
+from distdiag.live.verdict import judge
 from distdiag.ranks import RankSet
-from distdiag.stack_verdict import judge
-from tests.test_job_dump import node, stacks
+from tests.live.test_job_dump import node, stacks
 
 
 class StandsInMain(Check):
@@ -43,7 +43,7 @@ def test_checks_that_need_more_than_stacks_say_nothing_and_are_listed():
 
 def test_a_check_of_stacks_judges_all_ranks_that_were_found(monkeypatch):
     checks = {"HNG999": StandsInMain, "COL001": type("C", (Check,), {"needs": (Collective,)})}
-    monkeypatch.setattr("distdiag.stack_verdict.load_checks", lambda: checks)
+    monkeypatch.setattr("distdiag.live.verdict.load_checks", lambda: checks)
     report = judged(stacks(0), stacks(2))
     ((finding,), checked) = report.findings, report.checked
     assert (finding.ranks, checked) == (RankSet([0, 2]), ("HNG999",))

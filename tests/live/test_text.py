@@ -1,10 +1,10 @@
 """How a dump reads at a terminal."""
 
-from distdiag.dump_text import MOST_GROUPS, job_text
 from distdiag.event import Frame, ThreadStack
-from distdiag.job_dump import RankStacks, jobs_of
+from distdiag.live.job_dump import RankStacks, jobs_of
+from distdiag.live.text import MOST_GROUPS, job_text
 from distdiag.stack_tree import MAIN
-from tests.test_job_dump import node, stacks, who
+from tests.live.test_job_dump import node, stacks, who
 
 MODULE = Frame("train.py", 90, "<module>")
 TORCH = Frame("torch/distributed.py", 7, "all_reduce", user=False)

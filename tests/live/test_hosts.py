@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from distdiag.errors import UsageError
-from distdiag.job_dump import NodeDump
-from distdiag.remote_dumps import ask_hosts, split_hosts, way_to
+from distdiag.live.hosts import ask_hosts, split_hosts, way_to
+from distdiag.live.job_dump import NodeDump
 
 DUMP = NodeDump(hostname="far", ranks=())
 

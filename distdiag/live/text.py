@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.event import Frame
-from distdiag.job_dump import JobDump
+from distdiag.live.job_dump import JobDump
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
 from distdiag.reports.base import cut, short, visible
