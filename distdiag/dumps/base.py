@@ -1,16 +1,20 @@
-"""The contract of a source of stacks, and how the stacks of several ranks are taken at once."""
+"""The contracts of what looks at ranks from outside, and how it looks at several at once."""
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
-from distdiag.event import Stacks, ThreadStack
+from distdiag.event import Observed, Stacks, ThreadStack, Value
 
 AT_ONCE: Final = 8
 """So many ranks are dumped at the same time."""
+
+_Job = tuple["Witness", Mapping[int, int]]
 
 
 class StackSource:
@@ -36,6 +40,55 @@ class StackSource:
         )
 
 
+class Witness:
+    """Somebody outside of the ranks' processes who can tell something of them.
+
+    It raises nothing: `Observed.error` tells a failure.
+    """
+
+    name: ClassVar[str]
+
+    def observe(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Observed, ...]:
+        """Tell of each of the ranks, given by rank and pid, within `timeout_s` altogether."""
+        raise NotImplementedError
+
+    def observed(
+        self,
+        rank: int,
+        summary: str = "",
+        values: Mapping[str, Value] | None = None,
+        *,
+        error: str = "",
+    ) -> Observed:
+        """Build the event: it is the monitor's, so it has no number among the rank's own."""
+        return Observed(
+            rank=rank,
+            seq=-1,
+            time_ns=time.monotonic_ns(),
+            source=self.name,
+            summary=summary,
+            values=dict(values or {}),
+            error=error,
+        )
+
+    def failed(self, pids: Mapping[int, int], error: str) -> tuple[Observed, ...]:
+        """Say of each of the ranks why there is nothing to tell."""
+        return tuple(self.observed(rank, error=error) for rank in pids)
+
+
+class RankWitness(Witness):
+    """A witness who looks at one rank at a time, so that one that is stuck hides no other."""
+
+    def observe_rank(self, rank: int, pid: int, timeout_s: float) -> Observed:
+        """Tell of one rank, within `timeout_s`."""
+        raise NotImplementedError
+
+    def observe(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Observed, ...]:
+        """Tell of each of the ranks, one after the other."""
+        share = timeout_s / max(1, len(pids))
+        return tuple(self.observe_rank(rank, pid, share) for rank, pid in pids.items())
+
+
 def dump_ranks(
     source: StackSource, pids: Mapping[int, int], *, timeout_s: float
 ) -> tuple[Stacks, ...]:
@@ -48,3 +101,67 @@ def dump_ranks(
             pool.submit(source.dump, pid, rank, timeout_s / rounds) for rank, pid in pids.items()
         ]
         return tuple(dump.result() for dump in dumps)
+
+
+def observe_all(
+    witnesses: Sequence[Witness], pids: Mapping[int, int], *, timeout_s: float
+) -> tuple[Observed, ...]:
+    """Return what all witnesses tell of all ranks, given by rank and pid, within `timeout_s`.
+
+    Looking at a stuck process may itself get stuck, in the kernel or in a driver: who has not
+    answered in time is left behind, and the others are heard.
+    """
+    jobs = [job for witness in witnesses for job in _jobs(witness, pids)]
+    waiting: queue.SimpleQueue[tuple[int, _Job]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, tuple[Observed, ...]]] = queue.SimpleQueue()
+    for numbered in enumerate(jobs):
+        waiting.put(numbered)
+    deadline = time.monotonic() + timeout_s
+    for number in range(min(len(jobs), len(witnesses) * AT_ONCE)):
+        # Daemons: one that is left behind must not keep the monitor from ending.
+        threading.Thread(
+            target=_work, args=(waiting, answers, deadline), name=f"witness-{number}", daemon=True
+        ).start()
+    heard = _collect(answers, len(jobs), deadline)
+    late = f"no answer within {timeout_s:.3g} s"
+    return tuple(
+        event
+        for number, (witness, ranks) in enumerate(jobs)
+        for event in (heard[number] if number in heard else witness.failed(ranks, late))
+    )
+
+
+def _jobs(witness: Witness, pids: Mapping[int, int]) -> Iterable[_Job]:
+    if isinstance(witness, RankWitness):
+        return [(witness, {rank: pid}) for rank, pid in pids.items()]
+    return [(witness, pids)] if pids else []
+
+
+def _work(
+    waiting: queue.SimpleQueue[tuple[int, _Job]],
+    answers: queue.SimpleQueue[tuple[int, tuple[Observed, ...]]],
+    deadline: float,
+) -> None:
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            number, (witness, ranks) = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            events = witness.observe(ranks, left)
+        except Exception as error:  # noqa: BLE001 (one witness must not silence the others)
+            events = witness.failed(ranks, f"{type(error).__name__}: {error}")
+        answers.put((number, events))
+
+
+def _collect(
+    answers: queue.SimpleQueue[tuple[int, tuple[Observed, ...]]], expected: int, deadline: float
+) -> dict[int, tuple[Observed, ...]]:
+    heard: dict[int, tuple[Observed, ...]] = {}
+    while len(heard) < expected:
+        try:
+            number, events = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        heard[number] = events
+    return heard

@@ -38,6 +38,33 @@ def read_process(pid: int) -> ProcessState | None:
     )
 
 
+def proc_text(pid: int, name: str) -> str:
+    """Read one of the kernel's small files on a process, such as ``status`` or ``task/7/stat``.
+
+    It is empty where there is no such process, or where the kernel does not let us read it.
+    """
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def status_fields(text: str) -> dict[str, str]:
+    """Take the kernel's ``status`` of a process or thread apart: ``VmRSS: 12 kB`` and the like."""
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def signal_mask(pid: int, name: str, thread: int | None = None) -> int:
+    """Read a set of signals of a process or of one of its threads: bit n - 1 stands for signal n.
+
+    `name` is the kernel's: SigCgt (caught), SigBlk (blocked), SigPnd (waiting for the thread). It
+    is 0 where there is no such process or thread.
+    """
+    text = proc_text(pid, "status" if thread is None else f"task/{thread}/status")
+    return int(status_fields(text).get(name, "0"), 16)
+
+
 class Process:
     """A process that is followed until it is gone, even if its number is used again."""
 

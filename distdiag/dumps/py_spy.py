@@ -1,24 +1,33 @@
-"""Python stacks of a running process, read from outside by py-spy, without the GIL."""
+"""Stacks of a running process, read from outside by py-spy, without the GIL.
+
+The Python stacks come first: they take milliseconds and do not stop the process. The native frames
+between them are a second pass, which py-spy can only make while the process stands still.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from distdiag.dumps.base import StackSource
+from distdiag.dumps.proc import read_process, signal_mask
 from distdiag.event import Frame, Stacks, ThreadStack
 from distdiag.user_code import is_user_file
 
 MOST_BYTES: Final = 32 << 20
 MOST_THREADS: Final = 512
 MOST_FRAMES: Final = 300
+LONGEST_NAME: Final = 300
+"""Names of C++ functions hold their arguments, templates spelt out, and may fill a page."""
 TRIES: Final = 3
 """The process is not stopped while it is read, so a reading may be torn and is taken again."""
 
@@ -31,6 +40,7 @@ class _SpyFrame(msgspec.Struct, frozen=True):
     name: str
     filename: str
     line: int = 0
+    module: str | None = None
 
 
 class _SpyThread(msgspec.Struct, frozen=True):
@@ -48,6 +58,8 @@ class PySpy(StackSource):
     """Run ``py-spy dump`` and read its JSON."""
 
     name = "py-spy"
+    mode: ClassVar[tuple[str, ...]] = ("--nonblocking",)
+    tries: ClassVar[int] = TRIES
 
     def __init__(self, main_script: str | None, *, program: str | None = None) -> None:
         """Mark frames of `main_script` as the user's; `program` is found if it is not given."""
@@ -58,7 +70,7 @@ class PySpy(StackSource):
         """Return the stacks of all threads, the main thread first."""
         deadline = time.monotonic() + timeout_s
         error = "py-spy is not installed"
-        for _ in range(TRIES if self._program else 0):
+        for _ in range(self.tries if self._program else 0):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
@@ -76,7 +88,7 @@ class PySpy(StackSource):
     def _read(self, pid: int, timeout_s: float) -> tuple[ThreadStack, ...]:
         assert self._program is not None
         done = subprocess.run(
-            [self._program, "dump", "--json", "--nonblocking", "--pid", str(pid)],
+            [self._program, "dump", "--json", *self.mode, "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
@@ -101,9 +113,39 @@ class PySpy(StackSource):
         )
 
     def _frame(self, frame: _SpyFrame) -> Frame:
+        if frame.module is not None:  # native: the library, or the source file where it is known
+            return Frame(frame.filename, frame.line, frame.name[:LONGEST_NAME], user=False)
         user = is_user_file(frame.filename, self._main_script)
         # Newer Pythons give the qualified name; the ranks record, as tracebacks do, the last part.
         return Frame(frame.filename, frame.line, frame.name.rpartition(".")[2], user)
+
+
+class PySpyNative(PySpy):
+    """Run ``py-spy dump --native``: the frames of C and C++ too, the Python frames among them.
+
+    The process stands still meanwhile: for a fraction of a second, or for tens of seconds while the
+    symbols of large libraries are loaded. So this is for processes that hang anyway, after the
+    Python stacks are safe.
+    """
+
+    name = "py-spy-native"
+    mode = ("--native",)
+    tries = 1
+
+    def dump(self, pid: int, rank: int, timeout_s: float) -> Stacks:
+        """Return the stacks of all threads, the main thread first."""
+        before = read_process(pid)
+        stacks = super().dump(pid, rank, timeout_s)
+        if stacks.error and before is not None and before.state not in "Tt":
+            _let_run(pid)
+        return stacks
+
+
+def _let_run(pid: int) -> None:
+    """Undo a stop that a killed py-spy may have left pending; a running process notices nothing."""
+    if not signal_mask(pid, "SigCgt") & (1 << (signal.SIGCONT - 1)):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
 
 
 class _SpyError(Exception):

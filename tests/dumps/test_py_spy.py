@@ -1,5 +1,7 @@
 """Stacks of real processes, and what is said where there are none."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,7 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from distdiag.dumps.base import StackSource, dump_ranks
-from distdiag.dumps.py_spy import PySpy
+from distdiag.dumps.proc import read_process
+from distdiag.dumps.py_spy import PySpy, PySpyNative
 
 SCRIPT = """
 import json, threading, time
@@ -62,6 +65,54 @@ def test_a_process_that_is_gone_is_said_to_be_gone():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert PySpy(None).dump(process.pid, 0, 5.0).error == "the process is gone"
+
+
+def test_native_frames_stand_among_those_of_python(tmp_path):
+    script = tmp_path / "train.py"
+    with running(script, "import ctypes; ctypes.PyDLL(None).sleep(100)") as process:
+        stacks = PySpyNative(str(script)).dump(process.pid, 3, 60.0)
+        assert (stacks.rank, stacks.error, stacks.source) == (3, "", "py-spy-native")
+        frames = stacks.threads[0].frames
+        assert (stacks.threads[0].name, frames[0].user) == ("MainThread", False)
+        assert "nanosleep" in frames[0].function
+        (user,) = [frame for frame in frames if frame.function == "wait_inside"]
+        assert (user.file, user.line, user.user) == (str(script), 4, True)
+        # The process goes on.
+        assert process.poll() is None
+
+
+@pytest.mark.parametrize("timeout_s", [0.01, 0.05, 0.1, 0.2])
+def test_a_native_pass_that_takes_too_long_leaves_the_process_running(tmp_path, timeout_s):
+    script = tmp_path / "train.py"
+    body = "\n    ".join(["import sys", "for line in sys.stdin: print(int(line) + 1, flush=True)"])
+    script.write_text(SCRIPT.format(wait=body))
+    with subprocess.Popen(
+        [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        stacks = PySpyNative(None).dump(process.pid, 0, timeout_s)
+        assert stacks.error in ("", f"py-spy gave no answer within {timeout_s:.3g} s")
+        process.stdin.write("41\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "42\n"
+        process.kill()
+
+
+def test_a_native_pass_leaves_a_process_stopped_that_was_stopped(tmp_path):
+    with running(tmp_path / "train.py", "time.sleep(100)") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        while read_process(process.pid).state != "T":
+            time.sleep(0.01)
+        PySpyNative(None).dump(process.pid, 0, 0.05)
+        while read_process(process.pid).state == "t":  # py-spy is being put down
+            time.sleep(0.01)
+        assert read_process(process.pid).state == "T"
+
+
+def test_a_native_pass_that_fails_is_told():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    assert PySpyNative(None).dump(process.pid, 0, 5.0).error == "the process is gone"
 
 
 def test_a_process_that_is_not_python_is_an_error_in_one_line():

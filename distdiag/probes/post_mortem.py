@@ -1,0 +1,141 @@
+"""Lets the monitor have the stacks and the flight recorder of a rank that is stuck.
+
+Two ways lead to the stacks where nobody may read them from outside. While the agent's thread runs,
+it writes them itself. Once the GIL is held for ever, faulthandler writes them in the handler of a
+signal, which the monitor sends to the agent's thread and to no other: no system call of the script
+or of a library is interrupted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from typing import ClassVar, Final
+
+import msgspec
+
+from distdiag.probes.base import Probe
+from distdiag.probes.flight_recorder import dump_flight_recorder
+from distdiag.recorder import Recorder
+from distdiag.run_dir import RunDir, StackSignal, write_atomically
+
+# The ends of the real-time range are taken: the C library's threads, debuggers.
+_CANDIDATES: Final = range(signal.SIGRTMAX - 5, signal.SIGRTMIN + 8, -1)
+_DEFAULT: Final = 0
+_IGNORE: Final = 1
+_MOST_NAMES: Final = 512
+_LONGEST_NAME: Final = 100
+_ROOM: Final = 512
+"""Bytes that no C library's ``struct sigaction`` needs; it begins with the handler's address."""
+
+
+class PostMortem(Probe):
+    """Answers the monitor from the agent's own thread, or from a signal handler."""
+
+    name: ClassVar[str] = "post-mortem"
+
+    def __init__(self, recorder: Recorder, run_dir: RunDir) -> None:
+        """Answer nothing until `install`."""
+        super().__init__(recorder)
+        self._run_dir = run_dir
+        self._descriptor = -1
+        self._signal = 0
+        self._handler = _DEFAULT
+        self._told: StackSignal | None = None
+
+    def _install(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        # No file object: Python would warn at its end that nobody closed it.
+        descriptor = os.open(self._run_dir.stacks(self.recorder.rank), flags, 0o600)
+        self._signal = _free_signal()
+        # What faulthandler puts back when Python ends: a late signal then changes nothing.
+        _set_handler(self._signal, _IGNORE)
+        self._handler = _IGNORE
+        faulthandler.register(self._signal, file=descriptor, all_threads=True, chain=False)
+        self._handler = _handler_of(self._signal)
+        self._descriptor = descriptor
+
+    def uninstall(self) -> None:
+        """Answer no longer; the signal is free again."""
+        super().uninstall()
+        self._run_dir.stack_signal(self.recorder.rank).unlink(missing_ok=True)
+        if self._handler == _DEFAULT or _handler_of(self._signal) != self._handler:
+            return  # somebody else has it, and may put ours back later: its file stays open
+        faulthandler.unregister(self._signal)
+        _set_handler(self._signal, _DEFAULT)
+        self._handler = _DEFAULT
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def beat(self) -> None:
+        """Do what the monitor asks for; the agent's own thread calls this again and again."""
+        if self._descriptor < 0 or self.is_off:
+            return
+        try:
+            self._tell_signal()
+            self._answer()
+        except Exception as error:  # noqa: BLE001 (a probe must never break the training)
+            self.fail(error)
+            self.uninstall()
+
+    def _tell_signal(self) -> None:
+        if _handler_of(self._signal) != self._handler:
+            raise RuntimeError(f"the handler of signal {self._signal} was replaced by another one")
+        now = StackSignal(
+            pid=os.getpid(),
+            thread=threading.get_native_id(),
+            signal=self._signal,
+            descriptor=self._descriptor,
+            names=_thread_names(),
+        )
+        if now != self._told:
+            path = self._run_dir.stack_signal(self.recorder.rank)
+            write_atomically(path, msgspec.json.encode(now))
+            self._told = now
+
+    def _answer(self) -> None:
+        rank = self.recorder.rank
+        wanted = self._run_dir.wanted(rank, "stacks")
+        if wanted.exists():
+            faulthandler.dump_traceback(self._descriptor, all_threads=True)
+            wanted.unlink(missing_ok=True)
+        wanted = self._run_dir.wanted(rank, "flight")
+        if wanted.exists():
+            first, second = dump_flight_recorder()
+            if second is not None:
+                write_atomically(self._run_dir.second_flight(rank), second)
+            write_atomically(self._run_dir.flight(rank), first)
+            wanted.unlink(missing_ok=True)
+
+
+def _thread_names() -> dict[int, str]:
+    # Not threading.enumerate(): it takes a lock that a stuck thread may hold.
+    threads = list(threading._active.items())[:_MOST_NAMES]  # type: ignore[attr-defined]
+    names = {ident: thread.name[:_LONGEST_NAME] for ident, thread in threads}
+    return {threading.get_ident(): "distdiag", **names}
+
+
+def _free_signal() -> int:
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for number in _CANDIDATES:
+        if number not in blocked and _handler_of(number) == _DEFAULT:
+            return number
+    raise LookupError("every real-time signal is in use")
+
+
+def _handler_of(number: int) -> int:
+    """Return the address of the handler of a signal, whoever installed it."""
+    action = ctypes.create_string_buffer(_ROOM)
+    if ctypes.CDLL(None).sigaction(number, None, action) != 0:
+        raise OSError(f"sigaction() of signal {number} failed")
+    return int.from_bytes(action.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
+
+
+def _set_handler(number: int, handler: int) -> None:
+    # Not signal.signal(): it is for the main thread alone, and the script could see it.
+    ctypes.CDLL(None).signal(number, ctypes.c_void_p(handler))

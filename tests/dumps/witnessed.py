@@ -1,0 +1,67 @@
+"""A real process with the post-mortem probe of a rank, to be looked at from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from distdiag.run_dir import RunDir
+
+REPOSITORY = Path(__file__).parents[2]
+
+PRELUDE = """
+import _thread, ctypes, faulthandler, os, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {repository!r})
+from distdiag.probes.post_mortem import PostMortem
+from distdiag.recorder import Recorder
+from distdiag.run_dir import RunDir
+from distdiag.status_page import StatusPage
+
+run_dir = RunDir(Path(sys.argv[1]), 0)
+recorder = Recorder(run_dir.folder, 0, StatusPage(run_dir.status(0)))
+probe = PostMortem(recorder, run_dir)
+probe.install()
+
+def beat():
+    while True:
+        recorder.beat()
+        probe.beat()
+        time.sleep(0.1)
+
+_thread.start_new_thread(beat, ())
+threading.Thread(target=time.sleep, args=(100,), name="background", daemon=True).start()
+while not run_dir.stack_signal(0).exists():
+    time.sleep(0.01)
+time.sleep(0.3)
+
+def wait_inside():
+    {body}
+
+print("ready", flush=True)
+wait_inside()
+"""
+
+
+@contextmanager
+def witnessed(root, body):
+    """Run a body of one line (or more, indented by four) in a process that is rank 0 of a run."""
+    run_dir = RunDir(root / "run", 0)
+    run_dir.folder.mkdir(parents=True)
+    script = root / "train.py"
+    script.write_text(PRELUDE.format(body=body, repository=str(REPOSITORY)))
+    with subprocess.Popen(
+        [sys.executable, script, run_dir.root],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+            yield process, run_dir, script
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
