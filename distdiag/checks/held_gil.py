@@ -34,7 +34,7 @@ class HeldGil(StuckRank):
     name = "held-gil"
     severity = Severity.ERROR
     activities = frozenset({Activity.HELD_GIL})
-    instead = "holds the GIL in native code and runs no Python thread"
+    instead = "holds the GIL in native code, so that no Python thread runs,"
 
     why = (
         "Native code that blocks without releasing the GIL stops every thread of its process, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from distdiag.alignment import Alignment, RankState
 from distdiag.checks.base import Check
@@ -17,11 +17,16 @@ from distdiag.reasoning.descriptions import (
     call_location,
     call_phrase,
     frames_of,
+    other_threads,
     user_location,
     whereabouts,
 )
 from distdiag.reasoning.outside import outside_evidence
 from distdiag.reasoning.stuck import activity_of_missing, odd_ranks
+
+
+MOST_THREADS: Final = 4
+_PLURALS: Final = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
 
 
 class StuckRank(Check):
@@ -45,7 +50,8 @@ class StuckRank(Check):
         yield self._found(
             culprits,
             alignment.states,
-            f"; {alignment.present_ranks.phrase()} waits in {_name(event)}{at(location)}",
+            f"; {alignment.present_ranks.phrase()} {_agree('waits', alignment.present_ranks)} in "
+            f"{_name(event)}{at(location)}",
             (waiting, *missing_evidence(alignment)),
             is_note=is_note,
         )
@@ -71,14 +77,16 @@ class StuckRank(Check):
         doing = doing_of(state)
         sign = f" ({doing.sign})" if doing is not None and doing.sign else ""
         return self.finding(
-            f"{culprits.phrase()} {self.instead}{at(location)} and has not moved for "
-            f"{state.idle_s:.0f} s{sign}{others}",
+            f"{culprits.phrase()} {_agree(self.instead, culprits)}{at(location)} and "
+            f"{_agree('has', culprits)} not moved for {state.idle_s:.0f} s{sign}{others}",
             ranks=culprits,
             step=state.step,
             location=location,
             grade=Grade.NOTE if is_note else Grade.LIKELY,
             confidence=0.4 if is_note else 0.85,
-            evidence=evidence + outside_evidence(states, culprits),
+            evidence=evidence
+            + tuple(line for rank in culprits for line in _history(states[rank]))
+            + outside_evidence(states, culprits),
         )
 
 
@@ -87,8 +95,31 @@ def _name(event: Collective | GroupCreated) -> str:
 
 
 def _place(state: RankState) -> Location | None:
+    """Return the user's line where a rank is: of its main thread, else of any, else of its call."""
+    here = user_location(frames_of(state))
+    threads = [place for _, place in other_threads(state)]
     call = state.last_call
-    return user_location(frames_of(state)) or (call_location(call) if call is not None else None)
+    last = call_location(call) if call is not None else None
+    return here or next(iter(threads), None) or last
+
+
+def _history(state: RankState) -> Iterator[Evidence]:
+    """Return where the rank's other threads are, and the last call that it made."""
+    ranks = RankSet([state.rank])
+    for name, place in other_threads(state)[:MOST_THREADS]:
+        yield Evidence(ranks=ranks, summary=f"its thread {name} is at {place}", location=place)
+    if state.last_call is not None:
+        call = state.last_call
+        yield Evidence(
+            ranks=ranks, summary=f"its last call: {call_phrase(call)}", location=call_location(call)
+        )
+
+
+def _agree(words: str, ranks: RankSet) -> str:
+    """Put the verb that the words begin with into the plural for several ranks."""
+    verb, _, rest = words.partition(" ")
+    several = _PLURALS.get(verb, verb) if len(ranks) > 1 else verb
+    return f"{several} {rest}" if rest else several
 
 
 def _all_work(states: Mapping[int, RankState], ranks: RankSet) -> bool:

@@ -186,8 +186,8 @@ def _match(rules: Iterable[_Rule], frames: Iterable[Frame]) -> Doing | None:
 
 def _short(file: str) -> str:
     """Return a file of an installed package from the name of the package on."""
-    _, _, below = file.rpartition("-packages/")
-    return below or file.rpartition("/")[2]
+    _, package, below = file.rpartition("-packages/")
+    return below if package else file.rpartition("/")[2]
 
 
 def _stopped(state: RankState) -> Doing | None:

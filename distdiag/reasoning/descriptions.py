@@ -57,6 +57,13 @@ def main_stack(stacks: Stacks | None) -> tuple[Frame, ...]:
     return next((thread.frames for thread in [*main, *with_user]), ())
 
 
+def other_threads(state: RankState) -> list[tuple[str, Location]]:
+    """Return the threads beside the main one that run the user's code, with the line."""
+    threads = state.stacks.threads if state.stacks is not None else ()
+    places = [(t.name, user_location(t.frames)) for t in threads if t.name != "MainThread"]
+    return [(name, place) for name, place in places if place is not None]
+
+
 def blocking_call(state: RankState) -> Collective | None:
     """Return the call that keeps the rank's host from going on, if one does."""
     if state.fate is not Fate.RUNNING:
