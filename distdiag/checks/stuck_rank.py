@@ -24,7 +24,6 @@ from distdiag.reasoning.descriptions import (
 from distdiag.reasoning.outside import outside_evidence
 from distdiag.reasoning.stuck import activity_of_missing, odd_ranks
 
-
 MOST_THREADS: Final = 4
 _PLURALS: Final = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
 
