@@ -166,6 +166,11 @@ def doing_by_stack(state: RankState) -> Doing | None:
     return _match(_PURPOSES, reversed(stack)) or _match(_MEANS, stack)
 
 
+def runs(state: RankState) -> bool:
+    """Say whether the kernel saw the rank's main thread on a processor, or ready for one."""
+    return _kernel(state, "state") == "R"
+
+
 def common_activity(states: Iterable[RankState]) -> Activity | None:
     """Return the activity that all of these ranks share, or None."""
     found = {doing.activity if (doing := doing_of(state)) else None for state in states}

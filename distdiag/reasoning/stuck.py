@@ -8,7 +8,7 @@ from typing import Any
 from distdiag.alignment import Alignment, Fate, RankState, Trigger
 from distdiag.event import Collective
 from distdiag.ranks import RankSet
-from distdiag.reasoning.activities import Activity, common_activity
+from distdiag.reasoning.activities import Activity, common_activity, runs
 from distdiag.reasoning.culprits import all_work, blame_missing
 from distdiag.reasoning.descriptions import blocking_call
 from distdiag.reasoning.explanations import explain, state_of
@@ -40,8 +40,9 @@ def is_late(alignment: Alignment[Any]) -> bool:
 def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
     """Return whom to look at when the whole job stands still and its calls do not say why.
 
-    Those that were never heard of, else those that wait in no call, else all. Empty if the job
-    moves, or a rank has failed, or the others wait for one in a collective.
+    Those that were never heard of, else those that wait in no call (the ones that do not run on a
+    processor, if there are such), else all. Empty if the job moves, or a rank has failed, or the
+    others wait for one in a collective.
     """
     running = [state for state in states.values() if state.fate is Fate.RUNNING]
     has_failed = any(state.fate in (Fate.RAISED, Fate.DIED) for state in states.values())
@@ -52,7 +53,8 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
     waiting = RankSet(s.rank for s in running if blocking_call(s) is not None)
     silent = RankSet(s.rank for s in states.values() if s.fate is Fate.SILENT)
     free = RankSet(s.rank for s in running if s.rank not in waiting)
-    return silent or free or waiting
+    asleep = RankSet(rank for rank in free if not (states[rank].is_working or runs(states[rank])))
+    return silent or asleep or free or waiting
 
 
 def _waits_for_one(state: RankState, states: Mapping[int, RankState]) -> bool:

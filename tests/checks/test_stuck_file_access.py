@@ -1,5 +1,7 @@
 from distdiag.alignment import Trigger
-from tests.checks.streams import kernel
+from distdiag.checks.stuck_file_access import StuckFileAccess
+from distdiag.ranks import RankSet
+from tests.checks.streams import Job, kernel
 from tests.checks.stuck_verdicts import assert_alone_and_right, assert_left_to, stuck_job
 from tests.checks.verdicts import serious
 
@@ -22,3 +24,11 @@ def test_a_rank_that_works_passes_through_system_calls(tmp_path):
 
 def test_a_lock_is_no_file(tmp_path):
     assert_left_to(stuck_job(tmp_path, observed=kernel(1, "futex")), "HNG011")
+
+
+def test_of_two_ranks_in_no_call_the_one_that_runs_is_not_accused():
+    job = Job()
+    job.set(0, idle_s=31.0, observed=kernel(0, state="R"))
+    job.set(1, idle_s=31.0, observed=kernel(1, "flock", "/data/lock"))
+    (finding,) = StuckFileAccess().check_ranks(job.view())
+    assert finding.ranks == RankSet([1])
