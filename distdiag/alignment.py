@@ -56,7 +56,8 @@ class RankState:
     `gil_held` that its own background thread no longer runs. `incomplete` is the reason why its
     events cannot be relied upon to be all (a probe was disabled, a file was damaged), or ``""``.
     `left_ns` is when it finished, raised or was seen dead (0: it is still here): the smallest one
-    among those that left badly is the first cause. `observed` holds the last word of each source
+    among those that left badly is the first cause. `left_hang`: its process went after the job had
+    been declared hung, so that somebody or something ended it for that. `observed` holds the last word of each source
     that looks at the rank from outside, by the name of the source.
     """
 
@@ -71,6 +72,7 @@ class RankState:
     gil_held: bool = False
     incomplete: str = ""
     left_ns: int = 0
+    left_hang: bool = False
     started: RankStarted | None = None
     raised: Raised | None = None
     exited: Exited | None = None

@@ -19,7 +19,8 @@ class RankDied(Check):
     ## What it detects
     The first process that vanished without a Python exception: killed by a signal (the kernel's
     out-of-memory killer, a scheduler), or aborted in C++. Ranks that the launcher stops afterwards
-    are not accused, and neither is a rank whose backend aborted over contradictory collectives.
+    are not accused, and neither is a rank whose backend aborted over contradictory collectives, or
+    one that ended after the job had been found to hang.
 
     ## Why it matters
     Nothing is printed by a killed process, and what the others print is about lost connections.
@@ -73,6 +74,7 @@ class RankDied(Check):
         ending = " with all others at once, so somebody ended the job" if is_outside else ""
         if peer is not None:
             ending = f": its last collective contradicted that of rank {peer}"
+        is_consequence = is_outside or peer is not None or state.left_hang
         call = state.last_call
         last = f"; it had last called {call_phrase(call)}" if call is not None else ""
         location = call_location(call) if call is not None else None
@@ -81,7 +83,7 @@ class RankDied(Check):
             ranks=died,
             step=state.step,
             location=location,
-            grade=Grade.NOTE if is_outside or peer is not None else Grade.PROVEN,
+            grade=Grade.NOTE if is_consequence else Grade.PROVEN,
             confidence=0.95,
             evidence=tuple(
                 Evidence(

@@ -103,6 +103,8 @@ class Engine:
         if tracker is None:
             _log.warning("event of rank %d, which is not in the world %s", event.rank, self.world)
             return
+        if isinstance(event, Exited) and self.is_hung:
+            tracker.left_hang = True
         tracker.feed(event, self._now_ns)
         match event:
             case Collective():

@@ -49,6 +49,7 @@ class RankTracker:
         self.fate = Fate.SILENT
         self.progress_ns = 0
         self.left_ns = 0
+        self.left_hang = False
         self.incomplete = ""
         self.last_call: Collective | None = None
         self.last_call_state = ""
@@ -170,6 +171,7 @@ class RankTracker:
             gil_held=here and beat is not None and now_ns - beat.beat_ns > GIL_SILENCE_NS,
             incomplete=self.incomplete,
             left_ns=self.left_ns,
+            left_hang=self.left_hang,
             started=self._started,
             raised=self._raised,
             exited=self._exited,

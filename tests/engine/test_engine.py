@@ -12,6 +12,7 @@ from distdiag.checks.base import Check
 from distdiag.checks.collective_dtype_mismatch import CollectiveDtypeMismatch
 from distdiag.engine import Engine
 from distdiag.event import Collective, Phase, Stacks
+from distdiag.finding import Severity
 from distdiag.ranks import RankSet
 from tests.engine.stream import Job
 
@@ -356,3 +357,19 @@ def test_ranks_that_all_create_a_group_which_never_comes_are_told_too():
         job.new_group(rank, (0, 1))
     job.passes(130)
     assert job.codes == ["HNG003"]
+
+
+def test_who_ends_a_hanging_job_is_no_second_fault():
+    job = Job()
+    job.everyone(line=10)
+    job.call(0, line=12, waited=False)
+    job.passes(10)
+    assert job.codes == ["COL001"]
+
+    job.dies(0)
+    job.dies(1)
+    job.passes(1)
+
+    assert job.codes == ["COL001"]
+    died = [f for f in job.engine.findings if f.code == "HNG002"]
+    assert [f.severity for f in died] == [Severity.INFO]
