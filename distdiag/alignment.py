@@ -57,8 +57,8 @@ class RankState:
     events cannot be relied upon to be all (a probe was disabled, a file was damaged), or ``""``.
     `left_ns` is when it finished, raised or was seen dead (0: it is still here): the smallest one
     among those that left badly is the first cause. `left_hang`: its process went after the job had
-    been declared hung, so that somebody or something ended it for that. `observed` holds the last word of each source
-    that looks at the rank from outside, by the name of the source.
+    been declared hung, so that somebody or something ended it for that. `observed` holds the last
+    word of each source that looks at the rank from outside, by the name of the source.
     """
 
     rank: int
@@ -105,6 +105,11 @@ class Alignment(Generic[E]):
     states: Mapping[int, RankState] = field(default_factory=dict)
     trigger: Trigger | None = None
     parted: Alignment[E] | None = None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes two views the same moment, seen again."""
+        return (self.kind, self.key, self.expected_ranks)
 
     @property
     def missing_ranks(self) -> RankSet:

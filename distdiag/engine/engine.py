@@ -17,7 +17,7 @@ from distdiag.engine.collectives import CollectiveStreams
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.messages import Messages
 from distdiag.engine.rank_tracker import RankStates, RankTracker
-from distdiag.engine.stall import SAME_CALL_PATIENCE, Stall
+from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
 from distdiag.event import Collective, Event, Exited, Finished, GroupCreated, Raised, Stacks
 from distdiag.finding import Finding, Severity
@@ -59,6 +59,7 @@ class Engine:
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._disabled: dict[str, str] = {}
+        self._listeners: dict[type[Event], list[Check]] = {}
         self._now_ns = 0
         self._has_left = False
 
@@ -181,42 +182,46 @@ class Engine:
         if any(state.raised or state.exited for state in states.values()):
             self._show_ranks(states)
 
-    def _judge_cycles(self, waits: list[Wait], states: Mapping[int, RankState]) -> None:
+    def _judge_cycles(
+        self, waits: list[Wait], states: Mapping[int, RankState], is_stalled: bool = False
+    ) -> None:
         for wait in waits:
-            if in_cycle(wait, waits, states):
+            if in_cycle(wait, waits, states, is_stalled=is_stalled):
                 self._judge_missing(wait.alignment, Trigger.CYCLE, states)
                 circle = closure(wait, waits)
                 # The other waits of the circle are the same fault seen from its other ranks.
-                self._shown |= {_key(w.alignment) for w in waits if closure(w, waits) == circle}
+                self._shown |= {w.alignment.identity for w in waits if closure(w, waits) == circle}
                 return
 
     def _judge_stall(self, waits: list[Wait], states: Mapping[int, RankState]) -> None:
         medians = [tracker.median_step_s for tracker in self._trackers.values()]
         is_broken = self._groups.is_broken or any(s.broken for s in self._streams.all())
-        candidates = [(closure(wait, waits), 1) for wait in waits]
+        candidates = [Candidate(closure(wait, waits)) for wait in waits]
         candidates += self._whole_job(is_broken=is_broken)
         self._stall.update(candidates, states, max(medians, default=0.0))
         self._soften(self._stall.take_recovered())
         if not self._stall.is_ready(self._now_ns):
             return
         before = set(self._findings)
+        self._judge_cycles([w for w in waits if w.everyone <= self._stall.ranks], states, True)
         for wait in waits:
             if closure(wait, waits) <= self._stall.ranks:
                 self._judge_missing(wait.alignment, Trigger.STALLED, states)
-        is_explained = is_broken or any(_key(wait.alignment) in self._alarmed for wait in waits)
+        is_explained = is_broken or any(wait.alignment.identity in self._alarmed for wait in waits)
         if not is_explained:
             self._show_ranks(states)
         self._stall.declare(set(self._findings) - before)
 
-    def _whole_job(self, *, is_broken: bool) -> list[tuple[frozenset[int], int]]:
+    def _whole_job(self, *, is_broken: bool) -> list[Candidate]:
         """Return all ranks, if it counts when nobody moves though nobody waits for a peer."""
         world = frozenset(self.world)
         # Before the first collective nobody waits for anybody: imports and downloads take long.
         if is_broken or (self._stall.is_explicit and self._streams.all()):
-            return [(world, 1)]
+            # Calls that contradict one another do not end: whoever is busy waits for a GPU.
+            return [Candidate(world, may_work=not is_broken)]
         here = [tracker for tracker in self._trackers.values() if not tracker.has_left]
         if here and all(tracker.is_inside_call for tracker in here):
-            return [(world, SAME_CALL_PATIENCE)]
+            return [Candidate(world, SAME_CALL_PATIENCE)]
         return []
 
     def _soften(self, identities: Iterable[tuple[object, ...]]) -> None:
@@ -248,21 +253,25 @@ class Engine:
         self, alignment: AnyAlignment, trigger: Trigger, states: Mapping[int, RankState]
     ) -> None:
         is_consequence = self._groups.is_broken and alignment.kind != "group"
-        if is_consequence or _key(alignment) in self._shown:
+        if is_consequence or alignment.identity in self._shown:
             return
-        self._shown.add(_key(alignment))
+        self._shown.add(alignment.identity)
         shown = replace(alignment, states=states, trigger=trigger)
         event_type = type(alignment.any_event)
         for check in tuple(self._checks):
             if issubclass(event_type, check.needs) and self._take(
                 check, check.check_missing, shown
             ):
-                self._alarmed.add(_key(alignment))
+                self._alarmed.add(alignment.identity)
 
     def _show_event(self, event: Event) -> None:
-        for check in tuple(self._checks):
-            if isinstance(event, check.needs) and _judges_events(check):
-                self._take(check, check.check_event, event, self.states())
+        kind = type(event)
+        if kind not in self._listeners:
+            self._listeners[kind] = [
+                c for c in self._checks if issubclass(kind, c.needs) and _judges_events(c)
+            ]
+        for check in tuple(self._listeners[kind]):
+            self._take(check, check.check_event, event, self.states())
 
     def _show_ranks(self, states: Mapping[int, RankState]) -> None:
         for check in tuple(self._checks):
@@ -281,13 +290,10 @@ class Engine:
 
     def _disable(self, check: Check, error: Exception) -> None:
         self._checks.remove(check)
+        self._listeners.clear()
         self._disabled[check.code] = f"the check crashed: {type(error).__name__}: {error}"
         finding = CrashedCheck().from_exception(check.code, error, traceback.format_exc())
         self._findings.setdefault(finding.identity, finding)
-
-
-def _key(alignment: AnyAlignment) -> tuple[object, ...]:
-    return (alignment.kind, alignment.key, alignment.expected_ranks)
 
 
 def _judges_events(check: Check) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from distdiag.alignment import RankState
 from distdiag.engine.waits import stalled
@@ -16,6 +16,17 @@ LOOK_EVERY_NS: Final = 200_000_000
 EVIDENCE_PATIENCE_NS: Final = 12_000_000_000
 
 Identity = tuple[object, ...]
+
+
+class Candidate(NamedTuple):
+    """Ranks that may stand still.
+
+    They must have stood for `patience` thresholds; with `may_work` a busy processor excuses them.
+    """
+
+    ranks: frozenset[int]
+    patience: int = 1
+    may_work: bool = True
 
 
 class Stall:
@@ -52,17 +63,22 @@ class Stall:
 
     def update(
         self,
-        candidates: Iterable[tuple[frozenset[int], int]],
+        candidates: Iterable[Candidate],
         states: Mapping[int, RankState],
         median_step_s: float,
     ) -> None:
-        """Look whether one of these sets of ranks stands still, for so many thresholds."""
+        """Look whether one of these sets of ranks stands still."""
         threshold_s = self.threshold_s(median_step_s)
         standing: set[int] = set()
-        for ranks, patience in candidates:
+        for candidate in candidates:
+            ranks = candidate.ranks
             alive = [rank for rank in ranks if rank in states and not states[rank].left_ns]
             if alive and stalled(
-                alive, states, threshold_s=patience * threshold_s, is_explicit=self.is_explicit
+                alive,
+                states,
+                threshold_s=candidate.patience * threshold_s,
+                is_explicit=self.is_explicit,
+                may_work=candidate.may_work,
             ):
                 standing |= ranks
         if standing and not self.ranks:

@@ -37,6 +37,11 @@ class Wait:
         """The ranks that are not."""
         return self.alignment.missing_ranks
 
+    @property
+    def everyone(self) -> frozenset[int]:
+        """The ranks that are there and those that are not."""
+        return frozenset(self.alignment.expected_ranks)
+
 
 def closure(wait: Wait, waits: Iterable[Wait]) -> frozenset[int]:
     """Return the ranks of a wait and all ranks that those wait for, directly or not."""
@@ -53,19 +58,25 @@ def closure(wait: Wait, waits: Iterable[Wait]) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def in_cycle(wait: Wait, waits: Iterable[Wait], states: Mapping[int, RankState]) -> bool:
+def in_cycle(
+    wait: Wait, waits: Iterable[Wait], states: Mapping[int, RankState], *, is_stalled: bool = False
+) -> bool:
     """Whether every awaited rank is itself blocked on a rank that waits here.
 
     Only calls that block the host count: an asynchronous call, or one that was waited for, does not
-    keep its rank from going on.
+    keep its rank from going on. In a job that has stalled any call does.
     """
     others = [other for other in waits if other.alignment is not wait.alignment]
-    if not all(_is_blocked(states[rank], wait.alignment) for rank in wait.waiting):
+
+    def is_blocked(rank: int, at: Wait) -> bool:
+        return is_stalled or _is_blocked(states[rank], at.alignment)
+
+    if not wait.awaited or not all(is_blocked(rank, wait) for rank in wait.waiting):
         return False
     return all(
         any(
             rank in other.waiting
-            and _is_blocked(states[rank], other.alignment)
+            and is_blocked(rank, other)
             and set(other.awaited) & set(wait.waiting)
             for other in others
         )
@@ -107,12 +118,14 @@ def stalled(
     *,
     threshold_s: float,
     is_explicit: bool,
+    may_work: bool = True,
 ) -> bool:
     """Whether none of these ranks has moved for the threshold.
 
     A rank that uses the processor and waits for nobody works: it has the patience of
     `WORKING_PATIENCE` thresholds if the user set the threshold, and any time if not. Compiling and
     saving may take longer than steps do: they have `SLOW_PHASE_PATIENCE`, unless the user set it.
+    Without `may_work` a busy processor is no excuse: waiting for a GPU looks the same.
     """
     for state in (states[rank] for rank in ranks if rank in states):
         if state.left_ns:
@@ -120,7 +133,7 @@ def stalled(
         is_slow = not is_explicit and state.phase in SLOW_PHASES and not state.waiting
         if state.idle_s < threshold_s * (SLOW_PHASE_PATIENCE if is_slow else 1):
             return False
-        if state.is_working and not state.gil_held:
+        if may_work and state.is_working and not state.gil_held:
             patience = WORKING_PATIENCE if is_explicit else float("inf")
             if state.idle_s < threshold_s * patience:
                 return False

@@ -373,3 +373,22 @@ def test_who_ends_a_hanging_job_is_no_second_fault():
     assert job.codes == ["COL001"]
     died = [f for f in job.engine.findings if f.code == "HNG002"]
     assert [f.severity for f in died] == [Severity.INFO]
+
+
+def test_opposite_order_that_does_not_block_the_host_is_one_circle_once_the_job_stalls():
+    job = Job(4)
+    job.everyone(line=9)
+    job.call(0, line=10, group=(0, 1), is_async=True)
+    job.call(1, line=11, group=(1, 0), is_async=True)
+    job.passes(10)
+    (finding,) = job.alarms
+    assert (finding.code, finding.ranks) == ("COL001", RankSet([0, 1]))
+
+
+def test_who_is_busy_after_a_contradiction_waits_for_a_gpu():
+    job = Job()
+    job.everyone(line=9)
+    job.call(0, "all_reduce", 10)
+    job.call(1, "broadcast", 11)
+    job.passes(8, cpu={0: 1.0, 1: 1.0})
+    assert all(state.stacks is not None for state in job.engine.states().values())
