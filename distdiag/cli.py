@@ -17,12 +17,16 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from distdiag.analysis import Progress
+from distdiag.analysis import analyze as analyze_files
 from distdiag.checks import Check, load_checks
 from distdiag.config import check_options
 from distdiag.demo import HEALTHY, SICK
+from distdiag.dump_command import dump
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.finding import Outcome, Report, Severity
 from distdiag.reports import Reporter, load_reporter, read_report, reporter_names
+from distdiag.selection import Selection
 from distdiag.torchrun import new_run_dir, reaches, run_checked
 from distdiag.wire import report_schema
 
@@ -71,6 +75,18 @@ def _number_of_ranks(ctx: click.Context, param: click.Parameter, value: str) -> 
     if value in ("gpu", "cpu", "auto") or (value.isdecimal() and int(value) > 0):
         return value
     raise click.BadParameter(f"{value!r} is not a positive number, gpu, cpu or auto", ctx, param)
+
+
+def _told_ranks(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, int]:
+    told = {}
+    for value in values:
+        file, equals, rank = value.rpartition("=")
+        if not (file and equals and rank.isdecimal()):
+            raise click.BadParameter(f"{value!r} is not FILE=RANK", ctx, param)
+        told[file] = int(rank)
+    return told
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,9 +138,13 @@ def check(nproc_per_node: str, script: str, script_args: tuple[str, ...], **flag
 )
 def report(path: Path, name: str) -> None:
     """Show the report of a run again. PATH is a report.json or a run directory."""
+    _check_reporter(name)
+    _show(read_report(path), name)
+
+
+def _check_reporter(name: str) -> None:
     if name not in reporter_names():
         raise UsageError(f'unknown report "{name}" (there are: {", ".join(reporter_names())})')
-    _show(read_report(path), name)
 
 
 def _show(shown: Report, name: str) -> None:
@@ -136,6 +156,48 @@ def _reporter_for_stdout(name: str) -> Reporter:
     if name != "terminal" or not sys.stdout.isatty():
         return reporter()
     return reporter(width=shutil.get_terminal_size().columns, color="NO_COLOR" not in os.environ)
+
+
+@main.command()
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
+)
+@click.option(
+    "--rank",
+    "told",
+    multiple=True,
+    metavar="FILE=RANK",
+    callback=_told_ranks,
+    help="Whose dump a file is, where neither its name nor its content says so.",
+)
+@click.option(
+    "--report", "name", default="terminal", help="Show it as terminal or json [terminal]."
+)
+@click.option("--select", default="", metavar="CODES", help="Judge by these checks only.")
+@click.option("--ignore", default="", metavar="CODES", help="Judge without these checks.")
+def analyze(
+    paths: tuple[Path, ...], told: dict[str, int], name: str, select: str, ignore: str
+) -> int:
+    """Judge what a job left behind: PATH is a dump, a run directory, a folder or an archive.
+
+    Dumps of the flight recorder (pickle or JSON), of py-spy, gdb and faulthandler, logs, and run
+    directories, in any mixture. Nothing in them is run. Exits with 1 if an error was found.
+    """
+    _check_reporter(name)
+    with Progress() as progress:
+        judged = analyze_files(
+            paths,
+            told=told,
+            selection=Selection(_codes(select), _codes(ignore)),
+            progress=progress.show,
+            complain=progress.complain,
+        )
+    _show(judged, name)
+    return 1 if reaches(judged, Severity.ERROR) else 0
+
+
+def _codes(text: str) -> tuple[str, ...]:
+    return tuple(code.strip() for code in text.split(",") if code.strip())
 
 
 @main.command()
@@ -197,6 +259,9 @@ def _demo_run(script: Path, what: str) -> Report:
     _show(shown, "terminal")
     click.echo()
     return shown
+
+
+main.add_command(dump)
 
 
 if __name__ == "__main__":

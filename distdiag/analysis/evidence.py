@@ -1,0 +1,162 @@
+"""Everything that was found below some paths, by rank, and what could not be used and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from distdiag.analysis.reading import read_files
+from distdiag.analysis.run_folders import RunFolder, find_run_folders, is_run_folder
+from distdiag.dumps.rank_resolution import resolve_ranks
+from distdiag.dumps.reading import RankDump
+from distdiag.dumps.recordings import RecordedRun, Recording, RecordingDump
+from distdiag.errors import UsageError
+from distdiag.event import AnyEvent
+from distdiag.ranks import RankSet
+from distdiag.wire import Canon
+
+ASSUMED_PAUSE_S: Final = 600.0
+"""Where nothing tells how long the ranks had stood still: the default timeout of NCCL, in s."""
+MOVING_S: Final = 5.0
+"""A job that was dumped so soon after its last call had not stood still, in seconds."""
+MOST_NAMED: Final = 5
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What is left of one job.
+
+    `problems` is one line for each file that could not be used; `gaps` says the same and more by
+    name and reason.
+    """
+
+    folders: tuple[RunFolder, ...]
+    recorded: RecordedRun | None
+    events: Mapping[int, Sequence[AnyEvent]]
+    recordings: Mapping[int, RecordingDump]
+    problems: Sequence[str] = ()
+    gaps: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def observed(self) -> RankSet:
+        """The ranks of which anything is known."""
+        of_folders = (rank for folder in self.folders for rank in folder.ranks)
+        return RankSet([*of_folders, *self.recordings, *self.events])
+
+    @property
+    def members(self) -> RankSet:
+        """The ranks that the job had, as far as its parts name them."""
+        ranks = set(self.observed)
+        if self.recorded is not None:
+            ranks |= set(self.recorded.members)
+        for folder in self.folders:
+            if (file := folder.launch_file) is not None:
+                ranks |= set(range(file.launch.world_size))
+        return RankSet(ranks)
+
+    def sources(self) -> Iterator[Iterator[AnyEvent]]:
+        """Yield one iterator for each rank, or for each node of a run directory."""
+        canon = Canon()
+        yield from (folder.events(canon) for folder in self.folders)
+        yield from (iter(events) for events in self.events.values())
+        if self.recorded is not None:
+            yield from (self.recorded.events(rank) for rank in self.recordings)
+
+    def pause_s(self) -> float:
+        """Return how long the ranks had stood still; ask when all events have been read."""
+        known = [folder.pause_s for folder in self.folders]
+        if self.recorded is not None:
+            pause_s = _recorded_pause_s(self.recordings) if self.recorded.is_waiting else 0.0
+            known += [] if pause_s is None else [pause_s]
+        if known:
+            return max(known)
+        self.gaps["duration of the standstill"] = (
+            f"the files do not tell it; {ASSUMED_PAUSE_S:.0f} s are assumed"
+        )
+        return ASSUMED_PAUSE_S
+
+
+def gather(
+    paths: Sequence[Path],
+    told: Mapping[str, int],
+    progress: Callable[[int], None],
+) -> Evidence:
+    """Read everything below the paths.
+
+    Raises:
+        UsageError: there is nothing that can be judged, or more than one run.
+
+    """
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise UsageError(f"{missing[0]} does not exist")
+    folders = find_run_folders(paths)
+    contents = read_files(paths, skip_folder=is_run_folder, progress=progress)
+    resolved = resolve_ranks(contents.dumps, told)
+    problems = [*contents.problems, *resolved.problems]
+    gaps = _as_gaps(problems, contents.foreign)
+    recordings = _newest_recordings(resolved.dumps)
+    if recordings and folders:
+        gaps["flight-recorder dumps"] = "not used: the event files of the run know more"
+        recordings = {}
+    events: dict[int, list[AnyEvent]] = {}
+    for dump in resolved.dumps:
+        if dump.rank is not None and dump.events:
+            events.setdefault(dump.rank, []).extend(dump.events)
+    recorded = _recorded(recordings)
+    evidence = Evidence(folders, recorded, events, recordings, problems, gaps)
+    if not evidence.observed:
+        reasons = "; ".join(f"{what}: {why}" for what, why in gaps.items())
+        raise UsageError(f"nothing that can be judged was found{': ' if gaps else ''}{reasons}")
+    return evidence
+
+
+def _recorded(recordings: Mapping[int, RecordingDump]) -> RecordedRun | None:
+    if not recordings:
+        return None
+    return RecordedRun({rank: dump.recording for rank, dump in recordings.items()})
+
+
+def _newest_recordings(dumps: Sequence[RankDump]) -> dict[int, RecordingDump]:
+    """Return one recording for each rank: the newest, and of equally new ones that with stacks."""
+    best: dict[int, RecordingDump] = {}
+    for dump in dumps:
+        if isinstance(dump, RecordingDump) and dump.rank is not None:
+            other = best.get(dump.rank)
+            if other is None or _age(other.recording) < _age(dump.recording):
+                best[dump.rank] = dump
+    return dict(sorted(best.items()))
+
+
+def _age(recording: Recording) -> tuple[int, bool]:
+    return (recording.newest_ns, recording.has_stacks)
+
+
+def _recorded_pause_s(recordings: Mapping[int, RecordingDump]) -> float | None:
+    """Return how long after the last call of all the first dump was written, in s, if known."""
+    timed_out_s = max(dump.recording.timed_out_s for dump in recordings.values())
+    if timed_out_s > 0:
+        return timed_out_s
+    newest_ns = max(dump.recording.newest_ns for dump in recordings.values())
+    try:
+        written_ns = min(Path(dump.path).stat().st_mtime_ns for dump in recordings.values())
+    except OSError:  # members of archives
+        return None
+    if not written_ns > newest_ns > 0:
+        return None
+    pause_s = (written_ns - newest_ns) / 1e9
+    return pause_s if pause_s > MOVING_S else 0.0
+
+
+def _as_gaps(problems: Sequence[str], foreign: Sequence[str]) -> dict[str, str]:
+    gaps: dict[str, str] = {}
+    for problem in problems:
+        what, _, why = problem.partition(": ")
+        gaps[what] = f"{gaps[what]}; {why}" if what in gaps else why
+    if foreign:
+        named = ", ".join(foreign[:MOST_NAMED])
+        more = f" and {len(foreign) - MOST_NAMED} more" if len(foreign) > MOST_NAMED else ""
+        gaps["files of no known kind"] = f"{named}{more}"
+    return gaps

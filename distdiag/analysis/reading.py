@@ -1,0 +1,155 @@
+"""Read many files of strangers, in processes that a hostile one may kill without harm."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from distdiag.dumps.dump_files import Refused, walk
+from distdiag.dumps.reading import Dump, DumpReader, RankDump, load_readers
+from distdiag.errors import DamagedFileError
+
+MOST_MEMORY: Final = 8 << 30
+"""So much address space may a process take that reads files, in bytes."""
+MOST_CPU_S: Final = 120
+"""So long may one file take."""
+AT_ONCE: Final = 4
+"""So many files wait for each process: none is idle, and few are in memory."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What files hold: dumps, one line for each that cannot be read, and names of foreign ones."""
+
+    dumps: list[RankDump] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def add(self, other: Contents) -> None:
+        """Append what another file holds."""
+        self.dumps += other.dumps
+        self.problems += other.problems
+        self.foreign += other.foreign
+
+
+def read_files(
+    paths: Sequence[Path],
+    *,
+    skip_folder: Callable[[Path], bool],
+    progress: Callable[[int], None],
+) -> Contents:
+    """Read all files below the paths, members of archives included.
+
+    `progress` is told how many have been read. What they hold is in the order of their names.
+    """
+    contents = Contents()
+    with _Pool() as pool:
+        for num_read, part in enumerate(_in_order(walk(paths, skip_folder=skip_folder), pool), 1):
+            contents.add(part)
+            progress(num_read)
+    return contents
+
+
+def read_dump(dump: Dump) -> Contents:
+    """Read one file with every reader that recognises it; this runs in a process of its own."""
+    used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + MOST_CPU_S, hard))
+    readers = [reader for reader in _readers() if reader.recognises(dump)]
+    contents = Contents(foreign=[] if readers else [dump.path])
+    for reader in readers:
+        try:
+            contents.dumps.extend(reader.read(dump))
+        except DamagedFileError as error:
+            contents.problems.append(str(error))
+        except (MemoryError, RecursionError):
+            contents.problems.append(f"{dump.path}: the {reader.name} reader gave it up: too large")
+    return contents
+
+
+@lru_cache(maxsize=1)
+def _readers() -> tuple[DumpReader, ...]:
+    return load_readers()
+
+
+def _in_order(entries: Iterator[Dump | Refused], pool: _Pool) -> Iterator[Contents]:
+    pending: deque[Contents | tuple[Dump, Future[Contents]]] = deque()
+    for entry in entries:
+        if isinstance(entry, Refused):
+            pending.append(Contents(problems=[str(entry)]))
+        else:
+            pending.append((entry, pool.submit(entry)))
+        while len(pending) > pool.size * AT_ONCE:
+            yield pool.result(pending.popleft())
+    while pending:
+        yield pool.result(pending.popleft())
+
+
+class _Pool:
+    """Processes that read files. When one dies, the files it may have died of are read alone."""
+
+    def __init__(self) -> None:
+        self.size = len(os.sched_getaffinity(0))
+        self._pool = _processes(self.size)
+
+    def submit(self, dump: Dump) -> Future[Contents]:
+        try:
+            return self._pool.submit(read_dump, dump)
+        except BrokenProcessPool:
+            # Its thread must have ended: no process is forked while there is another thread.
+            self._pool.shutdown()
+            self._pool = _processes(self.size)
+            return self._pool.submit(read_dump, dump)
+
+    def result(self, item: Contents | tuple[Dump, Future[Contents]]) -> Contents:
+        if isinstance(item, Contents):
+            return item
+        dump, future = item
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            self._pool.shutdown()
+            error, future = self._alone(dump)
+        if error is None:
+            return future.result()
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, BrokenProcessPool):
+            reason = "it took too much memory or time, and the process that read it was ended"
+        return Contents(problems=[f"{dump.path}: cannot be read: {reason}"])
+
+    def _alone(self, dump: Dump) -> tuple[BaseException | None, Future[Contents]]:
+        with _processes(1) as pool:
+            future = pool.submit(read_dump, dump)
+            return future.exception(), future
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _processes(num: int) -> ProcessPoolExecutor:
+    # Forking is cheap, and safe since nothing here has begun a thread yet: the executor starts all
+    # its processes before its own.
+    return ProcessPoolExecutor(
+        num, mp_context=multiprocessing.get_context("fork"), initializer=_begin_reading
+    )
+
+
+def _begin_reading() -> None:
+    """Set the limits of a process that reads files; it lives too short to collect garbage."""
+    gc.disable()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(MOST_MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

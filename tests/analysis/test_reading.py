@@ -1,0 +1,123 @@
+"""Files are read in processes of their own, and one that kills its process costs one line."""
+
+import os
+import pickle
+import signal
+import tarfile
+
+from distdiag.analysis import reading
+from distdiag.analysis.reading import read_files
+from tests.dumps.recorders import recorders, write_dumps
+
+
+def read(*paths, skip_folder=lambda folder: False, progress=lambda num_files: None):
+    return read_files(paths, skip_folder=skip_folder, progress=progress)
+
+
+def jobs_dumps(folder, world=6):
+    ranks = recorders(world)
+    for recorder in ranks:
+        recorder.call()
+    return write_dumps(folder, ranks)
+
+
+def names(contents):
+    return [dump.path.rsplit("/", 1)[-1] for dump in contents.dumps]
+
+
+def test_what_the_files_hold_comes_in_the_order_of_their_names(tmp_path):
+    seen = []
+    contents = read(jobs_dumps(tmp_path), progress=seen.append)
+    assert names(contents) == [f"nccl_trace_rank_{rank}" for rank in range(6)]
+    assert seen == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_file_that_kills_its_process_costs_one_line(tmp_path, monkeypatch):
+    class Deadly:
+        name = "deadly"
+
+        def recognises(self, dump):
+            return dump.data == b"poison"
+
+        def read(self, dump):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    known = reading.load_readers()
+    monkeypatch.setattr(reading, "load_readers", lambda: (Deadly(), *known))
+    reading._readers.cache_clear()
+    jobs_dumps(tmp_path)
+    (tmp_path / "nccl_trace_rank_3x").write_bytes(b"poison")
+    try:
+        contents = read(tmp_path)
+    finally:
+        reading._readers.cache_clear()
+    (problem,) = contents.problems
+    assert "nccl_trace_rank_3x: cannot be read: it took too much memory or time" in problem
+    assert len(contents.dumps) == 6
+
+
+def test_a_reader_with_a_fault_costs_one_line(tmp_path, monkeypatch):
+    class Faulty:
+        name = "faulty"
+
+        def recognises(self, dump):
+            return True
+
+        def read(self, dump):
+            raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(reading, "load_readers", lambda: (Faulty(),))
+    reading._readers.cache_clear()
+    (tmp_path / "a.txt").write_text("x")
+    try:
+        contents = read(tmp_path)
+    finally:
+        reading._readers.cache_clear()
+    assert contents.problems == [f"{tmp_path}/a.txt: cannot be read: ZeroDivisionError: oh"]
+
+
+def test_each_bad_file_is_one_line_and_the_rest_is_read(tmp_path):
+    jobs_dumps(tmp_path, world=2)
+    good = (tmp_path / "nccl_trace_rank_0").read_bytes()
+    (tmp_path / "cut").write_bytes(good[:-100])
+    (tmp_path / "deep.json").write_bytes(b'{"pg_config": ' + b"[" * 200)
+    (tmp_path / "evil").write_bytes(b"\x80\x02cos\nsystem\nX\x09\x00\x00\x00pg_config\x85R.")
+    (tmp_path / "other.bin").write_bytes(b"\x00\x01\x02")
+    (tmp_path / "way-out").symlink_to("/etc/passwd")
+    (tmp_path / "a\x1b[31mred").write_bytes(b"\x00")
+    contents = read(tmp_path)
+    assert names(contents) == ["nccl_trace_rank_0", "nccl_trace_rank_1"]
+    by_name = {problem.split(":")[0].rsplit("/", 1)[-1]: problem for problem in contents.problems}
+    assert set(by_name) == {"cut", "deep.json", "evil", "way-out"}
+    assert "no whole pickle" in by_name["cut"]
+    assert "asks for os.system" in by_name["evil"]
+    assert "leaves the folder" in by_name["way-out"]
+    assert [path.rsplit("/", 1)[-1] for path in contents.foreign] == ["a\\x1b[31mred", "other.bin"]
+    assert not any("\n" in problem or "\x1b" in problem for problem in contents.problems)
+
+
+def test_members_of_archives_are_read_and_bombs_are_not(tmp_path):
+    jobs_dumps(tmp_path / "dumps", world=2)
+    (tmp_path / "zeros").write_bytes(bytes(100 << 20))
+    with tarfile.open(tmp_path / "dumps.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "dumps", "dumps")
+    with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "zeros", "zeros")
+    contents = read(tmp_path / "dumps.tar.gz", tmp_path / "bomb.tar.gz")
+    assert names(contents) == ["dumps.tar.gz!dumps" + f"/nccl_trace_rank_{r}" for r in (0, 1)] or (
+        [dump.path.rsplit("!", 1)[-1] for dump in contents.dumps]
+        == ["dumps/nccl_trace_rank_0", "dumps/nccl_trace_rank_1"]
+    )
+    assert any("bomb" in problem for problem in contents.problems)
+
+
+def test_a_folder_that_is_to_be_skipped_is_left_out(tmp_path):
+    jobs_dumps(tmp_path / "run")
+    jobs_dumps(tmp_path / "other", world=1)
+    contents = read(tmp_path, skip_folder=lambda folder: folder.name == "run")
+    assert names(contents) == ["nccl_trace_rank_0"]
+
+
+def test_a_pickle_that_is_no_dump_is_foreign(tmp_path):
+    (tmp_path / "weights.pt").write_bytes(pickle.dumps({"a": 1}))
+    assert read(tmp_path).foreign == [f"{tmp_path}/weights.pt"]
