@@ -239,7 +239,18 @@ def _has_left_loop(
     if state.fate is Fate.FINISHED:
         return any(loop_lines(frame) for frame in stay) or not _readable(stay)
     frames = _user_frames(point, now, leaver)
-    return bool(frames) and _is_outside(frames, stay, default=blocking_call(state) is not None)
+    is_blocked = blocking_call(state) is not None
+    if not frames or (not is_blocked and _is_on_its_way(frames, stay)):
+        return False
+    return _is_outside(frames, stay, default=is_blocked)
+
+
+def _is_on_its_way(going: tuple[Frame, ...], stay: tuple[Frame, ...]) -> bool:
+    """Say whether `going` is before `stay` in one pass of a loop that holds both: merely late."""
+    apart = _where_apart(stay, going)
+    if apart is None or apart[1].line > apart[0].line:
+        return False
+    return bool(loop_lines(apart[0]) & loop_lines(apart[1], with_head=True))
 
 
 def _is_outside(going: tuple[Frame, ...], stay: tuple[Frame, ...], *, default: bool) -> bool:

@@ -88,3 +88,30 @@ def test_a_first_pass_that_only_one_rank_makes_is_not_called_uneven(program):
     job.call(0, program.site("backward"))
     job.call(1, program.site("barrier"), "barrier")
     assert not aligned(job, UnevenIterations)
+
+
+NESTED = """
+    def average():
+        for parameter in parameters:
+            reduce(parameter)
+
+    def main():
+        for batch in loader:
+            prepare(batch)
+            average()
+            store(batch)
+    """
+
+
+@pytest.mark.parametrize(
+    ("place", "codes"), [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])]
+)
+def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, codes):
+    p = Program(tmp_path, NESTED)
+    inner = p.site("reduce(", "    average()")
+    job = Job()
+    for _ in range(4):
+        job.every(inner)
+    job.call(0, inner)
+    job.set(1, stacks=stacks(1, p.frame(place)), idle_s=31.0)
+    assert [f.code for f in serious(job.alignment(trigger=Trigger.STALLED))] == codes
