@@ -163,11 +163,10 @@ class Engine:
     # Judging
 
     def _waits(self) -> list[Wait]:
-        opened: list[AnyAlignment] = [
-            alignment for stream in self._streams.all() if (alignment := stream.first_open())
-        ]
+        # A group that not all ranks create comes before the calls that are made meanwhile.
+        opened: list[AnyAlignment] = [*self._groups.unmatched()]
+        opened += [a for stream in self._streams.all() if (a := stream.first_open())]
         opened += self._messages.unmatched()
-        opened += self._groups.unmatched()
         return [Wait(alignment) for alignment in opened]
 
     def _waiting(self, rank: int) -> tuple[Collective, ...]:

@@ -154,10 +154,22 @@ def doing_of(state: RankState) -> Doing | None:
     """Return what a running rank does outside of collectives, or None if nothing tells."""
     if state.fate is not Fate.RUNNING or blocking_call(state) is not None:
         return None
+    purpose = _purpose(state)
+    if purpose is not None:
+        return purpose
     if state.gil_held and any(thread.holds_gil for thread in _threads(state)):
         return _held_gil(state)
     known = _stopped(state) or doing_by_stack(state) or _by_kernel(state) or _by_phase(state)
     return known or (_held_gil(state) if state.gil_held else None)
+
+
+def _purpose(state: RankState) -> Doing | None:
+    """Return what the rank is for where it stands, and what its main thread waits for there."""
+    found = _match(_PURPOSES, reversed(main_stack(state.stacks)))
+    doing = _kernel(state, "doing")
+    if found is None or _stopped(state) is not None:
+        return None
+    return Doing(found.activity, f"{found.sign}, {doing}") if doing else found
 
 
 def doing_by_stack(state: RankState) -> Doing | None:

@@ -392,3 +392,12 @@ def test_who_is_busy_after_a_contradiction_waits_for_a_gpu():
     job.call(1, "broadcast", 11)
     job.passes(8, cpu={0: 1.0, 1: 1.0})
     assert all(state.stacks is not None for state in job.engine.states().values())
+
+
+def test_a_group_that_one_rank_creates_alone_is_the_fault_and_not_the_call_of_the_other():
+    job = Job()
+    job.everyone(line=9)
+    job.new_group(1, (0, 1), line=20)
+    job.call(0, line=10, waited=False)
+    job.passes(10)
+    assert job.codes == ["COL008"]
