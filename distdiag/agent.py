@@ -19,12 +19,14 @@ import msgspec
 from distdiag.config import Config
 from distdiag.errors import DamagedFileError
 from distdiag.event import Finished, Phase, ProbeDisabled, RankStarted
+from distdiag.meeting_point import MeetingPoint, is_needed
 from distdiag.monitor_process import MonitorProcess
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS, Plan
 from distdiag.probes.exceptions import ExceptionWatch
 from distdiag.probes.hard_exit import HardExit
 from distdiag.probes.post_import import ImportWatch
+from distdiag.probes.post_mortem import PostMortem
 from distdiag.recorder import Recorder
 from distdiag.run_dir import Launch, Verdict, open_run_dir, write_atomically
 from distdiag.status_page import DETACHED, FINISHED, StatusPage, read_status
@@ -35,8 +37,6 @@ LAST_WORDS_S: Final = 3.0
 """A rank that raised waits so long for its peers' stacks to be taken."""
 VERDICT_S: Final = 10.0
 """Rank 0 waits so long for the verdict after all other ranks have ended."""
-
-_PR_SET_PTRACER: Final = 0x59616D61
 
 
 class RankAgent:
@@ -69,15 +69,18 @@ class RankAgent:
             self.run_dir.folder, launch.rank, self._page, main_script=main_script
         )
         self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
+        self._post_mortem = PostMortem(self.recorder, self.run_dir)
         self.probes: list[Probe] = [
             self.exceptions,
+            self._post_mortem,
             HardExit(self.recorder, before_exit=self._finish),
         ]
         self._plans = list(PLANS)
         self._imported: set[str] = set()
         self._imports = ImportWatch({name for p in PLANS for name in p.needs}, self._on_import)
         self._stopping = threading.Event()
-        self._stopped = threading.Event()
+        self._stopped: list[threading.Event] = []
+        self._meeting_point = MeetingPoint(self.run_dir, launch, self._stopping)
         self._is_child = False
 
     def start(self) -> None:
@@ -99,11 +102,31 @@ class RankAgent:
         self.recorder.set_phase(Phase.SCRIPT)
         os.register_at_fork(after_in_child=self._let_go_in_child)
         atexit.register(self._at_exit)
-        # Not a threading.Thread: the script must not find it among its own threads.
-        _thread.start_new_thread(self._beat, ())
+        self._start_thread(self._beat)
+        if is_needed(launch):
+            self._start_thread(self._meet)
         for probe in self.probes:
             probe.install()
         self._imports.start()
+
+    def _start_thread(self, run: Callable[[], None]) -> None:
+        stopped = threading.Event()
+        self._stopped.append(stopped)
+
+        def run_and_tell() -> None:
+            try:
+                run()
+            finally:
+                stopped.set()
+
+        # Not a threading.Thread: the script must not find it among its own threads.
+        _thread.start_new_thread(run_and_tell, ())
+
+    def _meet(self) -> None:
+        try:
+            self._meeting_point.pass_address_on()
+        except Exception as error:  # noqa: BLE001 (this node is then observed by itself only)
+            warn(f"the monitors of the nodes cannot meet: {type(error).__name__}: {error}")
 
     def _start_monitor(self) -> None:
         try:
@@ -134,12 +157,12 @@ class RankAgent:
         may_trace = False
         while not self._stopping.wait(BEAT_S):
             self.recorder.beat()
+            self._post_mortem.beat()
             if not may_trace and self._monitor.pid is not None:
-                _allow_tracing_by(self._monitor.pid)
+                self._monitor.let_trace_us()
                 may_trace = True
             if self._launch.local_rank == 0:
                 self._monitor.is_alive  # noqa: B018 (reaps it, should it have ended)
-        self._stopped.set()
 
     def _let_go_in_child(self) -> None:
         # A forked child shares the mapped files: there must never be two writers.
@@ -149,6 +172,8 @@ class RankAgent:
     def wait_for_last_words(self) -> None:
         """Give the monitor a moment to take the stacks of the peers, which will be killed soon."""
         deadline = time.monotonic() + LAST_WORDS_S
+        if is_needed(self._launch) and not self._is_child:
+            self._meeting_point.wait(LAST_WORDS_S)
         ack = self.run_dir.ack(self._launch.rank)
         while time.monotonic() < deadline and not ack.exists():
             if self._is_child or not self._monitor.is_alive or not self._has_living_peers():
@@ -178,7 +203,7 @@ class RankAgent:
                 exit_status = self._final_status(exit_status)
         except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
             warn(f"{type(error).__name__} at the end of the run: {error}")
-        self._end_thread()
+        self._end_threads()
         self._monitor.let_go()
         if exit_status != self.exit_status:
             _leave(exit_status)
@@ -215,9 +240,10 @@ class RankAgent:
                 return None
             time.sleep(POLL_S)
 
-    def _end_thread(self) -> None:
+    def _end_threads(self) -> None:
         self._stopping.set()
-        self._stopped.wait(0.2)
+        for stopped in self._stopped:
+            stopped.wait(0.2)
 
     def stop(self) -> None:
         """Observe no longer, and say so to the monitor; the script goes on alone."""
@@ -226,7 +252,7 @@ class RankAgent:
             probe.uninstall()
         self.recorder.raise_flag(DETACHED)
         self.recorder.close()
-        self._end_thread()
+        self._end_threads()
         self._monitor.let_go()
         atexit.unregister(self._at_exit)
 
@@ -243,16 +269,6 @@ def guarded(action: Callable[[], None], purpose: str) -> None:
         action()
     except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
         warn(f"{purpose} failed, the script runs unobserved: {type(error).__name__}: {error}")
-
-
-def _allow_tracing_by(pid: int) -> None:
-    """Let the monitor read this process's stacks where only ancestors may (Yama)."""
-    import ctypes
-
-    try:
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
-    except (OSError, AttributeError):
-        return
 
 
 def _tell_launcher(summary: str) -> None:

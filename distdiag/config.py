@@ -19,6 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Profile = Literal["light", "standard", "deep"]
 FailOn = Literal["error", "warning", "never"]
 OnHang = Literal["report", "abort"]
+DumpTransport = Literal["auto", "nccl", "tcp", "files"]
 
 LONGEST_WAIT_S: Final = 1e8
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=LONGEST_WAIT_S)]
@@ -36,6 +37,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "fail_on": FailOn,
     "hang_timeout": Literal["auto"] | Seconds,
     "on_hang": OnHang,
+    "dump_transport": DumpTransport,
     "strict": bool,
     "strict_timeout": Seconds,
 }
@@ -57,6 +59,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fail_on: FailOn = "error"
     hang_timeout_s: float | None = None
     on_hang: OnHang = "report"
+    dump_transport: DumpTransport = "auto"
     strict: bool = False
     strict_timeout_s: float = 30.0
 
@@ -218,6 +221,11 @@ _OPTIONS: Final = (
         help="No progress for this long is a hang [auto].",
     ),
     click.option("--on-hang", type=_choice(OnHang), help="What to do about a hang [report]."),
+    click.option(
+        "--dump-transport",
+        type=_choice(DumpTransport),
+        help="How stacks of a hang reach the node of rank 0 [auto].",
+    ),
     click.option(
         "--strict/--no-strict",
         default=None,

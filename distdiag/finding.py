@@ -108,7 +108,10 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Which run a report is about. Times are RFC 3339 in UTC."""
+    """Which run a report is about. Times are RFC 3339 in UTC.
+
+    `dump_transport` is the way by which stacks of a hang came from other nodes, if any did.
+    """
 
     id: str
     command: tuple[str, ...]
@@ -120,6 +123,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     attempts: int = 1
     active_modes: tuple[str, ...] = ()
+    dump_transport: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

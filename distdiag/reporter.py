@@ -43,23 +43,27 @@ _FAILING: Final = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.w
 
 
 class RunReporter:
-    """The report of one run on the node of rank 0, or of one node where rank 0 is elsewhere."""
+    """The report of one run, kept on the node of rank 0.
 
-    def __init__(self, run_dir: RunDir, launch_file: LaunchFile, config: Config) -> None:
+    `lost` are ranks that are not observed any more, `problem` is why others never were.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, ranks: RankSet
+    ) -> None:
         """Take over what earlier attempts found, and set some room aside on the disk."""
-        launch = launch_file.launch
-        self.attendance = Attendance(launch.local_ranks)
+        self.attendance = Attendance(ranks)
         self.aborted = False
         self.pids: Mapping[int, int] = {}
+        self.lost = RankSet()
+        self.problem = ""
+        self.dump_transport = ""
         self._run_dir = run_dir
         self._launch_file = launch_file
         self._config = config
         # Imported now, while the ranks are busy importing too: at the end somebody waits.
         self._forms = [load_reporter(name) for name in config.report]
         self._path = run_dir.report
-        if 0 not in launch.local_ranks:
-            # There is one report.json below a run directory: that of the node of rank 0.
-            self._path = run_dir.folder / f"report-of-ranks-{self.attendance.ranks}.json"
         self._earlier = self._read_earlier()
         self._torch = self._earlier.run.torch if self._earlier else ""
         self._saw_collective = False
@@ -85,7 +89,8 @@ class RunReporter:
     ) -> Report:
         """Return the report as it stands; `checks` are the codes of those that judged the run."""
         gaps = {**not_checked, **self._gaps(checks, states)}
-        found = {finding.identity: finding for finding in self._earlier_findings()}
+        earlier = self._earlier.findings if self._earlier else ()
+        found = {finding.identity: finding for finding in earlier}
         found |= {finding.identity: finding for finding in findings}
         return Report(
             complete=complete,
@@ -141,6 +146,10 @@ class RunReporter:
         )
         self.save(self._run_dir.verdict, msgspec.json.encode(verdict))
 
+    def acknowledge(self, rank: int) -> None:
+        """Tell a rank that raised that its peers have been dumped."""
+        self.save(self._run_dir.ack(rank), b"")
+
     def release(self) -> None:
         """Give the room back that was set aside."""
         self._reserve.unlink(missing_ok=True)
@@ -164,9 +173,6 @@ class RunReporter:
             _log.warning("the report of the attempts before this one cannot be read")
             return None
 
-    def _earlier_findings(self) -> tuple[Finding, ...]:
-        return self._earlier.findings if self._earlier else ()
-
     def _gaps(self, checks: Iterable[str], states: Mapping[int, RankState]) -> dict[str, str]:
         launch = self._launch_file.launch
         gaps: dict[str, str] = {}
@@ -174,7 +180,8 @@ class RunReporter:
             gaps |= {code: "no collective was called" for code in checks if code[:3] == "COL"}
         elsewhere = RankSet(set(range(launch.world_size)) - set(self.attendance.ranks))
         if elsewhere:
-            gaps[elsewhere.phrase()] = "not observed: they run on other nodes"
+            reason = f", and {self.problem}" if self.problem else ""
+            gaps[elsewhere.phrase()] = f"not observed: they run on other nodes{reason}"
         for rank, state in states.items():
             if state.incomplete:
                 gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
@@ -186,7 +193,9 @@ class RunReporter:
         if self.aborted:
             outcome = Outcome.ABORTED
         elif complete and outcome is Outcome.RUNNING:
-            outcome = Outcome.FAILED  # ranks never began, or the observer did not see their end
+            # Ranks never began, or the observer did not see their end.
+            is_seen = self.attendance.ended | self.lost == self.attendance.ranks != self.lost
+            outcome = Outcome.FINISHED if is_seen else Outcome.FAILED
         earlier = self._earlier
         return Run(
             id=self._run_dir.root.name,
@@ -199,19 +208,21 @@ class RunReporter:
             outcome=outcome,
             attempts=launch.attempt + 1,
             active_modes=("strict",) if self._config.strict else (),
+            dump_transport=self.dump_transport,
         )
 
     def _rank_info(self, rank: int, state: RankState | None) -> RankInfo:
         launch = self._launch_file.launch
         started = state.started if state else None
+        hostname = platform.node() if rank in launch.local_ranks else ""
         fate: str = state.fate if state else Fate.SILENT
         if self.aborted and fate == Fate.RUNNING:
             fate = "aborted"
         return RankInfo(
             rank=rank,
-            local_rank=rank - launch.local_ranks[0],
+            local_rank=started.local_rank if started else max(0, rank - launch.local_ranks[0]),
             world_size=launch.world_size,
-            hostname=started.hostname if started else platform.node(),
+            hostname=started.hostname if started else hostname,
             pid=started.pid if started else self.pids.get(rank, 0),
             fate=fate,
             last=last_act(state) if state else "",

@@ -6,7 +6,13 @@
             launch.json       what the monitor must know
             rank-3.status     the status page of a rank
             rank-3.000000.events
+            rank-3.stacks     what faulthandler wrote, when the monitor asked or sent the signal
+            rank-3.signal.json  which signal that is, and for which thread
+            rank-3.wanted-flight  the monitor wants the flight recorder (or the stacks)
+            rank-3.flight.json  the answer
             monitor.pid  monitor.log
+            monitor.journal   the events that the monitor itself made
+            reporter.json     where the reporter listens, if the job has several nodes
             acks/rank-3       the peers of a rank that raised have been dumped
             exit-status.json  the exit status of every script that ended, by rank
             verdict.json      what rank 0 waits for
@@ -21,11 +27,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from distdiag.errors import UsageError
+from distdiag.errors import DamagedFileError, UsageError
 
 RUNS_FOLDER = "distdiag-runs"
 
@@ -42,12 +48,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     parent_pid: int
     identity: str
     started_s: float
+    master_addr: str = ""
 
     @property
     def local_ranks(self) -> range:
         """The global ranks of this node."""
         first = self.rank - self.local_rank
         return range(first, first + self.local_world_size)
+
+    @property
+    def num_other_ranks(self) -> int:
+        """How many ranks run on other nodes."""
+        return self.world_size - self.local_world_size
 
 
 class LaunchFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +69,14 @@ class LaunchFile(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     config: dict[str, Any]
     cwd: str
+
+
+class ReporterAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the reporter listens for the monitors of other nodes, and what it asks of them."""
+
+    host: str
+    port: int
+    token: str
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +116,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
         parent_pid=parent,
         identity=one_node if local_world >= world else job,
         started_s=_started_s(parent),
+        master_addr=environ.get("MASTER_ADDR", ""),
     )
 
 
@@ -110,6 +131,21 @@ def _started_s(pid: int) -> float:
     return time.time() - age
 
 
+class StackSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """How the monitor may make a rank write down its stacks, even while the GIL is held.
+
+    `signal` is for the thread `thread` (the kernel's number) of the process `pid` only. Its handler
+    appends to the file that the process has open as `descriptor`. `names` are the names of the
+    threads by Python's identifiers.
+    """
+
+    pid: int
+    thread: int
+    signal: int
+    descriptor: int
+    names: dict[int, str]
+
+
 class RunDir:
     """The paths of one attempt of a run."""
 
@@ -122,12 +158,34 @@ class RunDir:
         self.launch = self.folder / "launch.json"
         self.monitor_pid = self.folder / "monitor.pid"
         self.monitor_log = self.folder / "monitor.log"
+        self.journal = self.folder / "monitor.journal"
+        self.reporter = self.folder / "reporter.json"
         self.exit_status = self.folder / "exit-status.json"
         self.verdict = self.folder / "verdict.json"
 
     def status(self, rank: int) -> Path:
         """Return where the status page of a rank lies."""
         return self.folder / f"rank-{rank}.status"
+
+    def stacks(self, rank: int) -> Path:
+        """Return where faulthandler appends the stacks of a rank."""
+        return self.folder / f"rank-{rank}.stacks"
+
+    def stack_signal(self, rank: int) -> Path:
+        """Return where a rank tells how to make it write its stacks (a `StackSignal`)."""
+        return self.folder / f"rank-{rank}.signal.json"
+
+    def wanted(self, rank: int, what: Literal["stacks", "flight"]) -> Path:
+        """Exists while the monitor waits for a rank to write its stacks or its flight recorder."""
+        return self.folder / f"rank-{rank}.wanted-{what}"
+
+    def flight(self, rank: int) -> Path:
+        """Return where a rank writes its flight recorder, as torch's JSON or ``{"error": …}``."""
+        return self.folder / f"rank-{rank}.flight.json"
+
+    def second_flight(self, rank: int) -> Path:
+        """Return where it writes that of the other backends, if NCCL is not the only one used."""
+        return self.folder / f"rank-{rank}.flight-2.json"
 
     def ack(self, rank: int) -> Path:
         """Exists when the peers of a rank that raised have been dumped."""
@@ -154,6 +212,22 @@ def open_run_dir(root: Path | None, launch: Launch, *, overwrite: bool = False) 
         reason = error.strerror or str(error)
         raise UsageError(f"run directory {run_dir.root} cannot be written: {reason}") from None
     return run_dir
+
+
+def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:
+    """Return where the reporter listens, or None while that is not known on this node.
+
+    Raises:
+        DamagedFileError: the file says something else.
+
+    """
+    try:
+        text = run_dir.reporter.read_bytes()
+        return msgspec.json.decode(text, type=ReporterAddress)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise DamagedFileError(f"{run_dir.reporter}: {error}") from None
 
 
 @contextmanager

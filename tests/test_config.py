@@ -71,6 +71,7 @@ def test_every_key_can_be_set_with_either_spelling():
         fail{s}on = "never"
         hang{s}timeout = 5
         on{s}hang = "abort"
+        dump{s}transport = "tcp"
         strict = true
         strict{s}timeout = 2.5
     """
@@ -84,6 +85,7 @@ def test_every_key_can_be_set_with_either_spelling():
         fail_on="never",
         hang_timeout_s=5.0,
         on_hang="abort",
+        dump_transport="tcp",
         strict=True,
         strict_timeout_s=2.5,
     )
@@ -172,6 +174,7 @@ def test_flags_survive_the_way_through_another_command_line():
         ("--profile", "deepest"),
         ("--fail-on", "info"),
         ("--on-hang", "wait"),
+        ("--dump-transport", "pigeon"),
         ("--hang-timeout", "0"),
         ("--hang-timeout", "nan"),
         ("--hang-timeout", "soon"),

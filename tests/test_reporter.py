@@ -65,7 +65,7 @@ def reporter_of(folder, *, first=0, local=2, world=2, attempt=0, **config):
     run_dir = RunDir(folder, attempt)
     run_dir.folder.mkdir(exist_ok=True)
     launch_file = LaunchFile(launch=launch, command=("train.py",), config={}, cwd="/")
-    return RunReporter(run_dir, launch_file, Config(**config))
+    return RunReporter(run_dir, launch_file, Config(**config), RankSet(launch.local_ranks))
 
 
 def build(reporter, findings=(), states=None, **options):
@@ -137,11 +137,31 @@ def test_ranks_of_other_nodes_and_incomplete_ranks_are_not_passed_over(tmp_path)
     assert [info.rank for info in report.run.ranks] == [0, 1]
 
 
-def test_only_the_node_of_rank_0_writes_report_json(tmp_path):
-    reporter = reporter_of(tmp_path, first=2, world=4)
-    reporter.write(build(reporter))
-    assert list(tmp_path.rglob("report.json")) == []
-    assert (tmp_path / "attempt-0" / "report-of-ranks-2-3.json").exists()
+def test_why_ranks_of_other_nodes_could_not_be_observed_is_told(tmp_path):
+    reporter = reporter_of(tmp_path, world=4)
+    reporter.feed(CALL)
+    reporter.problem = "nobody can listen"
+    expected = "not observed: they run on other nodes, and nobody can listen"
+    assert build(reporter).not_checked == {"ranks 2-3": expected}
+
+
+@pytest.mark.parametrize(
+    ("finished", "lost", "outcome"),
+    [
+        ((0,), (1,), Outcome.FINISHED),
+        ((0,), (), Outcome.FAILED),
+        ((), (0, 1), Outcome.FAILED),
+        ((0, 1), (1,), Outcome.FINISHED),
+    ],
+)
+def test_a_rank_that_is_lost_does_not_make_a_finished_run_a_failed_one(
+    tmp_path, finished, lost, outcome
+):
+    reporter = reporter_of(tmp_path)
+    for rank in finished:
+        reporter.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
+    reporter.lost = RankSet(lost)
+    assert build(reporter, complete=True).run.outcome is outcome
 
 
 def test_the_report_says_which_torch_and_how_the_run_ended(tmp_path):

@@ -209,6 +209,7 @@ def _write_run(page: _Page, report: Report) -> None:
     page.write_label("time", f"{run.started} to {run.ended or '(not ended)'}")
     page.write_label("attempts", str(run.attempts) if run.attempts > 1 else "")
     page.write_label("active", ", ".join(run.active_modes))
+    page.write_label("dumps by", run.dump_transport)
     page.write_label("checked", ", ".join(report.checked) or "nothing")
     fates = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
     for (fate, last), ranks in islice(fates.items(), MOST_GROUPS):

@@ -50,11 +50,14 @@ class LocalFiles(EventSource):
         run_dir: RunDir,
         ranks: Iterable[int],
         watch: Watch,
+        canon: Canon,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Follow these ranks; `watch` is asked to follow the process of each."""
-        canon = Canon()
+        """Follow these ranks; `watch` is asked to follow the process of each.
+
+        `canon` is shared with the other sources of the same engine.
+        """
         self._ranks = {rank: _RankFiles(run_dir, rank, canon, watch) for rank in ranks}
         self._clock = clock
 

@@ -22,6 +22,7 @@ from distdiag.recorder import Recorder
 from distdiag.run_dir import RunDir
 from distdiag.status_page import DETACHED, EVENTS_STOPPED, FINISHED, RAISED, StatusPage
 from distdiag.transports.files import BATCH, LocalFiles
+from distdiag.wire import Canon
 
 SECOND = 1_000_000_000
 
@@ -48,7 +49,9 @@ class Node:
         self.run_dir.folder.mkdir(parents=True)
         self.now_ns = 1 << 62  # later than what the ranks write with the real clock
         self.processes = []
-        self.source = LocalFiles(self.run_dir, (0, 1), self.watch, clock=lambda: self.now_ns)
+        self.source = LocalFiles(
+            self.run_dir, (0, 1), self.watch, Canon(), clock=lambda: self.now_ns
+        )
 
     def watch(self, pid, start_ticks):
         assert start_ticks > 0
