@@ -12,6 +12,21 @@ __all__ = ["ZOO", "Expectation", "ZooEntry", "load_entries", "read_expectation"]
 ZOO = Path(__file__).resolve().parent
 
 Outcome = Literal["hang", "fail", "silent"]
+HangClass = Literal[
+    "deadlock",
+    "missing-rank",
+    "dead-rank",
+    "straggler",
+    "data-loader",
+    "file-system",
+    "gil",
+    "teardown",
+    "initialisation",
+    "checkpoint",
+    "compilation",
+    "store-wait",
+    "lock",
+]
 
 
 class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -20,7 +35,7 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     A finding counts when its code is of one of `families` and it names one of `ranks`, `lines`
     (of bug.py) or `subjects`. Where there is a `tie`, the records of two ranks alone do not tell
     who is wrong, so that a finding may also name the peers beside `ranks`, but not instead of them.
-    `codes` document the best answers; the score does not use them.
+    `codes` document the best answers, and `hang_class` the kind of hang; the score uses neither.
     """
 
     source: str
@@ -32,6 +47,7 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     lines: tuple[int, ...]
     subjects: tuple[str, ...] = ()
     tie: bool = False
+    hang_class: HangClass | None = None
 
 
 class ZooEntry(msgspec.Struct, frozen=True):
