@@ -118,7 +118,7 @@ class Monitor:
         self._see_last_stacks()
         is_early = self._others.is_early(self._local.pids, self._attendance)
         if not (self._reporter.aborted or is_early):
-            self._engine.tick(time.monotonic_ns())
+            self._engine.tick(time.monotonic_ns(), self._others.out_of_sight)
             self._see_stacks(self._engine.evidence_wanted, HANG_DUMP_S)
         self._attendance.settle(is_hung=self._engine.is_hung)
         self._announce()

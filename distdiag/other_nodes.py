@@ -48,6 +48,11 @@ class OtherNodes(EventSource):
         """The ranks that are not observed any more."""
         return self.source.lost if self.source is not None else RankSet()
 
+    @property
+    def out_of_sight(self) -> frozenset[int]:
+        """The ranks of which nobody knows what they do now."""
+        return frozenset(self.source.out_of_sight) if self.source is not None else frozenset()
+
     def is_early(self, here: Iterable[int], attendance: Attendance) -> bool:
         """Whether all that came have ended, `here` and elsewhere, and others may be on their way.
 

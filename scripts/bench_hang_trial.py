@@ -29,7 +29,7 @@ __all__ = ["Plan", "Trial"]
 WORKLOAD = Path(__file__).with_name("bench_hang_workload.py")
 TIMEOUT_S = 3.0
 WORKING_FACTOR = 6
-BOUND_S = 240.0
+BOUND_S = 150.0
 GRACE_S = 20.0
 MARK = "DISTDIAG_BENCH_MARK"
 

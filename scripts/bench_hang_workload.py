@@ -27,6 +27,7 @@ from torch.utils.file_baton import FileBaton
 
 NUM_STEPS, SAVE_EVERY, BATCH = 10, 3, 4
 FOR_EVER_S = 3600.0
+BUSY_S = 25.0
 SLOW_S = 6.0
 
 
@@ -179,7 +180,7 @@ FAULTS = {
     "file-lock": Fault("step", lock_file),
     "build-lock": Fault("step", wait_for_build),
     "store-key": Fault("step", wait_for_key),
-    "busy": Fault("step", lambda _: compute(FOR_EVER_S)),
+    "busy": Fault("step", lambda _: compute(BUSY_S)),
     "slow": Fault("step", lambda _: compute(SLOW_S)),
     "recv": Fault("step", receive),
     "guarded-barrier": Fault("evaluate", lambda _: dist.barrier()),

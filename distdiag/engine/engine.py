@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from distdiag.alignment import RankState, Trigger
+from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
 from distdiag.checks.crashed_check import CrashedCheck
 from distdiag.engine.collectives import CollectiveStreams
@@ -131,11 +131,14 @@ class Engine:
         # From here on the ranks' calls are paired wrongly: the rest would be consequences.
         stream.broken = len(ops) > 1 or unlike
 
-    def tick(self, now_ns: int) -> None:
-        """Let time pass: judge ranks that left, cycles and stalls."""
+    def tick(self, now_ns: int, unseen: Collection[int] = ()) -> None:
+        """Let time pass: judge ranks that left, cycles and stalls.
+
+        Nothing can be heard now of the ranks in `unseen`, so they do not count as standing still.
+        """
         self._now_ns = now_ns
         for tracker in self._trackers.values():
-            tracker.progress_ns = tracker.progress_ns or now_ns
+            tracker.look(now_ns, is_seen=tracker.rank not in unseen)
         if not self._stall.due(now_ns) or not (self._has_left or self._is_anyone_idle()):
             return
         waits, states = self._waits(), self.states()
@@ -146,14 +149,12 @@ class Engine:
 
     def _is_anyone_idle(self) -> bool:
         since_ns = self._now_ns - int(CYCLE_IDLE_S * 1e9)
-        return bool(self._stall.ranks) or any(
-            tracker.progress_ns <= since_ns for tracker in self._trackers.values()
-        )
+        progress = (tracker.progress_ns for tracker in self._trackers.values())
+        return bool(self._stall.ranks) or min(progress) <= since_ns
 
     def finish(self) -> None:
         """Judge what is incomplete at the end of the run."""
-        states = self.states()
-        waits = self._waits()
+        waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:
             if any(not states[rank].incomplete for rank in wait.awaited if rank in states):
@@ -178,7 +179,7 @@ class Engine:
         for wait in waits:
             if cannot_come(wait.alignment, states):
                 self._judge_missing(wait.alignment, Trigger.LEFT, states)
-        if any(state.raised or state.exited for state in states.values()):
+        if any(state.fate in (Fate.RAISED, Fate.DIED) for state in states.values()):
             self._show_ranks(states)
 
     def _judge_cycles(

@@ -47,6 +47,7 @@ class RankTracker:
         """Know nothing of the rank yet."""
         self.rank = rank
         self.fate = Fate.SILENT
+        self.is_unseen = False
         self.progress_ns = 0
         self.left_ns = 0
         self.left_hang = False
@@ -86,6 +87,12 @@ class RankTracker:
         return self._creates_group or (
             is_blocked and self.last_call_state in ("scheduled", "issued")
         )
+
+    def look(self, now_ns: int, *, is_seen: bool) -> None:
+        """Let time pass; a rank that cannot be seen now does not count as standing still."""
+        self.is_unseen = not is_seen
+        if self.is_unseen or not self.progress_ns:
+            self.progress_ns = now_ns
 
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
@@ -168,7 +175,7 @@ class RankTracker:
             num_backwards=beat.num_backwards if beat else 0,
             idle_s=idle_s,
             is_working=here and not waiting and idle_s > 0 and cpu_s >= BUSY_SHARE * idle_s,
-            gil_held=here and beat is not None and now_ns - beat.beat_ns > GIL_SILENCE_NS,
+            gil_held=here and not self.is_unseen and _is_silent(beat, now_ns),
             incomplete=self.incomplete,
             left_ns=self.left_ns,
             left_hang=self.left_hang,
@@ -212,6 +219,10 @@ class RankStates(Mapping[int, RankState]):
 
     def __len__(self) -> int:
         return len(self._trackers)
+
+
+def _is_silent(beat: Heartbeat | None, now_ns: int) -> bool:
+    return beat is not None and now_ns - beat.beat_ns > GIL_SILENCE_NS
 
 
 def _counters(beat: Heartbeat) -> tuple[object, ...]:

@@ -217,6 +217,20 @@ def test_groups_built_in_another_order_are_reported():
     assert job.alarms[0].ranks == RankSet({3})
 
 
+def test_a_rank_out_of_sight_does_not_stand_still():
+    job = Job(2, hang_timeout_s=5.0)
+    job.call(0, waited=False)
+    for _ in range(100):
+        job.now_ns += 1_000_000_000
+        job.engine.tick(job.now_ns, {1})
+    assert job.engine.findings == ()
+    assert not job.engine.states()[1].gil_held
+    for _ in range(20):
+        job.now_ns += 1_000_000_000
+        job.engine.tick(job.now_ns)
+    assert [list(finding.ranks) for finding in job.engine.findings] == [[1]]
+
+
 def test_ranks_of_nodes_that_nobody_observes_are_not_missed():
     job = Job(num_ranks=2)
     for rank in range(2):
@@ -401,3 +415,12 @@ def test_a_group_that_one_rank_creates_alone_is_the_fault_and_not_the_call_of_th
     job.call(0, line=10, waited=False)
     job.passes(10)
     assert job.codes == ["COL008"]
+
+
+def test_a_rank_may_go_on_alone_after_the_others_have_ended():
+    job = Job(hang_timeout_s=30.0)
+    job.everyone(line=9)
+    job.finishes(1)
+    job.dies(1)
+    job.passes(20)
+    assert job.codes == []

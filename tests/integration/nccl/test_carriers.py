@@ -77,7 +77,9 @@ def run_two_nodes(folder: Path, *args: str, options: tuple[str, ...] = ()) -> tu
     port, processes = free_port(), []
     for rank in (0, 1):
         environment = os.environ | {
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": os.pathsep.join(
+                [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             "RANK": str(rank),
             "LOCAL_RANK": "0",
             "WORLD_SIZE": "2",
