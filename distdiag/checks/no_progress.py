@@ -9,7 +9,7 @@ from distdiag.checks.base import Check
 from distdiag.event import Collective, Heartbeat
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.ranks import RankSet
-from distdiag.reasoning.activities import common_activity
+from distdiag.reasoning.activities import common_activity, is_busy
 from distdiag.reasoning.descriptions import (
     blocking_call,
     each_whereabouts,
@@ -62,7 +62,7 @@ class NoProgress(Check):
         if all(blocking_call(states[rank]) is not None for rank in odd):
             return  # all are in one collective: said by the check of those
         running = [state for state in states.values() if state.fate is Fate.RUNNING]
-        is_late = all(states[rank].is_working and not states[rank].gil_held for rank in odd)
+        is_late = all(is_busy(states[rank]) for rank in odd)
         yield self.finding(
             f"nothing has moved for {min(s.idle_s for s in running):.0f} s: "
             f"{each_whereabouts([states[rank] for rank in odd])}",

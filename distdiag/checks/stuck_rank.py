@@ -10,7 +10,7 @@ from distdiag.checks.base import Check
 from distdiag.event import Collective, GroupCreated, Heartbeat
 from distdiag.finding import Evidence, Finding, Grade, Location
 from distdiag.ranks import RankSet
-from distdiag.reasoning.activities import Activity, common_activity, doing_of
+from distdiag.reasoning.activities import Activity, common_activity, doing_of, is_busy
 from distdiag.reasoning.culprits import all_work, blame_missing, is_reliable, missing_evidence
 from distdiag.reasoning.descriptions import (
     at,
@@ -122,7 +122,7 @@ def _agree(words: str, ranks: RankSet) -> str:
 
 
 def _all_work(states: Mapping[int, RankState], ranks: RankSet) -> bool:
-    return all(states[rank].is_working and not states[rank].gil_held for rank in ranks)
+    return all(is_busy(states[rank]) for rank in ranks)
 
 
 def _everyone(states: Mapping[int, RankState]) -> tuple[Evidence, ...]:

@@ -95,8 +95,8 @@ _PURPOSES: Final = (
     _Rule(Activity.TEARDOWN, "concurrent/futures/thread.py", ("_python_exit",)),
 )
 
-# How it waits, whatever for: the innermost frame that is known decides.
-_MEANS: Final = (
+# Whom it waits for, else how: the innermost frame that is known decides.
+_PARTNERS: Final = (
     _Rule(Activity.DEBUGGER, "/pdb.py"),
     _Rule(Activity.DEBUGGER, "/bdb.py"),
     _Rule(Activity.DEBUGGER, "IPython/terminal/debugger.py"),
@@ -110,6 +110,8 @@ _MEANS: Final = (
     _Rule(Activity.NETWORK, "/ssl.py"),
     _Rule(Activity.NETWORK, "/socket.py"),
     _Rule(Activity.NETWORK, "http/client.py"),
+)
+_LOCKS: Final = (
     _Rule(Activity.LOCK, "/threading.py"),
     _Rule(Activity.LOCK, "/queue.py"),
     _Rule(Activity.LOCK, "multiprocessing/queues.py"),
@@ -175,12 +177,21 @@ def _purpose(state: RankState) -> Doing | None:
 def doing_by_stack(state: RankState) -> Doing | None:
     """Return what the stack alone tells, whatever else is known of the rank."""
     stack = main_stack(state.stacks)
-    return _match(_PURPOSES, reversed(stack)) or _match(_MEANS, stack)
+    purpose = _match(_PURPOSES, reversed(stack))
+    return purpose or _match(_PARTNERS, stack) or _match(_LOCKS, stack)
 
 
-def runs(state: RankState) -> bool:
-    """Say whether the kernel saw the rank's main thread on a processor, or ready for one."""
-    return _kernel(state, "state") == "R"
+def is_busy(state: RankState) -> bool:
+    """Say whether a rank uses the processor, or is ready to and has to wait for its turn.
+
+    Who spins while it holds the GIL is stuck all the same. Who waits for processes that it started
+    is as busy as they are: its own threads only look after them.
+    """
+    doing = doing_by_stack(state)
+    if doing is not None and doing.activity is Activity.CHILD_PROCESS and _has_children(state):
+        return any(": running" in child for child in _children(state))
+    is_ready = _kernel(state, "state") == "R"
+    return (state.is_working or is_ready) and not state.gil_held
 
 
 def common_activity(states: Iterable[RankState]) -> Activity | None:
@@ -238,6 +249,17 @@ def _by_kernel(state: RankState) -> Doing | None:
 def _by_phase(state: RankState) -> Doing | None:
     activity = _BY_PHASE.get(state.phase) if not main_stack(state.stacks) else None
     return Doing(activity, f"in phase {state.phase}") if activity is not None else None
+
+
+def _has_children(state: RankState) -> bool:
+    return _kernel(state, "num_children") not in ("", "0")
+
+
+def _children(state: RankState) -> list[str]:
+    """Return what the kernel says of each child, as far as it was asked."""
+    seen = state.observed.get(KERNEL)
+    values = seen.values.items() if seen is not None else ()
+    return [str(value) for name, value in values if name.startswith("child ")]
 
 
 def _kernel(state: RankState, name: str) -> str:

@@ -11,6 +11,7 @@ from distdiag.alignment import Alignment, Fate, Trigger
 from distdiag.event import Collective
 from distdiag.finding import Evidence, Grade, Location
 from distdiag.ranks import RankSet
+from distdiag.reasoning.activities import is_busy
 from distdiag.reasoning.descriptions import (
     blocking_call,
     call_location,
@@ -113,9 +114,9 @@ def grade_of(alignment: Alignment[Any], verdict: Verdict) -> Grade:
 
 
 def all_work(alignment: Alignment[Any], ranks: RankSet) -> bool:
-    """Say whether the ranks use the processor and so are late rather than stuck."""
+    """Say whether the ranks use the processor, or would, and so are late rather than stuck."""
     states = [state_of(alignment, rank) for rank in ranks]
-    return all(state.is_working and state.fate is Fate.RUNNING for state in states)
+    return all(state.fate is Fate.RUNNING and is_busy(state) for state in states)
 
 
 def location_in(alignment: Alignment[Any], ranks: RankSet) -> Location | None:

@@ -8,7 +8,7 @@ from typing import Any
 from distdiag.alignment import Alignment, Fate, RankState, Trigger
 from distdiag.event import Collective
 from distdiag.ranks import RankSet
-from distdiag.reasoning.activities import Activity, common_activity, runs
+from distdiag.reasoning.activities import Activity, common_activity, is_busy
 from distdiag.reasoning.culprits import all_work, blame_missing
 from distdiag.reasoning.descriptions import blocking_call
 from distdiag.reasoning.explanations import explain, state_of
@@ -53,19 +53,21 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
     waiting = RankSet(s.rank for s in running if blocking_call(s) is not None)
     silent = RankSet(s.rank for s in states.values() if s.fate is Fate.SILENT)
     free = RankSet(s.rank for s in running if s.rank not in waiting)
-    asleep = RankSet(rank for rank in free if not (states[rank].is_working or runs(states[rank])))
+    asleep = RankSet(rank for rank in free if not is_busy(states[rank]))
     return silent or asleep or free or waiting
 
 
 def _waits_for_one(state: RankState, states: Mapping[int, RankState]) -> bool:
-    """Say whether a rank waits for one that has not come, which other checks tell."""
-    call = blocking_call(state)
-    if call is None:
-        return False
-    if call.collective_seq_id < 0:
-        return True
-    peers = [states[rank] for rank in call.group.ranks if rank in states]
-    return any(not _has_reached(peer, call) for peer in peers)
+    """Say whether a rank waits for one that has not come, which other checks tell.
+
+    Also in a call that does not block the host, such as one of DDP's reducer: the host then waits
+    for it somewhere else.
+    """
+    return any(
+        call.collective_seq_id < 0
+        or any(not _has_reached(states[peer], call) for peer in call.group.ranks if peer in states)
+        for call in state.waiting
+    )
 
 
 def _has_reached(state: RankState, call: Collective) -> bool:

@@ -2,7 +2,7 @@ from distdiag.alignment import Phase, Trigger
 from distdiag.checks.straggler import Straggler
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
-from tests.checks.streams import Job, missing
+from tests.checks.streams import Job, kernel, missing
 from tests.checks.verdicts import all_findings
 
 
@@ -21,3 +21,19 @@ def test_a_rank_that_does_not_compute_is_no_straggler():
     job.call(0)
     job.set(1, phase=Phase.FORWARD, idle_s=40.0)
     assert not missing(job, Straggler, Trigger.STALLED)
+
+
+def test_who_waits_for_a_straggler_outside_of_a_call_is_not_accused():
+    job = Job()
+    job.call(0, is_async=True)  # as DDP's reducer does
+    job.set(0, idle_s=40.0, observed=kernel(0, "futex"))
+    job.set(1, idle_s=40.0, is_working=True)
+    alignment = job.alignment(trigger=Trigger.STALLED)
+    assert [f.code for f in all_findings(alignment)] == ["HNG015"]
+
+
+def test_a_rank_that_waits_for_its_turn_on_a_processor_is_a_straggler():
+    job = Job()
+    job.call(0)
+    job.set(1, idle_s=40.0, observed=kernel(1, state="R"))
+    assert [f.code for f in all_findings(job.alignment(trigger=Trigger.STALLED))] == ["HNG015"]

@@ -32,6 +32,12 @@ def stay_away():
         time.sleep(0.1)
 
 
+def compute_for_long():
+    end = time.monotonic() + 18
+    while time.monotonic() < end:
+        sum(range(10_000))
+
+
 def raise_error():
     raise ValueError("a batch without samples")
 

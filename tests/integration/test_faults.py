@@ -150,3 +150,14 @@ def test_a_disk_that_runs_full_harms_neither_the_training_nor_the_report(tmp_pat
     assert report["run"]["outcome"] == "finished"
     assert loud(report) == {}, outcome.describe()
     assert all("all_reduce #" in info["last"] for info in report["run"]["ranks"])
+
+
+def test_a_rank_that_computes_for_long_is_named_and_nobody_is_accused(tmp_path):
+    options = ("--hang-timeout", "2", "--on-hang", "abort")
+    outcome, report = run_faulty(tmp_path / "run", "compute_for_long", "1", options=options)
+    assert outcome.exit_status == 0, outcome.describe()
+    assert loud(report) == {}, outcome.describe()
+    notes = [f for f in report["findings"] if f["code"] == "HNG015"]
+    assert [f["ranks"] for f in notes] == [[1]], outcome.describe()
+    start = line_of("compute_for_long")
+    assert start <= notes[0]["location"]["line"] <= start + 2, outcome.describe()

@@ -38,7 +38,6 @@ IDS = [
     "torchcomms-294-store-key",
     "torchrec-4149-group-order",
     "torchtitan-1618-validation",
-    "transformers-28629-long-document",
     "transformers-29980-prompt-tuning-save",
     "transformers-30228-generate",
     "trl-2890-varlen-gather",
