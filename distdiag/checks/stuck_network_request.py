@@ -1,4 +1,4 @@
-"""HNG014: a rank waits for a server outside of the job while the others wait for it."""
+"""HNG014: a rank waits for a network connection while the others wait for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distdiag.reasoning.activities import Activity
 
 
 class StuckNetworkRequest(StuckRank):
-    """A rank waits for a server outside of the job while the others wait for it.
+    """A rank waits for a network connection while the others wait for it.
 
     ## What it detects
     The ranks that the job waits for are blocked on a socket (a download, a tracker, a key-value
