@@ -17,6 +17,7 @@ from distdiag.dumps.stderr_tail import StderrTail
 from distdiag.event import Observed, Stacks
 from distdiag.run_dir import RunDir
 
+SECOND_SOURCE_S: Final = 3.0
 OUTSIDE_S: Final = 3.0
 RAS_S: Final = 5.0
 NATIVE_S: Final = 60.0
@@ -52,7 +53,8 @@ class Witnesses:
             each.rank: each for each in dump_ranks(self._stack_source, pids, timeout_s=timeout_s)
         }
         unseen = {rank: pids[rank] for rank, each in seen.items() if each.error}
-        for each in dump_ranks(self._second_source, unseen, timeout_s=timeout_s):
+        left_s = min(timeout_s, SECOND_SOURCE_S)
+        for each in dump_ranks(self._second_source, unseen, timeout_s=left_s):
             error = (
                 f"{self._stack_source.name}: {seen[each.rank].error}; {each.source}: {each.error}"
             )
