@@ -10,6 +10,7 @@ from typing import Any
 from distdiag.alignment import Alignment, Fate, RankState, Trigger
 from distdiag.event import CallSite, Collective, Frame
 from distdiag.ranks import RankSet
+from distdiag.reasoning.activities import doing_of
 from distdiag.reasoning.descriptions import blocking_call, frames_of
 from distdiag.reasoning.invariants import Aspect, clean_module, contradiction
 from distdiag.reasoning.source import Guard, are_exclusive, is_readable, loop_lines, rank_guards
@@ -242,6 +243,8 @@ def _has_left_loop(
     is_blocked = blocking_call(state) is not None
     if not frames or (not is_blocked and _is_on_its_way(frames, stay)):
         return False
+    if now.trigger is Trigger.STALLED and doing_of(state) is not None:
+        return False  # it is busy with something else, whichever pass of the loop it is in
     return _is_outside(frames, stay, default=is_blocked)
 
 

@@ -1,6 +1,6 @@
 from distdiag.alignment import Phase, Trigger
 from distdiag.ranks import RankSet
-from tests.checks.streams import library
+from tests.checks.streams import Job, Program, library, stacks
 from tests.checks.stuck_verdicts import assert_alone_and_right, assert_left_to, stuck_job
 from tests.checks.verdicts import serious
 
@@ -20,3 +20,23 @@ def test_the_phase_tells_where_there_is_no_stack(tmp_path):
 def test_loading_a_sample_in_the_data_loader_is_no_checkpoint(tmp_path):
     inner = library("torch/serialization.py", "load"), library("torch/utils/data/a.py", "fetch")
     assert_left_to(stuck_job(tmp_path, *inner), "HNG004")
+
+
+def test_a_rank_that_saves_after_an_inner_loop_has_not_left_it_early(tmp_path):
+    p = Program(
+        tmp_path,
+        """
+        def main():
+            for epoch in range(2):
+                for batch in loader:
+                    loss.backward()
+                save(model)
+        """,
+    )
+    job = Job()
+    job.every(p.site("backward"))
+    job.call(0, p.site("backward"))
+    inner = library("torch/serialization.py", "save")
+    job.set(1, idle_s=31.0, stacks=stacks(1, inner, p.frame("save(model)")))
+    (finding,) = serious(job.alignment(trigger=Trigger.STALLED))
+    assert (finding.code, finding.ranks, finding.location.line) == ("HNG007", RankSet([1]), 5)
