@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import psutil
 
-from distdiag.event_file import EventReader
+from distdiag.event_reader import EventReader
 from distdiag.finding import Report
 from distdiag.run_dir import RunDir
 from distdiag.wire import Canon, EventDecoder, decode_report

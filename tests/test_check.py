@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from distdiag.event import Event, Finished, ProbeDisabled, Raised, RankStarted
-from distdiag.event_file import EventReader
+from distdiag.event_reader import EventReader
 from distdiag.run_dir import Verdict
 from distdiag.wire import Canon, EventDecoder
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from distdiag import event_file
 from distdiag.errors import DamagedFileError
-from distdiag.event_file import ISSUED, WAITED, EventReader, EventWriter, segment_path
+from distdiag.event_file import ISSUED, WAITED, EventWriter, segment_path
+from distdiag.event_reader import EventReader
 from distdiag.wire import encode
 
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from distdiag.event import Exited, Stacks
-from distdiag.event_file import EventReader
+from distdiag.event_reader import EventReader
 from distdiag.finding import Outcome
 from distdiag.other_nodes import listen_for_others
 from distdiag.run_dir import Launch, RunDir

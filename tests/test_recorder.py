@@ -17,7 +17,8 @@ from distdiag.event import (
     Signature,
     StepEnd,
 )
-from distdiag.event_file import EventReader, EventWriter
+from distdiag.event_file import EventWriter
+from distdiag.event_reader import EventReader
 from distdiag.recorder import Recorder
 from distdiag.status_page import StatusPage, read_status
 from distdiag.wire import Canon, EventDecoder

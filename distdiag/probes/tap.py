@@ -109,10 +109,7 @@ class Tap(Probe):
             reduce_op_of(method, args, options) if method.reduces else None,
         )
         site = find_site(self.recorder, context, frame)
-        if method.is_message:
-            is_async = site.api in ASYNC_MESSAGES
-        else:
-            is_async = method.is_async if options is None else bool(options.asyncOp)
+        is_async = _is_async(method, options, site)
         call = self._write(
             context,
             group,
@@ -225,6 +222,12 @@ class Tap(Probe):
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_async(method: Method, options: Any, site: Site) -> bool:  # noqa: ANN401
+    if method.is_message:
+        return site.api in ASYNC_MESSAGES
+    return method.is_async if options is None else bool(options.asyncOp)
 
 
 def _only_has_shape(tensor: Any) -> bool:  # noqa: ANN401

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from distdiag.errors import DamagedFileError
 from distdiag.event import AnyEvent, Exited, Finished, Heartbeat, Phase, ProbeDisabled, Raised
-from distdiag.event_file import EventReader
+from distdiag.event_reader import EventReader
 from distdiag.run_dir import RunDir
 from distdiag.status_page import Status, read_status
 from distdiag.transports.base import EventSource

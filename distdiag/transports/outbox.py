@@ -9,7 +9,7 @@ from typing import Final
 
 from distdiag.errors import DamagedFileError
 from distdiag.event import AnyEvent, Heartbeat, ProbeDisabled, Stacks
-from distdiag.event_file import EventReader
+from distdiag.event_reader import EventReader
 from distdiag.run_dir import RunDir
 from distdiag.transports.frames import Batch, to_bytes
 from distdiag.wire import MAX_RECORD, encode

@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distdiag.config import Config
 from distdiag.event import Collective, CollectiveState, Event
-from distdiag.event_file import EventReader
+from distdiag.event_reader import EventReader
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS
 from distdiag.probes.exceptions import ExceptionWatch

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from distdiag.event import Stacks
-from distdiag.event_file import EventReader
+from distdiag.event_reader import EventReader
 from distdiag.monitor import REWRITE_EVERY_S
 from distdiag.transports.journal import read_journal
 from distdiag.wire import Canon
