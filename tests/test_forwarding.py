@@ -69,8 +69,9 @@ def test_the_stacks_of_a_hang_come_from_both_nodes(tmp_path):
     assert "rank3.py" in msgspec.json.encode(finding, enc_hook=list).decode()
     for number, node in enumerate(cluster.nodes):
         seen = [e for e in read_journal(node.run_dir.journal, Canon()) if isinstance(e, Stacks)]
-        assert {event.rank for event in seen} == {2 * number, 2 * number + 1}
-        assert not any(event.error for event in seen)
+        # When the ranks are killed at the end, they are looked at once more, perhaps in vain.
+        well = {event.rank for event in seen if not event.error}
+        assert well == {2 * number, 2 * number + 1}
 
 
 @pytest.mark.parametrize(
