@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from distdiag.config import Config
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import Finished, Phase, ProbeDisabled, RankStarted
 from distdiag.meeting_point import MeetingPoint, is_needed
 from distdiag.monitor_process import MonitorProcess
@@ -231,7 +231,7 @@ class RankAgent:
             lives = self._monitor.is_alive
             try:
                 return msgspec.json.decode(self.run_dir.verdict.read_bytes(), type=Verdict)
-            except (OSError, msgspec.MsgspecError):
+            except (OSError, *UNDECODABLE):
                 if not lives:
                     return None
             if self._has_living_peers():

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
-from distdiag.errors import DamagedFileError, UsageError
+from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.selection import EVERYTHING, Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +95,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """
         try:
             return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, value: kind(value))
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise DamagedFileError(f"not a distdiag configuration: {error}") from None
 
 

@@ -8,6 +8,14 @@ DistdiagError
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be: text that is no UTF-8 and deep
+nesting are no `MsgspecError`."""
+
 
 class DistdiagError(Exception):
     """Anything that distdiag raises on purpose."""

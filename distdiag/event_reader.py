@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event_file import (
     HEADER,
     ISSUED,
@@ -103,7 +103,7 @@ class EventReader:
         return bool(self._found)
 
     def _follow(self, memory: mmap.mmap, payload: bytes) -> None:
-        with suppress(msgspec.MsgspecError):  # who decodes the record will say so
+        with suppress(*UNDECODABLE):  # who decodes the record will say so
             record = _decode_call(payload)
             # That an asynchronous call was waited for is a record of its own.
             last = ISSUED if record.is_async else WAITED

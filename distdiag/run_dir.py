@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from distdiag.errors import DamagedFileError, UsageError
+from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 
 RUNS_FOLDER = "distdiag-runs"
 
@@ -226,7 +226,7 @@ def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:
         return msgspec.json.decode(text, type=ReporterAddress)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise DamagedFileError(f"{run_dir.reporter}: {error}") from None
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import Frame
 from distdiag.ranks import RankSet
 from distdiag.stack_tree import Stack, StackTree
@@ -66,7 +66,7 @@ class TreeDecoder:
                 for name, stacks in wire.threads.items()
             }
             unread = {reason: _ranks(spans, room) for reason, spans in wire.unread.items()}
-        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        except (*UNDECODABLE, ValueError) as error:
             raise DamagedFileError(f"a tree of stacks is damaged: {error}") from None
         return StackTree(threads, unread)
 

@@ -18,7 +18,7 @@ import msgspec
 from distdiag.checks import load_checks
 from distdiag.config import Config, load_config, to_arguments
 from distdiag.dumps.proc import wait_for_pid_file
-from distdiag.errors import DamagedFileError, UsageError
+from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.finding import Outcome, Report, Severity
 from distdiag.reports import read_report, reporter_names
 from distdiag.run_dir import RUNS_FOLDER, RunDir
@@ -125,7 +125,7 @@ def _exit_statuses(path: Path) -> list[int]:
     """Return what the scripts of all ranks ended with, in the order in which they ended."""
     try:
         return list(msgspec.json.decode(path.read_bytes(), type=dict[str, int]).values())
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return []
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import (
     AnyEvent,
     CallSite,
@@ -174,7 +174,7 @@ class EventDecoder:
         """
         try:
             record = _decode_record(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise DamagedFileError(f"a record of rank {self._rank} is damaged: {error}") from None
         match record:
             case CallRecord():
@@ -266,7 +266,7 @@ def decode_report(text: bytes) -> Report:
     """
     try:
         return msgspec.json.decode(text, type=Report, dec_hook=_decode_rank_set)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise DamagedFileError(f"not a distdiag report: {error}") from None
 
 

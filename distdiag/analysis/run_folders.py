@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from distdiag.dumps.proc import Process
-from distdiag.errors import DamagedFileError, UsageError
+from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.event import AnyEvent, Exited, Finished, Heartbeat, Raised, RankStarted
 from distdiag.run_dir import LaunchFile, RunDir
 from distdiag.status_page import read_status
@@ -41,7 +41,7 @@ class RunFolder:
         """What was launched, if that can still be read."""
         try:
             return msgspec.json.decode(self.run_dir.launch.read_bytes(), type=LaunchFile)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNDECODABLE):
             return None
 
     def events(self, canon: Canon) -> Iterator[AnyEvent]:

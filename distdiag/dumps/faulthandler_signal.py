@@ -18,6 +18,7 @@ import msgspec
 from distdiag.dumps.base import StackSource
 from distdiag.dumps.proc import signal_mask
 from distdiag.dumps.rank_request import is_answered
+from distdiag.errors import UNDECODABLE
 from distdiag.event import Frame, Stacks, ThreadStack
 from distdiag.run_dir import RunDir, StackSignal
 from distdiag.user_code import is_user_file
@@ -67,7 +68,7 @@ class FaulthandlerSignal(StackSource):
             )
         except FileNotFoundError:
             raise _NoStacksError("the rank has prepared no signal for its stacks") from None
-        except msgspec.MsgspecError as problem:
+        except UNDECODABLE as problem:
             path = self._run_dir.stack_signal(rank)
             raise _NoStacksError(f"{path} is damaged: {problem}") from None
         if told.pid != pid:

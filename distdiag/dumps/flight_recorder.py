@@ -16,7 +16,7 @@ import msgspec
 from distdiag.dumps.reading import Dump, DumpReader, RankDump
 from distdiag.dumps.recordings import RecordingBuilder, RecordingDump
 from distdiag.dumps.safe_pickle import UnsafePickleError, load_plain
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 
 MOST_ENTRIES: Final = 500_000
 
@@ -56,13 +56,7 @@ class _ForeignError(Exception):
     """The content is not what the flight recorder writes."""
 
 
-_UNREADABLE: Final = (
-    _ForeignError,
-    UnsafePickleError,
-    msgspec.MsgspecError,
-    RecursionError,
-    UnicodeDecodeError,
-)
+_UNREADABLE: Final = (_ForeignError, UnsafePickleError, *UNDECODABLE)
 
 
 def _recording(dump: Dump) -> RecordingDump:

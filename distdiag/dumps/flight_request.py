@@ -13,6 +13,7 @@ import msgspec
 
 from distdiag.dumps.base import RankWitness
 from distdiag.dumps.rank_request import is_answered
+from distdiag.errors import UNDECODABLE
 from distdiag.event import Observed, Value
 from distdiag.run_dir import RunDir
 
@@ -81,7 +82,7 @@ class FlightRequest(RankWitness):
             return self.observed(rank, error=f"{path} has {size} bytes")
         try:
             answer = _decode(path.read_bytes())
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNDECODABLE as error:
             return self.observed(rank, error=f"{path} is damaged: {error}")
         if answer.error:
             return self.observed(rank, error=answer.error)

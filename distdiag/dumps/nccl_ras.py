@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import msgspec
 import psutil
 
 from distdiag.dumps.base import Witness
@@ -24,6 +23,7 @@ from distdiag.dumps.nccl_ras_json import parse_json
 from distdiag.dumps.nccl_ras_status import Member, RasStatus, describe
 from distdiag.dumps.nccl_ras_text import parse_text
 from distdiag.dumps.proc import proc_text
+from distdiag.errors import UNDECODABLE
 from distdiag.event import Observed, Value
 
 DEFAULT_ADDRESS: Final = "localhost:28028"
@@ -58,7 +58,7 @@ class NcclRas(Witness):
             return self.failed(pids, f"nobody listens at {address}: {reason}")
         except TimeoutError:
             return self.failed(pids, f"NCCL at {address} gave no answer within {timeout_s:.3g} s")
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, *UNDECODABLE) as error:
             return self.failed(pids, f"NCCL at {address}: {error}")
         if status.pids and status.pids.isdisjoint(pids.values()):
             return self.failed(pids, f"the processes that answer at {address} are of another job")

@@ -20,6 +20,7 @@ import msgspec
 
 from distdiag.dumps.base import StackSource
 from distdiag.dumps.proc import read_process, signal_mask
+from distdiag.errors import UNDECODABLE
 from distdiag.event import Frame, Stacks, ThreadStack
 from distdiag.user_code import is_user_file
 
@@ -79,7 +80,7 @@ class PySpy(StackSource):
             except subprocess.TimeoutExpired:
                 error = f"py-spy gave no answer within {timeout_s:.3g} s"
                 break
-            except (OSError, msgspec.MsgspecError, _SpyError) as problem:
+            except (OSError, _SpyError, *UNDECODABLE) as problem:
                 error = str(problem)
                 if isinstance(problem, _LastingError):
                     break

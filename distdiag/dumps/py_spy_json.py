@@ -10,7 +10,7 @@ import msgspec
 
 from distdiag.dumps.reading import Dump, DumpReader, RankDump
 from distdiag.dumps.stack_text import MOST_FRAMES, python_frame, stacks_event
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import Frame, ThreadStack
 
 _HEAD: Final = 4096
@@ -49,7 +49,7 @@ class PySpyJson(DumpReader):
         """Yield the stacks of each process."""
         try:
             threads = _decode(dump.data)
-        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        except (*UNDECODABLE, ValueError) as error:
             raise DamagedFileError(f"{dump.path}: not a py-spy dump: {error}") from None
         by_pid: dict[int | None, list[ThreadStack]] = {}
         for thread in threads:

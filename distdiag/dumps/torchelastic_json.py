@@ -9,7 +9,7 @@ import msgspec
 
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.traceback_blocks import MOST_CHARACTERS, chains
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import Raised
 
 _HEAD: Final = 4096
@@ -46,7 +46,7 @@ class TorchelasticJson(DumpReader):
         """Yield the exception; the file does not say whose it is."""
         try:
             message = _decode(dump.data).message
-        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        except (*UNDECODABLE, ValueError) as error:
             raise DamagedFileError(f"{dump.path}: not a torchelastic error file: {error}") from None
         callstack = message.extra.py_callstack
         found = list(chains(iter(callstack.splitlines()), is_pure=True))

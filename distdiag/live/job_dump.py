@@ -12,7 +12,7 @@ import msgspec
 
 from distdiag.dumps.base import dump_ranks
 from distdiag.dumps.py_spy import PySpy
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import Stacks, ThreadStack
 from distdiag.live.ranks import LARGEST_WORLD, LiveRank
 from distdiag.ranks import RankSet
@@ -77,7 +77,7 @@ def read_node_dump(output: bytes) -> NodeDump:
         raise DamagedFileError("the answer holds no dump")
     try:
         dump = msgspec.json.decode(line, type=NodeDump)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+    except (*UNDECODABLE, ValueError) as error:
         raise DamagedFileError(f"the dump is damaged: {error}") from None
     if dump.distdiag_dump != VERSION:
         raise DamagedFileError(f"the dump has version {dump.distdiag_dump}, not {VERSION}")

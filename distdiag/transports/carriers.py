@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from distdiag.errors import DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import AnyEvent
 from distdiag.run_dir import write_atomically
 from distdiag.transports.frames import Carriage
@@ -189,7 +189,7 @@ class Carriers:
                 data = arrived_path(self.folder, number).read_bytes()
                 parcel = msgspec.msgpack.decode(data, type=dict[int, bytes])
                 arrived |= {rank: parcel[rank] for rank in parcel if rank in group}
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNDECODABLE) as error:
             raise CarriageError(f"what arrived cannot be read: {error}") from None
         return arrived
 
@@ -223,7 +223,7 @@ def unpack(rank: int, payload: bytes, canon: Canon) -> Iterator[AnyEvent]:
     decoder = EventDecoder(rank, canon)
     try:
         records = msgspec.msgpack.decode(payload, type=list[bytes])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise DamagedFileError(f"what was carried for rank {rank} is damaged: {error}") from None
     for record in records:
         event = decoder.decode(record)

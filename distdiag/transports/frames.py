@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from distdiag.errors import UNDECODABLE
+
 MAX_FRAME: Final = 4 << 20
 """No frame is longer than this, in bytes; a longer one means that the peer is not ours."""
 MAX_HELLO: Final = 64 << 10
@@ -147,6 +149,6 @@ class FrameReader:
 def _frame(payload: bytes) -> AnyFrame:
     try:
         frame: AnyFrame = _decode(payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise LinkError(f"not a frame: {error}") from None
     return frame
