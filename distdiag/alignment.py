@@ -12,6 +12,9 @@ from distdiag.event import (
     Collective,
     Event,
     Exited,
+    FileAccess,
+    FileClosed,
+    GroupCreated,
     Observed,
     Phase,
     Raised,
@@ -23,7 +26,7 @@ from distdiag.ranks import RankSet
 
 E = TypeVar("E", bound=Event)
 
-Kind = Literal["collective", "message", "group"]
+Kind = Literal["collective", "message", "group", "test"]
 
 
 class Fate(StrEnum):
@@ -92,8 +95,9 @@ class Alignment(Generic[E]):
     """The same moment of training as each rank saw it.
 
     `kind` is ``collective`` (key: group label, collective_seq_id), ``message`` (a send and the
-    receive that should match it, key: group label, source, destination, tag, index) or ``group``
-    (a call that creates process groups, key: its ordinal). `trigger` is None when all expected
+    receive that should match it, key: group label, source, destination, tag, index), ``group``
+    (a call that creates process groups, key: its ordinal) or ``test`` (a path whose existence all
+    ranks tested at one place of the program, key: path, index). `trigger` is None when all expected
     ranks are here. `parted` is the earlier point of the same group from which on the ranks' call
     sites have differed without meeting again, if there is one: the probable origin.
     """
@@ -125,3 +129,54 @@ class Alignment(Generic[E]):
     def any_event(self) -> E:
         """The event of the lowest rank that has one."""
         return self.by_rank[min(self.by_rank)]
+
+
+class Conflict(StrEnum):
+    """What can go wrong between two accesses that nothing orders."""
+
+    READ_OF_WRITE = "read-of-write"  # a file is read while another rank writes it
+    TWO_WRITES = "two-writes"  # two ranks write, or replace, one file
+    USE_OF_REMOVED = "use-of-removed"  # removed or renamed away while another rank uses it
+    LIST_OF_CHANGED = "list-of-changed"  # a folder is listed while another rank changes it
+
+
+SyncPoint = Collective | GroupCreated
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One access of a rank, and what this rank had waited for before it.
+
+    `closed` is its end, None while it is open. `last_sync` is the last call before it in which the
+    rank waited for others. `unwaited` are asynchronous collectives that it had issued before and
+    whose end it has not observed.
+    """
+
+    event: FileAccess
+    closed: FileClosed | None = None
+    last_sync: SyncPoint | None = None
+    unwaited: tuple[Collective, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Accesses to the same files, from the same places of the program, that nothing orders.
+
+    `changes` are those of the ranks that write, rename or remove, `uses` those of the ranks that
+    need it otherwise, one of each rank; of two writes both hold all writers. `paths` are all files
+    concerned, in the order in which they were met. `common_sync` is the last point before that a
+    changing and a using rank have in common. `has_struck`: by the clock a use lies within a change.
+    """
+
+    conflict: Conflict
+    changes: Mapping[int, Access]
+    uses: Mapping[int, Access]
+    paths: tuple[str, ...]
+    common_sync: SyncPoint | None = None
+    has_struck: bool = False
+    states: Mapping[int, RankState] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> RankSet:
+        """All ranks concerned."""
+        return RankSet([*self.changes, *self.uses])

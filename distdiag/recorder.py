@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
-from distdiag.event import CallSite, Event, Frame, Phase, ProcessGroup, Signature
+from distdiag.event import CallSite, Event, FileAction, Frame, Phase, ProcessGroup, Signature
 from distdiag.event_file import NO_PLACE, EventWriter
 from distdiag.status_page import EVENTS_STOPPED, StatusPage
 from distdiag.wire import (
@@ -242,6 +242,19 @@ class Recorder:
         self.num_events = seq + 1
         state = _STATE_NUMBERS[name]
         self._writer.append(encode(("T", seq, monotonic_ns(), self.step, call, state)))
+
+    def access(self, action: FileAction, path: str, written: str, site: int, *more: object) -> int:
+        """Write down an access to a file; return its event number.
+
+        `site` is the number of a definition; `more` are the further fields of an `AccessRecord`,
+        in their order.
+        """
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        self._writer.append(
+            encode(("A", seq, monotonic_ns(), self.step, action, path, written, site, *more))
+        )
+        return seq
 
     def event(self, kind: type[Event], **fields: Any) -> int:  # noqa: ANN401
         """Write down one of the rarer events; return its event number."""

@@ -18,10 +18,14 @@ from distdiag.event import (
     Collective,
     CollectiveState,
     Exited,
+    FileAccess,
+    FileAction,
+    FileClosed,
     Finished,
     Frame,
     GroupCreated,
     Heartbeat,
+    HostSynced,
     Observed,
     ProbeDisabled,
     ProcessGroup,
@@ -31,6 +35,7 @@ from distdiag.event import (
     Signature,
     Stacks,
     StepEnd,
+    StoreCall,
     TorchLoaded,
 )
 from distdiag.finding import Report
@@ -100,6 +105,26 @@ class StateRecord(_Record, frozen=True, tag="T"):
     state: int
 
 
+class AccessRecord(_Record, frozen=True, tag="A"):
+    """A `FileAccess` whose site is a number; the fields behind it are often left out."""
+
+    seq: int
+    time_ns: int
+    step: int
+    action: FileAction
+    path: str
+    written: str
+    site: int
+    api: str = "open"
+    origin: str = ""
+    is_shared: bool = False
+    is_exclusive: bool = False
+    found: bool | None = None
+    has_end: bool = False
+    replaces_same: bool | None = None
+    thread: str | None = None
+
+
 STATES: Final = ("issued", "waited", "completed", "failed", "dropped")
 
 _AnyRecord = (
@@ -109,6 +134,7 @@ _AnyRecord = (
     | DefineSite
     | CallRecord
     | StateRecord
+    | AccessRecord
     | RankStarted
     | TorchLoaded
     | GroupCreated
@@ -123,6 +149,9 @@ _AnyRecord = (
     | Exited
     | Stacks
     | Observed
+    | FileClosed
+    | StoreCall
+    | HostSynced
 )
 
 
@@ -181,6 +210,8 @@ class EventDecoder:
                 return self._collective(record)
             case StateRecord():
                 return self._state(record)
+            case AccessRecord():
+                return self._access(record)
             case DefineGroup():
                 self._groups[record.id] = self._canon(record.group)
             case DefineSignature():
@@ -204,10 +235,7 @@ class EventDecoder:
             signature = self._signatures[record.signature]
             site = self._sites[record.site]
         except KeyError as error:
-            raise DamagedFileError(
-                f"event {record.seq} of rank {self._rank} refers to number {error}, "
-                "which was not defined before it"
-            ) from None
+            raise self._undefined(record.seq, error) from None
         return Collective(
             rank=self._rank,
             seq=record.seq,
@@ -220,6 +248,22 @@ class EventDecoder:
             is_async=record.is_async,
             thread=record.thread or "MainThread",
             api=record.api,
+        )
+
+    def _access(self, record: AccessRecord) -> FileAccess:
+        fields = msgspec.structs.asdict(record)
+        del fields["site"]
+        try:
+            site = self._sites[record.site]
+        except KeyError as error:
+            raise self._undefined(record.seq, error) from None
+        fields["thread"] = record.thread or "MainThread"
+        return FileAccess(rank=self._rank, site=site, **fields)
+
+    def _undefined(self, seq: int, number: KeyError) -> DamagedFileError:
+        return DamagedFileError(
+            f"event {seq} of rank {self._rank} refers to number {number}, "
+            "which was not defined before it"
         )
 
     def _state(self, record: StateRecord) -> CollectiveState:

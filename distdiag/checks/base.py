@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from distdiag.alignment import Alignment, RankState
+from distdiag.alignment import Alignment, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.ranks import RankSet
@@ -39,6 +39,10 @@ class Check:
 
     def check_missing(self, alignment: Alignment[Any]) -> Iterator[Finding]:
         """Judge a point that some ranks never reached; `alignment.trigger` says how we know."""
+        yield from ()
+
+    def check_race(self, race: Race) -> Iterator[Finding]:
+        """Judge accesses to files that nothing orders; a race that grew is shown again."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
