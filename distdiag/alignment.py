@@ -149,13 +149,17 @@ class Access:
 
     `closed` is its end, None while it is open. `last_sync` is the last call before it in which the
     rank waited for others. `unwaited` are asynchronous collectives that it had issued before and
-    whose end it has not observed.
+    whose end it has not observed. `is_before_init`: the rank had not yet created its default
+    process group. `is_followed`: a `LIST` after which the rank used an entry that another rank had
+    changed.
     """
 
     event: FileAccess
     closed: FileClosed | None = None
     last_sync: SyncPoint | None = None
     unwaited: tuple[Collective, ...] = ()
+    is_before_init: bool = False
+    is_followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,7 @@ class Race:
     need it otherwise, one of each rank; of two writes both hold all writers. `paths` are all files
     concerned, in the order in which they were met. `common_sync` is the last point before that a
     changing and a using rank have in common. `has_struck`: by the clock a use lies within a change.
+    `raised` are the exceptions by which ranks ended in one of these accesses.
     """
 
     conflict: Conflict
@@ -174,9 +179,23 @@ class Race:
     paths: tuple[str, ...]
     common_sync: SyncPoint | None = None
     has_struck: bool = False
+    raised: Mapping[int, Raised] = field(default_factory=dict)
     states: Mapping[int, RankState] = field(default_factory=dict)
 
     @property
     def ranks(self) -> RankSet:
         """All ranks concerned."""
         return RankSet([*self.changes, *self.uses])
+
+
+@dataclass(frozen=True, slots=True)
+class MissingFile:
+    """A rank ended because a file was not there, and no rank of its node had ever written it.
+
+    `namesakes` are the last writes of files with the same name elsewhere, by rank.
+    """
+
+    rank: int
+    path: str
+    raised: Raised
+    namesakes: Mapping[int, FileAccess]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from distdiag.alignment import Alignment, Race, RankState
+from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.ranks import RankSet
@@ -43,6 +43,10 @@ class Check:
 
     def check_race(self, race: Race) -> Iterator[Finding]:
         """Judge accesses to files that nothing orders; a race that grew is shown again."""
+        yield from ()
+
+    def check_missing_file(self, missing: MissingFile) -> Iterator[Finding]:
+        """Judge a rank that ended because a file was not there."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

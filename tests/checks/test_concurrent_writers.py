@@ -1,0 +1,46 @@
+import pytest
+
+from distdiag.checks.concurrent_writers import ConcurrentWriters
+from distdiag.finding import Severity
+from distdiag.ranks import RankSet
+from tests.checks.races import access, alarms, judged, race
+from tests.checks.streams import Program, plain_site
+
+
+def writers(*contents, action="write", **values):
+    return race(
+        "two-writes",
+        [
+            access(rank, action, plain_site(5), content=content, **values)
+            for rank, content in enumerate(contents)
+        ],
+    )
+
+
+def test_writers_of_different_content_are_all_named():
+    (finding,) = alarms(ConcurrentWriters, writers("a" * 9, "b" * 9))
+    assert finding.ranks == RankSet([0, 1])
+    assert "ranks 0-1 write cache.pt at train.py:5" in finding.message
+
+
+def test_content_that_nobody_knows_is_an_alarm():
+    assert alarms(ConcurrentWriters, writers(None, None))
+
+
+def test_writers_of_the_same_content_are_information():
+    (finding,) = judged(ConcurrentWriters, writers("same", "same"))
+    assert finding.severity is Severity.INFO
+    assert "with the same content" in finding.message
+
+
+@pytest.mark.parametrize(("same", "is_alarm"), [(True, False), (False, True), (None, True)])
+def test_a_replacement_counts_by_what_it_replaces(same, is_alarm):
+    shown = writers(None, None, action="rename", replaces_same=same)
+    assert bool(alarms(ConcurrentWriters, shown)) is is_alarm
+
+
+def test_a_guard_that_lets_several_through_is_pointed_out(tmp_path):
+    program = Program(tmp_path, "if local_rank == 0:\n    save()\n")
+    shown = race("two-writes", [access(r, "write", program.site("save()")) for r in (0, 2)])
+    (finding,) = alarms(ConcurrentWriters, shown)
+    assert "though `if local_rank == 0:`" in finding.message

@@ -1,0 +1,23 @@
+from distdiag.checks.listing_while_written import ListingWhileWritten
+from distdiag.ranks import RankSet
+from tests.checks.races import access, alarms, race
+from tests.checks.streams import plain_site
+
+
+def listed(**values):
+    return race(
+        "list-of-changed",
+        [access(0, "rename", plain_site(3), "/out/config.json", origin="/out/config.tmp")],
+        [access(1, "list", plain_site(8), "/out", **values)],
+    )
+
+
+def test_a_listing_whose_entries_are_used_names_the_lister():
+    (finding,) = alarms(ListingWhileWritten, listed(is_followed=True))
+    assert finding.ranks == RankSet([1])
+    assert "rank 1 lists out at train.py:8" in finding.message
+    assert "whether config.json is listed depends on luck" in finding.message
+
+
+def test_a_listing_that_leads_to_nothing_of_the_others_is_no_defect():
+    assert not alarms(ListingWhileWritten, listed())
