@@ -31,7 +31,7 @@ from distdiag.event import (
 RECENT: Final = 64
 BUSY_SHARE: Final = 0.3
 """A rank that used this share of its idle time on the processor works; it does not hang."""
-GIL_SILENCE_NS: Final = 4_000_000_000
+GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
     {"agent", "collectives", "collective-fronts", "event-file", "functional-collectives", "groups"}
 )

@@ -240,8 +240,11 @@ def _has_left_loop(
     if state.fate is Fate.FINISHED:
         return any(loop_lines(frame) for frame in stay) or not _readable(stay)
     frames = _user_frames(point, now, leaver)
-    is_blocked = blocking_call(state) is not None
-    if not frames or (not is_blocked and _is_on_its_way(frames, stay)):
+    blocking = blocking_call(state)
+    is_blocked = blocking is not None
+    # A message that never comes holds a rank up on its way; a collective it may have gone on to.
+    is_held = blocking is None or blocking.signature.peer is not None
+    if not frames or (is_held and _is_on_its_way(frames, stay)):
         return False
     if now.trigger is Trigger.STALLED and doing_of(state) is not None:
         return False  # it is busy with something else, whichever pass of the loop it is in

@@ -4,7 +4,7 @@ from distdiag.alignment import Fate, Trigger
 from distdiag.checks.uneven_iterations import UnevenIterations
 from distdiag.finding import Grade
 from distdiag.ranks import RankSet
-from tests.checks.streams import Job, Program, aligned, missing, plain_site, stacks
+from tests.checks.streams import Job, Program, aligned, missing, plain_site, signature, stacks
 from tests.checks.verdicts import serious
 
 LOOP = """
@@ -115,3 +115,24 @@ def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, cod
     job.call(0, inner)
     job.set(1, stacks=stacks(1, p.frame(place)), idle_s=31.0)
     assert [f.code for f in serious(job.alignment(trigger=Trigger.STALLED))] == codes
+
+
+INNER_CALL = """
+    def main():
+        for batch in loader:
+            log(batch)
+            for parameter in parameters:
+                dist.all_reduce(parameter.grad)
+    """
+
+
+@pytest.mark.parametrize(("op", "num_findings"), [("recv", 0), ("all_reduce", 1)])
+def test_a_message_that_never_comes_holds_a_rank_up_on_its_way(tmp_path, op, num_findings):
+    program = Program(tmp_path, INNER_CALL)
+    job = Job()
+    job.every(program.site("all_reduce"))
+    job.call(0, program.site("all_reduce"))
+    sign = signature(op, peer=0) if op == "recv" else signature(op)
+    elsewhere = None if op == "recv" else job.group(name="other")
+    job.call(1, program.site("log"), sign=sign, group=elsewhere)
+    assert len(missing(job, UnevenIterations, Trigger.CYCLE)) == num_findings

@@ -207,6 +207,17 @@ def test_a_receive_from_anywhere_takes_any_send():
     assert job.codes == []
 
 
+@pytest.mark.parametrize(("silence_s", "is_held"), [(2.0, False), (3.0, True)])
+def test_a_rank_that_gave_no_sign_of_life_through_a_short_threshold_holds_its_gil(
+    silence_s, is_held
+):
+    job = Job(2, hang_timeout_s=3.0)
+    job.call(0, waited=False)
+    job.beat(1)
+    job.passes(silence_s)
+    assert job.engine.states()[1].gil_held is is_held
+
+
 def test_groups_built_in_another_order_are_reported():
     job = Job(num_ranks=4)
     for rank in range(4):
