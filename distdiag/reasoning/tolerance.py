@@ -1,9 +1,8 @@
-"""Whether a line of user code copes with a file that is not there, or not there any more."""
+"""Whether the code around an access copes with a file that is not there, or not any more."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
@@ -14,24 +13,30 @@ _ABSENCE: Final = {"FileNotFoundError", "OSError", "IOError", "EnvironmentError"
 _ANYTHING: Final = {"Exception", "BaseException"}
 _FORGIVING: Final = {"ignore_errors", "missing_ok"}
 _NEAR: Final = 2
-"""So many user frames from the access on, a handler of all exceptions is meant for the access."""
+"""Down to this user frame, a handler of all exceptions is meant for the access."""
 
 
 def tolerates_absence(site: CallSite) -> bool:
     """Say whether the access made here goes on when the file is missing."""
-    return any(
-        _is_forgiving(frame) or _handles(frame, _ABSENCE | (_ANYTHING if near else set()))
-        for near, frame in _near_and_far(site)
+    near = _near(site)
+    return any(_is_forgiving(f) or _handles(f, _ABSENCE | _ANYTHING) for f in near) or any(
+        _handles(frame, _ABSENCE) for frame in site.user_frames[_NEAR:]
     )
 
 
 def tolerates_damage(site: CallSite) -> bool:
     """Say whether the access made here goes on whatever is wrong with the file."""
-    return any(_handles(frame, _ANYTHING) for near, frame in _near_and_far(site) if near)
+    return any(_handles(frame, _ANYTHING) for frame in _near(site))
 
 
-def _near_and_far(site: CallSite) -> Iterable[tuple[bool, Frame]]:
-    return ((number < _NEAR, frame) for number, frame in enumerate(site.user_frames))
+def _near(site: CallSite) -> tuple[Frame, ...]:
+    """Return the innermost frames, those of libraries too, to the second one of the user."""
+    near: list[Frame] = []
+    for frame in site.frames:
+        near.append(frame)
+        if sum(each.user for each in near) == _NEAR:
+            break
+    return tuple(near)
 
 
 def _is_forgiving(frame: Frame) -> bool:
