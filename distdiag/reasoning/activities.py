@@ -159,9 +159,12 @@ def doing_of(state: RankState) -> Doing | None:
     purpose = _purpose(state)
     if purpose is not None:
         return purpose
+    stopped = _stopped(state)
+    if stopped is not None:
+        return stopped  # whoever held the GIL when it was stopped
     if state.gil_held and any(thread.holds_gil for thread in _threads(state)):
         return _held_gil(state)
-    known = _stopped(state) or doing_by_stack(state) or _by_kernel(state) or _by_phase(state)
+    known = doing_by_stack(state) or _by_kernel(state) or _by_phase(state)
     return known or (_held_gil(state) if state.gil_held else None)
 
 
