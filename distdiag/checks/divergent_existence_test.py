@@ -55,6 +55,8 @@ class DivergentExistenceTest(Check):
         }
         if not (camps[True] and camps[False]):
             return
+        if len({_moment(alignment, rank) for rank in alignment.by_rank}) > 1:
+            return  # something orders the tests: one rank tests first and the others wait for it
         following = {rank: _next_call(alignment, rank) for rank in alignment.by_rank}
         if not _is_parted(following, camps[True], camps[False]):
             return
@@ -75,6 +77,13 @@ class DivergentExistenceTest(Check):
                 for is_found, ranks in camps.items()
             ),
         )
+
+
+def _moment(alignment: Alignment[FileAccess], rank: int) -> tuple[str, int] | None:
+    """Return which call a rank made last before it tested."""
+    test = alignment.by_rank[rank]
+    calls = [call for call in state_of(alignment, rank).recent if call.seq < test.seq]
+    return (calls[-1].group.name, calls[-1].collective_seq_id) if calls else None
 
 
 def _next_call(alignment: Alignment[FileAccess], rank: int) -> Collective | None:

@@ -1,3 +1,5 @@
+from msgspec.structs import replace
+
 from distdiag.alignment import Alignment
 from distdiag.checks.divergent_existence_test import DivergentExistenceTest
 from distdiag.ranks import RankSet
@@ -5,11 +7,11 @@ from tests.checks.races import access
 from tests.checks.streams import Job, plain_site
 
 
-def judged(job, found, seq=-1):
-    from msgspec.structs import replace
-
+def judged(job, found, seq=None):
     tests = {
-        rank: replace(access(rank, "test", plain_site(5), found=answer).event, seq=seq)
+        rank: replace(
+            access(rank, "test", plain_site(5), found=answer).event, seq=(seq or {}).get(rank, -1)
+        )
         for rank, answer in enumerate(found)
     }
     shown = Alignment("test", ("/data/cache.pt", 0), tests, job.world, job.view())
@@ -36,3 +38,12 @@ def test_ranks_with_one_answer_are_silent():
     job = Job(2)
     job.call(0, plain_site(6), op="barrier")
     assert not judged(job, (True, True))
+
+
+def test_a_rank_that_tests_behind_the_barrier_of_the_first_is_silent():
+    job = Job(2)
+    job.call(1, plain_site(6), op="barrier")
+    job.call(1, plain_site(9), op="all_reduce")
+    job.call(0, plain_site(6), op="barrier")
+    job.call(0, plain_site(9), op="all_reduce")
+    assert not judged(job, (False, True), seq={0: -1, 1: 0.5})
