@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,10 +13,20 @@ from pathlib import Path
 
 from distdiag.event import Frame
 from distdiag.finding import Location
-from distdiag.reasoning.rank_terms import is_rank_decorator, is_rank_name
 
 # A script is never this long; a generated or hostile file must not cost seconds or memory.
 _MAX_BYTES = 2_000_000
+
+# Terms that tell one rank from another. A name counts by its parts: `dp_rank`, `rank_zero_first`.
+_RANK_TERM = re.compile(
+    r"(^|_)(rank|rank0|ranks)(_|$)|process_index|main_process|is_master|master_process|is_main$|process_zero"
+    r"|global_zero|should_save|is_chief|is_coordinator|is_leader|is_primary|first_stage|last_stage"
+    r"|stage_(id|index|idx|num)|get_coordinate|(^|_)coord(s|inates?)?$|is_writer|procid|localid",
+    re.IGNORECASE,
+)
+# The rank of a matrix or an adapter, which is no rank of the job.
+_OTHER_RANK = re.compile(r"lora|low_rank|matrix_rank|adapter|max_rank|rank_(ratio|dim|decay)")
+_DECORATOR = re.compile(r"rank_?(zero|0)|main_process|on_(local_)?process|master|only_on")
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -163,7 +174,7 @@ def _calls(node: ast.AST, line: int) -> Iterator[ast.Call]:
 
 def _tests_before(node: ast.AST, child: ast.AST | None, line: int) -> Iterator[ast.expr]:
     if isinstance(node, _FUNCTIONS):
-        yield from (d for d in node.decorator_list if is_rank_decorator(ast.unparse(d)))
+        yield from (d for d in node.decorator_list if _DECORATOR.search(ast.unparse(d)))
     yield from _exits_before(node, child)
     match node:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if child is not test:
@@ -256,11 +267,11 @@ def _depends_on_rank(test: ast.expr, names: frozenset[str]) -> bool:
             return True
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             is_variable = node.value.isupper()  # RANK, LOCAL_RANK and their like in os.environ
-            if is_variable and is_rank_name(node.value):
+            if is_variable and _RANK_TERM.search(node.value):
                 return True
     return False
 
 
 def _is_term(node: ast.expr) -> bool:
     name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-    return is_rank_name(name)
+    return bool(_RANK_TERM.search(name)) and not _OTHER_RANK.search(name)
