@@ -25,6 +25,9 @@ from distdiag.demo import HEALTHY, SICK
 from distdiag.dump_command import dump
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.finding import Outcome, Report, Severity
+from distdiag.lint.base import Rule
+from distdiag.lint.rules import load_rules
+from distdiag.lint_command import lint
 from distdiag.reports import Reporter, load_reporter, read_report, reporter_names
 from distdiag.selection import Selection
 from distdiag.torchrun import new_run_dir, reaches, run_checked
@@ -204,7 +207,7 @@ def _codes(text: str) -> tuple[str, ...]:
 @click.argument("code")
 def explain(code: str) -> None:
     """Say what a check detects, why it matters and how to fix it. CODE may be its name."""
-    checks = load_checks()
+    checks = _catalogue()
     by_word = {word: check for check in checks.values() for word in (check.code, check.name)}
     wanted = by_word.get(code) or by_word.get(code.upper())
     if wanted is None:
@@ -216,17 +219,25 @@ def explain(code: str) -> None:
     click.echo(f"{wanted.code} {wanted.name} ({wanted.severity})\n\n{_documentation(wanted)}")
 
 
-def _documentation(check: type[Check]) -> str:
+def _catalogue() -> dict[str, type[Check] | type[Rule]]:
+    """Return the checks, and the rules of the static companion that are no checks, by code."""
+    found: dict[str, type[Check] | type[Rule]] = {**load_rules()}
+    found.update(load_checks())
+    return {code: found[code] for code in sorted(found)}
+
+
+def _documentation(check: type[Check] | type[Rule]) -> str:
     return inspect.cleandoc(check.__doc__ or "This check has no documentation.")
 
 
 @main.command("list")
 def list_checks() -> None:
-    """List all checks, one a line."""
+    """List all checks, one a line. Those marked static are found by distdiag lint only."""
     click.echo(f"{'code':6}  {'severity':8}  {'name':32}  what it detects")
-    for check in load_checks().values():
+    for check in _catalogue().values():
         first = _documentation(check).partition("\n")[0]
-        click.echo(f"{check.code:6}  {check.severity:8}  {check.name:32}  {first}")
+        static = "static: " if issubclass(check, Rule) else ""
+        click.echo(f"{check.code:6}  {check.severity:8}  {check.name:32}  {static}{first}")
 
 
 @main.command()
@@ -262,6 +273,7 @@ def _demo_run(script: Path, what: str) -> Report:
 
 
 main.add_command(dump)
+main.add_command(lint)
 
 
 if __name__ == "__main__":

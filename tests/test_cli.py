@@ -10,6 +10,7 @@ import pytest
 
 from distdiag.checks import load_checks
 from distdiag.finding import Outcome, Report, Run
+from distdiag.lint.rules import load_rules
 from distdiag.reports import load_reporter, write_report
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +111,9 @@ def test_the_list_has_a_line_for_each_check(distdiag):
     done = distdiag("list")
     assert done.returncode == 0
     codes = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    assert codes == list(load_checks())
+    assert codes == sorted({**load_checks(), **load_rules()})
+    static = {line.split()[0] for line in done.stdout.splitlines() if "  static: " in line}
+    assert static == load_rules().keys() - load_checks().keys()
 
 
 def test_each_check_explains_itself_by_code_or_name(distdiag):

@@ -1,0 +1,1 @@
+"""``distdiag lint``: what can be seen in the source, before anything runs."""

@@ -1,0 +1,112 @@
+"""Calls that need every rank and that some ranks surely do not make."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from distdiag.lint.effects import Effect, Effects
+from distdiag.lint.mentions import mentions_ranks
+from distdiag.lint.modules import Function, Module
+from distdiag.lint.operations import Family
+from distdiag.lint.reach import EVERY, Ranks, deciding_exit, deciding_test, is_certain, reach
+from distdiag.lint.sites import Exit, Site, sites_of, sites_of_definitions
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedSite:
+    """A call of a function that leads to an operation, and what keeps ranks from it.
+
+    `test` is None where a decorator does; `way_out` is the exit before it, if that is the reason.
+    Not `is_certain`: the exit and the call stand under conditions that may exclude each other.
+    """
+
+    site: Site
+    effect: Effect
+    test: ast.expr | None
+    way_out: Exit | None
+    is_certain: bool
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the call is the operation itself."""
+        return len(self.effect.chain) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    site: Site
+    effect: Effect
+    ranks: Ranks
+    is_own: bool
+
+
+def guarded_sites(module: Module, effects: Effects, family: Family) -> Iterator[GuardedSite]:
+    """Yield the calls of a module that lead to an operation of a family on some ranks only.
+
+    A call is left out where the ranks that do not make it make one of the same kind under another
+    condition of the same function: in the other branch, or in one that follows.
+    """
+    for function in module.functions:
+        if not mentions_ranks(function):
+            continue
+        units = _units(function, effects, family)
+        told: set[Site] = set()
+        for unit in units:
+            is_whole = unit.ranks in (EVERY, frozenset())
+            if is_whole or not unit.is_own or unit.site in told or _is_made_up_for(unit, units):
+                continue
+            told.add(unit.site)
+            yield _guarded(unit)
+
+
+def _units(function: Function, effects: Effects, family: Family) -> list[_Unit]:
+    """Return the calls that lead to the family, if some ranks leave one of them out."""
+    sites = sites_of(function)
+    partial = (site for site in sites if reach(site, raises=True) != EVERY)
+    if not any(effect.operation.family is family for s in partial for effect in effects.of_site(s)):
+        return []
+    starts = [reach(site) for site in sites if _starts(site, effects)]
+    inner = sites_of_definitions(function)
+    return [
+        _Unit(site, effect, _ranks_of(site, effect.operation.group), site in sites)
+        for site in (*sites, *inner)
+        for effect in effects.of_site(site)
+        if effect.operation.family is family
+        # The world of a job in which only these ranks create the process group are these ranks.
+        and not (starts and starts[0] == reach(site) != EVERY)
+    ]
+
+
+def _starts(site: Site, effects: Effects) -> bool:
+    return any(effect.operation.family is Family.START for effect in effects.of_site(site))
+
+
+def _ranks_of(site: Site, group: str | None) -> Ranks:
+    ranks = reach(site, group)
+    return reach(site, group, raises=True) if ranks == EVERY else ranks
+
+
+def _guarded(unit: _Unit) -> GuardedSite:
+    group = unit.effect.operation.group
+    way = deciding_exit(unit.site, group)
+    return GuardedSite(
+        unit.site,
+        unit.effect,
+        deciding_test(unit.site, group),
+        way,
+        is_certain=way is None or is_certain(way, unit.site, group),
+    )
+
+
+def _is_made_up_for(unit: _Unit, units: Sequence[_Unit]) -> bool:
+    operation = unit.effect.operation
+    ranks = unit.ranks
+    for other in units:
+        same_kind = other.effect.operation.kind == operation.kind
+        same_group = other.effect.operation.group == operation.group
+        # A call that all ranks make is another round, and makes up for nothing.
+        if same_kind and same_group and not unit.ranks <= other.ranks:
+            ranks |= other.ranks
+    return ranks == EVERY

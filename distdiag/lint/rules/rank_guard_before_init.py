@@ -1,0 +1,139 @@
+"""BAR005: a test on the rank is made before the process group exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.rank_guard_before_init import RankGuardBeforeInit as Check
+from distdiag.finding import Severity
+from distdiag.lint.base import Rule, related
+from distdiag.lint.finding import LintFinding
+from distdiag.lint.mentions import mentions, mentions_ranks
+from distdiag.lint.modules import Function, Module
+from distdiag.lint.nodes import all_nodes
+from distdiag.lint.operations import Family
+from distdiag.lint.rank_guesses import asks_whether_ready, guesses_rank
+from distdiag.lint.rank_names import last_name
+from distdiag.lint.sites import Site, sites_of
+from distdiag.lint.wording import short
+
+# What is called to create a process group has such a name; the call itself is then looked at.
+_STARTING: Final = (
+    "accelerator(",
+    "ddp_setup",
+    "dist_init",
+    "dist_setup",
+    "distributed_init",
+    "distributed_setup",
+    "init_ddp",
+    "init_dist",
+    "init_parallel",
+    "init_process",
+    "init_torch",
+    "initialize_dist",
+    "initialize_parallel",
+    "initialize_process",
+    "launch_dist",
+    "partialstate(",
+    "setup_ddp",
+    "setup_dist",
+    "setup_parallel",
+    "setup_process",
+    "start_dist",
+)
+_TELLING: Final = re.compile(r"print|log|warn|info|debug|seed", re.IGNORECASE)
+
+
+class RankGuardBeforeInit(Rule):
+    """A test on the rank is made before the process group exists.
+
+    ## What it detects
+    A function that asks for the rank through a helper which answers as rank 0 while no process
+    group exists (`not dist.is_initialized() or dist.get_rank() == 0`), and that creates the process
+    group only further on.
+
+    ## Why it matters
+    Until then every rank takes itself for rank 0: all of them download, write or delete.
+
+    ## Example
+    `if is_main_process(): download(data)` before `dist.init_process_group("nccl")`.
+
+    ## How to fix
+    Create the process group first, or ask the environment variable RANK.
+
+    ## References
+    - `torch.distributed.is_initialized`
+    """
+
+    code = Check.code
+    name = Check.name
+    severity = Severity.WARNING
+
+    def look(self, module: Module) -> Iterator[LintFinding]:
+        """Yield the tests on the rank that come before the process group."""
+        for function in module.functions:
+            start = self._start(function)
+            if start is None or asks_whether_ready(start, self.effects):
+                continue
+            for site in sites_of(function)[: start.order]:
+                guess = self._guess(site)
+                if guess is None or _are_apart(site, start):
+                    continue
+                asks = "is asked" if guess is site else f"asks {short(guess.call)}"
+                yield self.finding(
+                    module,
+                    site.call,
+                    f"{short(site.call)} {asks} before {short(start.call.func)} (line "
+                    f"{start.call.lineno}) creates the process group: every rank acts as rank 0",
+                    related=(
+                        related(module, start.call, "creates the process group"),
+                        related(guess.function.module, guess.call, "asks for the rank"),
+                    ),
+                )
+
+    def _start(self, function: Function) -> Site | None:
+        """Return the first call that creates the process group."""
+        if not mentions(function, _STARTING):
+            return None
+        likely = (site for site in sites_of(function) if _is_named_so(site))
+        return next((site for site in likely if self._starts(site)), None)
+
+    def _starts(self, site: Site) -> bool:
+        return any(e.operation.family is Family.START for e in self.effects.of_site(site))
+
+    def _guess(self, site: Site) -> Site | None:
+        """Return the guess of the rank that a call is, or that the called function decides by."""
+        if guesses_rank(site, self.effects):
+            return site if _decides(site) else None
+        function = self.effects.project.target(site.call, site.function)
+        if function is None or not mentions_ranks(function):
+            return None
+        guards = (inner for inner in sites_of(function) if isinstance(inner.statement, ast.If))
+        guesses = (g for g in guards if guesses_rank(g, self.effects) and _decides(g))
+        return next(guesses, None)
+
+
+def _is_named_so(site: Site) -> bool:
+    name = f"{last_name(site.call.func).lower()}("
+    return any(word in name for word in _STARTING)
+
+
+def _decides(site: Site) -> bool:
+    """Say whether more than a message depends on the answer."""
+    statement = site.statement
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return True
+    if not isinstance(statement, ast.If):
+        return False
+    if site.call not in (statement.test, *all_nodes(statement.test)):
+        return False
+    calls = [n for s in statement.body for n in (s, *all_nodes(s)) if isinstance(n, ast.Call)]
+    return any(not _TELLING.search(ast.unparse(call.func)) for call in calls)
+
+
+def _are_apart(first: Site, second: Site) -> bool:
+    answers = {condition.test: condition.answer for condition in first.conditions}
+    return any(answers.get(c.test, c.answer) != c.answer for c in second.conditions)

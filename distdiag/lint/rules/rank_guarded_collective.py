@@ -1,0 +1,54 @@
+"""COL009: a collective stands under a condition that holds on some ranks only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.rank_guarded_collective import RankGuardedCollective as Check
+from distdiag.finding import Severity
+from distdiag.lint.base import Rule
+from distdiag.lint.finding import LintFinding
+from distdiag.lint.guarded import guarded_sites
+from distdiag.lint.modules import Module
+from distdiag.lint.operations import Family
+from distdiag.lint.wording import call_text, guard_text, places, severity_of
+
+
+class RankGuardedCollective(Rule):
+    """A collective stands under a condition that holds on some ranks only.
+
+    ## What it detects
+    A collective, or a call that leads to one through the given files, inside a branch that some
+    ranks do not enter (`if rank == 0:`, `if accelerator.is_main_process:`, a `rank_zero_only`
+    decorator), or behind a return, continue, break or raise that some ranks take. Silent where the
+    other ranks make the same call in another branch, and where only the members of a group call it.
+
+    ## Why it matters
+    A collective is complete when every rank of its group has called it. The ranks that called it
+    wait for ever, or are paired with the next call of the others. A rank that raises ends the job
+    anyway: that is a note.
+
+    ## Example
+    `if rank == 0: dist.barrier()`
+
+    ## How to fix
+    Call it on all ranks and guard only the part that is for one: the writing, the printing.
+
+    ## References
+    - `torch.distributed`: collective functions are called on every rank of the group
+    """
+
+    code = Check.code
+    name = Check.name
+    severity = Severity.ERROR
+
+    def look(self, module: Module) -> Iterator[LintFinding]:
+        """Yield the collectives that some ranks do not call."""
+        for found in guarded_sites(module, self.effects, Family.COLLECTIVE):
+            yield self.finding(
+                module,
+                found.site.call,
+                f"{call_text(found)} is not called by every rank: {guard_text(found)}",
+                severity=severity_of(found),
+                related=places(found),
+            )
