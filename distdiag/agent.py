@@ -107,6 +107,7 @@ class RankAgent:
             self._start_thread(self._meet)
         for probe in self.probes:
             probe.install()
+        self._on_import("")  # some wait for nothing
         self._imports.start()
 
     def _start_thread(self, run: Callable[[], None]) -> None:

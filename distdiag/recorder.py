@@ -7,13 +7,25 @@ then named by numbers; `tables` says which numbers are known at the moment.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
 
-from distdiag.event import CallSite, Event, FileAction, Frame, Phase, ProcessGroup, Signature
+from distdiag.event import (
+    CallSite,
+    Event,
+    FileAction,
+    Finished,
+    Frame,
+    GroupCreated,
+    HostSynced,
+    Phase,
+    ProcessGroup,
+    Signature,
+    StoreCall,
+)
 from distdiag.event_file import NO_PLACE, EventWriter
 from distdiag.status_page import EVENTS_STOPPED, StatusPage
 from distdiag.wire import (
@@ -26,6 +38,8 @@ from distdiag.wire import (
 )
 
 Calls = list[tuple[int, bool]]
+
+_SYNCS: Final = frozenset({GroupCreated, StoreCall, HostSynced, Finished})
 
 _STATE_NUMBERS: Final = {name: number for number, name in enumerate(STATES)}
 
@@ -77,13 +91,15 @@ class ThreadContext:
     front that has returned and will wait, with the id of its Work. `module` is the FQN of the
     module that is being worked for. `is_functional`: a functional collective runs, with the
     operator `reduce_op`. `name` is the thread's, None in the main thread; `is_native`: C++ started
-    it.
+    it. `in_file_call`: what is done with files now is our own doing, or a part of a call that is
+    written down already.
     """
 
     __slots__ = (
         "awaited",
         "backward_depth",
         "coalesced",
+        "in_file_call",
         "is_functional",
         "is_native",
         "is_recorded",
@@ -104,6 +120,7 @@ class ThreadContext:
         self.module: str | None = None
         self.is_recorded = False
         self.is_functional = False
+        self.in_file_call = False
         self.backward_depth = 0
 
 
@@ -132,6 +149,7 @@ class Recorder:
 
         """
         self.rank = rank
+        self.folder = folder
         self.step = 0
         self.num_batches = 0
         self.num_backwards = 0
@@ -143,6 +161,8 @@ class Recorder:
         self.tables = Tables()
         self.phase = Phase.STARTING
         self.backward: tuple[Hashable, tuple[Frame, ...]] | None = None
+        self.before_sync: Callable[[], None] | None = None
+        """Called before an event that orders what this rank did for other ranks, or they for it."""
         self._page = page
         self._seqs = count()
         self._numbers = count()
@@ -208,6 +228,8 @@ class Recorder:
         `group`, `signature` and `site` are numbers of definitions; `thread` is None in the main
         thread.
         """
+        if self.before_sync is not None:
+            self.before_sync()
         seq = next(self._seqs)
         self.num_events = seq + 1
         now_ns, step = monotonic_ns(), self.step
@@ -238,6 +260,8 @@ class Recorder:
 
     def state(self, call: int, name: str) -> None:
         """Write down that the call with this event number went on."""
+        if self.before_sync is not None:
+            self.before_sync()
         seq = next(self._seqs)
         self.num_events = seq + 1
         state = _STATE_NUMBERS[name]
@@ -258,6 +282,8 @@ class Recorder:
 
     def event(self, kind: type[Event], **fields: Any) -> int:  # noqa: ANN401
         """Write down one of the rarer events; return its event number."""
+        if self.before_sync is not None and kind in _SYNCS:
+            self.before_sync()
         seq = next(self._seqs)
         self.num_events = seq + 1
         fields.setdefault("step", self.step)

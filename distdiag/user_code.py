@@ -22,9 +22,10 @@ FRAMEWORKS: Final = frozenset(
 
 LIBRARIES: Final = frozenset(
     """
-    _pytest absl click distutils einops fire functorch hydra ignite jax joblib msgspec numpy
-    omegaconf pandas pkg_resources pluggy psutil py_spy pytest rich scipy setuptools sklearn
-    sympy tensorboard tokenizers torch torchgen tqdm triton typer typing_extensions wandb
+    _pytest absl aiohttp click dill distutils einops filelock fire fsspec functorch h5py httpx hydra
+    ignite jax joblib msgspec multiprocess numpy omegaconf packaging pandas pkg_resources pluggy
+    psutil py_spy pyarrow pytest requests rich scipy setuptools sklearn sympy tensorboard tokenizers
+    torch torchgen tqdm triton typer typing_extensions urllib3 wandb yaml
     """.split()  # noqa: SIM905 (a list would take a line for each)
 )
 """Import names of torch and of libraries that never are where a distributed fault lies."""

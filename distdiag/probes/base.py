@@ -114,10 +114,16 @@ class Patches:
     def __init__(self) -> None:
         """Nothing is replaced yet."""
         self._done: list[tuple[Any, str, object, object]] = []
+        self._added: list[tuple[Any, str, object]] = []
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Replace an attribute that the owner itself has."""
         self._done.append((owner, name, vars(owner)[name], value))
+        setattr(owner, name, value)
+
+    def add(self, owner: object, name: str, value: object) -> None:
+        """Give the owner an attribute of its own that hides an inherited one."""
+        self._added.append((owner, name, value))
         setattr(owner, name, value)
 
     def replace_everywhere(self, original: AnyCallable, value: AnyCallable) -> None:
@@ -134,6 +140,10 @@ class Patches:
             owner, name, original, ours = self._done.pop()
             if vars(owner).get(name) is ours:
                 setattr(owner, name, original)
+        while self._added:
+            owner, name, ours = self._added.pop()
+            if vars(owner).get(name) is ours:
+                delattr(owner, name)
 
 
 def wrap_like(original: AnyCallable) -> Callable[[AnyCallable], AnyCallable]:

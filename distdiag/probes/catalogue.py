@@ -14,11 +14,26 @@ from distdiag.recorder import Recorder
 
 
 class Plan(NamedTuple):
-    """Probes that belong together: made and installed when all of `needs` have been imported."""
+    """Probes that belong together: made and installed when all of `needs` have been imported.
+
+    What needs nothing is there before the script begins.
+    """
 
     name: str
     needs: tuple[str, ...]
     make: Callable[[Recorder, Config], Sequence[Probe]]
+
+
+def _files(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.files import FileWatch
+
+    return [FileWatch(recorder)]
+
+
+def _store_calls(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.store_calls import StoreCalls
+
+    return [StoreCalls(recorder)]
 
 
 def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
@@ -87,6 +102,8 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
 PLANS: Final = (
+    Plan("files", (), _files),
+    Plan("store-calls", ("torch", _C10D), _store_calls),
     Plan("process-groups", ("torch", _C10D), _groups),
     Plan("collectives", ("torch", _C10D), _collectives),
     Plan("steps", ("torch",), _steps),

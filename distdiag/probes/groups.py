@@ -27,6 +27,17 @@ class _Asked(NamedTuple):
     ranks: tuple[int, ...]
     desc: str = ""
     timeout_s: float | None = None
+    backend: str = ""
+
+
+def _backend(given: object) -> str:
+    """Return the backends by device that torch makes of a name, such as ``cpu:gloo,cuda:nccl``."""
+    name = distributed_c10d.Backend(str(given) if given else "undefined")
+    return str(distributed_c10d.BackendConfig(name))
+
+
+def _inherited_backend(group: Any) -> str:  # noqa: ANN401
+    return str(distributed_c10d._world.pg_backend_config.get(group, ""))
 
 
 def _seconds(timeout: object) -> float | None:
@@ -45,20 +56,27 @@ def _ask_init(given: dict[str, Any]) -> _Asked:
     size = given["world_size"] or -1
     size = int(os.environ.get("WORLD_SIZE", "1")) if size < 0 else size
     world = tuple(range(size))
-    return _Asked(world, world, "default_pg", _seconds(given.get("timeout")))
+    backend = _backend(given.get("backend"))
+    return _Asked(world, world, "default_pg", _seconds(given.get("timeout")), backend)
 
 
 def _ask_new(given: dict[str, Any]) -> _Asked:
     ranks = _world() if given["ranks"] is None else tuple(map(int, given["ranks"]))
     scope = tuple(sorted(ranks)) if given.get("use_local_synchronization") else _world()
-    return _Asked(scope, ranks, given.get("group_desc") or "", _seconds(given.get("timeout")))
+    backend = _inherited_backend(dist.group.WORLD)
+    if given.get("backend"):
+        backend = _backend(given["backend"])
+    desc, timeout_s = given.get("group_desc") or "", _seconds(given.get("timeout"))
+    return _Asked(scope, ranks, desc, timeout_s, backend)
 
 
 def _ask_split(given: dict[str, Any]) -> _Asked:
     # The ranks of all parts one after the other: every caller passes the same.
     parent = _members(given["parent_pg"])
     ranks = tuple(parent[int(rank)] for part in given["split_ranks"] or () for rank in part)
-    return _Asked(parent, ranks, given.get("group_desc") or "", _seconds(given.get("timeout")))
+    backend = _inherited_backend(given["parent_pg"] or dist.group.WORLD)
+    desc, timeout_s = given.get("group_desc") or "", _seconds(given.get("timeout"))
+    return _Asked(parent, ranks, desc, timeout_s, backend)
 
 
 def _ask_destroy(given: dict[str, Any]) -> _Asked:
@@ -159,6 +177,7 @@ class ProcessGroups(Probe):
             "generation": generation,
             "site": site,
             "timeout_s": asked.timeout_s,
+            "backend": asked.backend,
         }
         self.recorder.event(GroupCreated, **fields, done=False)
         return fields

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distdiag.config import Config
-from distdiag.event import Collective, CollectiveState, Event
+from distdiag.event import Collective, CollectiveState, Event, FileAccess, FileClosed
 from distdiag.event_reader import EventReader
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS
@@ -59,6 +59,28 @@ class Observed:
     def states(self, call: Collective) -> list[str]:
         """Return what became of one collective."""
         return [s.state for s in self.events(CollectiveState) if s.call == call.seq]
+
+    def accesses(self, folder: Path) -> list[FileAccess]:
+        """Return the accesses to what lies in a folder."""
+        inside = f"{folder}/"
+        return [access for access in self.events(FileAccess) if access.path.startswith(inside)]
+
+    def said(self, folder: Path) -> list[tuple[str, str]]:
+        """Return the actions and the names of the accesses to what lies in a folder."""
+        return [
+            (access.action.value, str(Path(access.path).relative_to(folder)))
+            for access in self.accesses(folder)
+        ]
+
+    def end(self, access: FileAccess) -> FileClosed | None:
+        """Return the end of an access, None while it has none."""
+        return next((e for e in self.events(FileClosed) if e.access == access.seq), None)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the user's, beside the recorder's own, that is the current one."""
+    return tmp_path_factory.mktemp("data").resolve()
 
 
 @pytest.fixture

@@ -25,6 +25,25 @@ def test_a_group_is_written_before_and_after_it_is_made(
     assert before.site.location.file == __file__
 
 
+def test_the_backends_are_those_that_torch_makes_of_what_was_asked_for(
+    observed: Observed, lone_group: None
+) -> None:
+    observed.install("process-groups")
+
+    dist.new_group([0])
+    dist.new_group([0], backend="cpu:gloo")
+    dist.destroy_process_group()
+    dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    asked = [(event.api, event.backend) for event in observed.events(GroupCreated) if event.done]
+    assert asked == [
+        ("new_group", "cpu:gloo,cuda:gloo"),
+        ("new_group", "cpu:gloo"),
+        ("destroy_process_group", ""),
+        ("init_process_group", "cpu:gloo"),
+    ]
+
+
 def test_a_non_member_makes_the_call_too(observed: Observed, fake_group: None) -> None:
     observed.install("process-groups")
 

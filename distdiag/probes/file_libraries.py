@@ -1,0 +1,195 @@
+"""Functions of libraries that read and write files in C++ or Rust, where no `open` is seen.
+
+Measured: torch.save to a path, torch.jit, torch.export, safetensors, h5py and pyarrow open files by
+themselves. torch.load, distributed checkpoints, numpy (its memmap too), zip and tar archives and
+huggingface_hub open, rename and lock theirs by the functions of Python.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+from distdiag.event import FileAction
+from distdiag.probes.base import AnyCallable, Patches, wrap_like
+from distdiag.probes.built_ins import Replacements, stand_in
+from distdiag.probes.file_access import Access, Attempt
+from distdiag.probes.file_log import FileLog
+from distdiag.probes.file_opens import mode_of
+from distdiag.probes.file_paths import as_text
+from distdiag.probes.open_files import IsOpen, file_is_open
+
+
+class Library(NamedTuple):
+    """A function, or a class that opens a file when it is made, and which argument is the path.
+
+    `place` counts from 0, without `self`. `has_mode`: the argument behind it, `mode`, is as that of
+    `open` and overrules `action`; ``"r"`` if it is left out.
+    """
+
+    module: str
+    name: str
+    api: str
+    action: FileAction
+    place: int
+    parameter: str
+    has_mode: bool = False
+
+
+_READ: Final = FileAction.READ
+_WRITE: Final = FileAction.WRITE
+
+LIBRARIES: Final = (
+    Library("torch.serialization", "save", "torch.save", _WRITE, 1, "f"),
+    Library("torch.jit._serialization", "save", "torch.jit.save", _WRITE, 1, "f"),
+    Library("torch.jit._serialization", "load", "torch.jit.load", _READ, 0, "f"),
+    Library("torch.export", "save", "torch.export.save", _WRITE, 1, "f"),
+    Library("safetensors", "serialize_file", "safetensors.save_file", _WRITE, 1, "filename"),
+    Library("safetensors", "safe_open", "safetensors.safe_open", _READ, 0, "filename"),
+    Library("h5py._hl.files", "File", "h5py.File", _READ, 0, "name", has_mode=True),
+    Library("pyarrow.lib", "OSFile", "pyarrow.OSFile", _READ, 0, "path", has_mode=True),
+    Library("pyarrow.lib", "memory_map", "pyarrow.memory_map", _READ, 0, "path", has_mode=True),
+    Library("pyarrow.parquet.core", "write_table", "pyarrow.parquet", _WRITE, 1, "where"),
+    Library("pyarrow.parquet.core", "read_table", "pyarrow.parquet", _READ, 0, "source"),
+)
+
+_DCP: Final = "torch.distributed.checkpoint"
+
+LENDERS: Final = (
+    (f"{_DCP}.state_dict_saver", "save", _DCP),
+    (f"{_DCP}.state_dict_saver", "async_save", _DCP),
+    (f"{_DCP}.state_dict_loader", "load", _DCP),
+    ("datasets.load", "load_from_disk", "datasets"),
+)
+"""Functions that let threads of their package do the work, on behalf of the code that called them:
+the module, the name, and the package."""
+
+MODULES: Final = frozenset({row.module for row in LIBRARIES} | {module for module, _, _ in LENDERS})
+
+
+def replace_in(module_name: str, log: FileLog, patches: Patches, replaced: Replacements) -> None:
+    """Put the functions of a module that has just been imported under observation."""
+    module = sys.modules[module_name]
+    for row in LIBRARIES:
+        original = vars(module).get(row.name) if row.module == module_name else None
+        if original is not None:
+            _replace(original, row, log, patches, replaced)
+    for owner, name, package in LENDERS:
+        original = vars(module).get(name) if owner == module_name else None
+        if original is not None:
+            replaced.replace(original, _lending(original, package, log))
+
+
+def _replace(
+    original: Any,  # noqa: ANN401
+    row: Library,
+    log: FileLog,
+    patches: Patches,
+    replaced: Replacements,
+) -> None:
+    if inspect.isclass(original) and "__init__" in vars(original):
+        method = _writing_method(vars(original)["__init__"], row, log)
+        patches.replace(original, "__init__", method)
+    elif hasattr(original, "__code__"):
+        replaced.replace(original, wrap_like(original)(_function(original, row, log)))
+    else:
+        call = _function(original, row, log, first=1)
+        replaced.replace(original, stand_in(original, call))
+
+
+def _function(original: AnyCallable, row: Library, log: FileLog, first: int = 0) -> AnyCallable:
+    """Return a function that observes; its first `first` arguments are not those of the call."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        args = args[first:]
+        return _observed(log, row, sys._getframe(1), original, args, kwargs)
+
+    return call
+
+
+def _writing_method(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:
+    @wrap_like(original)
+    def method(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        def create(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            original(self_, *args, **kwargs)
+            return self_
+
+        _observed(log, row, sys._getframe(1), create, args, kwargs)
+
+    return method
+
+
+def _observed(
+    log: FileLog,
+    row: Library,
+    frame: FrameType,
+    original: AnyCallable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:  # noqa: ANN401
+    if log.probe.off or log.recorder.closed:
+        return original(*args, **kwargs)
+    access = None
+    try:
+        attempt = _attempt(row, args, kwargs)
+        access = None if attempt is None else log.begin(attempt, frame)
+    except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+        log.probe.fail(error)
+    if access is None:
+        return original(*args, **kwargs)
+    return log.carry_out(access, log.hiding(original), (args, kwargs), partial(_returned, log))
+
+
+def _attempt(row: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt | None:
+    place = row.place
+    path = as_text(args[place] if place < len(args) else kwargs.get(row.parameter))
+    if path is None:
+        return None
+    action, is_exclusive = row.action, False
+    if row.has_mode:
+        mode = args[place + 1] if place + 1 < len(args) else kwargs.get("mode")
+        action, is_exclusive, _ = mode_of(mode if isinstance(mode, str) else "r")
+        action = _READ if action is _READ else _WRITE  # none of them only appends
+    return Attempt(action, path, row.api, "", is_exclusive, has_end=action is _WRITE)
+
+
+def _returned(log: FileLog, access: Access, result: Any) -> None:  # noqa: ANN401
+    if access.key[0].action is _READ:
+        log.succeeded(access)
+        return
+    is_open = _handle(result)
+    if is_open is None:
+        log.ended(access, has_content=True)
+    else:
+        log.opened(access, is_open, has_content=False)
+
+
+def _handle(result: Any) -> IsOpen | None:  # noqa: ANN401
+    """Return what tells whether a library's file object is open; None if this is none."""
+    if isinstance(getattr(result, "closed", None), bool):
+        return file_is_open(result)
+    if not hasattr(type(result), "swmr_mode"):
+        return None
+    reference = weakref.ref(result)  # an HDF5 file is true while it is open
+
+    def is_open() -> bool:
+        living = reference()
+        return living is not None and bool(living)
+
+    return is_open
+
+
+def _lending(original: AnyCallable, package: str, log: FileLog) -> Callable[..., Any]:
+    @wrap_like(original)
+    def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not log.probe.is_off:
+            frame = sys._getframe(1)
+            log.guarded(lambda: log.sites.lend(package, frame))
+        return original(*args, **kwargs)
+
+    return function
