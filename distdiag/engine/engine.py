@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import logging
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
-from distdiag.checks.crashed_check import CrashedCheck
 from distdiag.engine.collectives import CollectiveStreams
+from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
+from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
-from distdiag.event import Collective, Event, Exited, Finished, GroupCreated, Raised, Stacks
-from distdiag.finding import Finding, Severity
+from distdiag.event import (
+    Collective,
+    Event,
+    Exited,
+    FileAccess,
+    Finished,
+    GroupCreated,
+    Raised,
+    Stacks,
+)
+from distdiag.finding import Finding
 from distdiag.ranks import RankSet
 
 _log = logging.getLogger(__name__)
@@ -49,17 +56,17 @@ class Engine:
         the steps decide.
         """
         self.world = world
-        self._checks = list(checks)
+        self._judges = Judges(checks)
+        self._conclusions = self._judges.conclusions
         self._trackers = {rank: RankTracker(rank) for rank in world}
         self._streams = CollectiveStreams(world)
         self._messages = Messages(world)
         self._groups = GroupCalls(world)
         self._stall = Stall(hang_timeout_s)
-        self._findings: dict[tuple[object, ...], Finding] = {}
+        watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
+        self._files = FileWatch(world) if watches_files else None
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
-        self._disabled: dict[str, str] = {}
-        self._listeners: dict[type[Event], list[Check]] = {}
         self._now_ns = 0
         self._has_left = False
 
@@ -68,7 +75,7 @@ class Engine:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The conclusions so far, in the order in which they were drawn."""
-        return tuple(self._findings.values())
+        return self._conclusions.all()
 
     @property
     def evidence_wanted(self) -> RankSet:
@@ -78,19 +85,19 @@ class Engine:
     @property
     def is_hung(self) -> bool:
         """Whether the job stands still, for a reason that a finding of warning or above names."""
-        return self._stall.is_declared and any(
-            finding.severity is not Severity.INFO for finding in self.findings
-        )
+        return self._stall.is_declared and self._conclusions.has_alarm()
 
     @property
     def checked(self) -> tuple[str, ...]:
         """The codes of the checks that judged the run."""
-        return tuple(check.code for check in self._checks)
+        return self._judges.codes
 
     @property
     def not_checked(self) -> dict[str, str]:
-        """The codes of the checks that were disabled, and why."""
-        return dict(self._disabled)
+        """The codes of the checks that were disabled or did not see all, and why."""
+        problem = self._files.problem if self._files is not None else ""
+        unseen = {check.code: problem for check in self._judges.needing(FileAccess) if problem}
+        return unseen | self._judges.disabled
 
     def states(self) -> Mapping[int, RankState]:
         """Return what is known of every rank now."""
@@ -111,11 +118,13 @@ class Engine:
             case Collective():
                 self._feed_call(event)
             case GroupCreated():
-                self._judge(self._groups.add(event))
+                self._feed_group_call(event)
             case Stacks():
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
-        self._show_event(event)
+        if self._files is not None:
+            self._files.feed(event)
+        self._judges.judge_event(event, self.states)
 
     def _feed_call(self, call: Collective) -> None:
         if call.collective_seq_id < 0:
@@ -130,6 +139,18 @@ class Engine:
         unlike = found and not self._streams.same_place(alignment)
         # From here on the ranks' calls are paired wrongly: the rest would be consequences.
         stream.broken = len(ops) > 1 or unlike
+        if stream.broken:
+            self._doubt_order(alignment)
+
+    def _feed_group_call(self, call: GroupCreated) -> None:
+        alignment = self._groups.add(call)
+        self._judge(alignment)
+        if self._groups.is_broken:
+            self._doubt_order(alignment)
+
+    def _doubt_order(self, alignment: AnyAlignment | None) -> None:
+        if alignment is not None and self._files is not None:
+            self._files.doubt(min(event.time_ns for event in alignment.by_rank.values()))
 
     def tick(self, now_ns: int, unseen: Collection[int] = ()) -> None:
         """Let time pass: judge ranks that left, cycles and stalls.
@@ -137,6 +158,9 @@ class Engine:
         Nothing can be heard now of the ranks in `unseen`, so they do not count as standing still.
         """
         self._now_ns = now_ns
+        if self._files is not None:
+            self._files.advance(now_ns, unseen)
+            self._judge_files(self._files)
         for tracker in self._trackers.values():
             tracker.look(now_ns, is_seen=tracker.rank not in unseen)
         if not self._stall.due(now_ns) or not (self._has_left or self._is_anyone_idle()):
@@ -154,12 +178,15 @@ class Engine:
 
     def finish(self) -> None:
         """Judge what is incomplete at the end of the run."""
+        if self._files is not None:
+            self._files.finish()
+            self._judge_files(self._files)
         waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:
             if any(not states[rank].incomplete for rank in wait.awaited if rank in states):
                 self._judge_missing(wait.alignment, Trigger.ENDED, states)
-        self._show_ranks(states)
+        self._judges.judge_ranks(states)
 
     # Judging
 
@@ -180,18 +207,22 @@ class Engine:
             if cannot_come(wait.alignment, states):
                 self._judge_missing(wait.alignment, Trigger.LEFT, states)
         if any(state.fate in (Fate.RAISED, Fate.DIED) for state in states.values()):
-            self._show_ranks(states)
+            self._judges.judge_ranks(states)
 
     def _judge_cycles(
         self, waits: list[Wait], states: Mapping[int, RankState], is_stalled: bool = False
     ) -> None:
-        for wait in waits:
-            if in_cycle(wait, waits, states, is_stalled=is_stalled):
+        cyclic = [w for w in waits if in_cycle(w, waits, states, is_stalled=is_stalled)]
+        if not cyclic:
+            return
+        circle = closure(cyclic[0], waits)
+        # The waits of one circle are the same fault seen from its ranks: one of them explains it.
+        for wait in cyclic:
+            if closure(wait, waits) == circle:
                 self._judge_missing(wait.alignment, Trigger.CYCLE, states)
-                circle = closure(wait, waits)
-                # The other waits of the circle are the same fault seen from its other ranks.
-                self._shown |= {w.alignment.identity for w in waits if closure(w, waits) == circle}
-                return
+                if wait.alignment.identity in self._alarmed:
+                    break
+        self._shown |= {w.alignment.identity for w in waits if closure(w, waits) == circle}
 
     def _judge_stall(self, waits: list[Wait], states: Mapping[int, RankState]) -> None:
         medians = [tracker.median_step_s for tracker in self._trackers.values()]
@@ -199,18 +230,18 @@ class Engine:
         candidates = [Candidate(closure(wait, waits)) for wait in waits]
         candidates += self._whole_job(is_broken=is_broken)
         self._stall.update(candidates, states, max(medians, default=0.0))
-        self._soften(self._stall.take_recovered())
+        self._conclusions.soften(self._stall.take_recovered())
         if not self._stall.is_ready(self._now_ns):
             return
-        before = set(self._findings)
+        before = self._conclusions.identities()
         self._judge_cycles([w for w in waits if w.everyone <= self._stall.ranks], states, True)
         for wait in waits:
             if closure(wait, waits) <= self._stall.ranks:
                 self._judge_missing(wait.alignment, Trigger.STALLED, states)
         is_explained = is_broken or any(wait.alignment.identity in self._alarmed for wait in waits)
         if not is_explained:
-            self._show_ranks(states)
-        self._stall.declare(set(self._findings) - before)
+            self._judges.judge_ranks(states)
+        self._stall.declare(self._conclusions.identities() - before)
 
     def _whole_job(self, *, is_broken: bool) -> list[Candidate]:
         """Return all ranks, if it counts when nobody moves though nobody waits for a peer."""
@@ -224,29 +255,10 @@ class Engine:
             return [Candidate(world, SAME_CALL_PATIENCE)]
         return []
 
-    def _soften(self, identities: Iterable[tuple[object, ...]]) -> None:
-        """Take back what a stall said, since the job went on after all."""
-        for identity in identities:
-            finding = self._findings.get(identity)
-            if finding is not None and finding.severity is not Severity.INFO:
-                self._findings[identity] = msgspec.structs.replace(
-                    finding,
-                    severity=Severity.INFO,
-                    message=f"{finding.message} (the job went on later)",
-                )
-
     def _judge(self, alignment: AnyAlignment | None) -> bool:
         """Show a complete alignment; return whether a finding of warning or above came of it."""
-        if alignment is None:
-            return False
-        alignment = replace(alignment, states=self.states())
-        event_type = type(alignment.any_event)
-        return any(
-            [
-                self._take(check, check.check_alignment, alignment)
-                for check in tuple(self._checks)
-                if issubclass(event_type, check.needs)
-            ]
+        return alignment is not None and self._judges.judge(
+            replace(alignment, states=self.states())
         )
 
     def _judge_missing(
@@ -256,45 +268,13 @@ class Engine:
         if is_consequence or alignment.identity in self._shown:
             return
         self._shown.add(alignment.identity)
-        shown = replace(alignment, states=states, trigger=trigger)
-        event_type = type(alignment.any_event)
-        for check in tuple(self._checks):
-            if issubclass(event_type, check.needs) and self._take(
-                check, check.check_missing, shown
-            ):
-                self._alarmed.add(alignment.identity)
+        if self._judges.judge_missing(replace(alignment, states=states, trigger=trigger)):
+            self._alarmed.add(alignment.identity)
 
-    def _show_event(self, event: Event) -> None:
-        kind = type(event)
-        if kind not in self._listeners:
-            self._listeners[kind] = [
-                c for c in self._checks if issubclass(kind, c.needs) and _judges_events(c)
-            ]
-        for check in tuple(self._listeners[kind]):
-            self._take(check, check.check_event, event, self.states())
-
-    def _show_ranks(self, states: Mapping[int, RankState]) -> None:
-        for check in tuple(self._checks):
-            self._take(check, check.check_ranks, states)
-
-    def _take(self, check: Check, judge: Callable[..., Iterator[Finding]], *views: object) -> bool:
-        """Collect the findings of one view; a check that raises is disabled and reported."""
-        try:
-            found = list(judge(*views))
-        except Exception as error:  # noqa: BLE001 - a check must not end the report (STYLE 4.11)
-            self._disable(check, error)
-            return False
-        for finding in found:
-            self._findings.setdefault(finding.identity, finding)
-        return any(finding.severity is not Severity.INFO for finding in found)
-
-    def _disable(self, check: Check, error: Exception) -> None:
-        self._checks.remove(check)
-        self._listeners.clear()
-        self._disabled[check.code] = f"the check crashed: {type(error).__name__}: {error}"
-        finding = CrashedCheck().from_exception(check.code, error, traceback.format_exc())
-        self._findings.setdefault(finding.identity, finding)
-
-
-def _judges_events(check: Check) -> bool:
-    return type(check).check_event is not Check.check_event
+    def _judge_files(self, files: FileWatch) -> None:
+        for alignment in files.tests():
+            self._judges.judge(replace(alignment, states=self.states()))
+        for missing in files.missing():
+            self._judges.judge_missing_file(missing)
+        for subject, race in files.races():
+            self._judges.judge_race(subject, replace(race, states=self.states()))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from distdiag.checks import load_checks
+from distdiag.checks.base import Check
 from distdiag.engine import Engine
 from distdiag.event import (
     CallSite,
@@ -37,12 +38,14 @@ class Job:
     num_ranks: int = 2
     hang_timeout_s: float | None = 5.0
     now_ns: int = S
+    checks: list[Check] | None = None
     engine: Engine = field(init=False)
 
     def __post_init__(self) -> None:
         world = RankSet(range(self.num_ranks))
-        checks = [check() for check in load_checks().values()]
-        self.engine = Engine(checks, world, hang_timeout_s=self.hang_timeout_s)
+        if self.checks is None:
+            self.checks = [check() for check in load_checks().values()]
+        self.engine = Engine(self.checks, world, hang_timeout_s=self.hang_timeout_s)
         self._seq = count()
         self._canon = Canon()
         self._group_seq: dict[tuple[str, int], int] = {}

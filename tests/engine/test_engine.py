@@ -263,8 +263,7 @@ def test_a_check_that_raises_is_disabled_and_reported(method, monkeypatch):
         raise RuntimeError("boom")
 
     monkeypatch.setattr(Broken, method, explode)
-    job = Job()
-    job.engine._checks = [Broken()]
+    job = Job(checks=[Broken()])
     job.call(0, line=10, dtype="float32")
     job.call(1, line=10, dtype="int32")
     job.call(0, line=10)
@@ -279,7 +278,7 @@ def test_a_check_that_raises_is_disabled_and_reported(method, monkeypatch):
 def test_every_check_of_the_catalogue_is_a_check():
     job = Job()
     assert job.engine.checked
-    assert all(isinstance(check, Check) for check in job.engine._checks)
+    assert all(isinstance(check, Check) for check in job.checks)
 
 
 def test_an_exception_after_the_death_of_a_peer_is_not_the_cause():
@@ -435,3 +434,11 @@ def test_a_rank_may_go_on_alone_after_the_others_have_ended():
     job.dies(1)
     job.passes(20)
     assert job.codes == []
+
+
+def test_a_lost_message_in_the_way_of_a_collective_is_said_of_the_message():
+    job = Job(2)
+    job.call(0, waited=False)
+    job.call(1, "recv", 50, peer=0, waited=False)
+    job.passes(3)
+    assert job.codes == ["COL012"]

@@ -1,0 +1,99 @@
+"""The checks of a run: each sees the views that it needs, and its findings are collected."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from distdiag.alignment import Alignment, MissingFile, Race, RankState
+from distdiag.checks.base import Check
+from distdiag.checks.crashed_check import CrashedCheck
+from distdiag.engine.conclusions import Conclusions
+from distdiag.event import Event, FileAccess
+from distdiag.finding import Finding, Severity
+
+States = Mapping[int, RankState]
+
+
+class Judges:
+    """The checks that judge a run, and what they have concluded.
+
+    A check that raises is disabled; `disabled` says why, by code.
+    """
+
+    def __init__(self, checks: Iterable[Check]) -> None:
+        """Let these checks judge."""
+        self.conclusions = Conclusions()
+        self.disabled: dict[str, str] = {}
+        self._checks = list(checks)
+        self._listeners: dict[type[Event], list[Check]] = {}
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes of the checks that judge."""
+        return tuple(check.code for check in self._checks)
+
+    def needing(self, event_type: type[Event]) -> tuple[Check, ...]:
+        """Return the checks that judge events of this type."""
+        return tuple(check for check in self._checks if issubclass(event_type, check.needs))
+
+    def judge(self, alignment: Alignment[Any]) -> bool:
+        """Show a complete alignment; return whether a finding of warning or above came of it."""
+        checks = self.needing(type(alignment.any_event))
+        return any([self._take(check, check.check_alignment, alignment) for check in checks])
+
+    def judge_missing(self, alignment: Alignment[Any]) -> bool:
+        """Show an incomplete alignment; return whether a finding of warning or above came of it."""
+        checks = self.needing(type(alignment.any_event))
+        return any([self._take(check, check.check_missing, alignment) for check in checks])
+
+    def judge_race(self, subject: object, race: Race) -> None:
+        """Show a race; what is found replaces what was found when it was smaller."""
+        for check in self.needing(FileAccess):
+            found = self._ask(check, check.check_race, race)
+            self.conclusions.revise((check.code, subject), found)
+
+    def judge_missing_file(self, missing: MissingFile) -> None:
+        """Show a file for lack of which a rank ended."""
+        for check in self.needing(FileAccess):
+            self._take(check, check.check_missing_file, missing)
+
+    def judge_event(self, event: Event, states: Callable[[], States]) -> None:
+        """Show one event to the checks that judge single events."""
+        kind = type(event)
+        if kind not in self._listeners:
+            self._listeners[kind] = [c for c in self.needing(kind) if _judges_events(c)]
+        for check in tuple(self._listeners[kind]):
+            self._take(check, check.check_event, event, states())
+
+    def judge_ranks(self, states: States) -> None:
+        """Show the job as a whole."""
+        for check in tuple(self._checks):
+            self._take(check, check.check_ranks, states)
+
+    def _take(self, check: Check, judge: Callable[..., Iterator[Finding]], *views: object) -> bool:
+        found = self._ask(check, judge, *views)
+        for finding in found:
+            self.conclusions.add(finding)
+        return any(finding.severity is not Severity.INFO for finding in found)
+
+    def _ask(
+        self, check: Check, judge: Callable[..., Iterator[Finding]], *views: object
+    ) -> list[Finding]:
+        try:
+            return list(judge(*views))
+        except Exception as error:  # noqa: BLE001 - a check must not end the report (STYLE 4.11)
+            self._disable(check, error)
+            return []
+
+    def _disable(self, check: Check, error: Exception) -> None:
+        self._checks.remove(check)
+        self._listeners.clear()
+        self.disabled[check.code] = f"the check crashed: {type(error).__name__}: {error}"
+        finding = CrashedCheck().from_exception(check.code, error, traceback.format_exc())
+        self.conclusions.add(finding)
+
+
+def _judges_events(check: Check) -> bool:
+    return type(check).check_event is not Check.check_event
