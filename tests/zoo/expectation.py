@@ -35,6 +35,8 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     A finding counts when its code is of one of `families` and it names one of `ranks`, `lines`
     (of bug.py) or `subjects`. Where there is a `tie`, the records of two ranks alone do not tell
     who is wrong, so that a finding may also name the peers beside `ranks`, but not instead of them.
+    `evidence_lines` are the sides of a conflict: of each side the same finding must also show one
+    line, as its location or in its evidence. `world_size` is the number of ranks to run.
     `codes` document the best answers, and `hang_class` the kind of hang; the score uses neither.
     """
 
@@ -45,9 +47,11 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     codes: tuple[str, ...]
     ranks: tuple[int, ...]
     lines: tuple[int, ...]
+    evidence_lines: tuple[tuple[int, ...], ...] = ()
     subjects: tuple[str, ...] = ()
     tie: bool = False
     hang_class: HangClass | None = None
+    world_size: int = 2
 
 
 class ZooEntry(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Run one zoo script on two ranks, bounded in time, and leave no process behind."""
+"""Run one zoo script on a few ranks, bounded in time, and leave no process behind."""
 
 import os
 import re
@@ -17,7 +17,6 @@ from tests.zoo.score import Report, read_report
 __all__ = ["Mode", "Run", "run_script"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NUM_RANKS = 2
 POLL_S = 0.2
 # A monitor lives on for a moment after its ranks; whoever is still there later was left behind.
 GRACE_S = 15.0
@@ -88,9 +87,9 @@ def _command_of(process: psutil.Process) -> str:
         return f"pid {process.pid}"
 
 
-def _command(script: Path, mode: Mode, run_dir: Path) -> list[str]:
+def _command(script: Path, mode: Mode, run_dir: Path, num_ranks: int) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    launcher += ["--nproc-per-node", str(NUM_RANKS)]
+    launcher += ["--nproc-per-node", str(num_ranks)]
     if mode != "distdiag":
         return [*launcher, str(script)]
     options = ["--run-dir", str(run_dir), "--hang-timeout", "5", "--on-hang", "abort"]
@@ -125,7 +124,7 @@ def _outcome(status: int | None, log: str) -> Outcome:
     return "failed"
 
 
-def run_script(script: Path, mode: Mode, timeout_s: float) -> Run:
+def run_script(script: Path, mode: Mode, timeout_s: float, *, num_ranks: int = 2) -> Run:
     """Run a script under torchrun in a temporary folder and return how it ended."""
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         run_dir = Path(folder, "run")
@@ -136,7 +135,7 @@ def run_script(script: Path, mode: Mode, timeout_s: float) -> Run:
         started = time.monotonic()
         with log_path.open("wb") as log_file:
             process = subprocess.Popen(
-                _command(script, mode, run_dir),
+                _command(script, mode, run_dir, num_ranks),
                 cwd=work_dir,
                 env=_environment(mode),
                 stdin=subprocess.DEVNULL,

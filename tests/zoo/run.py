@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ __all__ = [
     "EntryResult",
     "Result",
     "ScriptResult",
+    "combine",
     "main",
     "run_entry_script",
     "score_run",
@@ -28,7 +30,10 @@ LOG_TAIL = 4000
 
 
 class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one script did under the tool, and how that is judged."""
+    """What one script did under the tool, and how that is judged.
+
+    A script that ran several times is told by its first run that did not pass, if there is one.
+    """
 
     outcome: str
     status: int | None
@@ -38,6 +43,8 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     names_mismatch: bool
     left_behind: tuple[str, ...]
     log_tail: str
+    num_runs: int = 1
+    num_passed: int = 1
 
     @property
     def cell(self) -> str:
@@ -45,7 +52,8 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
         mark = "[green]ok[/]" if self.score.passed else "[red]no[/]"
         told = f" {self.score.code} by {'+'.join(self.score.matched)}" if self.score.matched else ""
         named = ", named by torch" if self.names_mismatch else ""
-        return f"{mark} {self.outcome}{named}{told} ({self.duration_s:.0f} s)"
+        share = f" {self.num_passed}/{self.num_runs}" if self.num_runs > 1 else ""
+        return f"{mark}{share} {self.outcome}{named}{told} ({self.duration_s:.0f} s)"
 
 
 class EntryResult(msgspec.Struct, frozen=True):
@@ -95,16 +103,28 @@ def run_entry_script(
 ) -> ScriptResult:
     """Run and score the bug or the fix of one entry."""
     script: Path = entry.bug if name == "bug" else entry.fix
-    run = run_script(script, mode, timeout_s)
+    run = run_script(script, mode, timeout_s, num_ranks=entry.expectation.world_size)
+    score = score_run(entry, name, mode, run)
     return ScriptResult(
         outcome=run.outcome,
         status=run.status,
         duration_s=round(run.duration_s, 1),
-        score=score_run(entry, name, mode, run),
+        score=score,
         aborted_at_exit=run.aborted_at_exit,
         names_mismatch=run.names_mismatch,
         left_behind=run.left_behind,
         log_tail=run.log[-LOG_TAIL:],
+        num_passed=int(score.passed),
+    )
+
+
+def combine(results: Sequence[ScriptResult]) -> ScriptResult:
+    """Return one result for several runs of a script: all of them must pass."""
+    told = next((result for result in results if not result.score.passed), results[-1])
+    return msgspec.structs.replace(
+        told,
+        num_runs=sum(result.num_runs for result in results),
+        num_passed=sum(result.num_passed for result in results),
     )
 
 
@@ -136,6 +156,7 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
         "--with", dest="mode", choices=["distdiag", "detail", "plain"], default="distdiag"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
+    parser.add_argument("--times", type=_positive, default=1, metavar="N", help="run each so often")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="bound each script")
     args = parser.parse_args(argv)
     if args.timeout is None:
@@ -144,15 +165,25 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
 def _run_all(entries: list[ZooEntry], args: argparse.Namespace, console: Console) -> Result:
     results = []
     names: tuple[ScriptName, ScriptName] = ("bug", "fix")
     for number, entry in enumerate(entries, start=1):
         scripts = {}
         for name in names:
-            scripts[name] = run_entry_script(entry, name, args.mode, args.timeout)
-            progress = f"\\[{number}/{len(entries)}] {entry.id} {name}.py: {scripts[name].cell}"
-            console.print(progress, highlight=False)
+            runs: list[ScriptResult] = []
+            for _ in range(args.times):
+                runs.append(run_entry_script(entry, name, args.mode, args.timeout))
+                place = f"\\[{number}/{len(entries)}] {entry.id} {name}.py"
+                console.print(f"{place}: {combine(runs).cell}", highlight=False)
+            scripts[name] = combine(runs)
         results.append(EntryResult(entry.id, **scripts))
     return summarise(args.mode, results)
 

@@ -8,6 +8,7 @@ import msgspec
 from tests.zoo.expectation import Expectation
 
 __all__ = [
+    "EvidenceSummary",
     "FindingSummary",
     "Location",
     "Report",
@@ -28,6 +29,12 @@ class Location(msgspec.Struct, frozen=True):
     line: int | None = None
 
 
+class EvidenceSummary(msgspec.Struct, frozen=True):
+    """What the score needs of one piece of evidence."""
+
+    location: Location | None = None
+
+
 class FindingSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What the score needs of one finding of report.json."""
 
@@ -37,6 +44,7 @@ class FindingSummary(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     location: Location | None = None
     subjects: tuple[str, ...] = ()
+    evidence: tuple[EvidenceSummary, ...] = ()
 
     @property
     def alarms(self) -> bool:
@@ -72,12 +80,13 @@ def read_report(run_dir: Path) -> tuple[Report | None, str]:
 
 
 def matches(finding: FindingSummary, expectation: Expectation, script: Path) -> tuple[str, ...]:
-    """Return which of rank, line and subject a finding of an expected family got right."""
+    """Return which of rank, line, sides and subject a finding of an expected family got right."""
     if finding.code[:3] not in expectation.families:
         return ()
     found = {
         "rank": _names_ranks(finding, expectation),
-        "line": _names_line(finding.location, expectation, script),
+        "line": _line_in(finding.location, script) in expectation.lines,
+        "sides": _shows_all_sides(finding, expectation, script),
         "subject": any(
             subject == wanted or subject.endswith(f".{wanted}")
             for subject in finding.subjects
@@ -94,28 +103,43 @@ def _names_ranks(finding: FindingSummary, expectation: Expectation) -> bool:
     return bool(found) and found <= wanted
 
 
-def _names_line(location: Location | None, expectation: Expectation, script: Path) -> bool:
-    if location is None or location.line not in expectation.lines:
-        return False
+def _line_in(location: Location | None, script: Path) -> int | None:
+    """Return the line of the script that a location names, or None."""
+    if location is None:
+        return None
     # A relative name has no folder to compare; the run has no second bug.py.
     named = Path(location.file)
-    return named == script or (not named.is_absolute() and named.name == script.name)
+    is_script = named == script or (not named.is_absolute() and named.name == script.name)
+    return location.line if is_script else None
+
+
+def _shows_all_sides(finding: FindingSummary, expectation: Expectation, script: Path) -> bool:
+    locations = [finding.location, *(evidence.location for evidence in finding.evidence)]
+    shown = {_line_in(location, script) for location in locations}
+    sides = expectation.evidence_lines
+    return bool(sides) and all(shown.intersection(side) for side in sides)
 
 
 def score_bug(
     report: Report | None, expectation: Expectation, script: Path, *, error: str = ""
 ) -> Score:
-    """Score the run of a bug: a hit names the family and the rank, the line or the subject."""
+    """Score the run of a bug: a hit names the family and the rank, the line or the subject.
+
+    Where the bug is a conflict between two lines, a hit names its line and shows both.
+    """
     if report is None:
         return Score(False, reason=error)
     alarms = [finding for finding in report.findings if finding.alarms]
     candidates = [(matches(finding, expectation, script), finding) for finding in alarms]
-    matched, best = max(candidates, key=lambda c: len(c[0]), default=((), None))
+    needed = {"line", "sides"} if expectation.evidence_lines else set()
+    matched, best = max(
+        candidates, key=lambda c: (needed.issubset(c[0]), len(c[0])), default=((), None)
+    )
     if best is None:
         return Score(False, reason="no finding of warning or above")
-    if not matched:
-        told = ", ".join(f"{f.code} ranks {list(f.ranks)} {_line_of(f)}" for f in alarms)
-        return Score(False, best.code, reason=f"nothing that matches: {told}")
+    if not matched or not needed.issubset(matched):
+        told = ", ".join(f"{f.code} ranks {list(f.ranks)} {_lines_of(f)}" for f in alarms)
+        return Score(False, best.code, matched, f"nothing that matches: {told}")
     if not report.complete:
         return Score(False, best.code, matched, "the report is not complete")
     return Score(True, best.code, matched)
@@ -133,7 +157,7 @@ def score_fix(report: Report | None, *, error: str = "") -> Score:
     return Score(True)
 
 
-def _line_of(finding: FindingSummary) -> str:
-    if finding.location is None:
-        return "without a line"
-    return f"{Path(finding.location.file).name}:{finding.location.line}"
+def _lines_of(finding: FindingSummary) -> str:
+    locations = [finding.location, *(evidence.location for evidence in finding.evidence)]
+    named = [f"{Path(place.file).name}:{place.line}" for place in locations if place is not None]
+    return " ".join(dict.fromkeys(named)) or "without a line"

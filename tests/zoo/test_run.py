@@ -5,7 +5,7 @@ import pytest
 
 from tests.zoo.expectation import ZooEntry, load_entries
 from tests.zoo.launch import Run
-from tests.zoo.run import EntryResult, ScriptResult, main, score_run, summarise
+from tests.zoo.run import EntryResult, ScriptResult, combine, main, score_run, summarise
 from tests.zoo.score import FindingSummary, Report, Score
 
 FINISHED = Run(outcome="finished", status=0, duration_s=1.0, log="")
@@ -31,6 +31,7 @@ def script_result(passed: bool) -> ScriptResult:
         names_mismatch=False,
         left_behind=(),
         log_tail="",
+        num_passed=int(passed),
     )
 
 
@@ -78,6 +79,27 @@ def test_the_result_counts_hits_misses_and_false_alarms():
     ]
     result = summarise("distdiag", results)
     assert (result.true_positives, result.misses, result.false_alarms) == (2, 1, 1)
+
+
+def test_of_several_runs_one_that_does_not_pass_speaks_for_all():
+    combined = combine([script_result(True), script_result(False), script_result(True)])
+    assert not combined.score.passed
+    assert (combined.num_passed, combined.num_runs) == (2, 3)
+    assert " 2/3 " in combined.cell
+
+
+def test_several_runs_that_pass_are_counted():
+    combined = combine([script_result(True), script_result(True)])
+    assert combined.score.passed
+    assert (combined.num_passed, combined.num_runs) == (2, 2)
+
+
+@pytest.mark.parametrize("times", ["0", "-3", "often"])
+def test_a_script_runs_at_least_once(times, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--times", times])
+    assert stopped.value.code == 2
+    assert "--times" in capsys.readouterr().err
 
 
 def test_an_unknown_entry_is_wrong_usage(capsys):

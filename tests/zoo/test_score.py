@@ -7,6 +7,7 @@ import pytest
 
 from tests.zoo.expectation import Expectation
 from tests.zoo.score import (
+    EvidenceSummary,
     FindingSummary,
     Location,
     Report,
@@ -83,6 +84,39 @@ def test_a_hit_reports_the_finding_that_matched_most():
     assert (score.passed, score.code, score.matched) == (True, "COL009", ("rank", "subject"))
 
 
+def shown_at(*lines: int) -> dict[str, object]:
+    """Return what a finding has that stands at the first line and shows the others as evidence."""
+    first, *others = [Location("/zoo/entry/bug.py", line) for line in lines]
+    return {"location": first, "evidence": tuple(map(EvidenceSummary, others))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        (shown_at(40, 57), True),
+        (shown_at(57, 41), True),
+        (shown_at(57, 40, 3), True),
+        (shown_at(40), False),
+        (shown_at(40, 41), False),
+        (shown_at(3, 40, 57), False),
+        ({"location": None}, False),
+        (shown_at(57) | {"evidence": (EvidenceSummary(Location("other.py", 40)),)}, False),
+        (shown_at(57) | {"evidence": (EvidenceSummary(),)}, False),
+    ],
+)
+def test_of_a_conflict_both_sides_must_be_shown(changes, passed):
+    conflict = msgspec.structs.replace(EXPECTATION, evidence_lines=((40, 41), (57,)))
+    assert score_bug(report(finding(ranks=(1,), **changes)), conflict, SCRIPT).passed is passed
+
+
+def test_the_finding_that_shows_both_sides_is_told_before_one_that_matches_otherwise():
+    conflict = msgspec.structs.replace(EXPECTATION, evidence_lines=((40,), (57,)))
+    otherwise = finding(ranks=(1,), subjects=("head",), location=Location("bug.py", 40))
+    both = finding(code="COL009", **shown_at(40, 57))
+    score = score_bug(report(otherwise, both), conflict, SCRIPT)
+    assert (score.passed, score.code, score.matched) == (True, "COL009", ("line", "sides"))
+
+
 def test_a_finding_of_severity_info_is_no_hit():
     score = score_bug(report(finding(ranks=(1,), severity="info")), EXPECTATION, SCRIPT)
     assert (score.passed, score.reason) == (False, "no finding of warning or above")
@@ -128,12 +162,19 @@ def test_a_report_is_read_from_below_the_run_directory_and_may_hold_more(tmp_pat
     (tmp_path / "node-0" / "report.json").write_text(
         '{"schema_version": 1, "complete": true, "findings": [{"code": "COL001", "severity": '
         '"error", "grade": "proven", "message": "m", "ranks": [1], "step": null, "location": '
-        '{"file": "bug.py", "line": 4, "function": "main", "source": "x"}, "subjects": []}]}'
+        '{"file": "bug.py", "line": 4, "function": "main", "source": "x"}, "subjects": [], '
+        '"evidence": [{"ranks": [1], "summary": "s", "location": null, "values": {}}]}]}'
     )
     found, error = read_report(tmp_path)
     assert (found, error) == (
         report(
-            finding(code="COL001", message="m", ranks=(1,), location=Location("bug.py", 4)),
+            finding(
+                code="COL001",
+                message="m",
+                ranks=(1,),
+                location=Location("bug.py", 4),
+                evidence=(EvidenceSummary(),),
+            ),
         ),
         "",
     )
