@@ -53,7 +53,7 @@ def mode_of_flags(flags: int) -> Mode | None:
         return None
     access = flags & os.O_ACCMODE
     is_exclusive = bool(flags & os.O_CREAT and flags & os.O_EXCL)
-    if access == os.O_RDONLY:
+    if access == os.O_RDONLY and not is_exclusive:  # who creates a file writes, if only its name
         return Mode(_READ)
     action = FileAction.APPEND if flags & os.O_APPEND else FileAction.WRITE
     return Mode(action, is_exclusive, may_map=access == os.O_RDWR)

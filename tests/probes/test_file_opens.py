@@ -52,6 +52,7 @@ def test_a_mode_says_what_is_done(mode: str, action: FileAction, is_exclusive: b
         (os.O_RDWR, FileAction.WRITE, False),
         (os.O_WRONLY | os.O_APPEND, FileAction.APPEND, False),
         (os.O_WRONLY | os.O_CREAT | os.O_EXCL, FileAction.WRITE, True),
+        (os.O_CREAT | os.O_EXCL, FileAction.WRITE, True),
     ],
 )
 def test_flags_say_what_is_done(flags: int, action: FileAction, is_exclusive: bool) -> None:
