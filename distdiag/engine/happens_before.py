@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from distdiag.alignment import SyncPoint
 from distdiag.engine.path_edges import PathEdges
-from distdiag.engine.schedule import Schedule
+from distdiag.engine.schedule import NEVER, Schedule
 from distdiag.engine.steps import AccessWatch, Steps
 from distdiag.engine.store_edges import Publication, StoreEdges
 from distdiag.engine.sync_edges import RECORDS_OF_ORDER
@@ -42,8 +42,12 @@ class HappensBefore:
 
     @property
     def problem(self) -> str:
-        """Why nothing is replayed any more, or an empty string."""
-        return self._schedule.problem
+        """Why not all accesses can be judged, or an empty string."""
+        if self._schedule.problem:
+            return self._schedule.problem
+        if self._schedule.doubted_ns < NEVER:
+            return "from some moment on it is not known wholly who waited for whom"
+        return ""
 
     # What goes in
 

@@ -51,6 +51,7 @@ def test_calls_that_contradict_one_another_order_nothing_that_could_be_believed(
     fed(job, trace)
     job.engine.finish()
     assert job.codes == ["COL002"]
+    assert "not known" in job.engine.not_checked["BAR999"]
 
 
 def test_a_job_of_one_rank_has_no_races_to_look_for():
