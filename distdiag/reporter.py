@@ -19,7 +19,14 @@ from distdiag.alignment import Fate, RankState
 from distdiag.attendance import Attendance
 from distdiag.config import Config
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent, Collective, Frame, GroupCreated, TorchLoaded
+from distdiag.event import (
+    AnyEvent,
+    Collective,
+    Frame,
+    GroupCreated,
+    ProbeDisabled,
+    TorchLoaded,
+)
 from distdiag.finding import (
     Evidence,
     Finding,
@@ -67,6 +74,7 @@ class RunReporter:
         self._earlier = self._read_earlier()
         self._torch = self._earlier.run.torch if self._earlier else ""
         self._saw_collective = False
+        self._blind_ranks: set[int] = set()
         self._reserve = run_dir.root / "report.reserve"
         self._set_aside(RESERVE_BYTES)
 
@@ -77,6 +85,8 @@ class RunReporter:
             self._torch = event.torch
         elif isinstance(event, Collective | GroupCreated):
             self._saw_collective = True
+        elif isinstance(event, ProbeDisabled) and event.probe == "files":
+            self._blind_ranks.add(event.rank)
 
     def build(
         self,
@@ -178,6 +188,9 @@ class RunReporter:
         gaps: dict[str, str] = {}
         if not self._saw_collective:
             gaps |= {code: "no collective was called" for code in checks if code[:3] == "COL"}
+        if self._blind_ranks:
+            reason = f"the files of {RankSet(self._blind_ranks).phrase()} are not observed wholly"
+            gaps |= {code: reason for code in checks if code[:3] == "BAR"}
         elsewhere = RankSet(set(range(launch.world_size)) - set(self.attendance.ranks))
         if elsewhere:
             reason = f", and {self.problem}" if self.problem else ""

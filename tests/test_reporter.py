@@ -13,6 +13,7 @@ from distdiag.event import (
     Finished,
     Frame,
     Phase,
+    ProbeDisabled,
     ProcessGroup,
     Raised,
     Signature,
@@ -123,6 +124,15 @@ def test_without_any_collective_the_checks_of_collectives_did_not_look(tmp_path)
     assert report.not_checked == {"COL003": "no collective was called"}
     reporter.feed(CALL)
     assert build(reporter).checked == ("COL003", "HNG001")
+
+
+def test_checks_of_files_did_not_look_where_their_probe_was_off(tmp_path):
+    reporter = reporter_of(tmp_path)
+    off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="files", reason="OSError: no room")
+    reporter.feed(off)
+    report = reporter.build([], {}, checks=("BAR001", "HNG001"), not_checked={})
+    assert report.not_checked["BAR001"] == "the files of rank 1 are not observed wholly"
+    assert report.checked == ("HNG001",)
 
 
 def test_ranks_of_other_nodes_and_incomplete_ranks_are_not_passed_over(tmp_path):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from distdiag.alignment import Race
+from distdiag.alignment import Access, Race
 from distdiag.checks.file_race import FileRace, name_of, several
 from distdiag.event import FileAction
 from distdiag.finding import Finding, Grade, Severity
-from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import at
 from distdiag.reasoning.file_races import (
     RaceKind,
@@ -73,9 +72,9 @@ class ConcurrentWriters(FileRace):
             evidence=evidence_of(race),
         )
 
-    def culprits(self, race: Race) -> RankSet:
-        """Return all writers."""
-        return race.ranks
+    def culprits(self, race: Race) -> Mapping[int, Access]:
+        """Return those of all writers."""
+        return race.changes
 
     def say(self, race: Race) -> str:
         """Name the writers, and the guard that lets several of them through."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from distdiag.alignment import Race
+from collections.abc import Mapping
+
+from distdiag.alignment import Access, Race
 from distdiag.checks.file_race import FileRace, several
 from distdiag.finding import Severity
-from distdiag.ranks import RankSet
 from distdiag.reasoning.file_races import RaceKind, phrase
 
 
@@ -44,9 +45,9 @@ class DeletedOrRenamedWhileUsed(FileRace):
     fix_leaves = "Users in other programs."
     disproof = "A collective in which the remover waits for the user lies between the two lines."
 
-    def culprits(self, race: Race) -> RankSet:
-        """Return the ranks that remove."""
-        return RankSet(race.changes)
+    def culprits(self, race: Race) -> Mapping[int, Access]:
+        """Return the removals."""
+        return race.changes
 
     def say(self, race: Race) -> str:
         """Name the removal first."""

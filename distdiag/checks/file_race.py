@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from distdiag.alignment import Race
+from distdiag.alignment import Access, Race
 from distdiag.checks.base import Check
 from distdiag.event import FileAccess
 from distdiag.finding import Finding, Grade
@@ -24,7 +24,7 @@ from distdiag.reasoning.file_races import (
 
 
 class FileRace(Check):
-    """Speaks of one kind of race; `culprits` and `say` tell whom it names, and how."""
+    """Speaks of one kind of race; `culprits` and `say` tell whose accesses it names, and how."""
 
     needs = (FileAccess,)
     kind: ClassVar[RaceKind]
@@ -34,12 +34,11 @@ class FileRace(Check):
         if kind_of(race) is not self.kind:
             return
         culprits = self.culprits(race)
-        sides = {**race.uses, **race.changes} if min(culprits) in race.changes else race.uses
-        access = sides[min(culprits)]
+        access = first_of(culprits)
         grade = grade_of(race)
         yield self.finding(
             self.say(race),
-            ranks=culprits,
+            ranks=RankSet(culprits),
             step=access.event.step,
             location=user_location(access.event.site.frames),
             subjects=subjects_of(race),
@@ -50,9 +49,9 @@ class FileRace(Check):
             fix=self.advise(race),
         )
 
-    def culprits(self, race: Race) -> RankSet:
-        """Return the ranks that go ahead without having waited."""
-        return RankSet(race.uses)
+    def culprits(self, race: Race) -> Mapping[int, Access]:
+        """Return the accesses that go ahead without having waited."""
+        return race.uses
 
     def say(self, race: Race) -> str:
         """Return the sentence that explains the race."""

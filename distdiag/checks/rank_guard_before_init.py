@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from distdiag.alignment import Race
+from collections.abc import Mapping
+
+from distdiag.alignment import Access, Race
 from distdiag.checks.file_race import FileRace, name_of
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
@@ -44,9 +46,10 @@ class RankGuardBeforeInit(FileRace):
     fix_leaves = "Files that were damaged before: remove them."
     disproof = "The condition is meant to hold on these ranks, such as one of each node."
 
-    def culprits(self, race: Race) -> RankSet:
-        """Return the ranks that should not have passed."""
-        return RankSet(race.changes.keys() - {min(race.changes)})
+    def culprits(self, race: Race) -> Mapping[int, Access]:
+        """Return those of the ranks that should not have passed."""
+        first = min(race.changes)
+        return {rank: access for rank, access in race.changes.items() if rank != first}
 
     def say(self, race: Race) -> str:
         """Name the guard and who passed it."""

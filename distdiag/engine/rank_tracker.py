@@ -33,7 +33,9 @@ BUSY_SHARE: Final = 0.3
 """A rank that used this share of its idle time on the processor works; it does not hang."""
 GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
-    {"agent", "collectives", "collective-fronts", "event-file", "functional-collectives", "groups"}
+    """
+    agent collectives collective-fronts event-file functional-collectives process-groups
+    """.split()  # noqa: SIM905 (a list would take a line for each)
 )
 """Without one of these a rank may have made calls that nobody wrote down."""
 

@@ -3,7 +3,7 @@ import pytest
 from distdiag.checks.unordered_file_access import UnorderedFileAccess
 from distdiag.finding import Grade, Severity
 from distdiag.ranks import RankSet
-from tests.checks.races import barrier, judged, missing_file, read_of_write
+from tests.checks.races import access, barrier, judged, missing_file, race, read_of_write
 from tests.checks.streams import Program, plain_site
 
 PREPARE = """
@@ -83,3 +83,13 @@ def test_a_handler_that_raises_again_copes_with_nothing(tmp_path):
     )
     shown = read_of_write(plain_site(1), program.site("load()"), change="rename")
     assert judged(UnorderedFileAccess, shown)
+
+
+def test_ranks_that_write_and_read_are_named_at_their_read():
+    shown = race(
+        "read-of-write",
+        [access(rank, "write", plain_site(3)) for rank in (0, 1)],
+        [access(rank, "read", plain_site(8)) for rank in (0, 1)],
+    )
+    (finding,) = judged(UnorderedFileAccess, shown)
+    assert (finding.ranks, finding.location.line) == (RankSet([0, 1]), 8)
