@@ -12,10 +12,11 @@ TIMEOUT_S = 100.0
 
 
 def cases() -> Iterator[object]:
-    """Every fix, and every bug; of bugs that hang in the same way all but one are slow tests."""
+    """Every fix, and every bug; of bugs of one kind all but the first are slow tests."""
     seen = set()
     for entry in load_entries():
-        kind = entry.expectation.hang_class
+        expected = entry.expectation
+        kind = expected.hang_class or (expected.codes[0] if "BAR" in expected.families else None)
         marks = [pytest.mark.slow] if kind is not None and kind in seen else []
         seen.add(kind)
         yield pytest.param(entry, "bug", id=f"{entry.id}-bug", marks=marks)
