@@ -6,7 +6,6 @@ then named by numbers; `tables` says which numbers are known at the moment.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from itertools import count
 from pathlib import Path
@@ -28,6 +27,7 @@ from distdiag.event import (
 )
 from distdiag.event_file import NO_PLACE, EventWriter
 from distdiag.status_page import EVENTS_STOPPED, StatusPage
+from distdiag.thread_context import Here
 from distdiag.wire import (
     STATES,
     DefineFrame,
@@ -36,8 +36,6 @@ from distdiag.wire import (
     DefineSite,
     encode,
 )
-
-Calls = list[tuple[int, bool]]
 
 _SYNCS: Final = frozenset({GroupCreated, StoreCall, HostSynced, Finished})
 
@@ -81,59 +79,6 @@ class Tables:
         self.signatures: dict[Hashable, int] = {}
         self.frames: dict[Frame, int] = {}
         self.sites: dict[Hashable, Site] = {}
-
-
-class ThreadContext:
-    """What one thread is in the middle of, so that one probe can tell another.
-
-    `is_recorded`: the call on its way to the backend has been written down. `coalesced` collects
-    the calls of a coalescing block, each with whether the user's own code made it. `awaited` is the
-    front that has returned and will wait, with the id of its Work. `module` is the FQN of the
-    module that is being worked for. `is_functional`: a functional collective runs, with the
-    operator `reduce_op`. `name` is the thread's, None in the main thread; `is_native`: C++ started
-    it. `in_file_call`: what is done with files now is our own doing, or a part of a call that is
-    written down already.
-    """
-
-    __slots__ = (
-        "awaited",
-        "backward_depth",
-        "coalesced",
-        "in_file_call",
-        "is_functional",
-        "is_native",
-        "is_recorded",
-        "module",
-        "name",
-        "reduce_op",
-    )
-
-    def __init__(self) -> None:
-        """Look up which thread this is, once."""
-        # Not current_thread(): that would register a dummy for a thread of C++.
-        thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
-        self.is_native = thread is None
-        self.name = None if thread is threading.main_thread() else _name(thread)
-        self.reduce_op: str | None = None
-        self.coalesced: Calls | None = None
-        self.awaited: tuple[int, Calls] = (0, [])
-        self.module: str | None = None
-        self.is_recorded = False
-        self.is_functional = False
-        self.in_file_call = False
-        self.backward_depth = 0
-
-
-class Here(threading.local):
-    """The context of the thread that asks: one look-up where several things are needed."""
-
-    def __init__(self) -> None:
-        """Begin the context of this thread."""
-        self.context = ThreadContext()
-
-
-def _name(thread: threading.Thread | None) -> str:
-    return "native" if thread is None else thread.name
 
 
 class Recorder:

@@ -18,7 +18,8 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.group_methods import METHODS, Method, bind
 from distdiag.probes.tap import Tap
 from distdiag.probes.work import WorkWatch
-from distdiag.recorder import Calls, Recorder, ThreadContext
+from distdiag.recorder import Recorder
+from distdiag.thread_context import Calls, ThreadContext
 
 _Work: Final = dist.Work
 _NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")

@@ -26,7 +26,8 @@ from distdiag.probes.functional import KEY, FunctionalTap
 from distdiag.probes.stack import find_site
 from distdiag.probes.strict import StrictGate
 from distdiag.probes.tap import Tap, TapError
-from distdiag.recorder import Recorder, ThreadContext
+from distdiag.recorder import Recorder
+from distdiag.thread_context import ThreadContext
 
 Kernel = Callable[..., Any]
 

@@ -10,7 +10,8 @@ from typing import Final
 
 from distdiag.event import CallSite, Frame
 from distdiag.probes.stack import MAX_FRAMES, frames_of, is_own_file, stack_key
-from distdiag.recorder import Recorder, Site, ThreadContext
+from distdiag.recorder import Recorder, Site
+from distdiag.thread_context import ThreadContext
 from distdiag.user_code import is_user_file
 
 # Modules by which the interpreter reads source files and metadata for itself.

@@ -9,7 +9,8 @@ from types import FrameType
 from typing import Final
 
 from distdiag.event import CallSite, Frame
-from distdiag.recorder import Recorder, Site, ThreadContext
+from distdiag.recorder import Recorder, Site
+from distdiag.thread_context import ThreadContext
 from distdiag.user_code import is_user_file
 
 MAX_FRAMES: Final = 200

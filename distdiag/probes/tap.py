@@ -25,7 +25,8 @@ from distdiag.probes.group_methods import (
 )
 from distdiag.probes.stack import find_site
 from distdiag.probes.strict import StrictGate
-from distdiag.recorder import Recorder, Site, ThreadContext
+from distdiag.recorder import Recorder, Site
+from distdiag.thread_context import ThreadContext
 
 Front = tuple[int, bool, bool]
 """A call from Python: its event number, whether the user's own code made it, and whether the caller

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from distdiag.event_file import WAITED
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
-from distdiag.recorder import Calls, Recorder
+from distdiag.recorder import Recorder
+from distdiag.thread_context import Calls
 
 _WAITS: Final = ("wait", "synchronize")
 _LOOKS: Final = (
