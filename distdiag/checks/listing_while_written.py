@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
+
 from distdiag.alignment import Race
 from distdiag.checks.file_race import FileRace
-from distdiag.finding import Severity
+from distdiag.event import CallSite
+from distdiag.finding import Finding, Severity
 from distdiag.reasoning.file_races import RaceKind, first_of, phrase
 
 
@@ -14,6 +18,8 @@ class ListingWhileWritten(FileRace):
     ## What it detects
     A listing of a folder, the creation, renaming or removal of an entry by another rank which
     nothing orders with it, and then a use by the listing rank of an entry that came from another.
+    Listings that an installed package makes for itself are left out: many list on every rank, and
+    go on with what rank 0 has found.
 
     ## Why it matters
     The listing holds temporary names that are gone a moment later, or misses entries: ranks go on
@@ -41,6 +47,11 @@ class ListingWhileWritten(FileRace):
     fix_leaves = "Files of earlier runs in the same folder."
     disproof = "A collective in which the listing rank waits for the writer lies between the two."
 
+    def check_race(self, race: Race) -> Iterator[Finding]:
+        """Judge the listing if the user's code has asked for it."""
+        if not all(_is_by_package(access.event.site) for access in race.uses.values()):
+            yield from super().check_race(race)
+
     def say(self, race: Race) -> str:
         """Name the listing first, with an entry that may or may not be in it."""
         entry = first_of(race.changes).event.written
@@ -48,3 +59,8 @@ class ListingWhileWritten(FileRace):
             f"{phrase(race.uses)}, and nothing orders that with {phrase(race.changes)}: whether "
             f"{entry} is listed depends on luck"
         )
+
+
+def _is_by_package(site: CallSite) -> bool:
+    inner = takewhile(lambda frame: not frame.user, site.frames)
+    return any("-packages/" in frame.file for frame in inner)
