@@ -149,15 +149,19 @@ _AnyRecord = (
     | Exited
     | Stacks
     | Observed
+    | FileAccess
     | FileClosed
     | StoreCall
     | HostSynced
 )
 
 
-def _encode_rank_set(value: object) -> list[int]:
+def _plain(value: object) -> list[int] | str:
+    """Return what stands for a value on the wire; libraries make subclasses of text."""
     if isinstance(value, RankSet):
         return list(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     raise NotImplementedError(f"{type(value).__name__} has no wire form")
 
 
@@ -165,7 +169,7 @@ def _decode_rank_set(kind: type, value: Any) -> object:  # noqa: ANN401
     return kind(msgspec.convert(value, tuple[int, ...]))
 
 
-encode: Final[Callable[[object], bytes]] = msgspec.msgpack.Encoder(enc_hook=_encode_rank_set).encode
+encode: Final[Callable[[object], bytes]] = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _decode_record: Final = msgspec.msgpack.Decoder(_AnyRecord).decode
 
 
@@ -297,7 +301,7 @@ def _finite(value: Any) -> Any:  # noqa: ANN401
 
 def encode_report(report: Report) -> bytes:
     """Return a report as indented JSON; NaN and infinities are the strings of their names."""
-    plain = msgspec.to_builtins(report, enc_hook=_encode_rank_set)
+    plain = msgspec.to_builtins(report, enc_hook=_plain)
     return msgspec.json.format(msgspec.json.encode(_finite(plain)), indent=1)
 
 

@@ -39,7 +39,10 @@ Frames = list[dict[str, Any]]
 
 
 class Fault(NamedTuple):
-    """What one rank does at its last call: it is behind, or passes a wrong size or kind."""
+    """What one rank does at its last call: it is behind, or passes a wrong size or kind.
+
+    With ``unnamed`` it is behind, and no dump says which groups there are, as gloo writes them.
+    """
 
     name: str
     rank: int
@@ -81,9 +84,10 @@ def make_dump(rank: int, num_ranks: int, num_entries: int, fault: Fault) -> dict
     config = {
         name: {"name": name, "desc": desc, "ranks": str(list(ranks))}
         for (name, desc), ranks in groups.items()
+        if fault.name != "unnamed"
     }
     is_faulty = rank == fault.rank
-    num_made = num_entries - 1 if is_faulty and fault.name == "behind" else num_entries
+    num_made = num_entries - (is_faulty and fault.name in ("behind", "unnamed"))
     calls = []
     seq_ids = dict.fromkeys(groups, 0)
     for place in range(num_made):
@@ -223,7 +227,7 @@ def main() -> None:
     recorder = parts.add_parser("flight-recorder", help="distdiag analyze against torchfrtrace")
     recorder.add_argument("--ranks", type=int, default=1024)
     recorder.add_argument("--entries", type=int, default=2000)
-    recorder.add_argument("--fault", nargs="+", default=["behind", "size", "kind"])
+    recorder.add_argument("--fault", nargs="+", default=["behind", "size", "kind", "unnamed"])
     recorder.add_argument("--culprit", type=int, help="the rank that goes wrong [the middle one]")
     recorder.set_defaults(run=bench_flight_recorder)
     merge = parts.add_parser("merge", help="trees of stacks of 100,000 ranks become one")

@@ -14,10 +14,15 @@ from distdiag.event import (
     CallSite,
     Collective,
     Exited,
+    FileAccess,
+    FileAction,
+    FileClosed,
+    FileContent,
     Finished,
     Frame,
     GroupCreated,
     Heartbeat,
+    HostSynced,
     Observed,
     Phase,
     ProbeDisabled,
@@ -28,6 +33,7 @@ from distdiag.event import (
     Signature,
     Stacks,
     StepEnd,
+    StoreCall,
     ThreadStack,
     TorchLoaded,
 )
@@ -36,6 +42,17 @@ from distdiag.wire import Canon, EventDecoder, encode
 FRAME = Frame("train.py", 3, "main")
 COMMON = {"rank": 2, "seq": 9, "time_ns": 123, "step": 4}
 EVENTS = [
+    FileAccess(
+        **COMMON,
+        action=FileAction.RENAME,
+        path="/a",
+        written="a",
+        origin="/b",
+        site=CallSite((FRAME,)),
+    ),
+    FileClosed(**COMMON, access=7, content=FileContent(3, (1,))),
+    StoreCall(**COMMON, action="set", store="host:1", keys=("k",), value="v"),
+    HostSynced(**COMMON, api="synchronize"),
     RankStarted(
         **COMMON, local_rank=0, world_size=2, hostname="h", pid=1, python="3", command=("a",),
         unix_ns=5,
@@ -136,3 +153,25 @@ def test_numbers_that_json_does_not_have_are_spelt() -> None:
     spelt = wire._finite({"a": [math.nan, math.inf, -math.inf, 1.5]})
 
     assert json.dumps(spelt) == '{"a": ["NaN", "Infinity", "-Infinity", 1.5]}'
+
+
+class MarkedText(str):
+    """Text that a library has marked, as datasets does with the files that it downloads."""
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+def test_marked_text_is_written_as_text():
+    access = FileAccess(
+        rank=0,
+        seq=0,
+        time_ns=0,
+        action=FileAction.READ,
+        path=MarkedText("/data/a.csv"),
+        written="a.csv",
+        site=CallSite(()),
+    )
+    decoded = EventDecoder(0, Canon()).decode(encode(access))
+    assert isinstance(decoded, FileAccess)
+    assert (decoded.path, type(decoded.path)) == ("/data/a.csv", str)
