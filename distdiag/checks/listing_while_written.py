@@ -17,9 +17,9 @@ class ListingWhileWritten(FileRace):
 
     ## What it detects
     A listing of a folder, the creation, renaming or removal of an entry by another rank which
-    nothing orders with it, and then a use by the listing rank of an entry that came from another.
-    Listings that an installed package makes for itself are left out: many list on every rank, and
-    go on with what rank 0 has found.
+    nothing orders with it, and a use by the listing rank of an entry that came from another, before
+    it has waited for anybody. Listings that an installed package makes for itself are left out:
+    many list on every rank, and go on with what rank 0 has found.
 
     ## Why it matters
     The listing holds temporary names that are gone a moment later, or misses entries: ranks go on

@@ -240,7 +240,8 @@ class FileRaces:
         child = path
         for folder in parents(path) if self._listings else ():
             listing = self._listings.get((access.rank, folder))
-            if listing is not None and self._is_changed(access, child):
+            is_use = listing is not None and _is_of_one_turn(listing, access)
+            if listing is not None and is_use and self._is_changed(access, child):
                 self._set_followed(listing)
             child = folder
 
@@ -254,7 +255,7 @@ class FileRaces:
         """Note that an entry which changes has been used by the rank that had listed the folder."""
         states = [self._index.at(path), *(state for _, state in self._index.below(path))]
         if any(
-            other.rank == listing.rank and other.order > listing.order
+            other.rank == listing.rank and _is_of_one_turn(listing, other)
             for state in states
             if state is not None
             for other, role in state.all()
@@ -268,6 +269,11 @@ class FileRaces:
         listing.is_followed = True
         for group in self._groups.values():
             group.has_news = group.has_news or group.conflict is Conflict.LIST_OF_CHANGED
+
+
+def _is_of_one_turn(listing: TimedAccess, use: TimedAccess) -> bool:
+    """Whether a rank used something after a listing, and had waited for nobody between the two."""
+    return use.order > listing.order and use.num_syncs == listing.num_syncs
 
 
 def _unordered(access: TimedAccess, earlier: TimedAccess) -> bool:

@@ -243,6 +243,16 @@ def test_a_listing_whose_entries_nobody_uses_is_not_followed():
     assert not race.uses[1].is_followed
 
 
+def test_a_use_after_the_rank_has_waited_for_the_others_does_not_follow_the_listing():
+    trace = Trace()
+    trace.access(1, "list", "/d")
+    trace.write(0)
+    trace.everyone()
+    trace.access(1, "read", "/d/f")
+    (race,) = trace.races
+    assert not race.uses[1].is_followed
+
+
 def test_the_listing_that_is_followed_is_the_last_one():
     trace = Trace()
     trace.access(1, "list", "/d", 50)
