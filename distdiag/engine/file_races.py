@@ -241,14 +241,14 @@ class FileRaces:
         for folder in parents(path) if self._listings else ():
             listing = self._listings.get((access.rank, folder))
             is_use = listing is not None and _is_of_one_turn(listing, access)
-            if listing is not None and is_use and self._is_changed(access, child):
+            if listing is not None and is_use and self._is_changed(listing, child):
                 self._set_followed(listing)
             child = folder
 
-    def _is_changed(self, access: TimedAccess, path: str) -> bool:
+    def _is_changed(self, listing: TimedAccess, path: str) -> bool:
         state = self._index.at(path)
         return state is not None and any(
-            access.may_meet(other) for other, _ in state.changes.values()
+            _unordered(listing, other) for other, _ in state.changes.values()
         )
 
     def _note_use_of(self, listing: TimedAccess, path: str) -> None:

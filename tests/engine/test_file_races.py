@@ -253,6 +253,17 @@ def test_a_use_after_the_rank_has_waited_for_the_others_does_not_follow_the_list
     assert not race.uses[1].is_followed
 
 
+def test_a_use_of_what_was_there_before_does_not_follow_the_listing():
+    trace = Trace()
+    trace.write(0, "/d/old")
+    trace.everyone()
+    trace.access(1, "list", "/d")
+    trace.write(0, "/d/new")
+    trace.access(1, "read", "/d/old")
+    (race,) = trace.races
+    assert not race.uses[1].is_followed
+
+
 def test_the_listing_that_is_followed_is_the_last_one():
     trace = Trace()
     trace.access(1, "list", "/d", 50)
