@@ -1,5 +1,6 @@
 """The correct programs: on each of them distdiag must be silent and change nothing."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -78,9 +79,14 @@ PROGRAMS = (
 )
 
 
-def program_parameters() -> list[object]:
-    """Return the programs as pytest parameters, the long ones marked slow."""
+def program_parameters(quick: Collection[str] = ()) -> list[object]:
+    """Return the programs as pytest parameters; long ones, and those not in `quick`, are slow."""
     return [
-        pytest.param(program, id=program.label, marks=[pytest.mark.slow] if program.slow else [])
+        pytest.param(
+            program,
+            id=program.label,
+            marks=[pytest.mark.slow]
+            * (program.slow or (bool(quick) and program.name not in quick)),
+        )
         for program in PROGRAMS
     ]

@@ -9,9 +9,22 @@ from tests.integration.conftest import CheckedRuns
 from tests.integration.launch import run_plain
 from tests.integration.records import read_records
 
+# One of each way to train and to share files; with --all every program.
+QUICK = (
+    "async_overlap",
+    "ddp",
+    "ddp_compile",
+    "fsdp2",
+    "hf_trainer",
+    "locked_cache",
+    "pipeline",
+    "subgroups",
+    "tensor_parallel",
+)
+
 
 @pytest.mark.timeout(800)
-@pytest.mark.parametrize("program", program_parameters())
+@pytest.mark.parametrize("program", program_parameters(QUICK))
 def test_results_are_bit_identical_with_and_without_distdiag(
     program: Program, checked_runs: CheckedRuns, tmp_path: Path
 ) -> None:

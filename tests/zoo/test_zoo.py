@@ -16,8 +16,8 @@ def cases() -> Iterator[object]:
     seen = set()
     for entry in load_entries():
         expected = entry.expectation
-        kind = expected.hang_class or (expected.codes[0] if "BAR" in expected.families else None)
-        marks = [pytest.mark.slow] if kind is not None and kind in seen else []
+        kind = expected.hang_class or expected.codes[0]
+        marks = [pytest.mark.slow] if kind in seen else []
         seen.add(kind)
         yield pytest.param(entry, "bug", id=f"{entry.id}-bug", marks=marks)
         yield pytest.param(entry, "fix", id=f"{entry.id}-fix")
