@@ -140,12 +140,17 @@ def test_on_hang_abort_kills_the_ranks_of_both_nodes(tmp_path):
     assert "HNG002" not in codes(report)
 
 
+def unseen_ranks(report):
+    """The ranks that were not observed; without them the order of file accesses is not known."""
+    return {key for key in report.not_checked if not key.startswith("BAR")}
+
+
 def test_a_node_whose_monitor_is_killed_is_not_observed_any_more_and_nothing_else(tmp_path):
     with FakeCluster(tmp_path, [WORK_ON + FINISH] * 4) as cluster:
         cluster.until_report(lambda r: all("#0" in info.last for info in r.run.ranks))
         cluster.nodes[1].monitor.kill()
         cluster.nodes[1].wait()
-        cluster.until_report(lambda r: len(r.not_checked) == 2, timeout_s=40)
+        cluster.until_report(lambda r: unseen_ranks(r) == {"rank 2", "rank 3"}, timeout_s=40)
         go(cluster)
         cluster.nodes[0].wait()
         assert [rank.wait(10) for rank in cluster.ranks] == [0] * 4
@@ -153,7 +158,7 @@ def test_a_node_whose_monitor_is_killed_is_not_observed_any_more_and_nothing_els
     assert report.complete
     assert report.run.outcome is Outcome.FINISHED
     assert codes(report) == set()
-    assert set(report.not_checked) == {"rank 2", "rank 3"}
+    assert unseen_ranks(report) == {"rank 2", "rank 3"}
     assert "not heard of any more" in report.not_checked["rank 3"]
 
 

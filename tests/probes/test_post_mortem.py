@@ -230,9 +230,8 @@ def error_of(answer: tuple[bytes, bytes | None]) -> str:
 
 SCRIPT = """
 import signal, sys, time
-before = [signal.getsignal(n) for n in range(1, 65) if n not in (32, 33)]
-print(before == [signal.SIG_IGN if n in (13, 25) else signal.default_int_handler if n == 2 else
-                 signal.SIG_DFL for n in range(1, 65) if n not in (32, 33)])
+def name(handler): return getattr(handler, "__qualname__", str(handler))
+print([name(signal.getsignal(n)) for n in range(1, 65) if n not in (32, 33)])
 time.sleep(2)
 print("done")
 sys.stdout.flush()
@@ -247,7 +246,8 @@ def test_a_script_behaves_the_same_under_the_agent(tmp_path: Path) -> None:
     under = run_script(
         ["-m", "distdiag.check", "--run-dir", str(root), "--report", "json", str(script)], tmp_path
     )
-    assert plain.stdout == under.stdout == "True\ndone\n"
+    assert plain.stdout == under.stdout
+    assert plain.stdout.endswith("done\n")
     assert (plain.returncode, under.returncode) == (0, 0)
     assert plain.stderr == under.stderr == ""
     stacks = root / "attempt-0" / "rank-0.stacks"
