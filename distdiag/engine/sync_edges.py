@@ -25,8 +25,6 @@ RECORDS_OF_ORDER: Final = frozenset(
         "collectives",
         "event-file",
         "functional-collectives",
-        "groups",
-        "host-syncs",
         "process-groups",
         "store-calls",
         "work",
