@@ -125,7 +125,15 @@ class EventWriter:
 
     def append(self, payload: bytes) -> None:
         """Write one record, or leave it to the thread that is writing."""
-        self._queue.append(payload)
+        if not self._queue and self._busy.acquire(False):
+            try:
+                self._write(payload)
+            finally:
+                self._busy.release()
+            if not self._queue:
+                return
+        else:
+            self._queue.append(payload)
         self._empty_queue()
 
     def _empty_queue(self) -> None:
@@ -151,8 +159,9 @@ class EventWriter:
             if offset + size + _ROOM > self._segment_bytes:
                 return NO_PLACE  # the definitions have left too little room for this one
         end = offset + 4 + size
-        self._memory[offset + 4 : end] = payload
-        LENGTH.pack_into(self._memory, offset, size | marked)
+        memory = self._memory
+        memory[offset + 4 : end] = payload
+        memory[offset : offset + 4] = (size | marked).to_bytes(4, "little")
         self._offset = end + 1 if marked else end
         return self._index * self._segment_bytes + end
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Final
 
 from distdiag.event import FileAction
-from distdiag.probes.file_paths import FilePaths
+from distdiag.probes.file_paths import NO_NAMES, FilePaths
 from distdiag.probes.file_sites import USER, FileSites, Stack
 from distdiag.recorder import Recorder
 
@@ -71,10 +71,10 @@ class FileLooks:
             context = here.context
             if context.in_file_call:
                 return None
-            folder = paths.plain.get(path[: path.rfind("/") + 1])
-            is_shared = False
-            if folder is not None and path[-1] not in "/." and path.isascii():
-                full, written = folder + path[path.rfind("/") + 1 :], path
+            cut = path.rfind("/") + 1
+            folder, name, is_shared = paths.plain.get(path[:cut]), path[cut:], False
+            if folder is not None and name not in NO_NAMES and name.isascii():
+                full, written = folder + name, path
             else:
                 place = find(path)
                 if place is None:

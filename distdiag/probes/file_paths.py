@@ -17,7 +17,7 @@ from distdiag.probes.file_systems import MountTable
 
 _MOST_FOLDERS: Final = 4096
 _LONGEST_PATH: Final = 4096
-_NO_NAMES: Final = frozenset({"", ".", ".."})
+NO_NAMES: Final = frozenset({"", ".", ".."})
 
 NO_FILES: Final = ("/proc/", "/sys/", "/dev/null")
 """What begins so is left at once."""
@@ -92,7 +92,7 @@ class FilePaths:
         """Return where this path leads, or None for what is nobody's business."""
         cut = written.rfind("/") + 1
         prefix, name = written[:cut], written[cut:]
-        if name in _NO_NAMES:
+        if name in NO_NAMES:
             full = os.path.realpath(written)
             place = None if full == "/" else self.find(full)
             return None if place is None else place._replace(written=_printable(written))
