@@ -292,8 +292,8 @@ class FileAccess(Event, frozen=True, kw_only=True):
     `path` is absolute, with the links of its folder resolved; `written` is what the program gave.
     `api` is what was called (``open``, ``torch.save``). `is_shared`: ranks of other nodes see the
     same file. `is_exclusive`: it is created, and that fails where it exists. `found` is the result
-    of a `TEST`. `has_end`: a `FileClosed` will tell when it was over. `replaces_same`: what a
-    `RENAME` replaces had the same content.
+    of a `TEST`. `has_end`: a `FileClosed` will tell when it was over. `moved`: a digest of
+    the small file that a `RENAME` puts in place.
     """
 
     action: FileAction
@@ -306,7 +306,7 @@ class FileAccess(Event, frozen=True, kw_only=True):
     is_exclusive: bool = False
     found: bool | None = None
     has_end: bool = False
-    replaces_same: bool | None = None
+    moved: str | None = None
     thread: str = "MainThread"
 
 

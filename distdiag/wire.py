@@ -121,7 +121,7 @@ class AccessRecord(_Record, frozen=True, tag="A"):
     is_exclusive: bool = False
     found: bool | None = None
     has_end: bool = False
-    replaces_same: bool | None = None
+    moved: str | None = None
     thread: str | None = None
 
 

@@ -55,7 +55,7 @@ class Access:
     it is made; afterwards `frames` do.
     """
 
-    __slots__ = ("frame", "frames", "key", "origin", "place", "same", "seq")
+    __slots__ = ("frame", "frames", "key", "origin", "place", "moved", "seq")
 
     def __init__(self, key: Key, place: Place, frame: FrameType) -> None:
         """Write nothing yet."""
@@ -64,5 +64,5 @@ class Access:
         self.frame: FrameType | None = frame
         self.frames: tuple[Frame, ...] = ()
         self.origin = ""
-        self.same: bool | None = None
+        self.moved: str | None = None
         self.seq: int | None = None

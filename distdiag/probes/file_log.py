@@ -10,7 +10,7 @@ from typing import Any, Final
 from distdiag.event import FileAction, FileClosed
 from distdiag.probes.base import AnyCallable, Probe
 from distdiag.probes.file_access import MOVES, RELEASES, Access, Attempt, Key
-from distdiag.probes.file_contents import content_of, replaces_same
+from distdiag.probes.file_contents import content_of, digest_of
 from distdiag.probes.file_looks import MOST_SEEN, FileLooks
 from distdiag.probes.file_paths import FilePaths
 from distdiag.probes.file_sites import FileSites
@@ -90,7 +90,7 @@ class FileLog:
         self.paths.forget(path)
         self.paths.forget(access.origin)
         if attempt.action is FileAction.RENAME and self.reads_content:
-            access.same = replaces_same(access.origin, path)
+            access.moved = digest_of(access.origin)
 
     def _write(self, access: Access) -> int:
         attempt, stack = access.key
@@ -116,7 +116,7 @@ class FileLog:
             is_exclusive,
             None,
             has_end,
-            access.same,
+            access.moved,
             thread,
         )
 

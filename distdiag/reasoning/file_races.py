@@ -90,8 +90,8 @@ def is_idempotent(race: Race) -> bool:
         return False
     accesses = list(race.changes.values())
     if all(access.event.action is FileAction.RENAME for access in accesses):
-        same = {access.event.replaces_same for access in accesses}
-        return True in same and False not in same
+        moved = {access.event.moved for access in accesses}
+        return len(moved) == 1 and None not in moved
     contents = [access.closed.content if access.closed else None for access in accesses]
     return all(
         one is not None and other is not None and _agree(one, other)

@@ -33,9 +33,14 @@ def test_writers_of_the_same_content_are_information():
     assert "with the same content" in finding.message
 
 
-@pytest.mark.parametrize(("same", "is_alarm"), [(True, False), (False, True), (None, True)])
-def test_a_replacement_counts_by_what_it_replaces(same, is_alarm):
-    shown = writers(None, None, action="rename", replaces_same=same)
+@pytest.mark.parametrize(
+    ("moved", "is_alarm"), [(("a", "a"), False), (("a", "b"), True), ((None, None), True)]
+)
+def test_replacements_count_by_what_they_put_in_place(moved, is_alarm):
+    shown = race(
+        "two-writes",
+        [access(rank, "rename", plain_site(5), moved=digest) for rank, digest in enumerate(moved)],
+    )
     assert bool(alarms(ConcurrentWriters, shown)) is is_alarm
 
 

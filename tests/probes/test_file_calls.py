@@ -43,19 +43,18 @@ def test_moving_names_both_ends(observed: Observed, folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("there", "is_same"), [("b", True), ("x", False), ("longer", False), (None, None)]
-)
-def test_replacing_tells_whether_the_content_was_the_same(
-    observed: Observed, folder: Path, there: str | None, is_same: bool | None
-) -> None:
-    if there is not None:
-        (folder / "there").write_text(there)
+def test_a_rename_tells_what_is_put_in_place(observed: Observed, folder: Path) -> None:
+    (folder / "same").write_text("b")
+    (folder / "other").write_text("c")
 
-    os.replace(folder / "b", folder / "there")
+    for name in ("b", "same", "other", "old"):
+        os.replace(folder / name, folder / f"{name}.there")
 
-    assert observed.accesses(folder)[-1].replaces_same is is_same
-    assert (folder / "there").read_text() == "b"
+    first, second, third, tree = [access.moved for access in observed.accesses(folder)[-4:]]
+    assert first == second != third
+    assert third is not None
+    assert tree is None
+    assert (folder / "same.there").read_text() == "b"
 
 
 def test_removing(observed: Observed, folder: Path) -> None:

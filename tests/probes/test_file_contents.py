@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distdiag.probes import file_contents
-from distdiag.probes.file_contents import BLOCK, LARGEST_CONTENT, content_of, replaces_same
+from distdiag.probes.file_contents import BLOCK, LARGEST_CONTENT, content_of, digest_of
 
 
 def test_a_small_file_is_told_by_its_size_and_its_blocks(tmp_path: Path) -> None:
@@ -42,24 +42,27 @@ def test_the_largest_content_is_whole(tmp_path: Path) -> None:
     ("mine", "theirs", "is_same"),
     [(b"a", b"a", True), (b"a", b"b", False), (b"a", b"ab", False), (b"", b"", True)],
 )
-def test_files_are_compared(tmp_path: Path, mine: bytes, theirs: bytes, is_same: bool) -> None:
+def test_digests_compare_files(tmp_path: Path, mine: bytes, theirs: bytes, is_same: bool) -> None:
     (tmp_path / "mine").write_bytes(mine)
     (tmp_path / "theirs").write_bytes(theirs)
 
-    assert replaces_same(str(tmp_path / "mine"), str(tmp_path / "theirs")) is is_same
+    digests = [digest_of(str(tmp_path / name)) for name in ("mine", "theirs")]
+
+    assert None not in digests
+    assert (digests[0] == digests[1]) is is_same
 
 
-def test_what_is_large_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_contents, "LARGEST_REPLACED", 3)
+def test_what_is_large_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_contents, "LARGEST_MOVED", 3)
     (tmp_path / "a").write_bytes(b"1234")
-    (tmp_path / "b").write_bytes(b"1234")
 
-    assert replaces_same(str(tmp_path / "a"), str(tmp_path / "b")) is None
+    assert digest_of(str(tmp_path / "a")) is None
 
 
-def test_what_is_no_file_is_not_compared(tmp_path: Path) -> None:
+def test_what_is_no_file_has_no_digest(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1234")
+    (tmp_path / "link").symlink_to("a")
     os.mkfifo(tmp_path / "pipe")
 
-    for name in ("none", "pipe", "."):
-        assert replaces_same(str(tmp_path / "a"), str(tmp_path / name)) is None
+    for name in ("none", "pipe", ".", "link"):
+        assert digest_of(str(tmp_path / name)) is None
