@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from distdiag.event import AnyEvent, Exited, Finished, Raised
+from distdiag.any_event import AnyEvent
+from distdiag.event import Exited, Finished, Raised
 from distdiag.finding import Outcome
 from distdiag.ranks import RankSet
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.config import DumpTransport
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent, Stacks
+from distdiag.event import Stacks
 from distdiag.ranks import RankSet
 from distdiag.transports.carriers import (
     CarriageError,

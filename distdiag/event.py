@@ -344,25 +344,3 @@ class HostSynced(Event, frozen=True, kw_only=True):
     """The host waited for the device, and so for the collectives that were queued before."""
 
     api: str
-
-
-AnyEvent = (
-    RankStarted
-    | TorchLoaded
-    | GroupCreated
-    | Collective
-    | CollectiveState
-    | StepEnd
-    | Raised
-    | Signalled
-    | Finished
-    | ProbeDisabled
-    | Heartbeat
-    | Exited
-    | Stacks
-    | Observed
-    | FileAccess
-    | FileClosed
-    | StoreCall
-    | HostSynced
-)

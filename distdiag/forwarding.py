@@ -15,9 +15,10 @@ from typing import Final
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.attendance import Attendance
 from distdiag.config import Config
-from distdiag.event import AnyEvent, Observed, Stacks
+from distdiag.event import Observed, Stacks
 from distdiag.local_ranks import LocalRanks
 from distdiag.ranks import RankSet
 from distdiag.reporter import say

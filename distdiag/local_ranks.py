@@ -6,11 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.attendance import Attendance
 from distdiag.config import Config
 from distdiag.dumps.proc import Process, kill_families, wait_for_end
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent, Exited, Finished, Stacks
+from distdiag.event import Exited, Finished, Stacks
 from distdiag.ranks import RankSet
 from distdiag.run_dir import LaunchFile, RunDir
 from distdiag.status_page import read_status

@@ -19,12 +19,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.checks import Check, load_checks
 from distdiag.config import Config
 from distdiag.dump_transport import DumpTransporter
 from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.engine import Engine
-from distdiag.event import AnyEvent
 from distdiag.finding import Finding, Report
 from distdiag.forwarding import ForwardingMonitor
 from distdiag.local_ranks import LocalRanks

@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.attendance import Attendance
-from distdiag.event import AnyEvent
 from distdiag.finding import Outcome
 from distdiag.ranks import RankSet
 from distdiag.reporter import say

@@ -16,17 +16,11 @@ from typing import Final
 import msgspec
 
 from distdiag.alignment import Fate, RankState
+from distdiag.any_event import AnyEvent
 from distdiag.attendance import Attendance
 from distdiag.config import Config
 from distdiag.errors import DamagedFileError
-from distdiag.event import (
-    AnyEvent,
-    Collective,
-    Frame,
-    GroupCreated,
-    ProbeDisabled,
-    TorchLoaded,
-)
+from distdiag.event import Collective, Frame, GroupCreated, ProbeDisabled, TorchLoaded
 from distdiag.finding import (
     Evidence,
     Finding,

@@ -11,32 +11,17 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import (
-    AnyEvent,
     CallSite,
     Collective,
     CollectiveState,
-    Exited,
     FileAccess,
     FileAction,
-    FileClosed,
-    Finished,
     Frame,
-    GroupCreated,
-    Heartbeat,
-    HostSynced,
-    Observed,
-    ProbeDisabled,
     ProcessGroup,
-    Raised,
-    RankStarted,
-    Signalled,
     Signature,
-    Stacks,
-    StepEnd,
-    StoreCall,
-    TorchLoaded,
 )
 from distdiag.finding import Report
 from distdiag.ranks import RankSet
@@ -135,24 +120,7 @@ _AnyRecord = (
     | CallRecord
     | StateRecord
     | AccessRecord
-    | RankStarted
-    | TorchLoaded
-    | GroupCreated
-    | Collective
-    | CollectiveState
-    | StepEnd
-    | Raised
-    | Signalled
-    | Finished
-    | ProbeDisabled
-    | Heartbeat
-    | Exited
-    | Stacks
-    | Observed
-    | FileAccess
-    | FileClosed
-    | StoreCall
-    | HostSynced
+    | AnyEvent
 )
 
 

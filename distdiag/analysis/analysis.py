@@ -10,10 +10,11 @@ from typing import Final
 from distdiag.alignment import Fate, RankState
 from distdiag.analysis.evidence import Evidence, gather
 from distdiag.analysis.timeline import Timeline
+from distdiag.any_event import AnyEvent
 from distdiag.attendance import Attendance
 from distdiag.checks import load_checks
 from distdiag.engine import Engine
-from distdiag.event import AnyEvent, Collective, Event, RankStarted, TorchLoaded
+from distdiag.event import Collective, Event, RankStarted, TorchLoaded
 from distdiag.finding import Outcome, RankInfo, Report, Run
 from distdiag.ranks import RankSet
 from distdiag.reporter import last_act

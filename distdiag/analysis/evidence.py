@@ -9,11 +9,11 @@ from typing import Final
 
 from distdiag.analysis.reading import read_files
 from distdiag.analysis.run_folders import RunFolder, find_run_folders, is_run_folder
+from distdiag.any_event import AnyEvent
 from distdiag.dumps.rank_resolution import resolve_ranks
 from distdiag.dumps.reading import RankDump
 from distdiag.dumps.recordings import RecordedRun, Recording, RecordingDump
 from distdiag.errors import UsageError
-from distdiag.event import AnyEvent
 from distdiag.ranks import RankSet
 from distdiag.wire import Canon
 

@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.dumps.proc import Process
 from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
-from distdiag.event import AnyEvent, Exited, Finished, Heartbeat, Raised, RankStarted
+from distdiag.event import Exited, Finished, Heartbeat, Raised, RankStarted
 from distdiag.run_dir import LaunchFile, RunDir
 from distdiag.status_page import read_status
 from distdiag.transports.files import LocalFiles

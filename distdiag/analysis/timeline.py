@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.engine import Engine
-from distdiag.event import AnyEvent, Collective, Exited, Heartbeat, Phase, Stacks
+from distdiag.event import Collective, Exited, Heartbeat, Phase, Stacks
 
 START_NS: Final = 1_000_000_000
 LOOK_NS: Final = 250_000_000

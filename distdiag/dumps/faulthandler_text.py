@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.dumps.log_lines import streams
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stack_text import (
@@ -18,7 +19,7 @@ from distdiag.dumps.stack_text import (
     python_frame,
     stacks_event,
 )
-from distdiag.event import AnyEvent, Exited, Frame, ThreadStack
+from distdiag.event import Exited, Frame, ThreadStack
 
 _SIGN: Final = b"(most recent call first):"
 _THREAD: Final = re.compile(

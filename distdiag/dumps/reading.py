@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 
 import distdiag.dumps as package
-from distdiag.event import AnyEvent
+from distdiag.any_event import AnyEvent
 
 UNKNOWN_RANK = -1
 """What the `rank` of an event is while `RankDump.rank` is None."""

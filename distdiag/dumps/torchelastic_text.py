@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.dumps.log_lines import Line, lines_with
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
-from distdiag.event import AnyEvent, Exited, Observed, Value
+from distdiag.event import Exited, Observed, Value
 
 _EXITCODE: Final = b"exitcode"
 _WORDS: Final = (_EXITCODE, b"Root Cause", b"  time ", b"  host ", b"  rank ")

@@ -55,7 +55,7 @@ class Access:
     it is made; afterwards `frames` do.
     """
 
-    __slots__ = ("frame", "frames", "key", "origin", "place", "moved", "seq")
+    __slots__ = ("frame", "frames", "key", "moved", "origin", "place", "seq")
 
     def __init__(self, key: Key, place: Place, frame: FrameType) -> None:
         """Write nothing yet."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from distdiag.event import AnyEvent
+from distdiag.any_event import AnyEvent
 
 
 class EventSource:

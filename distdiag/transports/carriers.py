@@ -18,8 +18,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.errors import UNDECODABLE, DamagedFileError
-from distdiag.event import AnyEvent
 from distdiag.run_dir import write_atomically
 from distdiag.transports.frames import Carriage
 from distdiag.wire import Canon, EventDecoder, encode

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
+from distdiag.any_event import AnyEvent
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent, Exited, Finished, Heartbeat, Phase, ProbeDisabled, Raised
+from distdiag.event import Exited, Finished, Heartbeat, Phase, ProbeDisabled, Raised
 from distdiag.event_reader import EventReader
 from distdiag.run_dir import RunDir
 from distdiag.status_page import Status, read_status

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent
 from distdiag.ranks import RankSet
 from distdiag.run_dir import ReporterAddress
 from distdiag.transports.frames import (

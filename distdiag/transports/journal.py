@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent, Heartbeat
+from distdiag.event import Heartbeat
 from distdiag.wire import Canon, EventDecoder, encode
 
 MOST_BYTES: Final = 64 << 20

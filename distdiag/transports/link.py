@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from distdiag.event import AnyEvent, Heartbeat
+from distdiag.any_event import AnyEvent
+from distdiag.event import Heartbeat
 from distdiag.transports.frames import AnyFrame, FrameReader, LinkError, Ping, Pong, to_bytes
 
 READ_BYTES: Final = 1 << 16

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent, Heartbeat, ProbeDisabled, Stacks
+from distdiag.event import Heartbeat, ProbeDisabled, Stacks
 from distdiag.event_reader import EventReader
 from distdiag.run_dir import RunDir
 from distdiag.transports.frames import Batch, to_bytes

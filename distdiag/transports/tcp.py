@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from distdiag.any_event import AnyEvent
 from distdiag.errors import DamagedFileError
-from distdiag.event import AnyEvent, Exited, ProbeDisabled
+from distdiag.event import Exited, ProbeDisabled
 from distdiag.ranks import RankSet
 from distdiag.run_dir import ReporterAddress
 from distdiag.transports.base import EventSource

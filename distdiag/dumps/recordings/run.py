@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from distdiag.any_event import AnyEvent
 from distdiag.dumps.recordings.groups import resolve_groups
 from distdiag.dumps.recordings.names import refined_op
 from distdiag.dumps.recordings.recording import (
@@ -23,7 +24,6 @@ from distdiag.dumps.recordings.recording import (
 )
 from distdiag.dumps.recordings.spans import find_spans
 from distdiag.event import (
-    AnyEvent,
     CallSite,
     Collective,
     CollectiveState,

@@ -1,0 +1,129 @@
+"""What probes observe of models: how each tensor is sharded, who owns it, and what it holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from distdiag.event import CallSite, Event
+
+
+class Moment(StrEnum):
+    """When the content of a model's tensors was looked at."""
+
+    START = "start"  # when it was wrapped, or else before its first backward pass
+    STEP = "step"  # parameters and buffers as an optimizer step finds them
+    BACKWARD = "backward"  # gradients as a backward pass leaves them
+    GRADIENT = "gradient"  # gradients as an optimizer step finds them
+
+
+class Basis(StrEnum):
+    """From what it is known which ranks hold the same tensor."""
+
+    MESH = "mesh"  # the placements of a DTensor
+    WRAPPER = "wrapper"  # the process group of DDP, FSDP or ZeRO
+    REDUCED = "reduced"  # the program itself reduced its gradient, or broadcast it
+    BESIDE = "beside"  # a frozen model beside one that all ranks train together
+    WORLD = "world"  # nothing: all ranks, by guess
+
+
+class Mesh(msgspec.Struct, frozen=True, array_like=True):
+    """A device mesh as one rank knows it. `ranks` are global ranks in row-major order."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return " x ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
+
+
+class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter or buffer of a model: how it is kept on one rank.
+
+    `name` is the FQN as the user knows it, `shape` the global one. `keeper` is what synchronises it
+    (``FSDP2``, ``DDP``, …, or an empty string), `unit` the FQN of the module that was wrapped.
+    `replicas` are the global ranks that hold the same content. `owners` are the optimizers that
+    hold the parameter. `is_late`: it was added after its model had been sharded.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_parameter: bool = True
+    requires_grad: bool = False
+    keeper: str = ""
+    unit: str = ""
+    placements: tuple[str, ...] = ()
+    mesh: Mesh | None = None
+    replicas: tuple[int, ...] = ()
+    basis: Basis = Basis.WORLD
+    owners: tuple[str, ...] = ()
+    tied_to: str = ""
+    is_late: bool = False
+
+
+class ModelPlan(Event, frozen=True, kw_only=True):
+    """A part of the plan of one model: its tensors from number `first` on, of `total`.
+
+    `model` is the name of its class, with a number if there are several of them.
+    """
+
+    model: str
+    moment: Moment
+    first: int
+    total: int
+    tensors: tuple[TensorPlan, ...]
+
+
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's part of a tensor holds.
+
+    Equal bytes have equal digests if the digests begin with the same letter. The figures are over
+    finite values (nan if there are none), the shares from 0 to 1; of a large tensor they may be
+    those of a sample.
+    """
+
+    digest: str
+    num_elements: int
+    least: float
+    greatest: float
+    mean: float
+    nan_share: float = 0.0
+    zero_share: float = 0.0
+    subnormal_share: float = 0.0
+
+
+class ModelState(Event, frozen=True, kw_only=True):
+    """What the tensors of a model hold, from number `first` on in its last plan.
+
+    At `BACKWARD` and `GRADIENT` these are the gradients. None: there is no gradient, or nothing
+    that can be read.
+    """
+
+    model: str
+    moment: Moment
+    first: int
+    total: int
+    contents: tuple[Content | None, ...]
+
+
+class OptimizerState(Event, frozen=True, kw_only=True):
+    """An optimizer right before it steps.
+
+    `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are parameters of
+    models that have a gradient and no owner, while the optimizer holds parameters that belong to no
+    model any more. `least_count` and `greatest_count` are the step counters in its state, -1 if
+    there are none.
+    """
+
+    optimizer: str
+    num_parameters: int
+    num_without_gradient: int
+    num_foreign: int
+    replaced: tuple[str, ...]
+    learning_rates: tuple[float, ...]
+    least_count: int
+    greatest_count: int
+    site: CallSite
