@@ -139,8 +139,9 @@ class RankAgent:
         self._imported.add(name)
         ready = [plan for plan in self._plans if self._imported.issuperset(plan.needs)]
         for plan in ready:
-            self._plans.remove(plan)
-            self._install(plan)
+            if plan in self._plans:  # installing one may import what another one waits for
+                self._plans.remove(plan)
+                self._install(plan)
 
     def _install(self, plan: Plan) -> None:
         try:
@@ -211,6 +212,8 @@ class RankAgent:
 
     def _finish(self, exit_status: int) -> None:
         recorder = self.recorder
+        for probe in self.probes:
+            guarded(probe.flush, f"the end of the probe {probe.name}")
         recorder.set_phase(Phase.FINISHED)
         recorder.event(Finished, exit_status=exit_status)
         recorder.beat()

@@ -26,7 +26,7 @@ from distdiag.ranks import RankSet
 
 E = TypeVar("E", bound=Event)
 
-Kind = Literal["collective", "message", "group", "test"]
+Kind = Literal["collective", "message", "group", "test", "optimizer", "save"]
 
 
 class Fate(StrEnum):
@@ -96,8 +96,10 @@ class Alignment(Generic[E]):
 
     `kind` is ``collective`` (key: group label, collective_seq_id), ``message`` (a send and the
     receive that should match it, key: group label, source, destination, tag, index), ``group``
-    (a call that creates process groups, key: its ordinal) or ``test`` (a path whose existence all
-    ranks tested at one place of the program, key: path, index). `trigger` is None when all expected
+    (a call that creates process groups, key: its ordinal), ``test`` (a path whose existence all
+    ranks tested at one place of the program, key: path, index), ``optimizer`` (an optimizer that is
+    about to step, key: optimizer, step) or ``save`` (parts of sharded parameters that were saved,
+    key: their names). `trigger` is None when all expected
     ranks are here. `parted` is the earlier point of the same group from which on the ranks' call
     sites have differed without meeting again, if there is one: the probable origin.
     """

@@ -22,7 +22,13 @@ from distdiag.event import (
     StoreCall,
     TorchLoaded,
 )
-from distdiag.model_event import ModelPlan, ModelState, OptimizerState
+from distdiag.model_event import (
+    ModelPlan,
+    ModelState,
+    OptimizerState,
+    PartialRead,
+    SliceSaved,
+)
 
 AnyEvent = (
     RankStarted
@@ -46,4 +52,6 @@ AnyEvent = (
     | ModelPlan
     | ModelState
     | OptimizerState
+    | PartialRead
+    | SliceSaved
 )

@@ -24,6 +24,8 @@ class Basis(StrEnum):
     MESH = "mesh"  # the placements of a DTensor
     WRAPPER = "wrapper"  # the process group of DDP, FSDP or ZeRO
     REDUCED = "reduced"  # the program itself reduced its gradient, or broadcast it
+    MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model
+    MODEL = "model"  # other tensors of the same model are sharded over these ranks
     BESIDE = "beside"  # a frozen model beside one that all ranks train together
     WORLD = "world"  # nothing: all ranks, by guess
 
@@ -45,7 +47,8 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     `name` is the FQN as the user knows it, `shape` the global one. `keeper` is what synchronises it
     (``FSDP2``, ``DDP``, …, or an empty string), `unit` the FQN of the module that was wrapped.
     `replicas` are the global ranks that hold the same content. `owners` are the optimizers that
-    hold the parameter. `is_late`: it was added after its model had been sharded.
+    hold the parameter. `is_late`: it was added after its model had been sharded. `untied_from` is
+    the tensor that it should be one with, by the configuration of the model, and is not.
     """
 
     name: str
@@ -62,12 +65,14 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     owners: tuple[str, ...] = ()
     tied_to: str = ""
     is_late: bool = False
+    untied_from: str = ""
 
 
 class ModelPlan(Event, frozen=True, kw_only=True):
     """A part of the plan of one model: its tensors from number `first` on, of `total`.
 
-    `model` is the name of its class, with a number if there are several of them.
+    `model` is the name of its class after those of its wrappers, with a number if there are several
+    of them; `site` is where the program was then.
     """
 
     model: str
@@ -75,6 +80,7 @@ class ModelPlan(Event, frozen=True, kw_only=True):
     first: int
     total: int
     tensors: tuple[TensorPlan, ...]
+    site: CallSite
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +113,7 @@ class ModelState(Event, frozen=True, kw_only=True):
     first: int
     total: int
     contents: tuple[Content | None, ...]
+    site: CallSite
 
 
 class OptimizerState(Event, frozen=True, kw_only=True):
@@ -115,10 +122,19 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are parameters of
     models that have a gradient and no owner, while the optimizer holds parameters that belong to no
     model any more. `least_count` and `greatest_count` are the step counters in its state, -1 if
-    there are none.
+    there are none; `num_backwards` passes were made since the step before, and `num_gradients`
+    parameters of all models have a gradient. It has stepped `num_steps` times before,
+    `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
+    state are those of parameters that it does not hold, and `stateless` parameters have none.
     """
 
     optimizer: str
+    num_backwards: int
+    num_gradients: int
+    num_steps: int
+    num_zero_steps: int
+    num_stale_states: int
+    stateless: tuple[str, ...]
     num_parameters: int
     num_without_gradient: int
     num_foreign: int
@@ -126,4 +142,26 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     learning_rates: tuple[float, ...]
     least_count: int
     greatest_count: int
+    site: CallSite
+
+
+class PartialRead(Event, frozen=True, kw_only=True):
+    """The program took a number out of a DTensor that is only this rank's part of a sum or norm.
+
+    `api` is the method (``item``); `placements` are those of the tensor.
+    """
+
+    api: str
+    placements: tuple[str, ...]
+    site: CallSite
+
+
+class SliceSaved(Event, frozen=True, kw_only=True):
+    """The program saves this rank's parts of sharded parameters as plain tensors.
+
+    `names` are the parameters, `members` the global ranks that hold their parts.
+    """
+
+    names: tuple[str, ...]
+    members: tuple[int, ...]
     site: CallSite

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
+from types import FrameType
 from typing import Any, Final
 
 from distdiag.event import (
@@ -108,6 +109,14 @@ class Recorder:
         self.backward: tuple[Hashable, tuple[Frame, ...]] | None = None
         self.before_sync: Callable[[], None] | None = None
         """Called before an event that orders what this rank did for other ranks, or they for it."""
+        self.after_wrap: Callable[[Any], None] | None = None
+        """Called with modules when FSDP2 has wrapped them."""
+        self.before_share: Callable[[object, object], None] | None = None
+        """Called with the tensors of an all-reduce or a broadcast, and the process group."""
+        self.before_save: Callable[[object, FrameType], None] | None = None
+        """Called with what `torch.save` is given."""
+        self.before_forward: Callable[[], None] | None = None
+        """Called when a sharded model is about to be used for the first time."""
         self._page = page
         self._seqs = count()
         self._numbers = count()

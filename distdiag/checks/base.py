@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
 from distdiag.ranks import RankSet
 
 
@@ -47,6 +48,22 @@ class Check:
 
     def check_missing_file(self, missing: MissingFile) -> Iterator[Finding]:
         """Judge a rank that ended because a file was not there."""
+        yield from ()
+
+    def check_model(self, view: ModelView) -> Iterator[Finding]:
+        """Judge the plans of one model, once all ranks that keep it together have told theirs."""
+        yield from ()
+
+    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+        """Judge tensors that differ between the ranks that should hold the same."""
+        yield from ()
+
+    def check_contents(self, view: ContentView) -> Iterator[Finding]:
+        """Judge what the ranks hold of a model when it is used for the first time."""
+        yield from ()
+
+    def check_scaling(self, view: ScalingView) -> Iterator[Finding]:
+        """Judge by what the ranks of one model multiplied their gradients."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

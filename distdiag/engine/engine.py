@@ -14,6 +14,7 @@ from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
+from distdiag.engine.model_watch import ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
@@ -65,6 +66,7 @@ class Engine:
         self._stall = Stall(hang_timeout_s)
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
+        self._models = ModelWatch(world, self._judges)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
@@ -122,7 +124,9 @@ class Engine:
             case Stacks():
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
-        if self._files is not None:
+        if isinstance(event, ModelEvent):
+            self._models.feed(event)
+        elif self._files is not None:
             self._files.feed(event)
         self._judges.judge_event(event, self.states)
 
@@ -181,6 +185,7 @@ class Engine:
         if self._files is not None:
             self._files.finish()
             self._judge_files(self._files)
+        self._models.finish()
         waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:

@@ -12,6 +12,8 @@ from distdiag.checks.crashed_check import CrashedCheck
 from distdiag.engine.conclusions import Conclusions
 from distdiag.event import Event, FileAccess
 from distdiag.finding import Finding, Severity
+from distdiag.model_event import ModelPlan, ModelState
+from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, View
 
 States = Mapping[int, RankState]
 
@@ -53,6 +55,20 @@ class Judges:
         for check in self.needing(FileAccess):
             found = self._ask(check, check.check_race, race)
             self.conclusions.revise((check.code, subject), found)
+
+    def judge_model(self, view: View) -> None:
+        """Show plans, contents or gradients of a model."""
+        kind = ModelPlan if isinstance(view, ModelView) else ModelState
+        for check in self.needing(kind):
+            match view:
+                case ModelView():
+                    self._take(check, check.check_model, view)
+                case ReplicaView():
+                    self._take(check, check.check_replicas, view)
+                case ContentView():
+                    self._take(check, check.check_contents, view)
+                case ScalingView():
+                    self._take(check, check.check_scaling, view)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

@@ -49,6 +49,9 @@ class Probe(ABC):
             self.fail(error)
             self.uninstall()
 
+    def flush(self) -> None:  # noqa: B027 (most probes keep nothing back)
+        """Write down what is known by now: the script has ended."""
+
     def uninstall(self) -> None:
         """Take the hooks away again, those that nobody has wrapped since."""
         self.off = True

@@ -68,10 +68,24 @@ def _sharding(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [ShardingContext(recorder)]
 
 
-def _steps(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.steps import BackwardWatch, StepClock
+def _sharding_moments(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.sharding_moments import ShardingMoments
 
-    return [BackwardWatch(recorder), StepClock(recorder)]
+    return [ShardingMoments(recorder)]
+
+
+def _partial_reads(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.partial_reads import PartialReads
+
+    return [PartialReads(recorder)]
+
+
+def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    from distdiag.probes.steps import BackwardWatch, StepClock
+    from distdiag.probes.survey import Survey
+
+    survey = Survey(recorder, only_start=config.profile == "light")
+    return [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
 
 
 def _dataloader(recorder: Recorder, _: Config) -> Sequence[Probe]:
@@ -113,6 +127,12 @@ PLANS: Final = (
         "sharding-context",
         ("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group"),
         _sharding,
+    ),
+    Plan("partial-reads", ("torch", "torch.distributed.tensor"), _partial_reads),
+    Plan(
+        "sharding-moments",
+        ("torch", "torch.distributed.fsdp._fully_shard._fsdp_state"),
+        _sharding_moments,
     ),
     Plan(
         "checkpoint",

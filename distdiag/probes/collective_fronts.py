@@ -22,6 +22,7 @@ from distdiag.recorder import Recorder
 from distdiag.thread_context import Calls, ThreadContext
 
 _Work: Final = dist.Work
+_SHARING: Final = frozenset({"allreduce", "broadcast", "allreduce_coalesced"})
 _NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 
 
@@ -55,6 +56,7 @@ class CollectiveFronts(Probe):
         # Looked up here once: each attribute costs in a place where microseconds count.
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
         record, frame, returned, mark = tap.record, sys._getframe, self._returned, tap.mark
+        may_share = original.__name__ in _SHARING
 
         @wrap_like(original)
         def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -70,6 +72,8 @@ class CollectiveFronts(Probe):
                 tap.fail(error)
             if made is None:
                 return original(self_, *args, **kwargs)
+            if may_share and recorder.before_share is not None:
+                recorder.before_share(args[0] if args else None, self_)
             context.is_recorded = True
             try:
                 work = original(self_, *args, **kwargs)

@@ -155,8 +155,8 @@ class DispatcherTap(Tap):
             layout.details(args, group.value.ranks) if layout.has_details else None,
             context.reduce_op,
         )
-        # Frames of the tap itself are dropped when the stack is written down.
-        site = find_site(self.recorder, context, sys._getframe(2))
+        # On a thread of C++ nothing of Python called the kernel.
+        site = find_site(self.recorder, context, sys._getframe(1).f_back)
         return self._write(
             context,
             group,

@@ -128,7 +128,7 @@ class HookTap(Tap):
         group = self._group(handle)
         if group is None or any(tensor.is_meta for tensor in args.input_tensors):
             return
-        site = find_site(self.recorder, context, sys._getframe(2))
+        site = find_site(self.recorder, context, sys._getframe(1).f_back)
         kind = args.name.name
         is_message = kind in _MESSAGES
         op = _op(kind, site, args)

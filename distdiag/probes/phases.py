@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -69,8 +70,19 @@ class SaveWatch(_SavePhase):
     name: ClassVar[str] = "save"
 
     def _install(self) -> None:
-        for name in ("save", "load"):
-            self._watch(torch.serialization, name)
+        self._watch(torch.serialization, "load")
+        original = torch.serialization.save
+        self._patches.replace_everywhere(original, self._front(self._telling(original)))
+
+    def _telling(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            before_save = self.recorder.before_save
+            if before_save is not None:
+                before_save(args[0] if args else kwargs.get("obj"), sys._getframe(2))
+            return original(*args, **kwargs)
+
+        return save
 
 
 class CheckpointWatch(_SavePhase):

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, ClassVar, Final
 
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.module_names import clean_name
 
 _METHODS: Final = ("unshard", "wait_for_unshard", "post_backward")
-# What wrappers put into the names of modules; the user never wrote it.
-_WRAPPERS: Final = re.compile(
-    r"(^|\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|module)(?=\.|$)"
-)
-
-
-def clean_name(name: str) -> str:
-    """Return the name of a module as the user knows it."""
-    return _WRAPPERS.sub("", name).lstrip(".")
 
 
 class ShardingContext(Probe):

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 from distdiag.event import Frame, Phase, StepEnd
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.stack import frames_of, stack_key
+from distdiag.probes.survey import Survey
 from distdiag.recorder import Recorder
 
 _MOST_STACKS: Final = 256
@@ -48,9 +49,10 @@ class StepClock(Probe):
 
     name: ClassVar[str] = "steps"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Begin before the first step."""
+    def __init__(self, recorder: Recorder, survey: Survey | None = None) -> None:
+        """Begin before the first step; `survey` is told of each one that begins."""
         super().__init__(recorder)
+        self._survey = survey
         self._open = _Open()
         self._handles: list[Any] = []
         self._closed_at: float | None = None
@@ -68,11 +70,13 @@ class StepClock(Probe):
         while self._handles:
             self._handles.pop().remove()
 
-    def _before_step(self, *_: object) -> None:
+    def _before_step(self, optimizer: object, *_: object) -> None:
         # A compiled step must stay one graph: nothing of the probe may get into it.
         if torch.compiler.is_compiling() or self.is_off:
             return
         self._begin(sys._getframe(1))
+        if self._survey is not None:
+            self._survey.before_step(optimizer, sys._getframe(1))
 
     def _after_step(self, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:
@@ -137,9 +141,10 @@ class BackwardWatch(Probe):
 
     name: ClassVar[str] = "backward"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Begin before the first pass."""
+    def __init__(self, recorder: Recorder, survey: Survey | None = None) -> None:
+        """Begin before the first pass; `survey` is told of each beginning and end."""
         super().__init__(recorder)
+        self._survey = survey
         self._stacks: dict[Hashable, tuple[tuple[Frame, ...], object]] = {}
 
     def _install(self) -> None:
@@ -156,6 +161,9 @@ class BackwardWatch(Probe):
             if self.is_off or context.backward_depth:
                 return original(*args, **kwargs)
             context.backward_depth = 1
+            survey = self._survey if kwargs.get("accumulate_grad") else None
+            if survey is not None:
+                survey.before_backward()
             recorder = self.recorder
             outer, phase = recorder.backward, recorder.phase
             try:
@@ -163,7 +171,10 @@ class BackwardWatch(Probe):
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                if survey is not None:
+                    survey.after_backward()
+                return result
             finally:
                 context.backward_depth = 0
                 recorder.backward = outer

@@ -6,10 +6,12 @@ from distdiag.finding import Severity
 
 def all_findings(alignment):
     checks = [check() for check in load_checks().values()]
+    kinds = {type(event) for event in alignment.by_rank.values()}
+    needing = [check for check in checks if all(issubclass(k, check.needs) for k in kinds)]
     if alignment.trigger is None:
-        found = [f for check in checks for f in check.check_alignment(alignment)]
+        found = [f for check in needing for f in check.check_alignment(alignment)]
     else:
-        found = [f for check in checks for f in check.check_missing(alignment)]
+        found = [f for check in needing for f in check.check_missing(alignment)]
         found += [f for check in checks for f in check.check_ranks(alignment.states)]
     return found
 

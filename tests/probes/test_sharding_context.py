@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from distdiag.probes.sharding_context import clean_name
+from distdiag.probes.module_names import clean_name
 from tests.probes.conftest import Observed
 
 

@@ -38,6 +38,7 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     `evidence_lines` are the sides of a conflict: of each side the same finding must also show one
     line, as its location or in its evidence. `world_size` is the number of ranks to run.
     `codes` document the best answers, and `hang_class` the kind of hang; the score uses neither.
+    `missed` says why distdiag does not find the bug yet.
     """
 
     source: str
@@ -52,6 +53,7 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tie: bool = False
     hang_class: HangClass | None = None
     world_size: int = 2
+    missed: str = ""
 
 
 class ZooEntry(msgspec.Struct, frozen=True):

@@ -1,0 +1,44 @@
+"""What the engine knows of models, their optimizers and what is saved of them."""
+
+from __future__ import annotations
+
+from distdiag.engine.judges import Judges
+from distdiag.engine.models import Models
+from distdiag.engine.optimizer_steps import OptimizerSteps
+from distdiag.engine.slice_saves import SliceSaves
+from distdiag.event import Event
+from distdiag.model_event import ModelPlan, ModelState, OptimizerState, SliceSaved
+from distdiag.ranks import RankSet
+
+ModelEvent = ModelPlan | ModelState | OptimizerState | SliceSaved
+
+
+class ModelWatch:
+    """Feed events as they come; what is complete is judged at once, the rest at the end."""
+
+    def __init__(self, world: RankSet, judges: Judges) -> None:
+        """Watch the models of these ranks."""
+        self._judges = judges
+        self._models = Models()
+        self._optimizers = OptimizerSteps(world)
+        self._saves = SliceSaves()
+
+    def feed(self, event: Event) -> None:
+        """Take in one event of one rank."""
+        match event:
+            case ModelPlan() | ModelState():
+                for view in self._models.feed(event):
+                    self._judges.judge_model(view)
+            case OptimizerState():
+                alignment = self._optimizers.add(event)
+                if alignment is not None:
+                    self._judges.judge(alignment)
+            case SliceSaved():
+                self._saves.add(event)
+
+    def finish(self) -> None:
+        """Judge what not all ranks have reached."""
+        for alignment in self._optimizers.rest():
+            self._judges.judge(alignment)
+        for save in self._saves.incomplete():
+            self._judges.judge_missing(save)

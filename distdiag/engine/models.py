@@ -1,0 +1,227 @@
+"""What the engine knows of models: plans, contents and gradients, put side by side."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from distdiag.engine.model_states import Key, RankModels
+from distdiag.event import CallSite, Event
+from distdiag.model_event import Basis, Content, ModelPlan, ModelState, Moment, TensorPlan
+from distdiag.model_view import (
+    ContentView,
+    Disagreement,
+    ModelView,
+    ReplicaView,
+    ScalingView,
+    View,
+)
+from distdiag.ranks import RankSet
+
+MOST_OPEN: Final = 16
+"""So many moments may wait for further ranks; the oldest are given up."""
+
+ROUNDING: Final = {Moment.START: -1.0, Moment.STEP: 1e-5, Moment.GRADIENT: 1e-3}
+"""Ranks may differ by so much, relative to the largest value, once they have computed."""
+
+_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+_SPREAD: Final = 0.02
+
+_Plans = tuple[TensorPlan, ...]
+
+
+@dataclass(slots=True)
+class _State:
+    plans: tuple[TensorPlan, ...]
+    contents: Sequence[Content | None]
+    site: CallSite
+
+    def expected(self) -> set[int]:
+        return group_of(self.plans).union(*(plan.replicas for plan in self.plans))
+
+    def held(self) -> tuple[tuple[TensorPlan, Content], ...]:
+        pairs = zip(self.plans, self.contents, strict=True)
+        return tuple((plan, content) for plan, content in pairs if content is not None)
+
+
+class Models:
+    """Feed the events of models as they come; each yields the views that it completes."""
+
+    def __init__(self) -> None:
+        """Know of no model yet."""
+        self._ranks: dict[int, RankModels] = {}
+        self._open: dict[Key, dict[int, _State]] = {}
+        self._begun: dict[tuple[int, str], int] = {}
+        self._starts: dict[tuple[str, int], dict[int, tuple[_Plans, CallSite]]] = {}
+        self._gradients: dict[tuple[int, str], tuple[int, _State]] = {}
+        self._scalings: dict[tuple[str, int], dict[int, float]] = {}
+        self._shown: set[tuple[str, Moment, Basis, RankSet, bool]] = set()
+        self._alike: dict[tuple[str, str, RankSet], int] = {}
+
+    def feed(self, event: Event) -> Iterator[View]:
+        """Take in one event of one rank."""
+        if isinstance(event, ModelPlan):
+            is_complete = self._of(event.rank).add_plan(event)
+            if is_complete and event.moment is Moment.START:
+                yield from self._plans(event)
+        elif isinstance(event, ModelState):
+            yield from self._feed_state(event)
+
+    def _of(self, rank: int) -> RankModels:
+        return self._ranks.setdefault(rank, RankModels())
+
+    # Plans
+
+    def _plans(self, event: ModelPlan) -> Iterator[View]:
+        """Compare the plans with which a model was begun; it may begin again, wrapped anew."""
+        begun = (event.rank, event.model)
+        count = self._begun[begun] = self._begun.get(begun, -1) + 1
+        starts = self._starts.setdefault((event.model, count), {})
+        starts[event.rank] = (self._of(event.rank).plans[event.model], event.site)
+        groups = {frozenset(group_of(plans)) for plans, _ in starts.values()}
+        for group in sorted(groups, key=sorted):
+            if len(group) > 1 and event.rank in group and group <= starts.keys():
+                by_rank = {rank: starts[rank][0] for rank in sorted(group)}
+                sites = {rank: starts[rank][1] for rank in sorted(group)}
+                yield ModelView(event.model, event.moment, event.step, by_rank, sites)
+
+    # Contents
+
+    def _feed_state(self, event: ModelState) -> Iterator[View]:
+        models = self._of(event.rank)
+        complete = models.add_state(event)
+        if complete is None:
+            return
+        key, contents = complete
+        state = _State(models.plans[event.model], contents, event.site)
+        yield from self._gradient(event, state)
+        if event.moment is Moment.BACKWARD:
+            return
+        states = self._open.setdefault(key, {})
+        states[event.rank] = state
+        if event.moment is Moment.START:
+            yield from self._contents(key, states, state.expected() | {event.rank})
+        yield from self._compare(key, states, state)
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def _contents(
+        self, key: Key, states: Mapping[int, _State], expected: set[int]
+    ) -> Iterator[View]:
+        if expected <= states.keys():
+            held = {rank: states[rank].held() for rank in sorted(expected)}
+            sites = {rank: states[rank].site for rank in sorted(expected)}
+            yield ContentView(key[0], key[2], held, sites)
+
+    def _compare(self, key: Key, states: Mapping[int, _State], newest: _State) -> Iterator[View]:
+        """Compare the tensors of which the newest state is the last one to come."""
+        model, moment, step, _ = key
+        groups = {(plan.basis, plan.replicas) for plan in newest.plans if len(plan.replicas) > 1}
+        for basis, ranks in sorted(groups):
+            if not states.keys() >= set(ranks):
+                continue
+            names: dict[str, dict[int, tuple[TensorPlan, Content]]] = {}
+            for rank in ranks:
+                for plan, content in states[rank].held():
+                    if (plan.basis, plan.replicas) == (basis, ranks) and not plan.tied_to:
+                        names.setdefault(plan.name, {})[rank] = (plan, content)
+            whole = {name: seen for name, seen in names.items() if len(seen) == len(ranks)}
+            sites = {rank: states[rank].site for rank in ranks}
+            view = ReplicaView(
+                model, moment, step, basis, RankSet(ranks), (), len(whole), sites=sites
+            )
+            yield from self._judge_group(view, whole)
+
+    def _judge_group(
+        self, view: ReplicaView, names: Mapping[str, Mapping[int, tuple[TensorPlan, Content]]]
+    ) -> Iterator[View]:
+        """Show what differs: once what was alike before, and once what never was."""
+        differing: dict[bool, list[tuple[Disagreement, int | None]]] = {True: [], False: []}
+        for name, seen in names.items():
+            plan = next(iter(seen.values()))[0]
+            if view.moment is not Moment.START and not plan.is_parameter:
+                continue  # statistics of the data that each rank has seen
+            found = Disagreement(plan, {rank: content for rank, (_, content) in seen.items()})
+            place = (view.model, f"{view.moment}:{name}", view.ranks)
+            if is_alike(found.by_rank):
+                self._alike[place] = view.step
+            elif are_comparable(found.by_rank) and found.difference > ROUNDING[view.moment]:
+                start = self._alike.get((view.model, f"{Moment.START}:{name}", view.ranks))
+                alike_at = self._alike.get(place, start)
+                differing[alike_at is None].append((found, alike_at))
+        for is_new, pairs in differing.items():
+            shown = (view.model, view.moment, view.basis, view.ranks, is_new)
+            if pairs and shown not in self._shown:
+                self._shown.add(shown)
+                known = [step for _, step in pairs if step is not None]
+                tensors = tuple(found for found, _ in pairs)
+                yield replace(view, tensors=tensors, alike_at=max(known, default=None))
+
+    # Gradients
+
+    def _gradient(self, event: ModelState, state: _State) -> Iterator[View]:
+        place = (event.rank, event.model)
+        if event.moment is Moment.BACKWARD:
+            self._gradients[place] = (event.step, state)
+        elif event.moment is Moment.GRADIENT:
+            step, before = self._gradients.get(place, (-1, state))
+            factor = scaling(before.contents, state.contents) if step == event.step else None
+            group = group_of(state.plans)
+            if factor is None or len(group) < 2:
+                return
+            by_rank = self._scalings.setdefault((event.model, event.step), {})
+            by_rank[event.rank] = factor
+            if group <= by_rank.keys():
+                del self._scalings[event.model, event.step]
+                mine = {rank: by_rank[rank] for rank in sorted(group)}
+                sites = {event.rank: event.site}
+                yield ScalingView(event.model, event.step, mine, sites)
+
+
+def group_of(plans: Sequence[TensorPlan]) -> set[int]:
+    """Return the ranks that keep a model together, as its plan tells; empty if it does not."""
+    ranks = {rank for plan in plans if plan.mesh is not None for rank in plan.mesh.ranks}
+    return ranks.union(*(plan.replicas for plan in plans if plan.basis in _TOLD))
+
+
+def is_alike(contents: Mapping[int, Content]) -> bool:
+    """Say whether all ranks hold the same bytes."""
+    return len({content.digest for content in contents.values()}) == 1
+
+
+def are_comparable(contents: Mapping[int, Content]) -> bool:
+    """Say whether the digests were made in the same way."""
+    return len({content.digest[:1] for content in contents.values()}) == 1
+
+
+def scaling(before: Sequence[Content | None], after: Sequence[Content | None]) -> float | None:
+    """Return the one factor by which gradients were multiplied, None if it is not one factor."""
+    pairs = [
+        (early, late)
+        for early, late in zip(before, after, strict=False)
+        if early is not None and late is not None and peak(early) not in (0.0, math.inf)
+    ]
+    factors = [peak(late) / peak(early) for early, late in pairs if peak(late) != math.inf]
+    if not factors or len(factors) < len(pairs):
+        return None
+    middle = statistics.median(factors)
+    if middle <= 0 or not all(_is_scaled(early, late, middle) for early, late in pairs):
+        return None
+    return middle
+
+
+def _is_scaled(early: Content, late: Content, factor: float) -> bool:
+    rounding = _SPREAD * peak(late)
+    return all(
+        abs(getattr(late, figure) - factor * getattr(early, figure)) <= rounding
+        for figure in ("least", "greatest", "mean")
+    )
+
+
+def peak(content: Content) -> float:
+    """Return the largest absolute value, infinite if there is no finite one."""
+    largest = max(abs(content.least), abs(content.greatest))
+    return math.inf if math.isnan(largest) else largest

@@ -1,0 +1,100 @@
+"""Views of models over ranks: plans, contents and gradients side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distdiag.event import CallSite
+from distdiag.model_event import Basis, Content, Moment, TensorPlan
+from distdiag.ranks import RankSet
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """The plans of one model on all ranks that keep it together, as seen at `step`."""
+
+    model: str
+    moment: Moment
+    step: int
+    by_rank: Mapping[int, tuple[TensorPlan, ...]]
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> RankSet:
+        """All ranks that have a plan."""
+        return RankSet(self.by_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A tensor that is not the same on all ranks that should hold the same."""
+
+    plan: TensorPlan
+    by_rank: Mapping[int, Content]
+
+    @property
+    def difference(self) -> float:
+        """By how much the values differ at most, relative to the largest one."""
+        contents = list(self.by_rank.values())
+        if len({content.nan_share for content in contents}) > 1:
+            return math.inf
+        peak = max((abs(v) for c in contents for v in (c.least, c.greatest)), default=0.0)
+        if not math.isfinite(peak) or peak == 0.0:
+            return math.inf
+        figures = ("least", "greatest", "mean")
+        values = [[getattr(content, figure) for content in contents] for figure in figures]
+        if any(math.isnan(value) for each in values for value in each):
+            return math.inf
+        return float(max(max(each) - min(each) for each in values) / peak)
+
+    @property
+    def camps(self) -> tuple[RankSet, ...]:
+        """The ranks that hold the same, the largest group first."""
+        camps: dict[str, list[int]] = {}
+        for rank in sorted(self.by_rank):
+            camps.setdefault(self.by_rank[rank].digest, []).append(rank)
+        return tuple(RankSet(camp) for camp in sorted(camps.values(), key=len, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """Tensors of a model that differ between the ranks that should hold the same.
+
+    `alike_at` is the last step at which all of these tensors were seen to be the same, None if that
+    was never seen. `num_compared` tensors were compared.
+    """
+
+    model: str
+    moment: Moment
+    step: int
+    basis: Basis
+    ranks: RankSet
+    tensors: tuple[Disagreement, ...]
+    num_compared: int
+    alike_at: int | None = None
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ContentView:
+    """What each rank's part of a model holds when it is used for the first time."""
+
+    model: str
+    step: int
+    by_rank: Mapping[int, tuple[tuple[TensorPlan, Content], ...]]
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingView:
+    """By what each rank multiplied its gradients between the backward pass and the step."""
+
+    model: str
+    step: int
+    by_rank: Mapping[int, float]
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+
+View = ModelView | ReplicaView | ContentView | ScalingView

@@ -1,0 +1,82 @@
+"""Which models and optimizers there are, in the order in which they were made."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from distdiag.probes.base import AnyCallable, Patches
+
+_NOTES: list[Callable[[object], None]] = []
+"""Who is told of new objects, by a number that a traced function may hold."""
+
+
+class Born:
+    """The living objects of a class, the oldest first; ranks make them in the same order."""
+
+    def __init__(
+        self, kind: type, ways: tuple[str, ...], fail: Callable[[Exception], None]
+    ) -> None:
+        """Know of none yet.
+
+        `ways` are the methods by one of which each of them comes to be (copies do not pass through
+        the constructor); `fail` is told what goes wrong here.
+        """
+        self._kind = kind
+        self._ways = ways
+        self._fail = fail
+        self._references: list[weakref.ref[Any]] = []
+        self.count = 0
+        """How many were ever made."""
+
+    def watch(self, patches: Patches) -> None:
+        """Take note of each one that is made from now on."""
+        for way in self._ways:
+            if way in vars(self._kind):
+                patches.replace(self._kind, way, self._noting(vars(self._kind)[way]))
+
+    def _noting(self, original: AnyCallable) -> AnyCallable:
+        number = len(_NOTES)
+        _NOTES.append(self._note)
+
+        # Without the mark that others bear, and without the probe among what it closes over: Dynamo
+        # traces constructors.
+        @functools.wraps(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if torch.compiler.is_compiling():
+                return original(self_, *args, **kwargs)
+            result = original(self_, *args, **kwargs)
+            _NOTES[number](self_)
+            return result
+
+        return method
+
+    def _note(self, new: object) -> None:
+        try:
+            self._references.append(weakref.ref(new))
+            self.count += 1
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self._fail(error)
+
+    def alive(self) -> list[Any]:
+        """Return those that still exist."""
+        known = {id(found): found for reference in self._references if (found := reference())}
+        self._references = [weakref.ref(found) for found in known.values()]
+        return list(known.values())
+
+
+def roots_of(modules: list[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the modules that are no part of another one and hold tensors, the oldest first."""
+    parts = {id(child) for module in modules for child in module._modules.values()}
+    for module in modules:
+        if id(module) not in parts and _holds_tensors(module):
+            yield module
+
+
+def _holds_tensors(module: nn.Module) -> bool:
+    return any(part._parameters or part._buffers for part in module.modules())

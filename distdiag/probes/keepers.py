@@ -1,0 +1,133 @@
+"""What keeps the tensors of a model alike over ranks: DDP, FSDP, ZeRO, and their groups."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distdiag.probes.module_names import clean_name
+
+_FSDP2: Final = "torch.distributed.fsdp._fully_shard._fully_shard"
+_FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
+_ZERO: Final = "deepspeed.runtime.engine"
+
+
+class Keeper(NamedTuple):
+    """A wrapper around a module, and the global ranks that it keeps together."""
+
+    kind: str = ""
+    unit: str = ""
+    ranks: tuple[int, ...] = ()
+    ignored: frozenset[str] = frozenset()
+    is_sharding: bool = False
+
+    def ignores(self, name: str) -> bool:
+        """Say whether a parameter, by its full name, is left out on purpose."""
+        return name.removeprefix(f"{clean_name(self.unit)}.") in self.ignored
+
+
+NOBODY: Final = Keeper()
+
+
+def keeper_of(module: Any, unit: str) -> Keeper | None:  # noqa: ANN401
+    """Return what this module does for the tensors below it, None if it is no wrapper."""
+    if isinstance(module, DistributedDataParallel):
+        ignored = frozenset(map(clean_name, getattr(module, "parameters_to_ignore", ())))
+        return Keeper("DDP", unit, _ranks(module.process_group), ignored)
+    kind = _is_a(module, _FSDP2, "FSDPModule")
+    if kind:
+        return Keeper("FSDP2", unit, _mesh_ranks(module), is_sharding=True)
+    if _is_a(module, _FSDP1, "FullyShardedDataParallel"):
+        shards = getattr(module.sharding_strategy, "name", "") != "NO_SHARD"
+        return Keeper("FSDP1", unit, _ranks(module.process_group), is_sharding=shards)
+    if _is_a(module, _ZERO, "DeepSpeedEngine"):
+        shards = module.zero_optimization_stage() >= 3
+        return Keeper("ZeRO", unit, _ranks(module.seq_data_parallel_group), is_sharding=shards)
+    return None
+
+
+def _is_a(module: nn.Module, where: str, name: str) -> bool:
+    # Who has not imported it cannot have used it.
+    kind = getattr(sys.modules.get(where), name, None)
+    return kind is not None and isinstance(module, kind)
+
+
+def _ranks(group: Any) -> tuple[int, ...]:  # noqa: ANN401
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def param_groups(module: Any) -> list[Any]:  # noqa: ANN401
+    """Return what FSDP2 keeps for one module: none, one or several groups of parameters."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def _mesh_ranks(module: Any) -> tuple[int, ...]:  # noqa: ANN401
+    for part in module.modules():
+        if hasattr(part, "_get_fsdp_state"):
+            for group in param_groups(part):
+                ranks = group.mesh_info.mesh.mesh.flatten().tolist()
+                return tuple(ranks)
+    return ()
+
+
+def sharded_parameters(root: nn.Module) -> dict[tuple[int, str], Any]:
+    """Return what FSDP2 manages below a root, by module and name: its record of the parameter."""
+    found: dict[tuple[int, str], Any] = {}
+    for module in root.modules():
+        if not hasattr(module, "_get_fsdp_state"):
+            continue
+        for record in (each for group in param_groups(module) for each in group.fsdp_params):
+            info = record._module_info
+            owners = [(info.module, info.param_name)]
+            owners += zip(info.shared_modules, info.shared_param_names, strict=True)
+            for owner, name in owners:
+                found[id(owner), name] = record
+    return found
+
+
+class WrapTimes:
+    """Which parameters were there when FSDP2 wrapped a module: later ones it does not know."""
+
+    def __init__(self) -> None:
+        """Nothing was wrapped yet."""
+        self._known: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def wrapped(self, module: nn.Module) -> None:
+        """Take note of what is there now."""
+        for part in module.modules():
+            self._known[part] = self._known.get(part, frozenset()) | frozenset(part._parameters)
+
+    def is_late(self, module: nn.Module, name: str) -> bool:
+        """Say whether a parameter was added after its model had been wrapped."""
+        return bool(self._known) and name not in self._known.get(module, frozenset())
+
+
+def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Keeper]]:
+    """Yield each module once with its name and the innermost wrapper around it."""
+    seen: set[int] = set()
+    waiting: list[tuple[str, nn.Module, Keeper]] = [("", root, NOBODY)]
+    while waiting:
+        name, module, outer = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        keeper = keeper_of(module, name) or outer
+        yield name, module, keeper
+        children = [
+            (f"{name}.{key}" if name else key, child, keeper)
+            for key, child in module._modules.items()
+            if child is not None
+        ]
+        waiting += reversed(children)

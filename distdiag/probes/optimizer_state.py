@@ -1,0 +1,174 @@
+"""What an optimizer holds when it is about to step, and whom its parameters belong to."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from distdiag.event import CallSite
+from distdiag.probes.keepers import sharded_parameters
+from distdiag.probes.module_names import clean_name
+from distdiag.probes.stack import frames_of
+from distdiag.probes.tensor_plans import local_part
+from distdiag.recorder import Recorder
+
+_MOST_NAMES: Final = 64
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all parameters of an optimizer."""
+    return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+
+
+def owners_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[str, ...]]:
+    """Return the optimizers of each parameter, by its id."""
+    owners: dict[int, tuple[str, ...]] = {}
+    for optimizer, name in zip(optimizers, names_of(optimizers), strict=True):
+        for parameter in parameters_of(optimizer):
+            known = owners.get(id(parameter), ())
+            owners[id(parameter)] = known if name in known else (*known, name)
+    return owners
+
+
+def names_of(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
+    """Yield a name for each optimizer: its class, and a number if there are several of it."""
+    counts: dict[str, int] = {}
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        number = counts[kind] = counts.get(kind, 0) + 1
+        yield kind if number == 1 else f"{kind}#{number}"
+
+
+@dataclass(slots=True)
+class _Steps:
+    all: int = 0
+    zero: int = 0
+
+
+class StepCounts:
+    """How often each optimizer has stepped, and after how many backward passes."""
+
+    def __init__(self) -> None:
+        """No step was taken yet."""
+        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._backwards = 0
+        self._backwards_before = 0
+        self._step = -1
+
+    def count(self, optimizer: torch.optim.Optimizer, step: int, num_backwards: int) -> None:
+        """Count a step that begins; the counters are those of the recorder."""
+        self._steps.setdefault(optimizer, _Steps()).all += 1
+        if step != self._step:
+            self._step, self._backwards_before = step, self._backwards
+        self._backwards = num_backwards
+
+    def found_zeros(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count a step whose gradients are all zero."""
+        self._steps[optimizer].zero += 1
+
+    def fields(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+        """Return the counts before this step, as fields of an `OptimizerState`."""
+        steps = self._steps[optimizer]
+        return {
+            "num_backwards": self._backwards - self._backwards_before,
+            "num_steps": steps.all - 1,
+            "num_zero_steps": steps.zero,
+        }
+
+
+def has_only_zeros(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether all gradients are zero, as far as that can be read without waiting."""
+    gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+    if not gradients or any(each.device.type != "cpu" for each in gradients):
+        return False
+    return not any(bool(local_part(each).any()) for each in gradients if not each.is_sparse)
+
+
+def fields_of(
+    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    roots: Sequence[nn.Module],
+    recorder: Recorder,
+    frame: FrameType,
+) -> dict[str, Any]:
+    """Return the fields of an `OptimizerState`."""
+    held = parameters_of(optimizer)
+    named = _named_parameters(roots)
+    foreign = [parameter for parameter in held if id(parameter) not in named]
+    names = dict(zip(map(id, optimizers), names_of(optimizers), strict=True))
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    members = {id(parameter) for parameter in held}
+    stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
+    counts = [_count(state["step"]) for state in states if "step" in state]
+    return {
+        "optimizer": names.get(id(optimizer), type(optimizer).__name__),
+        "num_parameters": len(held),
+        "num_without_gradient": sum(parameter.grad is None for parameter in held),
+        "num_gradients": sum(parameter.grad is not None for _, parameter in named.values()),
+        "num_foreign": len(foreign),
+        "num_stale_states": len(stateful - members),
+        "stateless": _names(named, members - stateful),
+        "replaced": _replaced(foreign, named, owners_of(optimizers)),
+        "learning_rates": tuple(_rate(group) for group in optimizer.param_groups),
+        "least_count": min(counts, default=-1),
+        "greatest_count": max(counts, default=-1),
+        "site": CallSite(frames_of(frame, recorder.main_script)),
+    }
+
+
+def _named_parameters(roots: Sequence[nn.Module]) -> dict[int, tuple[str, torch.Tensor]]:
+    named: dict[int, tuple[str, torch.Tensor]] = {}
+    for root in roots:
+        records = sharded_parameters(root)
+        for path, module in root.named_modules():
+            for name, parameter in module._parameters.items():
+                record = records.get((id(module), name))
+                whole = parameter if record is None else record.sharded_param
+                if whole is not None:
+                    full = clean_name(f"{path}.{name}" if path else name)
+                    named.setdefault(id(whole), (full, whole))
+    return named
+
+
+def _replaced(
+    foreign: Sequence[torch.Tensor],
+    named: dict[int, tuple[str, torch.Tensor]],
+    owners: dict[int, tuple[str, ...]],
+) -> tuple[str, ...]:
+    """Return the parameters that the optimizer should hold instead of those that nobody has."""
+    if not foreign or any(parameter.grad is not None for parameter in foreign):
+        return ()
+    names = [
+        name
+        for key, (name, parameter) in named.items()
+        if parameter.grad is not None and key not in owners
+    ]
+    return tuple(names[:_MOST_NAMES])
+
+
+def _names(named: dict[int, tuple[str, torch.Tensor]], parameters: set[int]) -> tuple[str, ...]:
+    names = [name for key, (name, _) in named.items() if key in parameters]
+    return tuple(names[:_MOST_NAMES])
+
+
+def _rate(group: dict[str, Any]) -> float:
+    rate = group.get("lr", 0.0)
+    # Reading a rate from the device would wait for it.
+    if isinstance(rate, torch.Tensor) and rate.device.type != "cpu":
+        return float("nan")
+    return float(rate)
+
+
+def _count(count: Any) -> int:  # noqa: ANN401
+    if isinstance(count, torch.Tensor):
+        is_readable = type(count) is torch.Tensor and count.device.type == "cpu"
+        return int(count) if is_readable and count.numel() == 1 else -1
+    return int(count)

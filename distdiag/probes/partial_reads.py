@@ -1,0 +1,60 @@
+"""Numbers that a program takes out of DTensors whose reduction is still to come."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from distdiag.event import CallSite
+from distdiag.model_event import PartialRead
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.stack import frames_of
+from distdiag.recorder import Recorder
+
+_METHODS: Final = ("item", "__float__")
+_MOST_PLACES: Final = 64
+
+
+class PartialReads(Probe):
+    """Writes each place of the program down once."""
+
+    name: ClassVar[str] = "partial-reads"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of no place yet."""
+        super().__init__(recorder)
+        self._seen: set[tuple[int, int]] = set()
+
+    def _install(self) -> None:
+        for name in _METHODS:
+            self._patches.add(DTensor, name, self._reading(getattr(torch.Tensor, name), name))
+
+    def _reading(self, original: AnyCallable, api: str) -> AnyCallable:
+        @wrap_like(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not self.is_off:
+                try:
+                    self._look(self_, api, sys._getframe(1))
+                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                    self.fail(error)
+            return original(self_, *args, **kwargs)
+
+        return method
+
+    def _look(self, tensor: Any, api: str, frame: FrameType) -> None:  # noqa: ANN401
+        if not any(placement.is_partial() for placement in tensor.placements):
+            return
+        place = (id(frame.f_code), frame.f_lasti)
+        if place in self._seen or len(self._seen) >= _MOST_PLACES:
+            return
+        self._seen.add(place)
+        self.recorder.event(
+            PartialRead,
+            api=api.strip("_"),
+            placements=tuple(str(placement) for placement in tensor.placements),
+            site=CallSite(frames_of(frame, self.recorder.main_script)),
+        )

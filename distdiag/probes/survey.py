@@ -1,0 +1,298 @@
+"""Looks at all models and optimizers at the moments that matter, and writes down what they hold.
+
+It looks when a model has been wrapped, before the first backward pass of any other one, and at
+the first optimizer steps after that and then every hundredth.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distdiag.event import CallSite
+from distdiag.model_event import ModelPlan, ModelState, Moment, OptimizerState, SliceSaved
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.born import Born, roots_of
+from distdiag.probes.keepers import WrapTimes, keeper_of, walk
+from distdiag.probes.module_names import clean_name
+from distdiag.probes.optimizer_state import StepCounts, fields_of, has_only_zeros, owners_of
+from distdiag.probes.readings import Reading, Readings
+from distdiag.probes.saved_slices import slices_in
+from distdiag.probes.shared_tensors import SharedTensors
+from distdiag.probes.stack import frames_of
+from distdiag.probes.tensor_plans import Held, Surroundings, is_dtensor, local_part, plan_of
+from distdiag.recorder import Recorder
+
+FIRST_STEPS: Final = 3
+EVERY: Final = 100
+CHUNK: Final = 256
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def call(self: Survey, *args: Any) -> None:  # noqa: ANN401
+        if self.is_off or torch.compiler.is_compiling():
+            return
+        try:
+            with torch.no_grad():
+                method(self, *args)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    return call
+
+
+class Survey(Probe):
+    """Writes plans, contents and optimizers down."""
+
+    name: ClassVar[str] = "models"
+
+    def __init__(self, recorder: Recorder, *, only_start: bool = False) -> None:
+        """Know of no model yet; `only_start`: leave the optimizer steps out."""
+        super().__init__(recorder)
+        self.wrap_times = WrapTimes()
+        self._shared = SharedTensors(self._roots)
+        self._only_start = only_start
+        self._modules = Born(nn.Module, ("__init__", "__setstate__"), self.fail)
+        self._optimizers = Born(torch.optim.Optimizer, ("_patch_step_function",), self.fail)
+        self._readings = Readings()
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._started: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._num_models: dict[str, int] = {}
+        self._plans: dict[str, object] = {}
+        self._num_born = 0
+        self._surveyed_backwards = -1
+        self._fresh_until = FIRST_STEPS
+        self._counts = StepCounts()
+
+    def _install(self) -> None:
+        self._modules.watch(self._patches)
+        self._optimizers.watch(self._patches)
+        # Not the constructor: its warnings name the line of whoever calls it.
+        helper = vars(DistributedDataParallel).get("_ddp_init_helper")
+        if helper is not None:
+            wrapped = self._after_wrapping(helper)
+            self._patches.replace(DistributedDataParallel, "_ddp_init_helper", wrapped)
+        self.recorder.after_wrap = self.after_wrap
+        self.recorder.before_share = self.before_share
+        self.recorder.before_save = self.before_save
+        self.recorder.before_forward = self.before_forward
+
+    def flush(self) -> None:
+        """Write down what has been read by now."""
+        if not self.is_off:
+            self._write_readings(self._readings.take())
+
+    def _after_wrapping(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def helper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(*args, **kwargs)
+            self.before_forward()
+            return result
+
+        return helper
+
+    # The moments
+
+    @_guarded
+    def after_wrap(self, modules: Sequence[nn.Module]) -> None:
+        """Take note of the parameters that FSDP2 found in the modules it has wrapped."""
+        for module in modules:
+            self.wrap_times.wrapped(module)
+        wrapped = set(map(id, modules))
+        for root in list(self._started):
+            if any(id(part) in wrapped for part in root.modules()):
+                self._started.discard(root)  # it begins anew, as another one
+
+    @_guarded
+    def before_share(self, tensors: object, group: object) -> None:
+        """Take note of parameters and gradients that the program itself sends round."""
+        if self._is_surveyed():
+            self._shared.note(tensors, group, (self._modules.count, self.recorder.num_backwards))
+
+    @_guarded
+    def before_save(self, saved: object, frame: FrameType) -> None:
+        """Take note of parts of sharded parameters that are saved as if they were all."""
+        names, members = slices_in(saved, self._roots())
+        if names:
+            site = CallSite(frames_of(frame, self.recorder.main_script))
+            self.recorder.event(SliceSaved, names=names, members=members, site=site)
+
+    @_guarded
+    def before_forward(self) -> None:
+        """Look at models that were wrapped, and have not been used since."""
+        for root in self._roots():
+            if root not in self._started and _is_wrapped(root):
+                self._start(root)
+
+    @_guarded
+    def before_backward(self) -> None:
+        """Look at models that were never wrapped: they are complete by now."""
+        self._write_readings(self._readings.take())
+        if self._modules.count == self._num_born:
+            return
+        self._num_born = self._modules.count
+        for root in self._roots():
+            if root not in self._started:
+                self._start(root)
+
+    @_guarded
+    def after_backward(self) -> None:
+        """Look at the gradients: this may be the last pass before the step."""
+        if self._is_surveyed():
+            self._look(Moment.BACKWARD)
+
+    @_guarded
+    def before_step(self, optimizer: object, frame: FrameType) -> None:
+        """Look at what an optimizer is about to change, and at itself."""
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._counts.count(optimizer, self.recorder.step, self.recorder.num_backwards)
+        if not self._is_surveyed():
+            return
+        # Between two optimizers of one step the models are half changed.
+        if self._surveyed_backwards != self.recorder.num_backwards:
+            self._surveyed_backwards = self.recorder.num_backwards
+            self._look(Moment.GRADIENT)
+            self._look(Moment.STEP)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            alive, roots = self._optimizers.alive(), self._roots()
+            fields = fields_of(optimizer, alive, roots, self.recorder, frame)
+            self.recorder.event(OptimizerState, **self._counts.fields(optimizer), **fields)
+            if has_only_zeros(optimizer):
+                self._counts.found_zeros(optimizer)
+
+    def _is_surveyed(self) -> bool:
+        step = self.recorder.step
+        return not self._only_start and (step < self._fresh_until or step % EVERY == 0)
+
+    # Looking
+
+    def _roots(self) -> list[nn.Module]:
+        return list(roots_of(self._modules.alive())) if dist.is_initialized() else []
+
+    def _name(self, root: nn.Module) -> str:
+        name = self._names.get(root)
+        if name is None:
+            kind = type(_unwrapped(root)).__name__.removeprefix("FSDP")
+            keepers = {keeper.kind for _, _, keeper in walk(root) if keeper.kind}
+            kind = " ".join([*sorted(keepers), kind])
+            number = self._num_models[kind] = self._num_models.get(kind, 0) + 1
+            name = kind if number == 1 else f"{kind}#{number}"
+            if not keepers and (number > 1 or self._num_alike(root) > 1):
+                # With another number of them on another rank, nobody knows which is which.
+                name = f"{kind} {number} of {self._num_alike(root)}"
+            self._names[root] = name
+        return name
+
+    def _num_alike(self, root: nn.Module) -> int:
+        return sum(type(_unwrapped(each)) is type(_unwrapped(root)) for each in self._roots())
+
+    def _start(self, root: nn.Module) -> None:
+        self._started.add(root)
+        self._fresh_until = self.recorder.step + FIRST_STEPS
+        held = self._write_plan(root, Moment.START)
+        self._read(root, Moment.START, [each.tensor for each in held])
+
+    def _look(self, moment: Moment) -> None:
+        for root in self._roots():
+            if root not in self._started:
+                continue
+            held = self._write_plan(root, moment)
+            if moment is Moment.STEP:
+                self._read(root, moment, [each.tensor for each in held])
+            elif any(each.tensor.grad is not None for each in held if each.plan.requires_grad):
+                self._read(root, moment, [_gradient(each) for each in held])
+
+    def _write_plan(self, root: nn.Module, moment: Moment) -> list[Held]:
+        name = self._name(root)
+        held = plan_of(root, self._surroundings())
+        plans = tuple(each.plan for each in held)
+        if moment is Moment.START or self._plans.get(name) != plans:
+            self._plans[name] = plans
+            for first in range(0, len(plans), CHUNK):
+                self.recorder.event(
+                    ModelPlan,
+                    model=name,
+                    moment=moment,
+                    first=first,
+                    total=len(plans),
+                    tensors=plans[first : first + CHUNK],
+                    site=self._site(),
+                )
+        return held
+
+    def _site(self) -> CallSite:
+        return CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
+
+    def _surroundings(self) -> Surroundings:
+        world = tuple(range(dist.get_world_size()))
+        return Surroundings(
+            owners=owners_of(self._optimizers.alive()),
+            reduced=self._shared.ranks,
+            beside=world if any(_keeps(root, world) for root in self._started) else (),
+            world=world,
+            wrap_times=self.wrap_times,
+        )
+
+    def _read(
+        self, root: nn.Module, moment: Moment, tensors: Sequence[torch.Tensor | None]
+    ) -> None:
+        locals_ = [None if tensor is None else local_part(tensor) for tensor in tensors]
+        reading = Reading(self._name(root), moment, self.recorder.step, self._site())
+        self._readings.add(reading, locals_)
+        self._readings.guard()  # whatever comes next may write
+        self._write_readings(self._readings.take())
+
+    def _write_readings(self, done: Sequence[Reading]) -> None:
+        for reading in done:
+            total = len(reading.contents)
+            for first in range(0, total, CHUNK):
+                self.recorder.event(
+                    ModelState,
+                    step=reading.step,
+                    model=reading.model,
+                    moment=reading.moment,
+                    first=first,
+                    total=total,
+                    contents=tuple(reading.contents[first : first + CHUNK]),
+                    site=reading.site,
+                )
+
+
+def _gradient(held: Held) -> torch.Tensor | None:
+    gradient = held.tensor.grad if held.plan.requires_grad else None
+    if gradient is None or not is_dtensor(gradient):
+        return gradient
+    # One that is still a partial sum is reduced when it is used.
+    placements = tuple(str(each) for each in gradient.placements)  # type: ignore[attr-defined]
+    return gradient if placements == held.plan.placements else None
+
+
+def _is_wrapped(root: nn.Module) -> bool:
+    return any(keeper_of(module, "") is not None for module in root.modules())
+
+
+def _keeps(root: nn.Module, world: tuple[int, ...]) -> bool:
+    keepers = (keeper_of(module, "") for module in root.modules())
+    return any(keeper is not None and keeper.ranks == world for keeper in keepers)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that the user wrote, without what was put around it."""
+    while True:
+        inner = [name for name in module._modules if not clean_name(name)]
+        if len(inner) != 1 or len(module._modules) != 1 or module._parameters:
+            return module
+        child = module._modules[inner[0]]
+        if child is None:
+            return module
+        module = child

@@ -1,0 +1,194 @@
+"""The plan of a model: for each of its tensors, how it is kept and which ranks hold the same."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from distdiag.model_event import Basis, Mesh, TensorPlan
+from distdiag.probes.keepers import Keeper, WrapTimes, sharded_parameters, walk
+from distdiag.probes.module_names import clean_name
+from distdiag.probes.ties import untied_pairs
+
+_DTENSOR: Final = "torch.distributed.tensor"
+
+
+class Held(NamedTuple):
+    """A tensor of a model with its plan."""
+
+    plan: TensorPlan
+    tensor: torch.Tensor
+
+
+class Surroundings(NamedTuple):
+    """What the plan of a tensor depends on beside its own model.
+
+    `owners` are the optimizers of each parameter and `reduced` the ranks over which the program
+    itself reduced or broadcast a tensor, both by the id of the parameter.
+    `beside` are the ranks of a model that all ranks train together. Of the model itself: whether
+    all of it `is_frozen`, the `mesh_ranks` over which tensors of it are sharded, and whether it
+    `has_marks` of Megatron's on some.
+    """
+
+    owners: Mapping[int, tuple[str, ...]]
+    reduced: Mapping[int, tuple[int, ...]]
+    beside: tuple[int, ...]
+    world: tuple[int, ...]
+    wrap_times: WrapTimes
+    is_frozen: bool = False
+    mesh_ranks: tuple[int, ...] = ()
+    has_marks: bool = False
+
+
+def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
+    """Return all tensors of a model in the order of its modules."""
+    records = sharded_parameters(root)
+    around = around._replace(
+        is_frozen=not any(parameter.requires_grad for parameter in root.parameters()),
+        mesh_ranks=_mesh_ranks(root),
+        has_marks=any(_is_part(parameter) for parameter in root.parameters()),
+    )
+    first_names: dict[int, str] = {}
+    held = []
+    untied = untied_pairs(root)
+    for path, module, keeper in walk(root):
+        for name, tensor, is_parameter in _tensors_of(module):
+            record = records.get((id(module), name))
+            # Between its forward and backward pass a module of FSDP2 has the gathered parameter.
+            whole = tensor if record is None else record.sharded_param
+            full_name = clean_name(f"{path}.{name}" if path else name)
+            tied_to = first_names.setdefault(id(whole), full_name) if is_parameter else full_name
+            is_managed = record is not None or keeper.kind != "FSDP2" or not is_parameter
+            plan = TensorPlan(
+                name=full_name,
+                shape=_shape(whole, record, keeper),
+                dtype=str(whole.dtype).removeprefix("torch."),
+                is_parameter=is_parameter,
+                requires_grad=is_parameter and whole.requires_grad,
+                keeper=keeper.kind if is_managed and not keeper.ignores(full_name) else "",
+                unit=clean_name(keeper.unit),
+                owners=around.owners.get(id(whole), ()),
+                tied_to="" if tied_to == full_name else tied_to,
+                is_late=not is_managed and around.wrap_times.is_late(module, name),
+                untied_from=untied.get((id(module), name), ""),
+            )
+            held.append(Held(_placed(plan, whole, keeper, around), whole))
+    return held
+
+
+def _mesh_ranks(root: nn.Module) -> tuple[int, ...]:
+    for parameter in root.parameters():
+        if is_dtensor(parameter):
+            return tuple(parameter.device_mesh.mesh.flatten().tolist())  # type: ignore[attr-defined]
+    return ()
+
+
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    for name, parameter in module._parameters.items():
+        if parameter is not None and not is_lazy(parameter):
+            yield name, parameter, True
+    for name, buffer in module._buffers.items():
+        if isinstance(buffer, torch.Tensor) and not is_lazy(buffer):
+            yield name, buffer, False
+
+
+def _shape(tensor: Any, record: Any, keeper: Keeper) -> tuple[int, ...]:  # noqa: ANN401
+    if record is not None:
+        return tuple(record._orig_size)
+    if keeper.kind == "FSDP1" and keeper.is_sharding:
+        return ()  # a part of a flat parameter, and ranks have different ones
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+
+
+def _placed(
+    plan: TensorPlan,
+    tensor: Any,  # noqa: ANN401
+    keeper: Keeper,
+    around: Surroundings,
+) -> TensorPlan:
+    """Add the placement of a tensor, and which ranks hold the same."""
+    if is_dtensor(tensor):
+        mesh = mesh_of(tensor.device_mesh)
+        placements = tuple(str(placement) for placement in tensor.placements)
+        replicas = _replicas_on_mesh(tensor)
+        return msgspec.structs.replace(
+            plan, placements=placements, mesh=mesh, replicas=replicas, basis=Basis.MESH
+        )
+    ranks, basis = _kept_alike(plan, tensor, keeper, around)
+    return msgspec.structs.replace(plan, replicas=ranks, basis=basis)
+
+
+def _kept_alike(
+    plan: TensorPlan,
+    tensor: Any,  # noqa: ANN401
+    keeper: Keeper,
+    around: Surroundings,
+) -> tuple[tuple[int, ...], Basis]:
+    if _is_part(tensor):
+        return (), Basis.WRAPPER
+    if id(tensor) in around.reduced:
+        return around.reduced[id(tensor)], Basis.REDUCED
+    if keeper.ranks and (plan.keeper or plan.is_late):
+        is_part = keeper.is_sharding and plan.is_parameter and not plan.is_late
+        return () if is_part else keeper.ranks, Basis.WRAPPER
+    if keeper.ranks:
+        return (), Basis.WRAPPER  # ignored on purpose
+    if around.mesh_ranks:
+        return around.mesh_ranks, Basis.MODEL
+    if around.has_marks and plan.is_parameter:
+        return around.world, Basis.MARKED
+    if around.is_frozen and around.beside:
+        return around.beside, Basis.BESIDE
+    return around.world, Basis.WORLD
+
+
+def _is_part(tensor: Any) -> bool:  # noqa: ANN401
+    """Say whether DeepSpeed or Megatron mark it as one rank's own part."""
+    is_own = getattr(tensor, "allreduce", True) is False
+    return is_own or bool(getattr(tensor, "tensor_model_parallel", False))
+
+
+def is_dtensor(tensor: object) -> bool:
+    """Say whether this is a DTensor, without importing them."""
+    kind = getattr(sys.modules.get(_DTENSOR), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def address_of(tensor: torch.Tensor) -> int | None:
+    """Return where the tensor lies, None if it lies nowhere."""
+    try:
+        return tensor.data_ptr() or None
+    except RuntimeError:
+        return None
+
+
+def mesh_of(mesh: Any) -> Mesh:  # noqa: ANN401
+    """Return a mesh as a value."""
+    ranks = mesh.mesh
+    names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(ranks.ndim))
+    return Mesh(tuple(names), tuple(ranks.shape), tuple(ranks.flatten().tolist()))
+
+
+def _replicas_on_mesh(tensor: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Return the ranks that differ from this one only along axes where the tensor is replicated."""
+    mesh, here = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
+    is_whole = len(tensor.placements) == mesh.ndim
+    if here is None or not is_whole or any(p.is_partial() for p in tensor.placements):
+        return ()
+    choices: list[Iterable[int]] = [
+        range(mesh.shape[axis]) if placement.is_replicate() else [here[axis]]
+        for axis, placement in enumerate(tensor.placements)
+    ]
+    return tuple(sorted(int(mesh[where]) for where in itertools.product(*choices)))

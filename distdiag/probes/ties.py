@@ -1,0 +1,38 @@
+"""Weights that the configuration of a model calls tied, and that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from distdiag.probes.module_names import clean_name
+
+_FLAG = "tie_word_embeddings"
+
+
+def untied_pairs(root: nn.Module) -> dict[tuple[int, str], str]:
+    """Return heads that are not the embedding, by module and name, with the embedding's name.
+
+    Only where the configuration is sure to mean them: one embedding and one linear layer of its
+    shape below the module that has the flag.
+    """
+    found: dict[tuple[int, str], str] = {}
+    for path, module in root.named_modules():
+        if getattr(getattr(module, "config", None), _FLAG, None) is not True:
+            continue
+        parts = list(module.named_modules())
+        embeddings = [(name, part) for name, part in parts if isinstance(part, nn.Embedding)]
+        for name, embedding in embeddings:
+            heads = list(_heads(parts, embedding))
+            alike = [part for _, part in embeddings if part.weight.shape == embedding.weight.shape]
+            if len(heads) == 1 and len(alike) == 1 and heads[0].weight is not embedding.weight:
+                full = f"{path}.{name}" if path else name
+                found[id(heads[0]), "weight"] = clean_name(f"{full}.weight")
+    return found
+
+
+def _heads(parts: list[tuple[str, nn.Module]], embedding: nn.Embedding) -> Iterator[nn.Linear]:
+    for _, part in parts:
+        if isinstance(part, nn.Linear) and part.weight.shape == embedding.weight.shape:
+            yield part

@@ -1,0 +1,86 @@
+"""How plans of a model differ between ranks, and how that reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from distdiag.model_event import TensorPlan
+from distdiag.model_view import ModelView
+from distdiag.ranks import RankSet
+
+
+class Difference(NamedTuple):
+    """The first aspect of a tensor in which ranks differ; `values` are ranks by what they have."""
+
+    name: str
+    aspect: str
+    values: Mapping[str, RankSet]
+
+
+def first_difference(view: ModelView) -> Difference | None:
+    """Return the first tensor, in the order of the model, that ranks keep differently."""
+    tables = {rank: {plan.name: plan for plan in plans} for rank, plans in view.by_rank.items()}
+    names = dict.fromkeys(plan.name for plans in view.by_rank.values() for plan in plans)
+    for name in names:
+        difference = _difference(name, {rank: table.get(name) for rank, table in tables.items()})
+        if difference is not None:
+            return difference
+    return None
+
+
+def _difference(name: str, plans: Mapping[int, TensorPlan | None]) -> Difference | None:
+    if None in plans.values():
+        return _by_value(name, "presence", {r: _presence(plan) for r, plan in plans.items()})
+    there = {rank: plan for rank, plan in plans.items() if plan is not None}
+    for aspect, values in _aspects(there):
+        found = _by_value(name, aspect, values)
+        if found is not None:
+            return found
+    return _mesh_order(name, there)
+
+
+def _presence(plan: TensorPlan | None) -> str:
+    return "missing" if plan is None else "there"
+
+
+def _aspects(plans: Mapping[int, TensorPlan]) -> Iterator[tuple[str, Mapping[int, str]]]:
+    yield "global shape", {r: str(list(p.shape)) for r, p in plans.items()}
+    yield "dtype", {r: p.dtype for r, p in plans.items()}
+    yield "placement", {r: ", ".join(p.placements) or "not sharded" for r, p in plans.items()}
+    yield "mesh", {r: str(p.mesh) for r, p in plans.items()}
+    yield "wrapper", {r: p.keeper or "none" for r, p in plans.items()}
+    yield "wrapped unit", {r: p.unit or "the root" for r, p in plans.items()}
+    yield "requires_grad", {r: str(p.requires_grad) for r, p in plans.items()}
+    yield "tie", {r: p.tied_to or "not tied" for r, p in plans.items()}
+
+
+def _by_value(name: str, aspect: str, values: Mapping[int, str]) -> Difference | None:
+    ranks: dict[str, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        ranks.setdefault(value, []).append(rank)
+    if len(ranks) < 2:
+        return None
+    return Difference(name, aspect, {value: RankSet(those) for value, those in ranks.items()})
+
+
+def _mesh_order(name: str, plans: Mapping[int, TensorPlan]) -> Difference | None:
+    """Find ranks that lay the same ranks out differently on a mesh."""
+    by_members: dict[frozenset[int], dict[int, str]] = {}
+    for rank, plan in plans.items():
+        if plan.mesh is not None:
+            members = frozenset(plan.mesh.ranks)
+            by_members.setdefault(members, {})[rank] = str(list(plan.mesh.ranks))
+    for values in by_members.values():
+        found = _by_value(name, "order of ranks on the mesh", values)
+        if found is not None:
+            return found
+    return None
+
+
+def odd_ranks(difference: Difference) -> tuple[RankSet, bool]:
+    """Return the ranks that stand against a majority, all if there is none, and which it is."""
+    camps = sorted(difference.values.values(), key=len, reverse=True)
+    if len(camps[0]) > len(camps[1]):
+        return RankSet(rank for camp in camps[1:] for rank in camp), True
+    return RankSet(rank for camp in camps for rank in camp), False

@@ -1,0 +1,60 @@
+import math
+
+import pytest
+
+from distdiag.checks.optimizer_state_mismatch import OptimizerStateMismatch
+from distdiag.finding import Grade, Severity
+from distdiag.ranks import RankSet
+from tests.checks.models import judged, optimizers
+
+
+def test_the_rank_with_another_learning_rate_is_named():
+    (finding,) = judged(OptimizerStateMismatch, optimizers({}, {}, {"learning_rates": (0.05,)}))
+    assert finding.ranks == RankSet([2])
+    assert finding.grade is Grade.LIKELY
+    assert finding.severity is Severity.WARNING
+    assert finding.location.line == 42
+    assert "with different learning rates: 0.1 on ranks 0-1, 0.05 on rank 2" in finding.message
+
+
+def test_the_rank_that_did_not_resume_is_named():
+    fresh = {"least_count": -1, "greatest_count": -1}
+    (finding,) = judged(OptimizerStateMismatch, optimizers({}, fresh, {}))
+    assert finding.ranks == RankSet([1])
+    assert "different step counters: 3 on ranks 0,2, -1 on rank 1" in finding.message
+
+
+def test_two_ranks_are_both_named():
+    (finding,) = judged(OptimizerStateMismatch, optimizers({}, {"learning_rates": (0.05,)}))
+    assert finding.ranks == RankSet([0, 1])
+
+
+def test_rates_are_told_before_counters():
+    other = {"learning_rates": (0.05,), "greatest_count": 4}
+    (finding,) = judged(OptimizerStateMismatch, optimizers({}, other))
+    assert "learning rates" in finding.message
+
+
+def test_the_second_group_of_parameters_counts_too():
+    rates = [{"learning_rates": (0.1, 0.1)}, {"learning_rates": (0.1, 0.2)}]
+    (finding,) = judged(OptimizerStateMismatch, optimizers(*rates))
+    assert "0.1 on rank 0, 0.1/0.2 on rank 1" in finding.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"learning_rates": (math.nan,)},
+        {"learning_rates": ()},
+        {"least_count": -1, "greatest_count": -1},
+        {"least_count": 2, "greatest_count": 5},
+    ],
+    ids=str,
+)
+def test_the_same_on_all_ranks_is_silent(change):
+    assert not judged(OptimizerStateMismatch, optimizers(change, change))
+
+
+def test_different_numbers_of_gradients_are_left_to_other_checks():
+    assert not judged(OptimizerStateMismatch, optimizers({}, {"num_without_gradient": 2}))

@@ -1,0 +1,58 @@
+import pytest
+
+from distdiag.checks.unreduced_gradient import UnreducedGradient
+from distdiag.finding import Grade, Severity
+from distdiag.model_event import Basis, Moment
+from distdiag.ranks import RankSet
+from tests.checks.models import differing, judged, replicas
+
+
+def gradients(*tensors, **values):
+    return judged(UnreducedGradient, replicas(*tensors, moment=Moment.GRADIENT, **values))
+
+
+def test_all_copies_are_named_even_against_a_majority():
+    (finding,) = gradients(differing(0.1, 0.1, 0.3, keeper="", basis=Basis.MESH), step=1)
+    assert finding.ranks == RankSet([0, 1, 2])
+    assert finding.grade is Grade.PROVEN
+    assert finding.severity is Severity.ERROR
+    assert "ranks 0-2, which hold copies of it, when step 1 begins" in finding.message
+
+
+def test_a_part_of_a_sharded_model_that_is_not_sharded_is_likely_meant_to_be_reduced():
+    (finding,) = gradients(differing(0.1, 0.3, keeper="", basis=Basis.MODEL))
+    assert finding.grade is Grade.LIKELY
+
+
+@pytest.mark.parametrize(("alike_at", "grade"), [(None, Grade.NOTE), (0, Grade.LIKELY)])
+def test_what_is_not_marked_as_a_part_must_have_been_alike(alike_at, grade):
+    tensor = differing(0.1, 0.3, keeper="", basis=Basis.MARKED)
+    (finding,) = gradients(tensor, alike_at=alike_at)
+    assert finding.grade is grade
+
+
+def test_local_steps_of_ddp_may_be_meant():
+    (finding,) = gradients(differing(0.1, 0.3, keeper="DDP"))
+    assert finding.grade is Grade.NOTE
+    assert finding.severity is Severity.INFO
+
+
+def test_a_tensor_that_ddp_does_not_keep_is_not_meant():
+    copied = differing(0.1, 0.3, name="router", keeper="")
+    (finding,) = gradients(differing(0.1, 0.3, keeper="DDP"), copied)
+    assert finding.grade is Grade.PROVEN
+
+
+@pytest.mark.parametrize("basis", [Basis.WORLD, Basis.BESIDE])
+def test_ranks_that_nobody_keeps_alike_have_gradients_of_their_own(basis):
+    assert not gradients(differing(0.1, 0.3), basis=basis)
+
+
+@pytest.mark.parametrize("moment", [Moment.START, Moment.STEP, Moment.BACKWARD])
+def test_only_what_the_optimizer_applies_counts(moment):
+    view = replicas(differing(0.1, 0.3, keeper=""), moment=moment)
+    assert not judged(UnreducedGradient, view)
+
+
+def test_late_parameters_are_left_to_the_check_for_them():
+    assert not gradients(differing(0.1, 0.3, is_late=True))

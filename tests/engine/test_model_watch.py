@@ -1,0 +1,102 @@
+"""From the events of models to the findings of the checks that judge them."""
+
+from __future__ import annotations
+
+import pytest
+
+from distdiag.checks import load_checks
+from distdiag.engine.judges import Judges
+from distdiag.engine.model_watch import ModelWatch
+from distdiag.event import Event
+from distdiag.model_event import Basis, Moment, SliceSaved
+from distdiag.ranks import RankSet
+from tests.checks.models import (
+    ZEROS,
+    content,
+    mesh,
+    optimizer_state,
+    plan,
+    plan_event,
+    state_event,
+)
+from tests.checks.streams import plain_site
+from tests.engine.models import copies
+
+PAIR = (0, 1)
+
+
+def watched(*events: Event, is_over: bool = True) -> dict[str, list[int]]:
+    """The culprits by the code of each finding."""
+    judges = Judges(check() for check in load_checks().values())
+    watch = ModelWatch(RankSet(PAIR), judges)
+    for event in events:
+        watch.feed(event)
+    if is_over:
+        watch.finish()
+    assert not judges.disabled
+    return {finding.code: list(finding.ranks) for finding in judges.conclusions.all()}
+
+
+def of_both(tell, *values, **more):
+    return [tell(rank, value, **more) for rank, value in zip(PAIR, values, strict=True)]
+
+
+PLANS = of_both(plan_event, copies(), copies())
+ALIKE = of_both(state_event, (0.1, 0.2), (0.1, 0.2))
+
+
+def test_a_healthy_run_is_silent():
+    step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
+    assert not watched(*PLANS, *ALIKE, *step, *[optimizer_state(rank) for rank in PAIR])
+
+
+def test_plans_that_differ():
+    assert watched(*of_both(plan_event, copies(), copies(dtype="float16"))) == {"SHD002": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("held", "code"), [((0.1, 0.3), "REP001"), ((0.1, ZEROS), "REP002")], ids=["other", "zeros"]
+)
+def test_copies_that_differ_from_the_start(held, code):
+    assert code in watched(*PLANS, *of_both(state_event, (0.1, 0.2), held))
+
+
+def test_copies_that_part():
+    step = of_both(state_event, (0.1, 0.2), (0.1, 0.4), moment=Moment.STEP, step=2)
+    assert watched(*PLANS, *ALIKE, *step) == {"REP003": [0, 1]}
+
+
+def test_gradients_that_differ():
+    plans = [plan("w", keeper="", placements=("R",), replicas=PAIR, mesh=mesh(2), basis=Basis.MESH)]
+    gradients = of_both(state_event, (0.1,), (0.4,), moment=Moment.GRADIENT)
+    assert watched(*of_both(plan_event, plans, plans), *gradients) == {"SHD004": [0, 1]}
+
+
+def test_gradients_that_are_scaled_differently():
+    plans = [
+        [plan("w", placements=("S(0)",), replicas=(rank,), mesh=mesh(2), basis=Basis.MESH)]
+        for rank in PAIR
+    ]
+    before, after = content(2.0), content(1.0, least=0.5, greatest=1.5)
+    events = [
+        *of_both(state_event, (before,), (before,), moment=Moment.BACKWARD),
+        *of_both(state_event, (before,), (after,), moment=Moment.GRADIENT),
+    ]
+    assert watched(*of_both(plan_event, *plans), *events) == {"SHD006": [0, 1]}
+
+
+def test_optimizers_that_differ():
+    states = [optimizer_state(0), optimizer_state(1, learning_rates=(0.2,))]
+    assert watched(*states) == {"REP004": [0, 1]}
+
+
+def test_an_optimizer_that_only_one_rank_has_is_judged_at_the_end():
+    empty = optimizer_state(0, num_without_gradient=4, num_gradients=0)
+    assert not watched(empty, is_over=False)
+    assert watched(empty) == {"SHD005": [0]}
+
+
+def test_a_save_that_only_one_rank_makes_is_judged_at_the_end():
+    save = SliceSaved(rank=0, seq=0, time_ns=0, names=("w",), members=PAIR, site=plain_site(60))
+    assert not watched(save, is_over=False)
+    assert watched(save) == {"CKP002": [1]}

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from distdiag.model_event import Basis, TensorPlan
+from tests.probes.models import FOUR, PAIR, network, plans
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[DeviceMesh]:
+    """A mesh of two by two ranks, of which only rank 0 exists."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+
+
+# Without a wrapper
+
+
+def test_parameters_and_buffers_come_in_the_order_of_the_modules() -> None:
+    found = plans(network())
+
+    assert list(found) == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
+    assert found["0.weight"] == TensorPlan(
+        "0.weight", (3, 2), "float32", requires_grad=True, replicas=PAIR, basis=Basis.WORLD
+    )
+    assert (found["1.num_batches_tracked"].dtype, found["1.num_batches_tracked"].shape) == (
+        "int64",
+        (),
+    )
+    assert not found["1.running_mean"].is_parameter
+
+
+def test_buffers_that_are_not_saved_and_parameters_that_are_frozen_count() -> None:
+    model = nn.Linear(4, 4, bias=False).requires_grad_(False)
+    model.register_buffer("inv_freq", torch.ones(2), persistent=False)
+    model.register_buffer("later", None)
+
+    found = plans(model)
+
+    assert list(found) == ["weight", "inv_freq"]
+    assert not found["weight"].requires_grad
+
+
+def test_a_weight_that_is_tied_names_its_first_place() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 4), "head": nn.Linear(4, 5, bias=False)})
+    model["head"].weight = model["embedding"].weight
+
+    found = plans(model)
+
+    assert found["embedding.weight"].tied_to == ""
+    assert found["head.weight"].tied_to == "embedding.weight"
+
+
+def test_a_module_in_two_places_is_told_once() -> None:
+    layer = nn.Linear(4, 4)
+    assert list(plans(nn.Sequential(layer, layer))) == ["0.weight", "0.bias"]
+
+
+def test_the_optimizers_of_a_parameter_are_told() -> None:
+    model = nn.Linear(4, 4)
+    owners = {id(model.weight): ("AdamW", "SGD")}
+
+    found = plans(model, owners=owners)
+
+    assert found["weight"].owners == ("AdamW", "SGD")
+    assert found["bias"].owners == ()
+
+
+def test_what_the_program_reduces_itself_is_held_by_those_ranks() -> None:
+    model = nn.Linear(4, 4)
+
+    found = plans(model, world=FOUR, reduced={id(model.weight): (0, 2)})
+
+    assert (found["weight"].replicas, found["weight"].basis) == ((0, 2), Basis.REDUCED)
+    assert (found["bias"].replicas, found["bias"].basis) == (FOUR, Basis.WORLD)
+
+
+@pytest.mark.parametrize(
+    ("trains", "beside", "basis"),
+    [
+        (False, PAIR, Basis.BESIDE),
+        (False, (), Basis.WORLD),
+        (True, PAIR, Basis.WORLD),
+    ],
+    ids=["frozen-beside", "frozen-alone", "trained-beside"],
+)
+def test_only_a_frozen_model_stands_beside_another(
+    trains: bool, beside: tuple[int, ...], basis: Basis
+) -> None:
+    found = plans(network().requires_grad_(trains), beside=beside)
+
+    assert {plan.basis for plan in found.values()} == {basis}
+
+
+@pytest.mark.parametrize("mark", [("allreduce", False), ("tensor_model_parallel", True)])
+def test_a_part_of_one_rank_is_compared_with_nobody(mark: tuple[str, bool]) -> None:
+    model = nn.Linear(4, 4)
+    setattr(model.weight, *mark)
+
+    found = plans(model)
+
+    assert found["weight"].replicas == ()
+    assert found["bias"].replicas == PAIR
+
+
+def test_what_is_not_marked_as_a_part_while_others_are_should_be_the_same() -> None:
+    model = network()
+    model[0].weight.tensor_model_parallel = True
+
+    found = plans(model)
+
+    assert found["0.weight"].replicas == ()
+    assert (found["0.bias"].basis, found["0.bias"].replicas) == (Basis.MARKED, PAIR)
+    assert found["1.running_mean"].basis is Basis.WORLD
+
+
+# DDP
+
+
+def test_ddp_keeps_parameters_and_buffers_alike(fake_group: None) -> None:
+    found = plans(DistributedDataParallel(network()))
+
+    assert next(iter(found)) == "0.weight"
+    assert {plan.keeper for plan in found.values()} == {"DDP"}
+    assert {plan.basis for plan in found.values()} == {Basis.WRAPPER}
+    assert {plan.replicas for plan in found.values()} == {PAIR}
+    assert {plan.placements for plan in found.values()} == {()}
+
+
+def test_the_group_of_ddp_counts_and_not_the_world(four_ranks: DeviceMesh) -> None:
+    model = DistributedDataParallel(network(), process_group=four_ranks["dp"].get_group())
+    assert {plan.replicas for plan in plans(model, world=FOUR).values()} == {(0, 2)}
+
+
+def test_a_part_that_ddp_wraps_is_a_unit(fake_group: None) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), DistributedDataParallel(nn.Linear(4, 4)))
+
+    found = plans(model)
+
+    assert (found["1.weight"].keeper, found["1.weight"].unit) == ("DDP", "1")
+    assert (found["0.weight"].keeper, found["0.weight"].basis) == ("", Basis.WORLD)
+
+
+def ignoring(model: nn.Module, *names: str) -> nn.Module:
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    return DistributedDataParallel(model)
+
+
+def test_what_ddp_ignores_is_compared_with_nobody(fake_group: None) -> None:
+    found = plans(ignoring(nn.Linear(4, 4), "bias"))
+
+    assert (found["bias"].keeper, found["bias"].replicas) == ("", ())
+    assert (found["weight"].keeper, found["weight"].replicas) == ("DDP", PAIR)
+
+
+def test_what_ddp_ignores_in_a_part_is_compared_with_nobody(fake_group: None) -> None:
+    found = plans(ignoring(network(), "0.bias"))
+
+    assert (found["0.bias"].keeper, found["0.bias"].replicas) == ("", ())
+    assert (found["1.bias"].keeper, found["1.bias"].replicas) == ("DDP", PAIR)
+
+
+# Ties that the configuration promises
+
+
+class Config:
+    def __init__(self, is_tied: bool) -> None:
+        self.tie_word_embeddings = is_tied
+
+
+def language_model(is_tied: bool) -> nn.Module:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
+    model.config = Config(is_tied)
+    return model
+
+
+def test_a_head_that_should_be_the_embedding_and_is_not_is_told() -> None:
+    model = language_model(is_tied=True)
+    assert plans(model)["2.weight"].untied_from == "0.weight"
+
+    model[2].weight = model[0].weight
+
+    head = plans(model)["2.weight"]
+    assert (head.untied_from, head.tied_to) == ("", "0.weight")
+
+
+def test_without_that_promise_two_weights_may_be_two() -> None:
+    for model in (language_model(is_tied=False), language_model(is_tied=True)[:]):
+        assert not any(plan.untied_from for plan in plans(model).values())
+
+
+def test_where_two_layers_may_be_the_head_neither_is_told() -> None:
+    model = language_model(is_tied=True)
+    model.append(nn.Linear(4, 5, bias=False))
+    assert not any(plan.untied_from for plan in plans(model).values())
