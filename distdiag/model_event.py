@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -23,7 +25,9 @@ class Basis(StrEnum):
 
     MESH = "mesh"  # the placements of a DTensor
     WRAPPER = "wrapper"  # the process group of DDP, FSDP or ZeRO
-    REDUCED = "reduced"  # the program itself reduced its gradient, or broadcast it
+    UNSYNCED = "unsynced"  # DDP's, but the model has stepped on gradients that it did not reduce
+    REDUCED = "reduced"  # the program itself reduced its gradient for this step
+    SENT = "sent"  # the program itself once sent the parameter round
     MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model
     MODEL = "model"  # other tensors of the same model are sharded over these ranks
     BESIDE = "beside"  # a frozen model beside one that all ranks train together
@@ -66,6 +70,20 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     tied_to: str = ""
     is_late: bool = False
     untied_from: str = ""
+
+
+_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+
+
+def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
+    """Return the ranks that keep a model together, as its plan tells; empty if it does not."""
+    ranks: set[int] = set()
+    for plan in plans:
+        if plan.mesh is not None:
+            ranks.update(plan.mesh.ranks)
+        if plan.basis in _TOLD:
+            ranks.update(plan.replicas)
+    return ranks
 
 
 class ModelPlan(Event, frozen=True, kw_only=True):
@@ -117,8 +135,9 @@ class ModelState(Event, frozen=True, kw_only=True):
 
 
 class OptimizerState(Event, frozen=True, kw_only=True):
-    """An optimizer right before it steps.
+    """An optimizer right before it stepped; `step` counts its own steps.
 
+    `members` are the ranks that keep its model together, where known.
     `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are parameters of
     models that have a gradient and no owner, while the optimizer holds parameters that belong to no
     model any more. `least_count` and `greatest_count` are the step counters in its state, -1 if
@@ -129,6 +148,7 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     """
 
     optimizer: str
+    members: tuple[int, ...]
     num_backwards: int
     num_gradients: int
     num_steps: int

@@ -111,6 +111,10 @@ class Recorder:
         """Called before an event that orders what this rank did for other ranks, or they for it."""
         self.after_wrap: Callable[[Any], None] | None = None
         """Called with modules when FSDP2 has wrapped them."""
+        self.on_share: list[Callable[[], None]] = []
+        """Called before each all-reduce or broadcast of the program."""
+        self.on_step: list[Callable[[], None]] = []
+        """Called after each step."""
         self.before_share: Callable[[object, object], None] | None = None
         """Called with the tensors of an all-reduce or a broadcast, and the process group."""
         self.before_save: Callable[[object, FrameType], None] | None = None

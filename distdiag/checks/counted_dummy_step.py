@@ -16,8 +16,8 @@ class CountedDummyStep(Check):
     """A step whose gradients were all zero counts in the state of an optimizer.
 
     ## What it detects
-    An optimizer that has stepped with gradients that were all zero, and whose step counter
-    includes that step when it steps with real ones.
+    An optimizer that has stepped without a backward pass on gradients that were all zero, and whose
+    step counter includes that step when it steps with real ones.
 
     ## Why it matters
     The counter corrects the bias of running averages. A step too many, with empty averages, makes
@@ -53,7 +53,7 @@ class CountedDummyStep(Check):
             for rank, state in alignment.by_rank.items()
             if 0 < state.num_zero_steps < 3 and state.least_count == state.num_steps
         }
-        if not counted:
+        if counted.keys() != alignment.by_rank.keys():
             return
         ranks = RankSet(counted)
         first = counted[min(counted)]

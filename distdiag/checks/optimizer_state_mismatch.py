@@ -16,8 +16,8 @@ class OptimizerStateMismatch(Check):
     """Learning rates or step counters of one optimizer differ between ranks.
 
     ## What it detects
-    Ranks that take the same step of an optimizer with different learning rates, or whose state
-    counts different numbers of steps before it.
+    Ranks that keep one model together and take the same step of its optimizer with different
+    learning rates, or whose state counts different numbers of steps before it.
 
     ## Why it matters
     Equal gradients then make different updates: copies of the model part, or shards of one model
@@ -49,8 +49,10 @@ class OptimizerStateMismatch(Check):
         """Compare rates, then counters."""
         if alignment.kind != "optimizer":
             return
+        members = {rank for state in alignment.by_rank.values() for rank in state.members}
+        states = {r: state for r, state in alignment.by_rank.items() if r in members}
         for aspect, value in (("learning rate", _rates), ("step counter", _counts)):
-            camps = _camps(alignment.by_rank, value)
+            camps = _camps(states, value)
             if len(camps) > 1:
                 yield self._differs(alignment, aspect, camps)
                 return

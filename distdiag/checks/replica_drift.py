@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.finding import Finding, Grade, Severity
-from distdiag.model_event import Basis, ModelState, Moment
+from distdiag.finding import Finding, Severity
+from distdiag.model_event import ModelState, Moment
 from distdiag.model_view import ReplicaView
 from distdiag.reasoning.replicas import (
+    NOT_REDUCED,
     evidence_of,
     first_and_more,
+    grade_of,
     location_on,
     names_of,
     odd_ranks,
@@ -55,7 +57,7 @@ class ReplicaDrift(Check):
         """Judge parameters that were alike before."""
         if view.moment is not Moment.STEP or view.alike_at is None:
             return
-        if view.basis in (Basis.WORLD, Basis.BESIDE):
+        if view.basis in NOT_REDUCED:
             return
         tensors = [tensor for tensor in view.tensors if tensor.plan.is_parameter]
         if not tensors:
@@ -69,7 +71,7 @@ class ReplicaDrift(Check):
             step=view.step,
             location=location_on(view, culprits),
             subjects=names,
-            grade=Grade.PROVEN if has_culprit else Grade.LIKELY,
+            grade=grade_of(view, has_culprit=has_culprit),
             confidence=0.9,
             evidence=evidence_of(view, tensors),
         )

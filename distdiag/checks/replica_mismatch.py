@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.finding import Finding, Severity
-from distdiag.model_event import Basis, ModelState, Moment
+from distdiag.model_event import Basis, ModelState, Moment, TensorPlan
 from distdiag.model_view import ReplicaView
 from distdiag.reasoning.replicas import (
     evidence_of,
@@ -61,7 +61,7 @@ class ReplicaMismatch(Check):
         is_start = view.moment is Moment.START or (is_late and view.alike_at is None)
         if not is_start or unwritten_ranks(view.tensors):
             return
-        tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
+        tensors = [tensor for tensor in view.tensors if not _may_differ(tensor.plan)]
         if not tensors:
             return
         culprits, has_culprit = odd_ranks(tensors)
@@ -78,3 +78,9 @@ class ReplicaMismatch(Check):
             confidence=0.95 if has_culprit else 0.9,
             evidence=evidence_of(view, tensors),
         )
+
+
+def _may_differ(plan: TensorPlan) -> bool:
+    """Say whether another check names it, or FSDP2 leaves it to the program."""
+    is_own_buffer = plan.keeper == "FSDP2" and not plan.is_parameter and "int" in plan.dtype
+    return plan.is_late or is_own_buffer

@@ -17,8 +17,8 @@ class StaleOptimizerState(Check):
     """An optimizer keeps its state for parameters that it does not hold any more.
 
     ## What it detects
-    An optimizer whose state has entries of parameters that are in none of its groups, while
-    parameters in its groups have no state.
+    An optimizer whose state has entries of parameters that are in none of its groups, while none of
+    the parameters in its groups has state.
 
     ## Why it matters
     The history of these parameters (moments, accumulators, step counts) is lost: they start anew,
@@ -49,7 +49,8 @@ class StaleOptimizerState(Check):
 
     def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
         """Name the parameters that lack what stale entries hold."""
-        stale = {r: s for r, s in alignment.by_rank.items() if s.num_stale_states and s.stateless}
+        # A part that was replaced, a new head, may well begin anew.
+        stale = {r: s for r, s in alignment.by_rank.items() if _has_lost_all(s)}
         if not stale:
             return
         ranks = RankSet(stale)
@@ -71,3 +72,7 @@ class StaleOptimizerState(Check):
                 ),
             ),
         )
+
+
+def _has_lost_all(state: OptimizerState) -> bool:
+    return state.num_stale_states >= len(state.stateless) == state.num_parameters > 0

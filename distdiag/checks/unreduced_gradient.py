@@ -9,6 +9,7 @@ from distdiag.finding import Finding, Grade, Severity
 from distdiag.model_event import Basis, ModelState, Moment
 from distdiag.model_view import ReplicaView
 from distdiag.reasoning.replicas import (
+    NOT_REDUCED,
     evidence_of,
     first_and_more,
     grade_of,
@@ -52,14 +53,14 @@ class UnreducedGradient(Check):
 
     def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
         """Judge gradients at the step."""
-        if view.moment is not Moment.GRADIENT or view.basis in (Basis.WORLD, Basis.BESIDE):
+        if view.moment is not Moment.GRADIENT or view.basis in NOT_REDUCED:
             return
         tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
         if not tensors:
             return
         names = names_of(tensors)
-        # With DDP a step inside no_sync may be meant: local steps, and an average now and then.
-        is_meant = all(tensor.plan.keeper == "DDP" for tensor in tensors)
+        # Steps inside no_sync may be meant: local ones, and an average now and then.
+        is_meant = view.basis is Basis.UNSYNCED
         yield self.finding(
             f"the gradient of {first_and_more(names)} of {view.model} differs between "
             f"{view.ranks.phrase()}, which hold copies of it, when step {view.step} begins",

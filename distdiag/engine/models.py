@@ -10,7 +10,15 @@ from typing import Final
 
 from distdiag.engine.model_states import Key, RankModels
 from distdiag.event import CallSite, Event
-from distdiag.model_event import Basis, Content, ModelPlan, ModelState, Moment, TensorPlan
+from distdiag.model_event import (
+    Basis,
+    Content,
+    ModelPlan,
+    ModelState,
+    Moment,
+    TensorPlan,
+    kept_ranks,
+)
 from distdiag.model_view import (
     ContentView,
     Disagreement,
@@ -21,13 +29,13 @@ from distdiag.model_view import (
 )
 from distdiag.ranks import RankSet
 
+FEWEST: Final = 8
 MOST_OPEN: Final = 16
 """So many moments may wait for further ranks; the oldest are given up."""
 
 ROUNDING: Final = {Moment.START: -1.0, Moment.STEP: 1e-5, Moment.GRADIENT: 1e-3}
 """Ranks may differ by so much, relative to the largest value, once they have computed."""
 
-_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
 _SPREAD: Final = 0.02
 
 _Plans = tuple[TensorPlan, ...]
@@ -40,7 +48,7 @@ class _State:
     site: CallSite
 
     def expected(self) -> set[int]:
-        return group_of(self.plans).union(*(plan.replicas for plan in self.plans))
+        return kept_ranks(self.plans).union(*(plan.replicas for plan in self.plans))
 
     def held(self) -> tuple[tuple[TensorPlan, Content], ...]:
         pairs = zip(self.plans, self.contents, strict=True)
@@ -81,7 +89,7 @@ class Models:
         count = self._begun[begun] = self._begun.get(begun, -1) + 1
         starts = self._starts.setdefault((event.model, count), {})
         starts[event.rank] = (self._of(event.rank).plans[event.model], event.site)
-        groups = {frozenset(group_of(plans)) for plans, _ in starts.values()}
+        groups = {frozenset(kept_ranks(plans)) for plans, _ in starts.values()}
         for group in sorted(groups, key=sorted):
             if len(group) > 1 and event.rank in group and group <= starts.keys():
                 by_rank = {rank: starts[rank][0] for rank in sorted(group)}
@@ -169,7 +177,7 @@ class Models:
         elif event.moment is Moment.GRADIENT:
             step, before = self._gradients.get(place, (-1, state))
             factor = scaling(before.contents, state.contents) if step == event.step else None
-            group = group_of(state.plans)
+            group = kept_ranks(state.plans)
             if factor is None or len(group) < 2:
                 return
             by_rank = self._scalings.setdefault((event.model, event.step), {})
@@ -179,12 +187,6 @@ class Models:
                 mine = {rank: by_rank[rank] for rank in sorted(group)}
                 sites = {event.rank: event.site}
                 yield ScalingView(event.model, event.step, mine, sites)
-
-
-def group_of(plans: Sequence[TensorPlan]) -> set[int]:
-    """Return the ranks that keep a model together, as its plan tells; empty if it does not."""
-    ranks = {rank for plan in plans if plan.mesh is not None for rank in plan.mesh.ranks}
-    return ranks.union(*(plan.replicas for plan in plans if plan.basis in _TOLD))
 
 
 def is_alike(contents: Mapping[int, Content]) -> bool:
@@ -204,6 +206,8 @@ def scaling(before: Sequence[Content | None], after: Sequence[Content | None]) -
         for early, late in zip(before, after, strict=False)
         if early is not None and late is not None and peak(early) not in (0.0, math.inf)
     ]
+    if all(early.num_elements < FEWEST for early, _ in pairs):
+        return None  # of a few numbers any change is a factor
     factors = [peak(late) / peak(early) for early, late in pairs if peak(late) != math.inf]
     if not factors or len(factors) < len(pairs):
         return None

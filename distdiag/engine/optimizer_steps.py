@@ -27,7 +27,8 @@ class OptimizerSteps:
         key = (event.optimizer, event.step)
         states = self._open.setdefault(key, {})
         states.setdefault(event.rank, event)
-        if len(states) < len(self._world):
+        members = {rank for state in states.values() for rank in state.members} or self._world
+        if not states.keys() >= set(members):
             if len(self._open) > MOST_OPEN:
                 del self._open[next(iter(self._open))]
             return None

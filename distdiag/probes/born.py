@@ -65,7 +65,8 @@ class Born:
 
     def alive(self) -> list[Any]:
         """Return those that still exist."""
-        known = {id(found): found for reference in self._references if (found := reference())}
+        found = [reference() for reference in self._references]
+        known = {id(each): each for each in found if each is not None}
         self._references = [weakref.ref(found) for found in known.values()]
         return list(known.values())
 

@@ -74,6 +74,8 @@ class CollectiveFronts(Probe):
                 return original(self_, *args, **kwargs)
             if may_share and recorder.before_share is not None:
                 recorder.before_share(args[0] if args else None, self_)
+                for tell in recorder.on_share:
+                    tell()
             context.is_recorded = True
             try:
                 work = original(self_, *args, **kwargs)

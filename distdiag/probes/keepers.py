@@ -131,3 +131,26 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Keeper]]:
             if child is not None
         ]
         waiting += reversed(children)
+
+
+def is_wrapped(root: nn.Module) -> bool:
+    """Say whether any module of a model is wrapped."""
+    return any(keeper_of(module, "") is not None for module in root.modules())
+
+
+def keeps(root: nn.Module, world: tuple[int, ...]) -> bool:
+    """Say whether a wrapper of a model keeps exactly these ranks together."""
+    keepers = (keeper_of(module, "") for module in root.modules())
+    return any(keeper is not None and keeper.ranks == world for keeper in keepers)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module that the user wrote, without what was put around it."""
+    while True:
+        inner = [name for name in module._modules if not clean_name(name)]
+        if len(inner) != 1 or len(module._modules) != 1 or module._parameters:
+            return module
+        child = module._modules[inner[0]]
+        if child is None:
+            return module
+        module = child

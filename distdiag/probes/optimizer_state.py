@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from distdiag.event import CallSite
 from distdiag.probes.keepers import sharded_parameters
 from distdiag.probes.module_names import clean_name
-from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_plans import local_part
-from distdiag.recorder import Recorder
 
 _MOST_NAMES: Final = 64
 
@@ -26,29 +22,25 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
 
 
-def owners_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, tuple[str, ...]]:
-    """Return the optimizers of each parameter, by its id."""
+def owners_of(
+    optimizers: Sequence[torch.optim.Optimizer], labels: Mapping[int, str]
+) -> dict[int, tuple[str, ...]]:
+    """Return the optimizers of each parameter, by its id; `labels` are their names, by theirs."""
     owners: dict[int, tuple[str, ...]] = {}
-    for optimizer, name in zip(optimizers, names_of(optimizers), strict=True):
+    for optimizer in optimizers:
+        name = labels.get(id(optimizer), type(optimizer).__name__)
         for parameter in parameters_of(optimizer):
             known = owners.get(id(parameter), ())
             owners[id(parameter)] = known if name in known else (*known, name)
     return owners
 
 
-def names_of(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[str]:
-    """Yield a name for each optimizer: its class, and a number if there are several of it."""
-    counts: dict[str, int] = {}
-    for optimizer in optimizers:
-        kind = type(optimizer).__name__
-        number = counts[kind] = counts.get(kind, 0) + 1
-        yield kind if number == 1 else f"{kind}#{number}"
-
-
 @dataclass(slots=True)
 class _Steps:
     all: int = 0
     zero: int = 0
+    backwards: int = 0
+    backwards_before: int = 0
 
 
 class StepCounts:
@@ -59,16 +51,16 @@ class StepCounts:
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = (
             weakref.WeakKeyDictionary()
         )
-        self._backwards = 0
-        self._backwards_before = 0
-        self._step = -1
 
-    def count(self, optimizer: torch.optim.Optimizer, step: int, num_backwards: int) -> None:
-        """Count a step that begins; the counters are those of the recorder."""
-        self._steps.setdefault(optimizer, _Steps()).all += 1
-        if step != self._step:
-            self._step, self._backwards_before = step, self._backwards
-        self._backwards = num_backwards
+    def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
+        """Count a step that begins, after so many backward passes of the process."""
+        steps = self._steps.setdefault(optimizer, _Steps())
+        steps.all += 1
+        steps.backwards_before, steps.backwards = steps.backwards, num_backwards
+
+    def of(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return how many steps an optimizer has taken before the one that begins."""
+        return self._steps[optimizer].all - 1
 
     def found_zeros(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step whose gradients are all zero."""
@@ -78,7 +70,7 @@ class StepCounts:
         """Return the counts before this step, as fields of an `OptimizerState`."""
         steps = self._steps[optimizer]
         return {
-            "num_backwards": self._backwards - self._backwards_before,
+            "num_backwards": steps.backwards - steps.backwards_before,
             "num_steps": steps.all - 1,
             "num_zero_steps": steps.zero,
         }
@@ -89,42 +81,49 @@ def has_only_zeros(optimizer: torch.optim.Optimizer) -> bool:
     gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
     if not gradients or any(each.device.type != "cpu" for each in gradients):
         return False
-    return not any(bool(local_part(each).any()) for each in gradients if not each.is_sparse)
+    parts = [local_part(each) for each in gradients]
+    if any(each.is_sparse for each in parts) or not any(each.numel() for each in parts):
+        return False
+    return not any(bool(each.any()) for each in parts)
 
 
 def fields_of(
     optimizer: torch.optim.Optimizer,
     optimizers: Sequence[torch.optim.Optimizer],
     roots: Sequence[nn.Module],
-    recorder: Recorder,
-    frame: FrameType,
 ) -> dict[str, Any]:
-    """Return the fields of an `OptimizerState`."""
+    """Return those fields of an `OptimizerState` that tell of its parameters and their state."""
     held = parameters_of(optimizer)
-    named = _named_parameters(roots)
+    named = named_parameters(roots)
     foreign = [parameter for parameter in held if id(parameter) not in named]
-    names = dict(zip(map(id, optimizers), names_of(optimizers), strict=True))
     states = [state for state in optimizer.state.values() if isinstance(state, dict)]
     members = {id(parameter) for parameter in held}
     stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
     counts = [_count(state["step"]) for state in states if "step" in state]
     return {
-        "optimizer": names.get(id(optimizer), type(optimizer).__name__),
         "num_parameters": len(held),
         "num_without_gradient": sum(parameter.grad is None for parameter in held),
         "num_gradients": sum(parameter.grad is not None for _, parameter in named.values()),
         "num_foreign": len(foreign),
         "num_stale_states": len(stateful - members),
         "stateless": _names(named, members - stateful),
-        "replaced": _replaced(foreign, named, owners_of(optimizers)),
+        "replaced": _replaced(foreign, named, owners_of(optimizers, {})),
         "learning_rates": tuple(_rate(group) for group in optimizer.param_groups),
         "least_count": min(counts, default=-1),
         "greatest_count": max(counts, default=-1),
-        "site": CallSite(frames_of(frame, recorder.main_script)),
     }
 
 
-def _named_parameters(roots: Sequence[nn.Module]) -> dict[int, tuple[str, torch.Tensor]]:
+def foreign_parameters(
+    optimizer: torch.optim.Optimizer, roots: Sequence[nn.Module]
+) -> list[torch.Tensor]:
+    """Return the parameters of an optimizer that belong to no model."""
+    named = named_parameters(roots)
+    return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in named]
+
+
+def named_parameters(roots: Sequence[nn.Module]) -> dict[int, tuple[str, torch.Tensor]]:
+    """Return name and tensor of all parameters of models, by the id of the tensor."""
     named: dict[int, tuple[str, torch.Tensor]] = {}
     for root in roots:
         records = sharded_parameters(root)

@@ -28,10 +28,13 @@ class PartialReads(Probe):
         """Know of no place yet."""
         super().__init__(recorder)
         self._seen: set[tuple[int, int]] = set()
+        self._waiting: list[dict[str, Any]] = []
 
     def _install(self) -> None:
         for name in _METHODS:
             self._patches.add(DTensor, name, self._reading(getattr(torch.Tensor, name), name))
+        self.recorder.on_share.append(self._after_share)
+        self.recorder.on_step.append(self.flush)
 
     def _reading(self, original: AnyCallable, api: str) -> AnyCallable:
         @wrap_like(original)
@@ -52,9 +55,19 @@ class PartialReads(Probe):
         if place in self._seen or len(self._seen) >= _MOST_PLACES:
             return
         self._seen.add(place)
-        self.recorder.event(
-            PartialRead,
-            api=api.strip("_"),
-            placements=tuple(str(placement) for placement in tensor.placements),
-            site=CallSite(frames_of(frame, self.recorder.main_script)),
+        self._waiting.append(
+            {
+                "api": api.strip("_"),
+                "placements": tuple(str(placement) for placement in tensor.placements),
+                "site": CallSite(frames_of(frame, self.recorder.main_script)),
+            }
         )
+
+    def _after_share(self) -> None:
+        """Forget what was read: the program reduces the number itself."""
+        self._waiting.clear()
+
+    def flush(self) -> None:
+        """Write down what was read and not reduced since."""
+        while self._waiting and not self.is_off:
+            self.recorder.event(PartialRead, **self._waiting.pop(0))

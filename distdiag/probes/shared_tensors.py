@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,12 @@ from torch import nn
 
 from distdiag.probes.tensor_plans import address_of, is_dtensor
 
+_Ranks = dict[int, tuple[weakref.ref[nn.Parameter], tuple[int, ...]]]
+
+
+def _alive(found: _Ranks) -> dict[int, tuple[int, ...]]:
+    return {key: ranks for key, (reference, ranks) in found.items() if reference() is not None}
+
 
 class SharedTensors:
     """Recognises parameters by the memory that a collective is given."""
@@ -19,35 +25,40 @@ class SharedTensors:
     def __init__(self, roots: Callable[[], Iterable[nn.Module]]) -> None:
         """Look among the parameters of these models."""
         self._roots = roots
-        self._owners: dict[tuple[int, int], weakref.ref[nn.Parameter]] = {}
-        self._made_at: Hashable = None
-        self._ranks: dict[int, tuple[weakref.ref[nn.Parameter], tuple[int, ...]]] = {}
+        self._owners: dict[tuple[int, int], tuple[weakref.ref[nn.Parameter], bool]] = {}
+        self._made_at: tuple[int, int] = (-1, -1)
+        self._sent: _Ranks = {}
+        self._reduced: _Ranks = {}
 
-    @property
-    def ranks(self) -> dict[int, tuple[int, ...]]:
-        """The global ranks that share a parameter, by its id."""
-        alive = {key: pair for key, pair in self._ranks.items() if pair[0]() is not None}
-        self._ranks = alive
-        return {key: ranks for key, (_, ranks) in alive.items()}
+    def sent(self) -> dict[int, tuple[int, ...]]:
+        """Return the ranks that share a parameter because it was sent round, by its id."""
+        return _alive(self._sent)
 
-    def note(self, tensors: Any, group: Any, now: Hashable) -> None:  # noqa: ANN401
-        """Take note of a collective; while `now` stays the same, so do the parameters."""
+    def reduced(self, num_backwards: int) -> dict[int, tuple[int, ...]]:
+        """Return the ranks that have reduced a parameter's gradient since this backward pass."""
+        return _alive(self._reduced) if self._made_at[1] == num_backwards else {}
+
+    def note(self, tensors: Any, group: Any, now: tuple[int, int]) -> None:  # noqa: ANN401
+        """Take note of a collective; `now` counts models and backward passes."""
         if now != self._made_at:
             self._made_at = now
             self._owners = dict(self._places())
+            self._reduced.clear()
         for tensor in tensors if isinstance(tensors, list | tuple) else [tensors]:
-            reference = self._owners.get(_place(tensor)) if _is_plain(tensor) else None
-            owner = None if reference is None else reference()
-            if reference is not None and owner is not None:
+            found = self._owners.get(_place(tensor)) if _is_plain(tensor) else None
+            owner = None if found is None else found[0]()
+            if found is not None and owner is not None:
                 ranks = tuple(dist.get_process_group_ranks(group))
-                self._ranks[id(owner)] = (reference, ranks)
+                (self._reduced if found[1] else self._sent)[id(owner)] = (found[0], ranks)
 
-    def _places(self) -> Iterable[tuple[tuple[int, int], weakref.ref[nn.Parameter]]]:
+    def _places(
+        self,
+    ) -> Iterable[tuple[tuple[int, int], tuple[weakref.ref[nn.Parameter], bool]]]:
         for root in self._roots():
             for parameter in root.parameters():
                 for tensor in (parameter, parameter.grad):
                     if tensor is not None and not is_dtensor(tensor):
-                        yield _place(tensor), weakref.ref(parameter)
+                        yield _place(tensor), (weakref.ref(parameter), tensor is not parameter)
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:

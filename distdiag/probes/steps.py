@@ -78,9 +78,11 @@ class StepClock(Probe):
         if self._survey is not None:
             self._survey.before_step(optimizer, sys._getframe(1))
 
-    def _after_step(self, *_: object) -> None:
+    def _after_step(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:
             return
+        if self._survey is not None:
+            self._survey.after_step(optimizer)
         self._end(sys._getframe(1))
 
     def _scaler_step(self, original: AnyCallable) -> AnyCallable:
@@ -131,6 +133,8 @@ class StepClock(Probe):
         recorder.event(StepEnd, duration_s=duration_s, num_backwards=num_backwards)
         recorder.step += 1
         recorder.push_progress()
+        for tell in recorder.on_step:
+            tell()
 
 
 class BackwardWatch(Probe):

@@ -19,12 +19,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.event import CallSite
-from distdiag.model_event import ModelPlan, ModelState, Moment, OptimizerState, SliceSaved
+from distdiag.model_event import (
+    ModelPlan,
+    ModelState,
+    Moment,
+    SliceSaved,
+    TensorPlan,
+)
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.born import Born, roots_of
-from distdiag.probes.keepers import WrapTimes, keeper_of, walk
-from distdiag.probes.module_names import clean_name
-from distdiag.probes.optimizer_state import StepCounts, fields_of, has_only_zeros, owners_of
+from distdiag.probes.keepers import WrapTimes, is_wrapped, keeps, unwrapped, walk
+from distdiag.probes.optimizer_state import owners_of
+from distdiag.probes.optimizer_watch import OptimizerWatch
+from distdiag.probes.own_steps import OwnSteps
 from distdiag.probes.readings import Reading, Readings
 from distdiag.probes.saved_slices import slices_in
 from distdiag.probes.shared_tensors import SharedTensors
@@ -32,8 +39,6 @@ from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_plans import Held, Surroundings, is_dtensor, local_part, plan_of
 from distdiag.recorder import Recorder
 
-FIRST_STEPS: Final = 3
-EVERY: Final = 100
 CHUNK: Final = 256
 
 
@@ -63,20 +68,21 @@ class Survey(Probe):
         self._shared = SharedTensors(self._roots)
         self._only_start = only_start
         self._modules = Born(nn.Module, ("__init__", "__setstate__"), self.fail)
-        self._optimizers = Born(torch.optim.Optimizer, ("_patch_step_function",), self.fail)
+        self._born = Born(torch.optim.Optimizer, ("_patch_step_function",), self.fail)
         self._readings = Readings()
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._started: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._num_models: dict[str, int] = {}
-        self._plans: dict[str, object] = {}
+        self._plans: dict[str, tuple[TensorPlan, ...]] = {}
         self._num_born = 0
-        self._surveyed_backwards = -1
-        self._fresh_until = FIRST_STEPS
-        self._counts = StepCounts()
+        self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
+        self._optimizers = OptimizerWatch(
+            recorder, self._born, self._steps, self._roots, self._name
+        )
 
     def _install(self) -> None:
         self._modules.watch(self._patches)
-        self._optimizers.watch(self._patches)
+        self._born.watch(self._patches)
         # Not the constructor: its warnings name the line of whoever calls it.
         helper = vars(DistributedDataParallel).get("_ddp_init_helper")
         if helper is not None:
@@ -91,6 +97,7 @@ class Survey(Probe):
         """Write down what has been read by now."""
         if not self.is_off:
             self._write_readings(self._readings.take())
+            self._optimizers.settle()
 
     def _after_wrapping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -116,7 +123,7 @@ class Survey(Probe):
     @_guarded
     def before_share(self, tensors: object, group: object) -> None:
         """Take note of parameters and gradients that the program itself sends round."""
-        if self._is_surveyed():
+        if not self._started or any(map(self._steps.is_due, self._started)):
             self._shared.note(tensors, group, (self._modules.count, self.recorder.num_backwards))
 
     @_guarded
@@ -131,13 +138,14 @@ class Survey(Probe):
     def before_forward(self) -> None:
         """Look at models that were wrapped, and have not been used since."""
         for root in self._roots():
-            if root not in self._started and _is_wrapped(root):
+            if root not in self._started and is_wrapped(root):
                 self._start(root)
 
     @_guarded
     def before_backward(self) -> None:
         """Look at models that were never wrapped: they are complete by now."""
         self._write_readings(self._readings.take())
+        self._optimizers.settle()
         if self._modules.count == self._num_born:
             return
         self._num_born = self._modules.count
@@ -148,31 +156,41 @@ class Survey(Probe):
     @_guarded
     def after_backward(self) -> None:
         """Look at the gradients: this may be the last pass before the step."""
-        if self._is_surveyed():
-            self._look(Moment.BACKWARD)
+        if self._only_start:
+            return
+        self._steps.after_backward(self._started)
+        if any(self._steps.is_due(root) for root in self._started):
+            for root in self._trained():
+                if self._steps.is_due(root):
+                    self._look(root, Moment.BACKWARD)
 
     @_guarded
     def before_step(self, optimizer: object, frame: FrameType) -> None:
         """Look at what an optimizer is about to change, and at itself."""
-        if isinstance(optimizer, torch.optim.Optimizer):
-            self._counts.count(optimizer, self.recorder.step, self.recorder.num_backwards)
-        if not self._is_surveyed():
+        if self._only_start or not isinstance(optimizer, torch.optim.Optimizer):
             return
-        # Between two optimizers of one step the models are half changed.
-        if self._surveyed_backwards != self.recorder.num_backwards:
-            self._surveyed_backwards = self.recorder.num_backwards
-            self._look(Moment.GRADIENT)
-            self._look(Moment.STEP)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            alive, roots = self._optimizers.alive(), self._roots()
-            fields = fields_of(optimizer, alive, roots, self.recorder, frame)
-            self.recorder.event(OptimizerState, **self._counts.fields(optimizer), **fields)
-            if has_only_zeros(optimizer):
-                self._counts.found_zeros(optimizer)
+        roots = [root for root in self._steps.roots_of(optimizer) if root in self._started]
+        due = self._optimizers.count(optimizer) or any(map(self._steps.is_due, roots))
+        for root in roots:
+            # Between two optimizers of one step the model is half changed.
+            if self._steps.begins(root, self.recorder.num_backwards):
+                if self._steps.is_due(root):
+                    self._look(root, Moment.GRADIENT)
+                    self._look(root, Moment.STEP)
+                self._steps.advance(root)
+        if due:
+            plans = [plan for root in roots for plan in self._plans.get(self._name(root), ())]
+            self._optimizers.begin(optimizer, plans, frame)
 
-    def _is_surveyed(self) -> bool:
-        step = self.recorder.step
-        return not self._only_start and (step < self._fresh_until or step % EVERY == 0)
+    @_guarded
+    def after_step(self, optimizer: object) -> None:
+        """Write down what was seen of an optimizer, now that it has stepped."""
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._optimizers.end(optimizer)
+
+    def _trained(self) -> list[nn.Module]:
+        roots = [r for each in self._optimizers.alive() for r in self._steps.roots_of(each)]
+        return [root for root in {id(r): r for r in roots}.values() if root in self._started]
 
     # Looking
 
@@ -182,7 +200,7 @@ class Survey(Probe):
     def _name(self, root: nn.Module) -> str:
         name = self._names.get(root)
         if name is None:
-            kind = type(_unwrapped(root)).__name__.removeprefix("FSDP")
+            kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
             keepers = {keeper.kind for _, _, keeper in walk(root) if keeper.kind}
             kind = " ".join([*sorted(keepers), kind])
             number = self._num_models[kind] = self._num_models.get(kind, 0) + 1
@@ -194,33 +212,33 @@ class Survey(Probe):
         return name
 
     def _num_alike(self, root: nn.Module) -> int:
-        return sum(type(_unwrapped(each)) is type(_unwrapped(root)) for each in self._roots())
+        """Count the models of a class that nothing wraps: which is which is not known."""
+        alike = [each for each in self._roots() if type(each) is type(root)]
+        return sum(not is_wrapped(each) for each in alike)
 
     def _start(self, root: nn.Module) -> None:
         self._started.add(root)
-        self._fresh_until = self.recorder.step + FIRST_STEPS
+        self._steps.start(root)
         held = self._write_plan(root, Moment.START)
         self._read(root, Moment.START, [each.tensor for each in held])
 
-    def _look(self, moment: Moment) -> None:
-        for root in self._roots():
-            if root not in self._started:
-                continue
-            held = self._write_plan(root, moment)
-            if moment is Moment.STEP:
-                self._read(root, moment, [each.tensor for each in held])
-            elif any(each.tensor.grad is not None for each in held if each.plan.requires_grad):
-                self._read(root, moment, [_gradient(each) for each in held])
+    def _look(self, root: nn.Module, moment: Moment) -> None:
+        held = self._write_plan(root, moment)
+        if moment is Moment.STEP:
+            self._read(root, moment, [each.tensor for each in held])
+        elif any(each.tensor.grad is not None for each in held if each.plan.requires_grad):
+            self._read(root, moment, [_gradient(each) for each in held])
 
     def _write_plan(self, root: nn.Module, moment: Moment) -> list[Held]:
         name = self._name(root)
-        held = plan_of(root, self._surroundings())
+        held = plan_of(root, self._surroundings(root))
         plans = tuple(each.plan for each in held)
         if moment is Moment.START or self._plans.get(name) != plans:
             self._plans[name] = plans
             for first in range(0, len(plans), CHUNK):
                 self.recorder.event(
                     ModelPlan,
+                    step=self._steps.of(root),
                     model=name,
                     moment=moment,
                     first=first,
@@ -233,12 +251,16 @@ class Survey(Probe):
     def _site(self) -> CallSite:
         return CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
 
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self, root: nn.Module) -> Surroundings:
         world = tuple(range(dist.get_world_size()))
+        is_beside = any(keeps(each, world) for each in self._started)
+        is_beside = is_beside and self._num_alike(root) == 1
         return Surroundings(
-            owners=owners_of(self._optimizers.alive()),
-            reduced=self._shared.ranks,
-            beside=world if any(_keeps(root, world) for root in self._started) else (),
+            owners=owners_of(self._optimizers.alive(), self._optimizers.labels()),
+            reduced=self._shared.reduced(self.recorder.num_backwards),
+            sent=self._shared.sent(),
+            is_local=self._steps.is_local(root),
+            beside=world if is_beside else (),
             world=world,
             wrap_times=self.wrap_times,
         )
@@ -247,7 +269,7 @@ class Survey(Probe):
         self, root: nn.Module, moment: Moment, tensors: Sequence[torch.Tensor | None]
     ) -> None:
         locals_ = [None if tensor is None else local_part(tensor) for tensor in tensors]
-        reading = Reading(self._name(root), moment, self.recorder.step, self._site())
+        reading = Reading(self._name(root), moment, self._steps.of(root), self._site())
         self._readings.add(reading, locals_)
         self._readings.guard()  # whatever comes next may write
         self._write_readings(self._readings.take())
@@ -275,24 +297,3 @@ def _gradient(held: Held) -> torch.Tensor | None:
     # One that is still a partial sum is reduced when it is used.
     placements = tuple(str(each) for each in gradient.placements)  # type: ignore[attr-defined]
     return gradient if placements == held.plan.placements else None
-
-
-def _is_wrapped(root: nn.Module) -> bool:
-    return any(keeper_of(module, "") is not None for module in root.modules())
-
-
-def _keeps(root: nn.Module, world: tuple[int, ...]) -> bool:
-    keepers = (keeper_of(module, "") for module in root.modules())
-    return any(keeper is not None and keeper.ranks == world for keeper in keepers)
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module that the user wrote, without what was put around it."""
-    while True:
-        inner = [name for name in module._modules if not clean_name(name)]
-        if len(inner) != 1 or len(module._modules) != 1 or module._parameters:
-            return module
-        child = module._modules[inner[0]]
-        if child is None:
-            return module
-        module = child

@@ -30,8 +30,9 @@ class Held(NamedTuple):
 class Surroundings(NamedTuple):
     """What the plan of a tensor depends on beside its own model.
 
-    `owners` are the optimizers of each parameter and `reduced` the ranks over which the program
-    itself reduced or broadcast a tensor, both by the id of the parameter.
+    `owners` are the optimizers of each parameter, `reduced` the ranks over which the program itself
+    reduced its gradient for this step, `sent` those over which it once sent the parameter round,
+    all by the id of the parameter. `is_local`: the model has stepped without a reduction of DDP's.
     `beside` are the ranks of a model that all ranks train together. Of the model itself: whether
     all of it `is_frozen`, the `mesh_ranks` over which tensors of it are sharded, and whether it
     `has_marks` of Megatron's on some.
@@ -39,12 +40,14 @@ class Surroundings(NamedTuple):
 
     owners: Mapping[int, tuple[str, ...]]
     reduced: Mapping[int, tuple[int, ...]]
+    sent: Mapping[int, tuple[int, ...]]
     beside: tuple[int, ...]
     world: tuple[int, ...]
     wrap_times: WrapTimes
     is_frozen: bool = False
     mesh_ranks: tuple[int, ...] = ()
     has_marks: bool = False
+    is_local: bool = False
 
 
 def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
@@ -133,18 +136,20 @@ def _kept_alike(
 ) -> tuple[tuple[int, ...], Basis]:
     if _is_part(tensor):
         return (), Basis.WRAPPER
-    if id(tensor) in around.reduced:
-        return around.reduced[id(tensor)], Basis.REDUCED
+    for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
+        if id(tensor) in known:
+            return known[id(tensor)], basis
     if keeper.ranks and (plan.keeper or plan.is_late):
         is_part = keeper.is_sharding and plan.is_parameter and not plan.is_late
-        return () if is_part else keeper.ranks, Basis.WRAPPER
+        is_local = keeper.kind == "DDP" and around.is_local
+        return () if is_part else keeper.ranks, Basis.UNSYNCED if is_local else Basis.WRAPPER
     if keeper.ranks:
         return (), Basis.WRAPPER  # ignored on purpose
     if around.mesh_ranks:
         return around.mesh_ranks, Basis.MODEL
     if around.has_marks and plan.is_parameter:
         return around.world, Basis.MARKED
-    if around.is_frozen and around.beside:
+    if around.is_frozen and around.beside and plan.is_parameter:
         return around.beside, Basis.BESIDE
     return around.world, Basis.WORLD
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -21,6 +22,9 @@ def untied_pairs(root: nn.Module) -> dict[tuple[int, str], str]:
     for path, module in root.named_modules():
         if getattr(getattr(module, "config", None), _FLAG, None) is not True:
             continue
+        if hasattr(module, "get_output_embeddings"):
+            found |= _declared(module, path)
+            continue
         parts = list(module.named_modules())
         embeddings = [(name, part) for name, part in parts if isinstance(part, nn.Embedding)]
         for name, embedding in embeddings:
@@ -30,6 +34,23 @@ def untied_pairs(root: nn.Module) -> dict[tuple[int, str], str]:
                 full = f"{path}.{name}" if path else name
                 found[id(heads[0]), "weight"] = clean_name(f"{full}.weight")
     return found
+
+
+def _declared(module: Any, path: str) -> dict[tuple[int, str], str]:  # noqa: ANN401
+    """Ask a model that knows its embedding and its head."""
+    try:
+        head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return {}
+    mine, theirs = getattr(head, "weight", None), getattr(embedding, "weight", None)
+    if mine is None or theirs is None or mine is theirs or mine.shape != theirs.shape:
+        return {}
+    names = {id(part): name for name, part in module.named_modules()}
+    name = names.get(id(embedding))
+    if name is None:
+        return {}
+    full = f"{path}.{name}" if path else name
+    return {(id(head), "weight"): clean_name(f"{full}.weight")}
 
 
 def _heads(parts: list[tuple[str, nn.Module]], embedding: nn.Embedding) -> Iterator[nn.Linear]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from distdiag.finding import Evidence, Grade, Location
-from distdiag.model_event import Basis, Content, TensorPlan
+from distdiag.model_event import Basis, Content, TensorPlan, kept_ranks
 from distdiag.model_view import (
     ContentView,
     Disagreement,
@@ -28,12 +28,18 @@ _SOME: Final = 0.05
 _BASES: Final = {
     Basis.MESH: "the tensor is replicated over them on its mesh",
     Basis.WRAPPER: "one wrapper keeps them together",
-    Basis.REDUCED: "the program itself reduces or broadcasts the tensor over them",
+    Basis.UNSYNCED: "DDP keeps them together, but reduces not every gradient",
+    Basis.REDUCED: "the program itself reduces its gradient over them",
+    Basis.SENT: "the program itself has sent the tensor round",
     Basis.MARKED: "it is not marked as a part, as others of its model are",
     Basis.MODEL: "other tensors of the same model are sharded over them",
     Basis.BESIDE: "the frozen model stands beside one that they train together",
     Basis.WORLD: "nothing tells which ranks should hold the same, all are compared",
 }
+
+
+NOT_REDUCED: Final = (Basis.WORLD, Basis.BESIDE, Basis.SENT)
+"""Nothing tells that gradients are reduced over the ranks that hold such tensors."""
 
 
 def basis_phrase(basis: Basis) -> str:
@@ -45,7 +51,7 @@ def grade_of(view: ReplicaView, *, has_culprit: bool) -> Grade:
     """Say how sure it is that the ranks should hold the same."""
     # Stages of a pipeline are marked in the same way, and do not begin alike.
     is_guess = view.basis is Basis.MARKED and view.alike_at is None
-    if view.basis is Basis.WORLD or is_guess:
+    if view.basis in (Basis.WORLD, Basis.UNSYNCED) or is_guess:
         return Grade.NOTE
     is_told = view.basis not in (Basis.BESIDE, Basis.MODEL, Basis.MARKED)
     return Grade.PROVEN if has_culprit and is_told else Grade.LIKELY
@@ -62,8 +68,9 @@ def is_garbage(plan: TensorPlan, content: Content) -> bool:
 
 def is_unwritten(plan: TensorPlan, content: Content) -> bool:
     """Say whether values look like memory that nobody has written, be it all zeros."""
-    is_zero = content.zero_share == 1.0 and content.num_elements > 0
-    return is_zero or is_garbage(plan, content)
+    is_told = plan.is_parameter or plan.basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+    is_zero = content.zero_share == 1.0 and content.num_elements > 1 and plan.dtype in _WIDE
+    return (is_zero and is_told) or is_garbage(plan, content)
 
 
 def unwritten_ranks(tensors: Sequence[Disagreement]) -> RankSet:
@@ -161,7 +168,8 @@ def suspects_of(view: ContentView) -> Suspects:
         rank: len(unwritten[rank]) / max(1, sum(plan.is_parameter for plan, _ in held))
         for rank, held in view.by_rank.items()
     }
-    is_rare = min(shares.values(), default=0.0) <= _FEW
+    plans = [plan for held in view.by_rank.values() for plan, _ in held]
+    is_rare = bool(kept_ranks(plans)) and min(shares.values(), default=0.0) <= _FEW
     found = {
         rank: unwritten[rank] if is_rare and shares[rank] >= _MANY else garbage[rank]
         for rank in view.by_rank

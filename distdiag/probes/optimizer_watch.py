@@ -1,0 +1,128 @@
+"""Writes down what optimizers hold when they step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from distdiag.event import CallSite
+from distdiag.model_event import OptimizerState, TensorPlan, kept_ranks
+from distdiag.probes.born import Born
+from distdiag.probes.optimizer_state import (
+    StepCounts,
+    fields_of,
+    foreign_parameters,
+    has_only_zeros,
+    named_parameters,
+)
+from distdiag.probes.own_steps import OwnSteps, is_due
+from distdiag.probes.stack import frames_of
+from distdiag.probes.tensor_content import Pending, contents
+from distdiag.probes.tensor_plans import local_part
+from distdiag.recorder import Recorder
+
+_Change = tuple[Pending, Pending]
+
+
+class OptimizerWatch:
+    """The optimizers of a rank, and what was seen of a step that is under way."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        optimizers: Born,
+        steps: OwnSteps,
+        roots: Callable[[], list[nn.Module]],
+        name: Callable[[nn.Module], str],
+    ) -> None:
+        """Watch these optimizers; `roots` are the models, `name` is what they are called."""
+        self._recorder = recorder
+        self._optimizers = optimizers
+        self._steps = steps
+        self._roots = roots
+        self._name = name
+        self._counts = StepCounts()
+        self._seen: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._before: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
+        self._doubtful: list[tuple[dict[str, Any], _Change]] = []
+
+    def alive(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that there are, the oldest first."""
+        return self._optimizers.alive()
+
+    def count(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Count a step that begins; say whether to look at it."""
+        self._counts.count(optimizer, self._recorder.num_backwards)
+        return is_due(self._counts.of(optimizer))
+
+    def labels(self) -> dict[int, str]:
+        """Name optimizers, by their ids, after the models that they train."""
+        labels: dict[int, str] = {}
+        numbers: dict[str, int] = {}
+        for optimizer in self.alive():
+            roots = self._steps.roots_of(optimizer)
+            of = f" of {self._name(roots[0])}" if roots else ""
+            label = f"{type(optimizer).__name__}{of}"
+            number = numbers[label] = numbers.get(label, 0) + 1
+            labels[id(optimizer)] = label if number == 1 else f"{label}#{number}"
+        return labels
+
+    def begin(
+        self, optimizer: torch.optim.Optimizer, plans: Iterable[TensorPlan], frame: FrameType
+    ) -> None:
+        """Look at an optimizer that is about to step."""
+        counts = self._counts.fields(optimizer)
+        if has_only_zeros(optimizer) and counts["num_backwards"] == 0:
+            self._counts.found_zeros(optimizer)
+        fields = {
+            "optimizer": self.labels().get(id(optimizer), type(optimizer).__name__),
+            "step": counts["num_steps"],
+            "members": tuple(sorted(kept_ranks(plans))),
+            "site": CallSite(frames_of(frame, self._recorder.main_script)),
+            **counts,
+            **fields_of(optimizer, self.alive(), self._roots()),
+        }
+        self._seen[optimizer] = fields
+        if fields["replaced"]:
+            self._before[optimizer] = self._content(fields["replaced"])
+
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
+        """Write down what was seen, now that it has stepped."""
+        fields, before = self._seen.pop(optimizer, None), self._before.pop(optimizer, None)
+        if fields is None:
+            return
+        if before is None:
+            self._recorder.event(OptimizerState, **fields)
+            return
+        if any(each.grad is not None for each in foreign_parameters(optimizer, self._roots())):
+            fields["replaced"] = ()  # copies of another precision, which it gives gradients itself
+        self._doubtful.append((fields, (before, self._content(fields["replaced"]))))
+        self.settle()
+
+    def settle(self) -> None:
+        """Write down what had to wait until it was known whether a step changed anything."""
+        while self._doubtful:
+            fields, (before, after) = self._doubtful[0]
+            found = before.take(), after.take()
+            if found[0] is None or found[1] is None:
+                return
+            del self._doubtful[0]
+            if _digests(found[0]) != _digests(found[1]):
+                fields["replaced"] = ()  # it changes them all the same
+            self._recorder.event(OptimizerState, **fields)
+
+    def _content(self, names: Sequence[str]) -> Pending:
+        wanted = set(names[:1])
+        named = named_parameters(self._roots()).values()
+        pending = contents([local_part(each) for name, each in named if name in wanted])
+        pending.guard()
+        return pending
+
+
+def _digests(found: Sequence[Any]) -> list[str | None]:
+    return [None if each is None else each.digest for each in found]

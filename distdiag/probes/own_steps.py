@@ -1,0 +1,104 @@
+"""How many steps each model has taken: ranks may step other things in between."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distdiag.probes.keepers import sharded_parameters
+from distdiag.probes.optimizer_state import parameters_of
+
+FIRST_STEPS: Final = 3
+EVERY: Final = 100
+
+
+class OwnSteps:
+    """Counts the steps of models, and says at which of them to look."""
+
+    def __init__(
+        self, roots: Callable[[], Iterable[nn.Module]], now: Callable[[], Hashable]
+    ) -> None:
+        """No model has stepped yet; while `now` says the same, the models are the same."""
+        self._roots = roots
+        self._now = now
+        self._counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._fresh: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._stepped_at: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._links: weakref.WeakKeyDictionary[
+            torch.optim.Optimizer, tuple[Hashable, list[weakref.ref[nn.Module]]]
+        ] = weakref.WeakKeyDictionary()
+        self._unsynced: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._local: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._uneven: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def start(self, root: nn.Module) -> None:
+        """Look at the next steps of a model that was wrapped or built."""
+        self._fresh[root] = self.of(root) + FIRST_STEPS
+
+    def of(self, root: nn.Module) -> int:
+        """Return how many steps a model has taken."""
+        return self._counts.get(root, 0)
+
+    def is_due(self, root: nn.Module) -> bool:
+        """Say whether to look at the step that comes next."""
+        if root in self._uneven:
+            return False
+        return is_due(self.of(root), self._fresh.get(root, 0))
+
+    def is_local(self, root: nn.Module) -> bool:
+        """Say whether it has stepped on gradients that DDP did not reduce, or not as usual."""
+        return root in self._local
+
+    def roots_of(self, optimizer: torch.optim.Optimizer) -> list[nn.Module]:
+        """Return the models whose parameters an optimizer holds."""
+        held = {id(parameter) for parameter in parameters_of(optimizer)}
+        key = (self._now(), len(held))
+        known = self._links.get(optimizer)
+        if known is None or known[0] != key:
+            found = [weakref.ref(root) for root in self._roots() if _has_any(root, held)]
+            known = self._links[optimizer] = (key, found)
+        return [root for reference in known[1] if (root := reference()) is not None]
+
+    def after_backward(self, roots: Iterable[nn.Module]) -> None:
+        """Take note of what DDP does with the gradients of these models."""
+        for root in roots:
+            for module in root.modules():
+                if isinstance(module, DistributedDataParallel):
+                    self._note(root, module)
+
+    def _note(self, root: nn.Module, module: DistributedDataParallel) -> None:
+        if getattr(module, "_join_config", None) is not None and module._join_config.enable:
+            self._uneven.add(root)  # whose n-th step is which is not known from now on
+        if module.require_backward_grad_sync and not getattr(module, "_comm_hooks", None):
+            self._unsynced.discard(root)
+        else:
+            self._unsynced.add(root)
+
+    def begins(self, root: nn.Module, num_backwards: int) -> bool:
+        """Say whether a step of the model begins; several optimizers may share one."""
+        if self._stepped_at.get(root) == num_backwards:
+            return False
+        self._stepped_at[root] = num_backwards
+        if root in self._unsynced:
+            self._local.add(root)
+        return True
+
+    def advance(self, root: nn.Module) -> None:
+        """Count the step that begins."""
+        self._counts[root] = self.of(root) + 1
+
+
+def is_due(count: int, fresh: int = FIRST_STEPS) -> bool:
+    """Say whether to look at the step after so many."""
+    return count < fresh or count % EVERY == 0
+
+
+def _has_any(root: nn.Module, held: set[int]) -> bool:
+    if any(id(parameter) in held for parameter in root.parameters()):
+        return True
+    return any(id(record.sharded_param) in held for record in sharded_parameters(root).values())
