@@ -18,6 +18,7 @@ import torch
 
 from distdiag.probes.tensor_content import contents
 
+QUEUED = 5
 WIDTH = 8192
 LAYERS = 12
 BATCH = 8192
@@ -61,6 +62,12 @@ def bench_reading(device: str, num_bytes: float, number: int, rounds: int) -> No
     def digest() -> None:
         contents(tensors).wait()
 
+    def digest_queued() -> None:
+        # As in a run: the host goes on, and the device has the next piece of work already.
+        pending = [contents(tensors) for _ in range(QUEUED)]
+        for each in pending:
+            each.guard()
+
     say(f"first use of the digest {seconds(digest, device):.2f} s (a GPU's kernels are compiled)")
     seconds(copy, device)
     copies, digests, hosts = [], [], []
@@ -76,6 +83,10 @@ def bench_reading(device: str, num_bytes: float, number: int, rounds: int) -> No
     say(f"copy    {copied * 1e3:9.2f} ms   {2 * total / copied / 1e9:8.1f} GB/s read and written")
     say(f"digest  {digested * 1e3:9.2f} ms   {total / digested / 1e9:8.1f} GB/s read")
     say(f"time    digest / copy {digested / copied:.2f}")
+    if device == "cuda":
+        queued = statistics.median(seconds(digest_queued, device) for _ in range(rounds)) / QUEUED
+        say(f"queued  {queued * 1e3:9.2f} ms   {total / queued / 1e9:8.1f} GB/s read")
+        say(f"traffic queued digest / copy {copied / queued / 2:.1%}")
     say(f"traffic digest / copy {copied / digested / 2:.1%}")
     say(f"host    {statistics.median(hosts) * 1e3:9.2f} ms in the calling thread")
 
