@@ -144,7 +144,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     there are none; `num_backwards` passes were made since the step before, and `num_gradients`
     parameters of all models have a gradient. It has stepped `num_steps` times before,
     `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
-    state are those of parameters that it does not hold, and `stateless` parameters have none.
+    state are those of parameters that it does not hold; `num_stateless` parameters have none, of
+    which `stateless` are some.
     """
 
     optimizer: str
@@ -154,6 +155,7 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     num_steps: int
     num_zero_steps: int
     num_stale_states: int
+    num_stateless: int
     stateless: tuple[str, ...]
     num_parameters: int
     num_without_gradient: int

@@ -75,4 +75,5 @@ class StaleOptimizerState(Check):
 
 
 def _has_lost_all(state: OptimizerState) -> bool:
-    return state.num_stale_states >= len(state.stateless) == state.num_parameters > 0
+    is_whole = state.num_stale_states >= state.num_stateless == state.num_parameters
+    return is_whole and bool(state.stateless)

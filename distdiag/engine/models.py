@@ -127,17 +127,19 @@ class Models:
     def _compare(self, key: Key, states: Mapping[int, _State], newest: _State) -> Iterator[View]:
         """Compare the tensors of which the newest state is the last one to come."""
         model, moment, step, _ = key
-        groups = {(plan.basis, plan.replicas) for plan in newest.plans if len(plan.replicas) > 1}
+        groups = {(_basis(plan), plan.replicas) for plan in newest.plans if len(plan.replicas) > 1}
         for basis, ranks in sorted(groups):
             if not states.keys() >= set(ranks):
                 continue
             names: dict[str, dict[int, tuple[TensorPlan, Content]]] = {}
             for rank in ranks:
                 for plan, content in states[rank].held():
-                    if (plan.basis, plan.replicas) == (basis, ranks) and not plan.tied_to:
+                    if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
                         names.setdefault(plan.name, {})[rank] = (plan, content)
             whole = {name: seen for name, seen in names.items() if len(seen) == len(ranks)}
             sites = {rank: states[rank].site for rank in ranks}
+            if any(p.basis is Basis.UNSYNCED for s in whole.values() for p, _ in s.values()):
+                basis = Basis.UNSYNCED
             view = ReplicaView(
                 model, moment, step, basis, RankSet(ranks), (), len(whole), sites=sites
             )
@@ -187,6 +189,10 @@ class Models:
                 mine = {rank: by_rank[rank] for rank in sorted(group)}
                 sites = {event.rank: event.site}
                 yield ScalingView(event.model, event.step, mine, sites)
+
+
+def _basis(plan: TensorPlan) -> Basis:
+    return Basis.WRAPPER if plan.basis is Basis.UNSYNCED else plan.basis
 
 
 def is_alike(contents: Mapping[int, Content]) -> bool:

@@ -106,6 +106,7 @@ def fields_of(
         "num_gradients": sum(parameter.grad is not None for _, parameter in named.values()),
         "num_foreign": len(foreign),
         "num_stale_states": len(stateful - members),
+        "num_stateless": len(members - stateful),
         "stateless": _names(named, members - stateful),
         "replaced": _replaced(foreign, named, owners_of(optimizers, {})),
         "learning_rates": tuple(_rate(group) for group in optimizer.param_groups),

@@ -71,10 +71,14 @@ def replicas(*tensors, moment=Moment.START, **values):
     )
 
 
-def contents(*held_by_rank):
-    """The view of what rank 0, 1, … hold: contents by name, all of them parameters."""
+def contents(*held_by_rank, **values):
+    """The view of what rank 0, 1, … hold: contents by name, all of them parameters.
+
+    All ranks keep the model together, unless the values of the plans say otherwise.
+    """
+    values.setdefault("replicas", tuple(range(len(held_by_rank))))
     by_rank = {
-        rank: tuple((plan(name), each) for name, each in held.items())
+        rank: tuple((plan(name, **values), each) for name, each in held.items())
         for rank, held in enumerate(held_by_rank)
     }
     return ContentView("DDP Net", 0, by_rank, {rank: plain_site(20 + rank) for rank in by_rank})
@@ -97,11 +101,13 @@ def optimizer_state(rank=0, **values):
     """A healthy optimizer of four parameters."""
     fields = {
         "optimizer": "AdamW",
+        "members": (),
         "num_backwards": 1,
         "num_gradients": 4,
         "num_steps": 3,
         "num_zero_steps": 0,
         "num_stale_states": 0,
+        "num_stateless": 0,
         "stateless": (),
         "num_parameters": 4,
         "num_without_gradient": 0,
@@ -117,8 +123,14 @@ def optimizer_state(rank=0, **values):
 
 
 def optimizers(*changes, **values):
-    """One step of an optimizer; rank 0, 1, … differ from a healthy one by these fields."""
-    by_rank = {rank: optimizer_state(rank, **change) for rank, change in enumerate(changes)}
+    """One step of an optimizer; rank 0, 1, … differ from a healthy one by these fields.
+
+    All of them keep its model together, unless their fields say otherwise.
+    """
+    members = {"members": tuple(range(len(changes)))}
+    by_rank = {
+        rank: optimizer_state(rank, **{**members, **change}) for rank, change in enumerate(changes)
+    }
     return Alignment("optimizer", ("AdamW", 3), by_rank, RankSet(by_rank), **values)
 
 

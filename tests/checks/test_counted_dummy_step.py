@@ -16,10 +16,14 @@ def test_a_step_with_zeros_that_is_counted_is_found():
     assert "AdamW counts 1 steps, 1 of them with gradients that were all zero" in finding.message
 
 
-def test_only_the_ranks_concerned_are_named():
-    (finding,) = judged(CountedDummyStep, optimizers({}, COUNTED))
-    assert finding.ranks == RankSet([1])
-    assert finding.location.line == 41
+@pytest.mark.parametrize(
+    "other",
+    [{}, {**COUNTED, "num_zero_steps": 0}, {**COUNTED, "least_count": 0}],
+    ids=["healthy", "no-zeros", "reset"],
+)
+def test_zeros_that_only_some_ranks_have_counted_came_from_their_data(other):
+    assert not judged(CountedDummyStep, optimizers(COUNTED, other))
+    assert not judged(CountedDummyStep, optimizers(other, COUNTED))
 
 
 @pytest.mark.parametrize(

@@ -58,3 +58,24 @@ def test_the_same_on_all_ranks_is_silent(change):
 
 def test_different_numbers_of_gradients_are_left_to_other_checks():
     assert not judged(OptimizerStateMismatch, optimizers({}, {"num_without_gradient": 2}))
+
+
+OTHER = {"learning_rates": (0.05,), "least_count": 1, "greatest_count": 1}
+
+
+def test_ranks_of_which_nothing_tells_that_they_train_together_are_not_compared():
+    assert not judged(OptimizerStateMismatch, optimizers({"members": ()}, {**OTHER, "members": ()}))
+
+
+def test_a_rank_that_is_no_member_is_left_out():
+    pair = {"members": (0, 1)}
+    assert not judged(OptimizerStateMismatch, optimizers(pair, pair, {**OTHER, "members": ()}))
+    states = optimizers(pair, {**OTHER, **pair}, {"learning_rates": (0.7,), "members": ()})
+    (finding,) = judged(OptimizerStateMismatch, states)
+    assert finding.ranks == RankSet([0, 1])
+    assert finding.message.endswith("0.1 on rank 0, 0.05 on rank 1")
+
+
+def test_a_member_that_does_not_know_the_others_is_compared():
+    states = optimizers({"members": (0, 1)}, {**OTHER, "members": ()})
+    assert judged(OptimizerStateMismatch, states)

@@ -49,7 +49,14 @@ def test_running_statistics_do_not_hide_a_parameter():
     assert finding.subjects == ("layer.weight",)
 
 
-@pytest.mark.parametrize("basis", [Basis.WORLD, Basis.BESIDE])
+def test_local_steps_of_ddp_may_be_meant():
+    (finding,) = drifted(differing(0.1, 0.1, 0.3, basis=Basis.UNSYNCED))
+    assert finding.ranks == RankSet([2])
+    assert finding.grade is Grade.NOTE
+    assert finding.severity is Severity.INFO
+
+
+@pytest.mark.parametrize("basis", [Basis.WORLD, Basis.BESIDE, Basis.SENT])
 def test_ranks_that_nobody_keeps_alike_may_part(basis):
     assert not drifted(differing(0.1, 0.3), basis=basis)
 

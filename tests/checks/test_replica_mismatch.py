@@ -76,8 +76,8 @@ def test_a_frozen_model_beside_is_a_warning():
     assert finding.severity is Severity.WARNING
 
 
-@pytest.mark.parametrize("basis", [Basis.MESH, Basis.WRAPPER, Basis.REDUCED])
-def test_a_mesh_a_wrapper_and_a_reduction_prove_it(basis):
+@pytest.mark.parametrize("basis", [Basis.MESH, Basis.WRAPPER, Basis.REDUCED, Basis.SENT])
+def test_a_mesh_a_wrapper_and_what_the_program_reduced_or_sent_prove_it(basis):
     (finding,) = judged(ReplicaMismatch, replicas(differing(0.1, 0.1, 0.2), basis=basis))
     assert finding.grade is Grade.PROVEN
 
@@ -85,6 +85,29 @@ def test_a_mesh_a_wrapper_and_a_reduction_prove_it(basis):
 def test_buffers_count_too():
     view = replicas(differing(0.1, 0.2, is_parameter=False, requires_grad=False))
     assert judged(ReplicaMismatch, view)
+
+
+COUNTER = {"name": "num_seen", "is_parameter": False, "dtype": "int64"}
+
+
+def test_whole_numbers_in_a_buffer_are_left_to_the_program_by_fsdp2():
+    assert not judged(ReplicaMismatch, replicas(differing(0.1, 0.2, **COUNTER, keeper="FSDP2")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"keeper": "DDP"}, {"is_parameter": True}, {"dtype": "float32"}],
+    ids=["ddp", "parameter", "fractions"],
+)
+def test_other_tensors_than_buffers_of_whole_numbers_count_with_fsdp2(change):
+    values = {**COUNTER, "keeper": "FSDP2", **change}
+    (finding,) = judged(ReplicaMismatch, replicas(differing(0.1, 0.2, **values)))
+    assert finding.subjects == ("num_seen",)
+
+
+def test_local_steps_of_ddp_make_it_a_note():
+    (finding,) = judged(ReplicaMismatch, replicas(differing(0.1, 0.1, 0.2), basis=Basis.UNSYNCED))
+    assert finding.grade is Grade.NOTE
 
 
 @pytest.mark.parametrize("moment", [Moment.STEP, Moment.GRADIENT, Moment.BACKWARD])

@@ -6,7 +6,17 @@ from distdiag.checks.uninitialised_replica import UninitialisedReplica
 from distdiag.finding import Grade, Severity
 from distdiag.model_event import Basis, Moment
 from distdiag.ranks import RankSet
-from tests.checks.models import ALL_NAN, NAN, ZEROS, content, contents, differing, judged, replicas
+from tests.checks.models import (
+    ALL_NAN,
+    NAN,
+    ZEROS,
+    content,
+    contents,
+    differing,
+    judged,
+    mesh,
+    replicas,
+)
 from tests.checks.models import plan as plan_of
 
 FOUND = {
@@ -65,6 +75,26 @@ def test_a_rank_most_of_whose_parameters_are_zero_is_named():
     assert finding.subjects == ("a", "b", "c")
 
 
+@pytest.mark.parametrize("basis", [Basis.WORLD, Basis.SENT, Basis.UNSYNCED])
+def test_zeros_of_a_rank_that_may_have_a_model_of_its_own_are_silent(basis):
+    good = {name: content(0.1) for name in "abcd"}
+    held = [good, dict.fromkeys("abcd", ZEROS)]
+    assert not judged(UninitialisedReplica, contents(*held, basis=basis, keeper=""))
+    assert judged(UninitialisedReplica, contents(*held))
+
+
+def test_memory_as_it_was_found_is_named_even_in_a_model_of_its_own():
+    held = [{"w": content(0.1)}, {"w": ALL_NAN}]
+    assert judged(UninitialisedReplica, contents(*held, basis=Basis.WORLD, keeper=""))
+
+
+def test_zeros_of_a_rank_of_a_mesh_are_named_though_each_holds_its_own_shard():
+    good, bad = {name: content(0.1) for name in "ab"}, dict.fromkeys("ab", ZEROS)
+    values = {"mesh": mesh(2), "basis": Basis.MESH, "replicas": (), "keeper": "FSDP2"}
+    (finding,) = judged(UninitialisedReplica, contents(good, bad, **values))
+    assert finding.ranks == RankSet([1])
+
+
 @pytest.mark.parametrize("num_zero", [1, 4])
 def test_zeros_on_all_ranks_are_how_a_model_begins(num_zero):
     held = {**{name: content(0.1) for name in "abcd"}, **dict.fromkeys("abcd"[:num_zero], ZEROS)}
@@ -112,6 +142,23 @@ def test_copies_with_plausible_values_are_silent():
 
 def test_copies_with_memory_as_it_was_found_are_not_named_twice():
     assert not judged(UninitialisedReplica, replicas(differing(0.1, ALL_NAN)))
+
+
+def test_a_single_zero_may_be_a_count_or_a_switch():
+    single = content(0.0, least=0.0, greatest=0.0, zero_share=1.0, num_elements=1)
+    assert not judged(UninitialisedReplica, replicas(differing(0.1, single)))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool", "float16"])
+def test_zeros_of_narrow_and_whole_numbers_may_be_meant(dtype):
+    assert not judged(UninitialisedReplica, replicas(differing(0.1, ZEROS, dtype=dtype)))
+
+
+@pytest.mark.parametrize("basis", list(Basis))
+def test_a_buffer_of_zeros_is_named_where_all_ranks_should_hold_the_same(basis):
+    view = replicas(differing(0.1, ZEROS, is_parameter=False, basis=basis))
+    is_told = basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+    assert bool(judged(UninitialisedReplica, view)) is is_told
 
 
 def test_an_empty_tensor_was_not_forgotten():

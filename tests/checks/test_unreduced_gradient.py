@@ -32,18 +32,23 @@ def test_what_is_not_marked_as_a_part_must_have_been_alike(alike_at, grade):
 
 
 def test_local_steps_of_ddp_may_be_meant():
-    (finding,) = gradients(differing(0.1, 0.3, keeper="DDP"))
+    (finding,) = gradients(differing(0.1, 0.3, basis=Basis.UNSYNCED))
     assert finding.grade is Grade.NOTE
     assert finding.severity is Severity.INFO
 
 
-def test_a_tensor_that_ddp_does_not_keep_is_not_meant():
-    copied = differing(0.1, 0.3, name="router", keeper="")
-    (finding,) = gradients(differing(0.1, 0.3, keeper="DDP"), copied)
+def test_gradients_that_ddp_has_reduced_and_that_differ_are_not_meant():
+    (finding,) = gradients(differing(0.1, 0.3, keeper="DDP", basis=Basis.WRAPPER))
+    assert finding.grade is Grade.PROVEN
+    assert finding.severity is Severity.ERROR
+
+
+def test_gradients_that_the_program_reduced_itself_are_not_meant_to_differ():
+    (finding,) = gradients(differing(0.1, 0.3, keeper="", basis=Basis.REDUCED))
     assert finding.grade is Grade.PROVEN
 
 
-@pytest.mark.parametrize("basis", [Basis.WORLD, Basis.BESIDE])
+@pytest.mark.parametrize("basis", [Basis.WORLD, Basis.BESIDE, Basis.SENT])
 def test_ranks_that_nobody_keeps_alike_have_gradients_of_their_own(basis):
     assert not gradients(differing(0.1, 0.3), basis=basis)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdiag.engine.models import Models, scaling
+from distdiag.engine.models import FEWEST, Models, scaling
 from distdiag.model_event import Basis, Moment
 from distdiag.model_view import ScalingView
 from tests.checks.models import ALL_NAN, ZEROS, content, mesh, plan_event, state_event
@@ -20,8 +20,12 @@ def scaled(models, before, *after):
     return [view for view in fed(models, *events) if isinstance(view, ScalingView)]
 
 
-def gradient(peak):
-    return content(0.0, least=-peak / 2, greatest=peak)
+def gradient(peak, **values):
+    return content(0.0, least=-peak / 2, greatest=peak, **values)
+
+
+def few(peak):
+    return gradient(peak, num_elements=FEWEST - 1)
 
 
 def sharded():
@@ -79,6 +83,8 @@ def test_without_a_factor_on_one_rank_there_is_no_view():
         ([gradient(4.0), gradient(2.0)], [gradient(2.0), ALL_NAN], None),
         ([gradient(4.0), ALL_NAN], [gradient(2.0), ALL_NAN], 0.5),
         ([gradient(4.0), None], [gradient(2.0), gradient(7.0)], 0.5),
+        ([few(4.0), few(2.0)], [few(2.0), few(1.0)], None),
+        ([few(4.0), gradient(2.0)], [few(2.0), gradient(1.0)], 0.5),
         ([None], [None], None),
         ([], [], None),
     ],
@@ -96,6 +102,8 @@ def test_without_a_factor_on_one_rank_there_is_no_view():
         "became-nan",
         "was-nan",
         "came-later",
+        "of-a-few-numbers",
+        "of-a-few-and-of-many",
         "none",
         "nothing",
     ],

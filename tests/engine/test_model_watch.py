@@ -47,7 +47,7 @@ ALIKE = of_both(state_event, (0.1, 0.2), (0.1, 0.2))
 
 def test_a_healthy_run_is_silent():
     step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
-    assert not watched(*PLANS, *ALIKE, *step, *[optimizer_state(rank) for rank in PAIR])
+    assert not watched(*PLANS, *ALIKE, *step, *[optimizer_state(r, members=PAIR) for r in PAIR])
 
 
 def test_plans_that_differ():
@@ -86,8 +86,11 @@ def test_gradients_that_are_scaled_differently():
 
 
 def test_optimizers_that_differ():
-    states = [optimizer_state(0), optimizer_state(1, learning_rates=(0.2,))]
-    assert watched(*states) == {"REP004": [0, 1]}
+    rates = {0: (0.1,), 1: (0.2,)}
+    together = [optimizer_state(r, learning_rates=rates[r], members=PAIR) for r in PAIR]
+    assert watched(*together) == {"REP004": [0, 1]}
+    apart = [optimizer_state(r, learning_rates=rates[r]) for r in PAIR]
+    assert not watched(*apart)
 
 
 def test_an_optimizer_that_only_one_rank_has_is_judged_at_the_end():

@@ -32,3 +32,24 @@ def test_steps_and_optimizers_are_kept_apart():
 def test_steps_that_wait_in_vain_are_given_up():
     _, rest = steps(*[{"step": step} for step in range(MOST_OPEN + 5)])
     assert [each.key[1] for each in rest] == list(range(5, MOST_OPEN + 5))
+
+
+def test_a_step_waits_only_for_those_that_keep_the_model_together():
+    pair = (1, 3)
+    (alignment,), rest = steps(
+        {"rank": 1, "members": pair}, {"rank": 3, "members": pair}, {"rank": 0}, world=4
+    )
+    assert alignment.present_ranks == RankSet(pair)
+    assert [each.present_ranks for each in rest] == [RankSet([0])]
+
+
+def test_one_rank_that_knows_the_members_is_enough():
+    (alignment,), rest = steps({"rank": 0}, {"rank": 1, "members": (0, 1)}, world=4)
+    assert alignment.present_ranks == RankSet([0, 1])
+    assert not rest
+
+
+def test_without_members_a_step_waits_for_the_world():
+    found, rest = steps(*[{"rank": rank} for rank in (0, 1, 2)], world=4)
+    assert not found
+    assert [each.present_ranks for each in rest] == [RankSet([0, 1, 2])]

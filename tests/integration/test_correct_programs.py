@@ -42,6 +42,8 @@ def test_report_of_a_correct_program_is_complete(
     assert [rank["rank"] for rank in report["run"]["ranks"]] == [0, 1]
     assert report["silent_ranks"] == []
     assert report["checked"], "a report that checked nothing proves nothing"
+    # A probe that has switched itself off would be silent too.
+    assert "DIA003" not in {finding["code"] for finding in report["findings"]}, outcome.describe()
 
 
 def test_every_program_in_the_folder_is_in_the_catalogue() -> None:

@@ -74,6 +74,8 @@ def plans(root: nn.Module, **around: Any) -> dict[str, TensorPlan]:
     surroundings = Surroundings(
         owners=around.pop("owners", {}),
         reduced=around.pop("reduced", {}),
+        sent=around.pop("sent", {}),
+        is_local=around.pop("is_local", False),
         beside=around.pop("beside", ()),
         world=around.pop("world", PAIR),
         wrap_times=around.pop("wrap_times", WrapTimes()),

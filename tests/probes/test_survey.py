@@ -10,8 +10,9 @@ from torch import nn
 
 from distdiag.event import ProbeDisabled
 from distdiag.model_event import Basis, ModelPlan, ModelState, Moment, OptimizerState
+from distdiag.probes.own_steps import EVERY
 from distdiag.probes.steps import BackwardWatch, StepClock
-from distdiag.probes.survey import EVERY, Survey
+from distdiag.probes.survey import Survey
 from tests.probes.conftest import Observed
 from tests.probes.models import backward, ddp, fsdp2, means, network, state, told, train
 
@@ -105,7 +106,7 @@ def test_a_model_that_comes_later_is_looked_at_in_its_first_steps(observed: Obse
     train(late, 5)
 
     steps = [s.step for s in observed.events(ModelState) if (s.model, s.moment) == ("Linear", STEP)]
-    assert steps == [5, 6, 7]
+    assert steps == [0, 1, 2]  # its own, however many others have stepped
 
 
 def test_without_a_process_group_there_is_nothing_to_compare(observed: Observed) -> None:
@@ -136,7 +137,7 @@ def test_a_copy_is_a_model_of_its_own(observed: Observed) -> None:
 
     train(ddp(model))
 
-    assert means(state(observed, START, "Sequential 1 of 2")) == means(
+    assert means(state(observed, START, "Sequential")) == means(
         state(observed, START, "DDP Sequential")
     )
     assert average[0].weight.grad is None
@@ -153,6 +154,16 @@ def test_models_of_one_class_are_numbered_in_the_order_of_their_making(observed:
 
     assert means(state(observed, START, "Linear 1 of 2"))[0] == 1.0
     assert means(state(observed, START, "Linear 2 of 2"))[0] == 2.0
+
+
+def test_only_models_that_nothing_wraps_are_numbered_among_each_other(observed: Observed) -> None:
+    observed.install("steps")
+    models = [nn.Linear(2, 2), fsdp2(nn.Linear(2, 2)), nn.Linear(2, 2)]
+
+    backward(models[0])
+
+    names = [event.model for event in observed.events(ModelState) if event.moment is START]
+    assert sorted(names) == ["FSDP2 Linear", "Linear 1 of 2", "Linear 2 of 2"]
 
 
 # The steps
@@ -210,7 +221,10 @@ def test_two_optimizers_of_one_step_find_the_models_as_one(observed: Observed) -
         optimizer.step()
 
     assert [moment for moment, _ in told(observed)] == [START, BACKWARD, GRADIENT, STEP]
-    assert [s.optimizer for s in observed.events(OptimizerState)] == ["SGD", "SGD#2"]
+    assert [s.optimizer for s in observed.events(OptimizerState)] == [
+        "SGD of Sequential",
+        "SGD of Sequential#2",
+    ]
 
 
 def test_gradients_are_told_as_the_step_finds_them(observed: Observed) -> None:

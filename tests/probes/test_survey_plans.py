@@ -24,7 +24,7 @@ def no_garbage() -> None:
 def test_a_plan_is_told_again_only_when_it_has_changed(observed: Observed) -> None:
     observed.install("steps")
     model = network()
-    train(model, 2)
+    optimizer = train(model, 2)
     assert [plan.moment for plan in observed.events(ModelPlan)] == [Moment.START]
 
     model[0].requires_grad_(False)
@@ -34,6 +34,7 @@ def test_a_plan_is_told_again_only_when_it_has_changed(observed: Observed) -> No
     assert (again.moment, again.step) == (Moment.BACKWARD, 2)
     assert not again.tensors[0].requires_grad
     assert again.tensors[2].requires_grad
+    assert again.tensors[2].owners == (f"{type(optimizer).__name__} of Sequential",)
 
 
 def test_optimizers_that_came_after_wrapping_make_a_new_plan(observed: Observed) -> None:
@@ -41,8 +42,8 @@ def test_optimizers_that_came_after_wrapping_make_a_new_plan(observed: Observed)
 
     train(ddp(network()))
 
-    owners = [plan.tensors[0].owners for plan in observed.events(ModelPlan)]
-    assert owners == [(), ("SGD",)]
+    tensors = [plan.tensors[0] for plan in observed.events(ModelPlan)]
+    assert [each.owners for each in tensors[:2]] == [(), ("SGD of DDP Sequential",)]
 
 
 def test_large_models_are_told_in_parts(observed: Observed) -> None:
@@ -93,7 +94,7 @@ def test_a_parameter_that_the_program_broadcasts_is_shared_from_the_start(
     backward(model)
 
     weight, bias = observed.events(ModelPlan)[0].tensors
-    assert (weight.basis, weight.replicas) == (Basis.REDUCED, (0, 1))
+    assert (weight.basis, weight.replicas) == (Basis.SENT, (0, 1))
     assert bias.basis is Basis.WORLD
 
 

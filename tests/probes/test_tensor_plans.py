@@ -92,6 +92,16 @@ def test_what_the_program_reduces_itself_is_held_by_those_ranks() -> None:
     assert (found["bias"].replicas, found["bias"].basis) == (FOUR, Basis.WORLD)
 
 
+def test_what_was_only_sent_round_says_less_than_a_reduction() -> None:
+    model = nn.Linear(4, 4)
+    sent = {id(model.weight): (0, 2), id(model.bias): (0, 2)}
+
+    found = plans(model, world=FOUR, sent=sent, reduced={id(model.weight): FOUR})
+
+    assert (found["weight"].replicas, found["weight"].basis) == (FOUR, Basis.REDUCED)
+    assert (found["bias"].replicas, found["bias"].basis) == ((0, 2), Basis.SENT)
+
+
 @pytest.mark.parametrize(
     ("trains", "beside", "basis"),
     [
@@ -106,7 +116,8 @@ def test_only_a_frozen_model_stands_beside_another(
 ) -> None:
     found = plans(network().requires_grad_(trains), beside=beside)
 
-    assert {plan.basis for plan in found.values()} == {basis}
+    assert {plan.basis for plan in found.values() if plan.is_parameter} == {basis}
+    assert {plan.basis for plan in found.values() if not plan.is_parameter} == {Basis.WORLD}
 
 
 @pytest.mark.parametrize("mark", [("allreduce", False), ("tensor_model_parallel", True)])
@@ -142,6 +153,13 @@ def test_ddp_keeps_parameters_and_buffers_alike(fake_group: None) -> None:
     assert {plan.basis for plan in found.values()} == {Basis.WRAPPER}
     assert {plan.replicas for plan in found.values()} == {PAIR}
     assert {plan.placements for plan in found.values()} == {()}
+
+
+def test_a_model_that_ddp_did_not_reduce_is_told_as_such(fake_group: None) -> None:
+    found = plans(DistributedDataParallel(network()), is_local=True)
+
+    assert {plan.basis for plan in found.values()} == {Basis.UNSYNCED}
+    assert {plan.replicas for plan in found.values()} == {PAIR}
 
 
 def test_the_group_of_ddp_counts_and_not_the_world(four_ranks: DeviceMesh) -> None:
@@ -210,3 +228,30 @@ def test_where_two_layers_may_be_the_head_neither_is_told() -> None:
     model = language_model(is_tied=True)
     model.append(nn.Linear(4, 5, bias=False))
     assert not any(plan.untied_from for plan in plans(model).values())
+
+
+class Declaring(nn.Module):
+    """A model that says itself what its embedding and its head are."""
+
+    def __init__(self, head: nn.Module | None) -> None:
+        super().__init__()
+        self.config = Config(is_tied=True)
+        self.embedding = nn.Embedding(5, 4)
+        self.other = nn.Linear(4, 5, bias=False)
+        self.head = head
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return self.head
+
+
+def test_a_model_that_declares_its_head_is_believed() -> None:
+    found = plans(Declaring(nn.Linear(4, 5, bias=False)))
+    untied = {name: plan.untied_from for name, plan in found.items() if plan.untied_from}
+    assert untied == {"head.weight": "embedding.weight"}
+
+
+def test_a_model_that_declares_no_head_has_none() -> None:
+    assert not any(plan.untied_from for plan in plans(Declaring(None)).values())
