@@ -22,7 +22,7 @@ from distdiag.recorder import Recorder
 from distdiag.thread_context import Calls, ThreadContext
 
 _Work: Final = dist.Work
-_SHARING: Final = frozenset({"allreduce", "broadcast", "allreduce_coalesced"})
+_SHARING: Final = frozenset({"allreduce", "broadcast", "allreduce_coalesced", "reduce"})
 _NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 
 
@@ -72,10 +72,8 @@ class CollectiveFronts(Probe):
                 tap.fail(error)
             if made is None:
                 return original(self_, *args, **kwargs)
-            if may_share and recorder.before_share is not None:
-                recorder.before_share(args[0] if args else None, self_)
-                for tell in recorder.on_share:
-                    tell()
+            if may_share:
+                self._share(args[0] if args else None, self_)
             context.is_recorded = True
             try:
                 work = original(self_, *args, **kwargs)
@@ -89,6 +87,12 @@ class CollectiveFronts(Probe):
             return work
 
         return front
+
+    def _share(self, tensors: object, group: object) -> None:
+        if self.recorder.before_share is not None:
+            self.recorder.before_share(tensors, group)
+        for tell in self.recorder.on_share:
+            tell()
 
     def _returned(
         self,

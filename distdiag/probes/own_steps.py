@@ -74,7 +74,9 @@ class OwnSteps:
     def _note(self, root: nn.Module, module: DistributedDataParallel) -> None:
         if getattr(module, "_join_config", None) is not None and module._join_config.enable:
             self._uneven.add(root)  # whose n-th step is which is not known from now on
-        if module.require_backward_grad_sync and not getattr(module, "_comm_hooks", None):
+        # The forward pass decides, by what holds then, and leaves the answer here.
+        is_synced = getattr(module, "require_forward_param_sync", True)
+        if is_synced and not getattr(module, "_comm_hooks", None):
             self._unsynced.discard(root)
         else:
             self._unsynced.add(root)
