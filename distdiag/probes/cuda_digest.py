@@ -40,6 +40,14 @@ class Span(NamedTuple):
     owner: int
 
 
+class _Facts(NamedTuple):
+    """What is still to be known of a tensor when it is gone."""
+
+    num_bytes: int
+    number: int
+    is_numeric: bool
+
+
 class Batch:
     """Tensors of one device and the one buffer that the results go to."""
 
@@ -49,6 +57,7 @@ class Batch:
         """Lay out what is to be read."""
         self.device = device
         self.tensors = tensors
+        self._facts = [_Facts(each.nbytes, each.numel(), is_numeric(each)) for each in tensors]
         self._kernels = kernels
         self._weights: torch.Tensor | None = None
         self._direct: dict[int, list[Span]] = {16: [], 4: []}
@@ -90,6 +99,18 @@ class Batch:
                 self._hash_scratch(num_bytes, begin, end)
                 begin = end
         self._sum_up()
+
+    def release(self, stream: torch.cuda.Stream) -> None:
+        """Let go of the tensors: their memory is given to nobody before the stream has read it.
+
+        Gradients that were kept until somebody asks for what they hold would be there twice.
+        """
+        try:
+            for tensor in self.tensors:
+                tensor.record_stream(stream)
+        except RuntimeError:
+            return  # memory of another allocator: kept until it was read
+        self.tensors, self._copied = [], []
 
     def _find_room(self) -> torch.Tensor:
         most = max((tensor.nbytes for tensor in self._copied), default=0)
@@ -136,16 +157,16 @@ class Batch:
     def read(self, results: torch.Tensor) -> list[Result]:
         """Return digest, number of elements and statistics of each tensor from a host buffer."""
         items, values = results[: self._num_sums], results[self._num_sums :]
-        sums = torch.zeros(len(self.tensors), 2, dtype=torch.int64, device="cpu")
+        sums = torch.zeros(len(self._facts), 2, dtype=torch.int64, device="cpu")
         sums.index_add_(0, self._owners, items.view(-1, 2))
         rows = values.view(torch.float64).view(-1, 8).tolist()
         return [
             (
-                hexadecimal(first, second, tensor.nbytes),
-                tensor.numel(),
-                Statistics(*row) if tensor.numel() and is_numeric(tensor) else NO_STATISTICS,
+                hexadecimal(first, second, facts.num_bytes),
+                facts.number,
+                Statistics(*row) if facts.number and facts.is_numeric else NO_STATISTICS,
             )
-            for tensor, (first, second), row in zip(self.tensors, sums.tolist(), rows, strict=True)
+            for facts, (first, second), row in zip(self._facts, sums.tolist(), rows, strict=True)
         ]
 
 
@@ -207,7 +228,9 @@ def start(device: torch.device, tensors: list[torch.Tensor]) -> CudaDigests | No
             _kernels[:] = [None]
             batch = Batch(tensors, device, None)
             batch.run()
-        return CudaDigests(batch, stream)
+        digests = CudaDigests(batch, stream)
+        batch.release(stream)
+        return digests
 
 
 def _find_kernels() -> ModuleType | None:

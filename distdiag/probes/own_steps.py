@@ -32,6 +32,9 @@ class OwnSteps:
         self._links: weakref.WeakKeyDictionary[
             torch.optim.Optimizer, tuple[Hashable, list[weakref.ref[nn.Module]]]
         ] = weakref.WeakKeyDictionary()
+        self._wrapped: weakref.WeakKeyDictionary[
+            nn.Module, list[weakref.ref[DistributedDataParallel]]
+        ] = weakref.WeakKeyDictionary()
         self._unsynced: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._local: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._uneven: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -39,6 +42,8 @@ class OwnSteps:
     def start(self, root: nn.Module) -> None:
         """Look at the next steps of a model that was wrapped or built."""
         self._fresh[root] = self.of(root) + FIRST_STEPS
+        wrapped = [part for part in root.modules() if isinstance(part, DistributedDataParallel)]
+        self._wrapped[root] = [weakref.ref(part) for part in wrapped]
 
     def of(self, root: nn.Module) -> int:
         """Return how many steps a model has taken."""
@@ -67,8 +72,9 @@ class OwnSteps:
     def after_backward(self, roots: Iterable[nn.Module]) -> None:
         """Take note of what DDP does with the gradients of these models."""
         for root in roots:
-            for module in root.modules():
-                if isinstance(module, DistributedDataParallel):
+            for reference in self._wrapped.get(root, ()):
+                module = reference()
+                if module is not None:
                     self._note(root, module)
 
     def _note(self, root: nn.Module, module: DistributedDataParallel) -> None:

@@ -79,7 +79,7 @@ class Pending:
         for reader, indices in self._parts:
             for index, result in zip(indices, reader.results(), strict=True):
                 self._contents[index] = _content(*result)
-        self._parts.clear()  # and with them the tensors
+        self._parts.clear()
         return list(self._contents)
 
     def guard(self) -> None:
@@ -99,8 +99,8 @@ class Pending:
 def contents(tensors: Sequence[torch.Tensor]) -> Pending:
     """Read what tensors hold: at once on a CPU, beside the current stream on CUDA devices.
 
-    Tensors on CUDA devices are kept alive until they are read; whoever writes to them next calls
-    ``guard`` first. While a CUDA graph is captured they have no content.
+    The memory of tensors on CUDA devices is not reused before they are read; whoever writes to them
+    next calls ``guard`` first. While a CUDA graph is captured they have no content.
     """
     with unseen():
         known: list[Content | None] = [None] * len(tensors)
