@@ -40,6 +40,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "dump_transport": DumpTransport,
     "strict": bool,
     "strict_timeout": Seconds,
+    "poison_empty": bool,
 }
 """What a TOML file may set: the names of the flags, and the type of each value."""
 
@@ -62,6 +63,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dump_transport: DumpTransport = "auto"
     strict: bool = False
     strict_timeout_s: float = 30.0
+    poison_empty: bool = False
+
+    @property
+    def active_modes(self) -> tuple[str, ...]:
+        """The modes that may change the run, by the names of their flags."""
+        modes = {"strict": self.strict, "poison-empty": self.poison_empty}
+        return tuple(name for name, is_on in modes.items() if is_on)
 
     @property
     def selection(self) -> Selection:
@@ -236,6 +244,11 @@ _OPTIONS: Final = (
         callback=_seconds,
         metavar="SECONDS",
         help="How long --strict waits for the other ranks [30].",
+    ),
+    click.option(
+        "--poison-empty/--no-poison-empty",
+        default=None,
+        help="Fill memory that nobody has written with NaN until the first step.",
     ),
 )
 

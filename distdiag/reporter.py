@@ -214,7 +214,7 @@ class RunReporter:
             ended=_rfc3339(datetime.now(UTC).timestamp()) if complete else None,
             outcome=outcome,
             attempts=launch.attempt + 1,
-            active_modes=("strict",) if self._config.strict else (),
+            active_modes=self._config.active_modes,
             dump_transport=self.dump_transport,
         )
 

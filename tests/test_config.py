@@ -74,6 +74,7 @@ def test_every_key_can_be_set_with_either_spelling():
         dump{s}transport = "tcp"
         strict = true
         strict{s}timeout = 2.5
+        poison{s}empty = true
     """
     expected = Config(
         profile="deep",
@@ -88,6 +89,7 @@ def test_every_key_can_be_set_with_either_spelling():
         dump_transport="tcp",
         strict=True,
         strict_timeout_s=2.5,
+        poison_empty=True,
     )
     assert text.count("=") == len(KEYS) == len(Config.__struct_fields__)
     assert load_config(write(text.format(s="_"))) == expected

@@ -88,6 +88,14 @@ def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
 
 
+def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    if not config.poison_empty:
+        return []
+    from distdiag.probes.poison import PoisonedMemory
+
+    return [PoisonedMemory(recorder)]
+
+
 def _dataloader(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.phases import DataLoaderWatch
 
@@ -121,6 +129,7 @@ PLANS: Final = (
     Plan("process-groups", ("torch", _C10D), _groups),
     Plan("collectives", ("torch", _C10D), _collectives),
     Plan("steps", ("torch",), _steps),
+    Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
     Plan(
