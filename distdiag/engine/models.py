@@ -135,8 +135,8 @@ class Models:
             for rank in ranks:
                 for plan, content in states[rank].held():
                     if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
-                        names.setdefault(plan.name, {})[rank] = (plan, content)
-            whole = {name: seen for name, seen in names.items() if len(seen) == len(ranks)}
+                        names.setdefault(_common_name(plan), {})[rank] = (plan, content)
+            whole = {name: seen for name, seen in names.items() if _is_whole(seen, ranks)}
             sites = {rank: states[rank].site for rank in ranks}
             if any(p.basis is Basis.UNSYNCED for s in whole.values() for p, _ in s.values()):
                 basis = Basis.UNSYNCED
@@ -189,6 +189,15 @@ class Models:
                 mine = {rank: by_rank[rank] for rank in sorted(group)}
                 sites = {event.rank: event.site}
                 yield ScalingView(event.model, event.step, mine, sites)
+
+
+def _common_name(plan: TensorPlan) -> str:
+    return f"shared {plan.shape}" if plan.is_shared else plan.name
+
+
+def _is_whole(seen: Mapping[int, tuple[TensorPlan, Content]], ranks: tuple[int, ...]) -> bool:
+    is_shared = any(plan.is_shared for plan, _ in seen.values())  # by some stages
+    return len(seen) == len(ranks) or (is_shared and len(seen) > 1)
 
 
 def _basis(plan: TensorPlan) -> Basis:

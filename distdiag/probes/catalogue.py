@@ -74,6 +74,12 @@ def _sharding_moments(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [ShardingMoments(recorder)]
 
 
+def _parallel_moments(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.parallel_moments import ParallelMoments
+
+    return [ParallelMoments(recorder)]
+
+
 def _partial_reads(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.partial_reads import PartialReads
 
@@ -136,6 +142,11 @@ PLANS: Final = (
         "sharding-context",
         ("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group"),
         _sharding,
+    ),
+    Plan(
+        "parallel-moments",
+        ("torch", "torch.distributed.tensor.parallel"),
+        _parallel_moments,
     ),
     Plan("partial-reads", ("torch", "torch.distributed.tensor"), _partial_reads),
     Plan(

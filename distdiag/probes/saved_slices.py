@@ -10,7 +10,8 @@ from torch import nn
 
 from distdiag.probes.keepers import sharded_parameters
 from distdiag.probes.module_names import clean_name
-from distdiag.probes.tensor_plans import address_of, is_dtensor
+from distdiag.probes.tensor_kinds import is_dtensor
+from distdiag.probes.tensor_plans import address_of
 
 _DEEPEST: Final = 6
 _MOST_TENSORS: Final = 20_000

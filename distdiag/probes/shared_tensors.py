@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distdiag.probes.tensor_plans import address_of, is_dtensor
+from distdiag.probes.tensor_kinds import is_dtensor
+from distdiag.probes.tensor_plans import address_of
 
 _Ranks = dict[int, tuple[weakref.ref[nn.Parameter], tuple[int, ...]]]
 

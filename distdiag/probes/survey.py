@@ -19,15 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.event import CallSite
-from distdiag.model_event import (
-    ModelPlan,
-    ModelState,
-    Moment,
-    SliceSaved,
-    TensorPlan,
-)
+from distdiag.model_event import ModelPlan, ModelState, Moment, SliceSaved, TensorPlan
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.born import Born, roots_of
+from distdiag.probes.head_counts import HeadCounts
 from distdiag.probes.keepers import WrapTimes, is_wrapped, keeps, unwrapped, walk
 from distdiag.probes.optimizer_state import owners_of
 from distdiag.probes.optimizer_watch import OptimizerWatch
@@ -36,7 +31,8 @@ from distdiag.probes.readings import Reading, Readings
 from distdiag.probes.saved_slices import slices_in
 from distdiag.probes.shared_tensors import SharedTensors
 from distdiag.probes.stack import frames_of
-from distdiag.probes.tensor_plans import Held, Surroundings, is_dtensor, local_part, plan_of
+from distdiag.probes.tensor_kinds import is_dtensor
+from distdiag.probes.tensor_plans import Held, Surroundings, local_part, plan_of
 from distdiag.recorder import Recorder
 
 CHUNK: Final = 256
@@ -75,6 +71,7 @@ class Survey(Probe):
         self._num_models: dict[str, int] = {}
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
         self._num_born = 0
+        self._heads = HeadCounts()
         self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
         self._optimizers = OptimizerWatch(
             recorder, self._born, self._steps, self._roots, self._name
@@ -119,6 +116,7 @@ class Survey(Probe):
         for root in list(self._started):
             if any(id(part) in wrapped for part in root.modules()):
                 self._started.discard(root)  # it begins anew, as another one
+                self._num_born = -1
 
     @_guarded
     def before_share(self, tensors: object, group: object) -> None:
@@ -260,6 +258,7 @@ class Survey(Probe):
             reduced=self._shared.reduced(self.recorder.num_backwards),
             sent=self._shared.sent(),
             is_local=self._steps.is_local(root),
+            heads=self._heads,
             beside=world if is_beside else (),
             world=world,
             wrap_times=self.wrap_times,

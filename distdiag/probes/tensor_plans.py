@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -13,11 +12,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from distdiag.model_event import Basis, Mesh, TensorPlan
+from distdiag.probes.head_counts import HeadCounts
 from distdiag.probes.keepers import Keeper, WrapTimes, sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.ties import untied_pairs
 
-_DTENSOR: Final = "torch.distributed.tensor"
+_SHARED: Final = "shared_embedding"
+"""Megatron marks the embedding of the first stage and the head of the last one so."""
 
 
 class Held(NamedTuple):
@@ -32,10 +34,10 @@ class Surroundings(NamedTuple):
 
     `owners` are the optimizers of each parameter, `reduced` the ranks over which the program itself
     reduced its gradient for this step, `sent` those over which it once sent the parameter round,
-    all by the id of the parameter. `is_local`: the model has stepped without a reduction of DDP's.
-    `beside` are the ranks of a model that all ranks train together. Of the model itself: whether
-    all of it `is_frozen`, the `mesh_ranks` over which tensors of it are sharded, and whether it
-    `has_marks` of Megatron's on some.
+    all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
+    of a model that all ranks train together. Of the model itself: whether all of it `is_frozen`,
+    the `mesh_ranks` over which tensors of it are sharded, whether it `has_marks` of Megatron's on
+    some, and whether it `is_local`, since it has stepped without a reduction of DDP's.
     """
 
     owners: Mapping[int, tuple[str, ...]]
@@ -48,6 +50,7 @@ class Surroundings(NamedTuple):
     mesh_ranks: tuple[int, ...] = ()
     has_marks: bool = False
     is_local: bool = False
+    heads: HeadCounts | None = None
 
 
 def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
@@ -61,6 +64,7 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
     first_names: dict[int, str] = {}
     held = []
     untied = untied_pairs(root)
+    divided = {} if around.heads is None else around.heads.divided(root)
     for path, module, keeper in walk(root):
         for name, tensor, is_parameter in _tensors_of(module):
             record = records.get((id(module), name))
@@ -81,6 +85,8 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
                 tied_to="" if tied_to == full_name else tied_to,
                 is_late=not is_managed and around.wrap_times.is_late(module, name),
                 untied_from=untied.get((id(module), name), ""),
+                heads_divided_by=divided.get(id(module), 1),
+                is_shared=bool(getattr(tensor, _SHARED, False)),
             )
             held.append(Held(_placed(plan, whole, keeper, around), whole))
     return held
@@ -134,6 +140,8 @@ def _kept_alike(
     keeper: Keeper,
     around: Surroundings,
 ) -> tuple[tuple[int, ...], Basis]:
+    if plan.is_shared:
+        return around.world, Basis.MARKED
     if _is_part(tensor):
         return (), Basis.WRAPPER
     for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
@@ -158,12 +166,6 @@ def _is_part(tensor: Any) -> bool:  # noqa: ANN401
     """Say whether DeepSpeed or Megatron mark it as one rank's own part."""
     is_own = getattr(tensor, "allreduce", True) is False
     return is_own or bool(getattr(tensor, "tensor_model_parallel", False))
-
-
-def is_dtensor(tensor: object) -> bool:
-    """Say whether this is a DTensor, without importing them."""
-    kind = getattr(sys.modules.get(_DTENSOR), "DTensor", None)
-    return kind is not None and isinstance(tensor, kind)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -253,3 +253,16 @@ def test_what_cannot_be_read_is_no_content():
 
 def test_later_contents_are_not_shown_as_a_whole():
     assert not all_fed(told(), *states([(0.1, 0.2)] * 2, **LATE))
+
+
+def test_shared_copies_are_compared_under_any_name():
+    models = Models()
+    marks = {"replicas": (0, 1), "basis": Basis.MARKED, "is_shared": True}
+    fed(models, plan_event(0, [plan("embed.weight", **marks)]))
+    fed(models, plan_event(1, [plan("head.weight", **marks)]))
+    assert not fed(models, *states([(0.1,), (0.1,)]))
+
+    (view,) = fed(models, *states([(0.1,), (0.3,)], **LATE))
+
+    assert view.ranks == RankSet([0, 1])
+    assert view.alike_at == 0

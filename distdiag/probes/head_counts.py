@@ -1,0 +1,52 @@
+"""Numbers of attention heads that were divided by a mesh although the weights are whole."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Final
+
+from torch import nn
+
+from distdiag.probes.tensor_kinds import is_dtensor
+
+_NAMES: Final = ("num_heads", "n_heads", "n_head", "num_attention_heads")
+
+
+class HeadCounts:
+    """Remembers how many heads each module had when it was first looked at."""
+
+    def __init__(self) -> None:
+        """Nothing was looked at yet."""
+        self._first: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
+    def divided(self, root: nn.Module) -> dict[int, int]:
+        """Return by what the heads of modules were divided, by the ids of all their parts.
+
+        Only where the model is sharded over a mesh axis of that size, and the module is not.
+        """
+        sizes = {size for parameter in root.parameters() for size in _axes(parameter)}
+        found: dict[int, int] = {}
+        for module, whole, now in self._counts(root):
+            is_divided = whole != now and now > 0 and whole % now == 0 and whole // now in sizes
+            if is_divided and not any(is_dtensor(each) for each in module.parameters()):
+                found |= {id(part): whole // now for part in module.modules()}
+        return found
+
+    def _counts(self, root: nn.Module) -> Iterator[tuple[nn.Module, int, int]]:
+        """Yield modules with the number of heads that they should have, and that they have."""
+        configured = _count(getattr(root, "config", None))
+        for module in root.modules():
+            now = _count(module)
+            if now:
+                first = self._first.setdefault(module, now)
+                yield module, configured or first, now
+
+
+def _count(holder: object) -> int:
+    values = [getattr(holder, "__dict__", {}).get(name) for name in _NAMES]
+    return next((value for value in values if type(value) is int), 0)
+
+
+def _axes(parameter: object) -> tuple[int, ...]:
+    return tuple(parameter.device_mesh.mesh.shape) if is_dtensor(parameter) else ()  # type: ignore[attr-defined]
