@@ -42,8 +42,9 @@ def _declared(module: Any, path: str) -> dict[tuple[int, str], str]:  # noqa: AN
         head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
     except (AttributeError, NotImplementedError):
         return {}
-    mine, theirs = getattr(head, "weight", None), getattr(embedding, "weight", None)
-    if mine is None or theirs is None or mine is theirs or mine.shape != theirs.shape:
+    if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding):
+        return {}  # a wrapper that trains a copy, or none
+    if head.weight is embedding.weight or head.weight.shape != embedding.weight.shape:
         return {}
     names = {id(part): name for name, part in module.named_modules()}
     name = names.get(id(embedding))
