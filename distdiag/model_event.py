@@ -150,7 +150,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     parameters of all models have a gradient. It has stepped `num_steps` times before,
     `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
     state are those of parameters that it does not hold; `num_stateless` parameters have none, of
-    which `stateless` are some.
+    which `stateless` are some. `forgotten` are parameters with a gradient that no optimizer holds
+    and that were made after all of them.
     """
 
     optimizer: str
@@ -162,6 +163,7 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     num_stale_states: int
     num_stateless: int
     stateless: tuple[str, ...]
+    forgotten: tuple[str, ...]
     num_parameters: int
     num_without_gradient: int
     num_foreign: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from distdiag.probes.base import AnyCallable, Patches
 
+_NUMBERS = itertools.count()
 _NOTES: list[Callable[[object], None]] = []
 """Who is told of new objects, by a number that a traced function may hold."""
 
@@ -31,6 +33,7 @@ class Born:
         self._ways = ways
         self._fail = fail
         self._references: list[weakref.ref[Any]] = []
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.count = 0
         """How many were ever made."""
 
@@ -59,9 +62,14 @@ class Born:
     def _note(self, new: object) -> None:
         try:
             self._references.append(weakref.ref(new))
+            self._numbers[new] = next(_NUMBERS)
             self.count += 1
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self._fail(error)
+
+    def number(self, one: object) -> int:
+        """Return a number that is larger for what was made later, of any class; -1 if unknown."""
+        return self._numbers.get(one, -1)
 
     def alive(self) -> list[Any]:
         """Return those that still exist."""

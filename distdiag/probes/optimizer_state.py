@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -113,6 +113,22 @@ def fields_of(
         "least_count": min(counts, default=-1),
         "greatest_count": max(counts, default=-1),
     }
+
+
+def forgotten(
+    roots: Sequence[nn.Module],
+    owners: Mapping[int, tuple[str, ...]],
+    is_new: Callable[[nn.Module], bool],
+) -> tuple[str, ...]:
+    """Return parameters of new modules that have a gradient and no optimizer."""
+    names = []
+    for root in roots:
+        new = [part for part in root.modules() if is_new(part)]
+        inside = {id(each) for part in new for each in part._parameters.values()}
+        for key, (name, parameter) in named_parameters([root]).items():
+            if key in inside and key not in owners and parameter.grad is not None:
+                names.append(name)
+    return tuple(names[:_MOST_NAMES])
 
 
 def foreign_parameters(

@@ -17,8 +17,10 @@ from distdiag.probes.optimizer_state import (
     StepCounts,
     fields_of,
     foreign_parameters,
+    forgotten,
     has_only_zeros,
     named_parameters,
+    owners_of,
 )
 from distdiag.probes.own_steps import OwnSteps, is_due
 from distdiag.probes.stack import frames_of
@@ -35,6 +37,7 @@ class OptimizerWatch:
     def __init__(
         self,
         recorder: Recorder,
+        modules: Born,
         optimizers: Born,
         steps: OwnSteps,
         roots: Callable[[], list[nn.Module]],
@@ -42,6 +45,7 @@ class OptimizerWatch:
     ) -> None:
         """Watch these optimizers; `roots` are the models, `name` is what they are called."""
         self._recorder = recorder
+        self._modules = modules
         self._optimizers = optimizers
         self._steps = steps
         self._roots = roots
@@ -86,10 +90,18 @@ class OptimizerWatch:
             "site": CallSite(frames_of(frame, self._recorder.main_script)),
             **counts,
             **fields_of(optimizer, self.alive(), self._roots()),
+            "forgotten": self._forgotten(),
         }
         self._seen[optimizer] = fields
         if fields["replaced"]:
             self._before[optimizer] = self._content(fields["replaced"])
+
+    def _forgotten(self) -> tuple[str, ...]:
+        alive = self.alive()
+        last = max(self._optimizers.number(each) for each in alive)
+        return forgotten(
+            self._roots(), owners_of(alive, {}), lambda part: self._modules.number(part) > last
+        )
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
         """Write down what was seen, now that it has stepped."""

@@ -74,7 +74,7 @@ class Survey(Probe):
         self._heads = HeadCounts()
         self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
         self._optimizers = OptimizerWatch(
-            recorder, self._born, self._steps, self._roots, self._name
+            recorder, self._modules, self._born, self._steps, self._roots, self._name
         )
 
     def _install(self) -> None:

@@ -109,6 +109,7 @@ def optimizer_state(rank=0, **values):
         "num_stale_states": 0,
         "num_stateless": 0,
         "stateless": (),
+        "forgotten": (),
         "num_parameters": 4,
         "num_without_gradient": 0,
         "num_foreign": 0,
