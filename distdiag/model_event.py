@@ -26,6 +26,7 @@ class Basis(StrEnum):
     MESH = "mesh"  # the placements of a DTensor
     WRAPPER = "wrapper"  # the process group of DDP, FSDP or ZeRO
     UNSYNCED = "unsynced"  # DDP's, but the model has stepped on gradients that it did not reduce
+    LONE = "lone"  # DDP was given a group of one rank, though there are more
     REDUCED = "reduced"  # the program itself reduced its gradient for this step
     SENT = "sent"  # the program itself once sent the parameter round
     MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.finding import Finding, Severity
-from distdiag.model_event import ModelState, Moment
+from distdiag.model_event import Basis, ModelState, Moment
 from distdiag.model_view import ReplicaView
 from distdiag.reasoning.replicas import (
     NOT_REDUCED,
@@ -71,6 +71,7 @@ class ReplicaDrift(Check):
             step=view.step,
             location=location_on(view, culprits),
             subjects=names,
+            severity=Severity.WARNING if view.basis is Basis.LONE else None,
             grade=grade_of(view, has_culprit=has_culprit),
             confidence=0.9,
             evidence=evidence_of(view, tensors),

@@ -68,6 +68,7 @@ class UnreducedGradient(Check):
             step=view.step,
             location=location_on(view, view.ranks),
             subjects=names,
+            severity=Severity.WARNING if view.basis is Basis.LONE else None,
             grade=Grade.NOTE if is_meant else grade_of(view, has_culprit=True),
             confidence=0.5 if is_meant else 0.95,
             evidence=evidence_of(view, tensors),

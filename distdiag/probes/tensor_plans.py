@@ -147,12 +147,8 @@ def _kept_alike(
     for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
         if id(tensor) in known:
             return known[id(tensor)], basis
-    if keeper.ranks and (plan.keeper or plan.is_late):
-        is_part = keeper.is_sharding and plan.is_parameter and not plan.is_late
-        is_local = keeper.kind == "DDP" and around.is_local
-        return () if is_part else keeper.ranks, Basis.UNSYNCED if is_local else Basis.WRAPPER
     if keeper.ranks:
-        return (), Basis.WRAPPER  # ignored on purpose
+        return _kept_by(plan, keeper, around)
     if around.mesh_ranks:
         return around.mesh_ranks, Basis.MODEL
     if around.has_marks and plan.is_parameter:
@@ -160,6 +156,20 @@ def _kept_alike(
     if around.is_frozen and around.beside and plan.is_parameter:
         return around.beside, Basis.BESIDE
     return around.world, Basis.WORLD
+
+
+def _kept_by(
+    plan: TensorPlan, keeper: Keeper, around: Surroundings
+) -> tuple[tuple[int, ...], Basis]:
+    if not plan.keeper and not plan.is_late:
+        return (), Basis.WRAPPER  # ignored on purpose
+    if keeper.is_sharding and plan.is_parameter and not plan.is_late:
+        return (), Basis.WRAPPER
+    if keeper.kind != "DDP":
+        return keeper.ranks, Basis.WRAPPER
+    if len(keeper.ranks) == 1 < len(around.world):
+        return around.world, Basis.LONE
+    return keeper.ranks, Basis.UNSYNCED if around.is_local else Basis.WRAPPER
 
 
 def _is_part(tensor: Any) -> bool:  # noqa: ANN401

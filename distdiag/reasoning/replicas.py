@@ -29,6 +29,7 @@ _BASES: Final = {
     Basis.MESH: "the tensor is replicated over them on its mesh",
     Basis.WRAPPER: "one wrapper keeps them together",
     Basis.UNSYNCED: "DDP keeps them together, but reduces not every gradient",
+    Basis.LONE: "DDP was given a group of one rank, so that it reduces nothing",
     Basis.REDUCED: "the program itself reduces its gradient over them",
     Basis.SENT: "the program itself has sent the tensor round",
     Basis.MARKED: "it is not marked as a part, as others of its model are",
@@ -49,11 +50,12 @@ def basis_phrase(basis: Basis) -> str:
 
 def grade_of(view: ReplicaView, *, has_culprit: bool) -> Grade:
     """Say how sure it is that the ranks should hold the same."""
-    # Stages of a pipeline are marked in the same way, and do not begin alike.
-    is_guess = view.basis is Basis.MARKED and view.alike_at is None
+    # Stages of a pipeline are marked in the same way, and do not begin alike; nor do models that
+    # ranks train for themselves.
+    is_guess = view.basis in (Basis.MARKED, Basis.LONE) and view.alike_at is None
     if view.basis in (Basis.WORLD, Basis.UNSYNCED) or is_guess:
         return Grade.NOTE
-    is_told = view.basis not in (Basis.BESIDE, Basis.MODEL, Basis.MARKED)
+    is_told = view.basis not in (Basis.BESIDE, Basis.MODEL, Basis.MARKED, Basis.LONE)
     return Grade.PROVEN if has_culprit and is_told else Grade.LIKELY
 
 

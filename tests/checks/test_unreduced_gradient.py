@@ -61,3 +61,14 @@ def test_only_what_the_optimizer_applies_counts(moment):
 
 def test_late_parameters_are_left_to_the_check_for_them():
     assert not gradients(differing(0.1, 0.3, is_late=True))
+
+
+@pytest.mark.parametrize(
+    ("alike_at", "severity"), [(0, Severity.WARNING), (None, Severity.INFO)], ids=["alike", "never"]
+)
+def test_ddp_over_a_group_of_one_is_an_alarm_where_ranks_began_alike(alike_at, severity):
+    lone = differing(0.1, 0.5, basis=Basis.LONE)
+    view = replicas(lone, moment=Moment.GRADIENT, alike_at=alike_at)
+    (finding,) = judged(UnreducedGradient, view)
+    assert finding.severity is severity
+    assert "a group of one rank" in finding.evidence[-1].summary
