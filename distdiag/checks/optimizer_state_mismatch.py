@@ -36,7 +36,7 @@ class OptimizerStateMismatch(Check):
 
     code = "REP004"
     name = "optimizer-state-mismatch"
-    severity = Severity.ERROR
+    severity = Severity.WARNING
     needs = (OptimizerState,)
 
     why = "Each rank computes its update alone, from its own rate and its own counters."
@@ -75,7 +75,6 @@ class OptimizerStateMismatch(Check):
             step=first.step,
             location=user_location(alignment.by_rank[min(ranks)].site.frames),
             subjects=(first.optimizer,),
-            severity=Severity.WARNING,
             grade=Grade.LIKELY,
             confidence=0.85,
             evidence=tuple(
