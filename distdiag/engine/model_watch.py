@@ -6,11 +6,12 @@ from distdiag.engine.judges import Judges
 from distdiag.engine.models import Models
 from distdiag.engine.optimizer_steps import OptimizerSteps
 from distdiag.engine.slice_saves import SliceSaves
-from distdiag.event import Event
+from distdiag.event import Event, ProbeDisabled
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState, SliceSaved
 from distdiag.ranks import RankSet
 
 ModelEvent = ModelPlan | ModelState | OptimizerState | SliceSaved
+KINDS = (ModelPlan, ModelState, OptimizerState, SliceSaved)
 
 
 class ModelWatch:
@@ -22,6 +23,14 @@ class ModelWatch:
         self._models = Models()
         self._optimizers = OptimizerSteps(world)
         self._saves = SliceSaves()
+        self._blind: set[int] = set()
+
+    @property
+    def problem(self) -> str:
+        """Why not all models were compared, or an empty string."""
+        if not self._blind:
+            return ""
+        return f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
 
     def feed(self, event: Event) -> None:
         """Take in one event of one rank."""
@@ -33,6 +42,8 @@ class ModelWatch:
                 alignment = self._optimizers.add(event)
                 if alignment is not None:
                     self._judges.judge(alignment)
+            case ProbeDisabled(probe="models"):
+                self._blind.add(event.rank)
             case SliceSaved():
                 self._saves.add(event)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from distdiag.checks import load_checks
+from distdiag.engine.engine import Engine
 from distdiag.engine.judges import Judges
 from distdiag.engine.model_watch import ModelWatch
-from distdiag.event import Event
+from distdiag.event import Event, ProbeDisabled
 from distdiag.model_event import Basis, Moment, SliceSaved
 from distdiag.ranks import RankSet
 from tests.checks.models import (
@@ -103,3 +104,15 @@ def test_a_save_that_only_one_rank_makes_is_judged_at_the_end():
     save = SliceSaved(rank=0, seq=0, time_ns=0, names=("w",), members=PAIR, site=plain_site(60))
     assert not watched(save, is_over=False)
     assert watched(save) == {"CKP002": [1]}
+
+
+def test_checks_of_models_did_not_look_where_their_probe_was_off():
+    catalogue = load_checks()
+    engine = Engine([catalogue[code]() for code in ("REP001", "SHD002", "COL001")], RankSet(PAIR))
+    assert not engine.not_checked
+
+    off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="models", reason="OSError: no room")
+    engine.feed(off)
+
+    reason = "the models of rank 1 are not observed wholly"
+    assert engine.not_checked == {"REP001": reason, "SHD002": reason}
