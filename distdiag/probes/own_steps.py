@@ -61,10 +61,13 @@ class OwnSteps:
 
     def roots_of(self, optimizer: torch.optim.Optimizer) -> list[nn.Module]:
         """Return the models whose parameters an optimizer holds."""
-        held = {id(parameter) for parameter in parameters_of(optimizer)}
-        key = (self._now(), len(held))
+        # Asked at every step: what is held is only listed when it may have changed.
+        groups = [group["params"] for group in optimizer.param_groups]
+        first = next((id(params[0]) for params in groups if params), 0)
+        key = (self._now(), first, sum(map(len, groups)))
         known = self._links.get(optimizer)
         if known is None or known[0] != key:
+            held = {id(parameter) for parameter in parameters_of(optimizer)}
             found = [weakref.ref(root) for root in self._roots() if _has_any(root, held)]
             known = self._links[optimizer] = (key, found)
         return [root for reference in known[1] if (root := reference()) is not None]
