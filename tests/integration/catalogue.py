@@ -66,6 +66,7 @@ PROGRAMS = (
     Program(name="gathered_files", slow=True),
     Program(name="hand_made_parallelism", slow=True),
     Program(name="hf_trainer"),
+    Program(name="hub_cache", slow=True),
     Program(name="hybrid_meshes", slow=True),
     Program(name="idempotent_writes"),
     Program(name="iterable_uneven_fixed", slow=True),
