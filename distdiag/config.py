@@ -41,6 +41,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "strict": bool,
     "strict_timeout": Seconds,
     "poison_empty": bool,
+    "parity_task": str,
 }
 """What a TOML file may set: the names of the flags, and the type of each value."""
 
@@ -64,11 +65,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strict: bool = False
     strict_timeout_s: float = 30.0
     poison_empty: bool = False
+    parity_task: str = ""
 
     @property
     def active_modes(self) -> tuple[str, ...]:
         """The modes that may change the run, by the names of their flags."""
-        modes = {"strict": self.strict, "poison-empty": self.poison_empty}
+        modes = {
+            "strict": self.strict,
+            "poison-empty": self.poison_empty,
+            "parity": bool(self.parity_task),
+        }
         return tuple(name for name, is_on in modes.items() if is_on)
 
     @property
@@ -250,6 +256,7 @@ _OPTIONS: Final = (
         default=None,
         help="Fill memory that nobody has written with NaN until the first step.",
     ),
+    click.option("--parity-task", metavar="FILE", hidden=True),  # given by `distdiag parity`
 )
 
 

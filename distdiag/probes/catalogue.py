@@ -102,6 +102,15 @@ def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [PoisonedMemory(recorder)]
 
 
+def _parity(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    if not config.parity_task:
+        return []
+    from distdiag.parity_task import ParityTask
+    from distdiag.probes.parity_recorder import ParityRecorder
+
+    return [ParityRecorder(recorder, ParityTask.read(config.parity_task))]
+
+
 def _dataloader(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.phases import DataLoaderWatch
 
@@ -136,6 +145,7 @@ PLANS: Final = (
     Plan("collectives", ("torch", _C10D), _collectives),
     Plan("steps", ("torch",), _steps),
     Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
+    Plan("parity", ("torch",), _parity),
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
     Plan(

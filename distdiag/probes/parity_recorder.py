@@ -1,0 +1,325 @@
+"""Records one run of a parity comparison: batches, losses, gradients, parameters, outputs.
+
+This is an active mode: a rank waits for its own device when it records, and ends after the steps
+that were asked for. It never waits for another rank, and the values of the run stay what they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+from torch.autograd import graph
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from distdiag.parity_task import ParityTask, RankSummary
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.batch_feed import BatchFeed, Refusal
+from distdiag.probes.batch_store import bytes_of
+from distdiag.probes.born import Born, roots_of
+from distdiag.probes.dropout_off import switch_dropout_off
+from distdiag.probes.keepers import WrapTimes, unwrapped, walk
+from distdiag.probes.module_names import clean_name
+from distdiag.probes.nudge import nudge_in_place
+from distdiag.probes.recorded_tensors import TensorRecorder
+from distdiag.probes.sample_figures import figures_of
+from distdiag.probes.tensor_kinds import is_dtensor
+from distdiag.probes.tensor_plans import Held, Surroundings, local_part, plan_of
+from distdiag.recorder import Recorder
+from distdiag.recording import Kind, Record, RecordingWriter
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def call(self: ParityRecorder, *args: Any) -> None:  # noqa: ANN401
+        if self.is_off or torch.compiler.is_compiling():
+            return
+        try:
+            method(self, *args)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    return call
+
+
+class ParityRecorder(Probe):
+    """Writes down what is compared with another run."""
+
+    name: ClassVar[str] = "parity"
+
+    def __init__(self, recorder: Recorder, task: ParityTask) -> None:
+        """Record nothing yet."""
+        super().__init__(recorder)
+        self._task = task
+        self._rank = recorder.rank
+        self._writer = RecordingWriter(Path(task.folder), recorder.rank)
+        self._tensors = TensorRecorder(self._writer, recorder.rank)
+        self._modules = Born(nn.Module, ("__init__", "__setstate__"), self.fail)
+        self._feed = BatchFeed(task, self._coordinate, self._refuse)
+        self._names: dict[int, tuple[nn.Module, str]] = {}
+        self._num_named = -1
+        self._handles: list[Any] = []
+        self._calls: dict[str, int] = {}
+        self._micro = self._step = 0
+        self._num_microsteps: list[int] = []
+        self._has_started = self._has_gradients = self._is_stepped = self._is_closed = False
+        self._is_in_backward = False
+        self._rng_at_batch = b""
+        self._draws = False
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._mesh_sizes: dict[str, int] = {}
+        self._problem = ""
+
+    def _install(self) -> None:
+        self._modules.watch(self._patches)
+        self._feed.install(self._patches, self._writer, self._on_batch, self.fail)
+        original = graph._engine_run_backward
+        self._patches.replace_everywhere(original, self._around_backward(original))
+        clip = clip_grad.clip_grad_norm_
+        self._patches.replace_everywhere(clip, self._around_clipping(clip))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        hook = nn.modules.module.register_module_forward_hook(self._after_forward)
+        self._handles.append(hook)
+        if self._task.dropout == "off":
+            switch_dropout_off(self._patches)
+
+    def uninstall(self) -> None:
+        """Remove the hooks."""
+        super().uninstall()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def flush(self) -> None:
+        """Write what the last step left, and the summary."""
+        if self._is_closed or self.is_off:
+            return
+        self._is_closed = True
+        self._end_step()
+        self._writer.close(
+            RankSummary(
+                rank=self._rank,
+                world_size=dist.get_world_size() if dist.is_initialized() else 1,
+                num_steps=self._step,
+                num_batches=self._feed.num_batches,
+                data_group=self._data_group(),
+                lengths=self._feed.lengths,
+                draws_in_forward=self._draws,
+                num_microsteps=tuple(self._num_microsteps),
+                mesh_sizes=self._mesh_sizes,
+                unreadable=self._tensors.unreadable,
+                problem=self._problem,
+            )
+        )
+
+    # Models and their names
+
+    def _trained(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the models with trainable parameters under names that do not tell wrappers."""
+        numbers: dict[str, int] = {}
+        for root in roots_of(self._modules.alive()):
+            if any(parameter.requires_grad for parameter in root.parameters()):
+                kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
+                number = numbers[kind] = numbers.get(kind, 0) + 1
+                yield kind if number == 1 else f"{kind}#{number}", root
+
+    def _held(self) -> Iterator[tuple[str, Held]]:
+        world = tuple(range(dist.get_world_size())) if dist.is_initialized() else (0,)
+        around = Surroundings({}, {}, {}, (), world, WrapTimes())
+        for model, root in self._trained():
+            for each in plan_of(root, around):
+                if each.plan.mesh is not None:
+                    sizes = zip(each.plan.mesh.names, each.plan.mesh.sizes, strict=True)
+                    self._mesh_sizes.update(sizes)
+                yield f"{model}/{each.plan.name}", each
+
+    def _data_group(self) -> tuple[int, ...]:
+        for _, root in self._trained():
+            for _, _, keeper in walk(root):
+                if keeper.ranks:
+                    return keeper.ranks
+        return ()
+
+    def _coordinate(self) -> tuple[int, int]:
+        """Return the data coordinate of this rank, and how many there are."""
+        group = self._data_group()
+        if self._rank in group:
+            return group.index(self._rank), len(group)
+        is_sharded = any(held.plan.mesh is not None for _, held in self._held())
+        if is_sharded or not dist.is_initialized():
+            return 0, 1  # the parts of one model see the same samples
+        return self._rank, dist.get_world_size()
+
+    # The moments
+
+    def _refuse(self, problem: Refusal) -> None:
+        """End the run, since it cannot be given the batches that it should get."""
+        self._problem = str(problem)
+        self._leave()
+
+    def _leave(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # tells the agent, which calls `flush`
+
+    @_guarded
+    def _on_batch(self) -> None:
+        self._end_step()
+        if any(True for _ in self._trained()):
+            self._start()
+        self._rng_at_batch = _random_state()
+
+    def _start(self) -> None:
+        if self._has_started:
+            return
+        self._has_started = True
+        if self._task.nudge is not None:
+            parts = [local_part(held.tensor) for _, held in self._held() if not held.plan.tied_to]
+            nudge_in_place(parts, self._task.nudge)
+        self._tensors.write(Kind.START, 0, self._held(), lambda each: each.tensor)
+
+    def _around_backward(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            counts = kwargs.get("accumulate_grad") and not self._is_in_backward
+            if self.is_off or not counts:
+                return original(*args, **kwargs)
+            self._is_in_backward = True
+            try:
+                self._before_backward(args[0] if args else ())
+                result = original(*args, **kwargs)
+                self._micro += 1
+                self._calls.clear()
+                return result
+            finally:
+                self._is_in_backward = False
+
+        return run_backward
+
+    @_guarded
+    def _before_backward(self, roots: Any) -> None:  # noqa: ANN401
+        self._end_step()
+        self._start()
+        if self._rng_at_batch and _random_state() != self._rng_at_batch:
+            self._draws = True
+        self._rng_at_batch = b""
+        losses = [local_part(root).detach() for root in roots if root.numel() == 1]
+        for number, loss in enumerate(losses):
+            kind = str(loss.dtype).removeprefix("torch.")
+            name = f"loss#{number}" if number else "loss"
+            values = (float(loss),)
+            self._writer.write(
+                Record(Kind.LOSS, self._step, self._micro, name, kind, values=values)
+            )
+
+    def _around_clipping(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.is_off:
+                return original(*args, **kwargs)
+            self._write_gradients()
+            norm = original(*args, **kwargs)
+            self._write_norm(norm)
+            return norm
+
+        return clip_grad_norm_
+
+    @_guarded
+    def _write_norm(self, norm: object) -> None:
+        if isinstance(norm, torch.Tensor) and not is_dtensor(norm):
+            values = (float(norm.detach()),)
+            self._writer.write(Record(Kind.NORM, self._step, 0, "norm", values=values))
+
+    @_guarded
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer not in self._optimizers and isinstance(optimizer, torch.optim.Optimizer):
+            self._optimizers.append(optimizer)
+        self._write_gradients()
+
+    @_guarded
+    def _write_gradients(self) -> None:
+        if not self._has_gradients:
+            self._has_gradients = True
+            self._tensors.write(Kind.GRADIENT, self._step, self._held(), _gradient)
+
+    def _after_step(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._is_stepped = True
+
+    def _end_step(self) -> None:
+        """Close the step that the optimizers took since the last pass, if they did."""
+        if not self._is_stepped or self._micro == 0:
+            return
+        self._tensors.write(Kind.PARAMETER, self._step, self._held(), lambda each: each.tensor)
+        rates = tuple(
+            float(group["lr"])
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            if "lr" in group
+        )
+        self._writer.write(Record(Kind.RATE, self._step, 0, "rates", values=rates))
+        self._num_microsteps.append(self._micro)
+        self._step += 1
+        self._micro = 0
+        self._is_stepped = self._has_gradients = False
+        self._writer.flush()
+        if self._step >= self._task.num_steps and not self._is_closed:
+            self._leave()
+
+    # Outputs
+
+    @_guarded
+    def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
+        if self._is_in_backward or not torch.is_grad_enabled() or not module.training:
+            return
+        name = self._name_of(module)
+        found = figures_of(output, self._feed.batch_size) if name is not None else None
+        if name is None or found is None:
+            return
+        figures, num_elements = found
+        number = self._calls[name] = self._calls.get(name, -1) + 1
+        record = Record(
+            Kind.OUTPUT,
+            self._step,
+            self._micro,
+            f"{name}#{number}",
+            dtype="float32",
+            shape=tuple(figures.shape),
+            part=tuple(figures.shape),
+            values=(num_elements,),
+        )
+        self._writer.write(record, bytes_of(figures.contiguous()))
+
+    def _name_of(self, module: nn.Module) -> str | None:
+        if self._num_named != self._modules.count:
+            self._num_named = self._modules.count
+            self._names = {
+                id(part): (part, f"{model}/{clean_name(name)}")
+                for model, root in self._trained()
+                for name, part in unwrapped(root).named_modules()
+            }
+        known = self._names.get(id(module))
+        return known[1] if known is not None else None
+
+
+def _gradient(held: Held) -> torch.Tensor | None:
+    return held.tensor.grad if held.plan.requires_grad else None
+
+
+def _random_state() -> bytes:
+    state = xxhash.xxh3_64(bytes_of(torch.get_rng_state()))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state.update(bytes_of(torch.cuda.get_rng_state()))
+    return state.digest()

@@ -1,0 +1,80 @@
+"""Writes the tensors of models down in parts, each by one of the ranks that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import xxhash
+
+from distdiag.probes.batch_store import bytes_of
+from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_kinds import is_dtensor
+from distdiag.probes.tensor_plans import Held
+from distdiag.recording import Kind, Record, RecordingWriter
+
+
+class TensorRecorder:
+    """Records what one rank holds of the tensors of its models."""
+
+    def __init__(self, writer: RecordingWriter, rank: int) -> None:
+        """Write to this recording; `unreadable` collects what could not be read, with why."""
+        self._writer = writer
+        self._rank = rank
+        self.unreadable: dict[str, str] = {}
+
+    def write(
+        self,
+        kind: Kind,
+        step: int,
+        held: Iterable[tuple[str, Held]],
+        pick: Callable[[Held], torch.Tensor | None],
+    ) -> None:
+        """Record what `pick` returns for each parameter."""
+        for name, each in held:
+            if each.plan.is_parameter and not each.plan.tied_to:
+                tensor = pick(each)
+                if tensor is not None:
+                    self._write_one(Record(kind, step, 0, name), each, tensor)
+
+    def _write_one(self, record: Record, held: Held, tensor: torch.Tensor) -> None:
+        place = _place(tensor)
+        local = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+        is_flat_part = held.plan.keeper in ("FSDP1", "ZeRO") and not is_dtensor(tensor)
+        if place is None or not is_readable(local) or (is_flat_part and not local.numel()):
+            self.unreadable[record.name] = f"a {type(tensor).__name__} whose part is not known"
+            return
+        shape, at, part = place
+        with unseen():
+            data = bytes_of(local.detach().cpu().contiguous())
+        replicas = held.plan.replicas
+        is_writer = not replicas or self._rank == min(replicas)
+        record = Record(
+            record.kind,
+            record.step,
+            record.micro,
+            record.name,
+            dtype=str(local.dtype).removeprefix("torch."),
+            shape=shape,
+            at=at,
+            part=part,
+            digest=xxhash.xxh3_128_hexdigest(data),
+        )
+        self._writer.write(record, data if is_writer else b"")
+
+
+def _place(
+    tensor: torch.Tensor,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shape of the whole, where this rank's part begins, and the shape of the part."""
+    shape = tuple(tensor.shape)
+    if not is_dtensor(tensor):
+        return shape, (0,) * len(shape), shape
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    if any(placement.is_partial() for placement in placements):
+        return None
+    part, at = compute_local_shape_and_global_offset(shape, mesh, placements)
+    local = tuple(tensor._local_tensor.shape)  # type: ignore[attr-defined]
+    return (shape, tuple(at), local) if tuple(part) == local else None

@@ -1,0 +1,67 @@
+"""A few figures of what each module returns for each sample, small enough to keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_kinds import is_dtensor
+
+_weights: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+
+def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int] | None:  # noqa: ANN401
+    """Return figures of shape (samples, 3) and the number of elements of each sample.
+
+    They are the mean, the root of the mean square, and a mean with fixed weights that sees
+    permutations. None if the output has no floating-point tensor whose samples can be told apart.
+    """
+    tensor = _first_tensor(output)
+    if tensor is None or batch_size < 1:
+        return None
+    with unseen():
+        rows = _rows(tensor.detach(), batch_size)
+        if rows is None or not rows.shape[1]:
+            return None
+        values = rows.float()
+        weights = _weights_of(values.shape[1], values.device)
+        mean = values.mean(1)
+        square = values.square().mean(1).sqrt()
+        weighted = (values @ weights) / values.shape[1]
+        return torch.stack((mean, square, weighted), 1).cpu(), values.shape[1]
+
+
+def _first_tensor(output: Any) -> torch.Tensor | None:  # noqa: ANN401
+    if is_dtensor(output):
+        whole = all(placement.is_replicate() for placement in output.placements)
+        return _first_tensor(output._local_tensor) if whole else None
+    if isinstance(output, torch.Tensor):
+        is_usable = output.is_floating_point() and output.ndim and is_readable(output)
+        return output if is_usable else None
+    if isinstance(output, list | tuple):
+        found = (_first_tensor(each) for each in output)
+        return next((each for each in found if each is not None), None)
+    if isinstance(output, dict):
+        return _first_tensor(list(output.values()))
+    return None
+
+
+def _rows(tensor: torch.Tensor, batch_size: int) -> torch.Tensor | None:
+    for axis, size in enumerate(tensor.shape):
+        if size == batch_size:
+            return tensor.movedim(axis, 0).reshape(batch_size, -1)
+    if tensor.shape[0] and tensor.shape[0] % batch_size == 0:
+        return tensor.reshape(batch_size, -1)  # samples one behind the other
+    return None
+
+
+def _weights_of(size: int, device: torch.device) -> torch.Tensor:
+    key = (size, device)
+    if key not in _weights:
+        if len(_weights) > 64:
+            _weights.clear()
+        numbers = torch.arange(size, dtype=torch.float64)
+        _weights[key] = torch.cos(numbers * 2.399963).float().to(device)
+    return _weights[key]
