@@ -28,6 +28,7 @@ from distdiag.finding import Outcome, Report, Severity
 from distdiag.lint.base import Rule
 from distdiag.lint.rules import load_rules
 from distdiag.lint_command import lint
+from distdiag.parity_command import parity
 from distdiag.reports import Reporter, load_reporter, read_report, reporter_names
 from distdiag.selection import Selection
 from distdiag.torchrun import new_run_dir, reaches, run_checked
@@ -274,6 +275,7 @@ def _demo_run(script: Path, what: str) -> Report:
 
 main.add_command(dump)
 main.add_command(lint)
+main.add_command(parity)
 
 
 if __name__ == "__main__":

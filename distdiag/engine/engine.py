@@ -9,6 +9,7 @@ from typing import Final
 
 from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
+from distdiag.disparity import Disparity
 from distdiag.engine.collectives import CollectiveStreams
 from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
@@ -35,6 +36,8 @@ from distdiag.ranks import RankSet
 _log = logging.getLogger(__name__)
 
 _LEAVING: Final = (Finished, Raised, Exited)
+
+ONE_RUN: Final = "there is one run only: distdiag parity compares it with another"
 
 
 class Engine:
@@ -72,6 +75,7 @@ class Engine:
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
         self._has_left = False
+        self._has_compared_runs = False
 
     # What came out
 
@@ -103,6 +107,8 @@ class Engine:
         if self._models.problem:
             blind = [check for kind in KINDS for check in self._judges.needing(kind)]
             unseen |= {check.code: self._models.problem for check in blind}
+        if not self._has_compared_runs:
+            unseen |= {check.code: ONE_RUN for check in self._judges.needing(Disparity)}
         return unseen | self._judges.disabled
 
     def states(self) -> Mapping[int, RankState]:
@@ -128,6 +134,7 @@ class Engine:
             case Stacks():
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
+        self._has_compared_runs = self._has_compared_runs or isinstance(event, Disparity)
         if isinstance(event, ProbeDisabled):
             self._models.feed(event)
         if isinstance(event, ModelEvent):

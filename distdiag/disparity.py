@@ -1,0 +1,58 @@
+"""What two runs of one script differ in, as the parity comparison shows it to the checks."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from distdiag.event import Event
+from distdiag.ranks import RankSet
+
+
+class Subject(StrEnum):
+    """What differs, in the order of cause and consequence."""
+
+    DATA = "data"
+    START = "start"
+    OUTPUT = "output"
+    LOSS = "loss"
+    GRADIENT = "gradient"
+    UPDATE = "update"
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity of both runs.
+
+    `measured` is the difference relative to the reference, `bound` what rounding explains of it,
+    and `ratio` how many times the bound it is: above 1 the quantity differs. `factor` is by what
+    the reference would have to be multiplied to come closest.
+    """
+
+    name: str
+    measured: float
+    bound: float
+    ratio: float
+    factor: float = 1.0
+
+
+class Disparity(Event, frozen=True, kw_only=True):
+    """At `step` a run differs from its reference, and before it did not.
+
+    `differences` begin with the one that came first (the forward order of modules, the backward
+    order of gradients); `num_compared` were compared. `explanation` is what was found out about
+    them. `culprits` are the ranks whose part differs, where known. `weights` are the shares with
+    which the data of each coordinate enters, where they could be told, and `due` those that it
+    should have.
+    """
+
+    subject: Subject
+    candidate: str
+    reference: str
+    differences: tuple[Difference, ...]
+    num_compared: int
+    explanation: str = ""
+    culprits: RankSet
+    weights: tuple[float, ...] = ()
+    due: tuple[float, ...] = ()
+    details: tuple[str, ...] = ()

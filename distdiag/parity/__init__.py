@@ -1,0 +1,5 @@
+"""Compares runs of one script on different numbers of ranks, and says what differs first."""
+
+from distdiag.batch_hook import batch
+
+__all__ = ["batch"]

@@ -1,0 +1,82 @@
+"""Whether two runs, and the ranks of one, were fed the samples that they should have been."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.ranks import RankSet
+from distdiag.recording import Kind
+
+_FEWEST: Final = 2
+
+Batches = dict[tuple[int, int], list[bytes]]
+
+
+def _samples(run: RecordedRun, rank: int) -> Batches:
+    """Return the samples of each batch of a rank, as bytes of all their tensors."""
+    found: Batches = {}
+    for _, iterator, number, name in run.places(Kind.BATCH):
+        record = run.by_rank(Kind.BATCH, iterator, number, name).get(rank)
+        rows = run.rows(rank, record) if record is not None else []
+        if not rows:
+            continue
+        before = found.get((iterator, number))
+        if before is None or len(before) != len(rows):
+            found[iterator, number] = rows
+        else:
+            joined = zip(before, rows, strict=True)
+            found[iterator, number] = [first + second for first, second in joined]
+    return found
+
+
+def shared_samples(run: RecordedRun) -> tuple[str, RankSet]:
+    """Say which data coordinates got the same batches, and their ranks; empty if none did."""
+    firsts = [coordinate[0] for coordinate in run.coordinates]
+    by_rank = {rank: _samples(run, rank) for rank in firsts}
+    for number, rank in enumerate(firsts):
+        for other in firsts[number + 1 :]:
+            mine, theirs = by_rank[rank], by_rank[other]
+            both = mine.keys() & theirs.keys()
+            same = [place for place in both if Counter(mine[place]) == Counter(theirs[place])]
+            varies = len({tuple(mine[place]) for place in both}) > 1
+            if varies and len(both) >= _FEWEST and len(same) > len(both) / 2:
+                text = (
+                    f"ranks {rank} and {other} got the same samples in {len(same)} of {len(both)} "
+                    "batches"
+                )
+                return text, RankSet([rank, other])
+    return "", RankSet()
+
+
+def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
+    """Say how the samples of a run differ from those of its reference; empty if they do not."""
+    ours = _all_samples(reference)
+    theirs = _all_samples(candidate)
+    for place in sorted(ours.keys() & theirs.keys()):
+        mine, other = Counter(ours[place]), Counter(theirs[place])
+        if mine == other:
+            continue
+        shared = sum((mine & other).values())
+        what = (
+            f"step by step: batch {place[1]} has {shared} of {sum(mine.values())} samples in common"
+        )
+        everything = (
+            Counter(s for each in ours.values() for s in each),
+            Counter(s for each in theirs.values() for s in each),
+        )
+        if everything[0] == everything[1]:
+            return f"the same samples come in another order, {what}"
+        repeated = sum(count - 1 for count in everything[1].values() if count > 1)
+        twice = f"; {repeated} samples come more than once" if repeated else ""
+        return f"other samples come, {what}{twice}"
+    return ""
+
+
+def _all_samples(run: RecordedRun) -> Batches:
+    found: Batches = {}
+    for coordinate in run.coordinates:
+        for place, samples in _samples(run, coordinate[0]).items():
+            found.setdefault(place, []).extend(samples)
+    return found

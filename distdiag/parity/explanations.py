@@ -1,0 +1,164 @@
+"""Why two runs differ: a factor, a sign, an order, or data that enters with another weight."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from distdiag.disparity import Difference
+from distdiag.parity.recorded_run import Array
+
+_CLOSE: Final = 5e-3
+_MOST_SHARDS: Final = 8
+_FIT: Final = 0.02
+
+
+class Pair(NamedTuple):
+    """A quantity of both runs, with what was measured of it."""
+
+    difference: Difference
+    reference: Array
+    candidate: Array
+
+
+def explain(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> str:
+    """Say how the candidate's values come from the reference's; empty if nothing fits.
+
+    `sizes` are the numbers that may stand behind a factor, by what they count.
+    """
+    factor = common_factor(pairs)
+    if factor is not None:
+        name = _named(factor, sizes)
+        if name or any(pair.reference.size > 1 for pair in pairs):
+            return f"{_subject(pairs)} {factor:.5g} times as large{name}"
+        return ""  # of a single number, any other one is a multiple
+    for pair in pairs[:1]:
+        found = _order(pair, sizes) or _offset(pair)
+        if found:
+            return found
+    return ""
+
+
+def _subject(pairs: Sequence[Pair]) -> str:
+    return "it is" if len(pairs) == 1 else f"all {len(pairs)} are"
+
+
+def common_factor(pairs: Sequence[Pair]) -> float | None:
+    """Return the one factor between both runs, None if it is not one."""
+    factors = [pair.difference.factor for pair in pairs if math.isfinite(pair.difference.factor)]
+    if not factors or len(factors) < len(pairs):
+        return None
+    middle = statistics.median(factors)
+    if middle == 0 or not all(_is_scaled(pair, middle) for pair in pairs):
+        return None
+    return middle
+
+
+def _is_scaled(pair: Pair, factor: float) -> bool:
+    size = abs(factor) * float(np.linalg.norm(pair.reference))
+    rest = float(np.linalg.norm(pair.candidate - factor * pair.reference))
+    moved = float(np.linalg.norm(pair.candidate - pair.reference))
+    return size > 0 and rest <= max(0.2 * moved, 1e-6 * size) and rest <= 0.05 * size
+
+
+def _named(factor: float, sizes: Mapping[str, int]) -> str:
+    if abs(factor + 1) < _CLOSE:
+        return ": the sign is turned round"
+    forms = (
+        (lambda k: float(k), "times {}"),
+        (lambda k: 1 / k, "divided by {}"),
+        (math.sqrt, "times the square root of {}"),
+        (lambda k: 1 / math.sqrt(k), "divided by the square root of {}"),
+    )
+    for form, words in forms:
+        names = [
+            f"{name} ({size})"
+            for name, size in sizes.items()
+            if size > 1 and abs(factor / form(size) - 1) < _CLOSE
+        ]
+        if names:
+            return f": {words.format(' or '.join(names))}"
+    return ""
+
+
+def _order(pair: Pair, sizes: Mapping[str, int]) -> str:
+    """Find the parts along the first dimension that stand in another order."""
+    reference, candidate = pair.reference, pair.candidate
+    if not reference.ndim:
+        return ""
+    counts = sorted({size for size in sizes.values() if 1 < size <= _MOST_SHARDS})
+    for count in counts:
+        if reference.shape[0] % count:
+            continue
+        blocks = np.split(reference, count)
+        others = np.split(candidate, count)
+        order = [_same_block(block, blocks) for block in others]
+        if None not in order and order != list(range(count)):
+            listed = ", ".join(str(place) for place in order)
+            return f"its {count} parts along dimension 0 stand in another order: {listed}"
+    return ""
+
+
+def _same_block(block: Array, blocks: Iterable[Array]) -> int | None:
+    size = float(np.linalg.norm(block))
+    for number, other in enumerate(blocks):
+        if float(np.linalg.norm(block - other)) <= 1e-3 * size:
+            return number
+    return None
+
+
+def _offset(pair: Pair) -> str:
+    difference = pair.candidate - pair.reference
+    if difference.size < 4:
+        return ""
+    mean, spread = float(difference.mean()), float(difference.std())
+    return f"each element is {mean:.4g} larger" if spread < 0.01 * abs(mean) else ""
+
+
+class Weights(NamedTuple):
+    """With which weight the data of each coordinate enters a run, and in the reference."""
+
+    candidate: tuple[float, ...]
+    reference: tuple[float, ...]
+
+    def phrase(self) -> str:
+        """Say what the weights mean."""
+        absent = [
+            str(number)
+            for number, (has, due) in enumerate(zip(self.candidate, self.reference, strict=True))
+            if abs(has) < 0.05 * abs(due)
+        ]
+        shares = f"{_list(self.candidate)}; in the reference with {_list(self.reference)}"
+        text = f"the data of the coordinates enters with the weights {shares}"
+        if absent:
+            return f"the data of coordinate {', '.join(absent)} does not enter: {text}"
+        return text
+
+
+def _list(weights: Iterable[float]) -> str:
+    return ", ".join(f"{weight:.4g}" for weight in weights)
+
+
+def weights_of(pairs: Sequence[Pair], alone: Sequence[Sequence[Array]]) -> Weights | None:
+    """Find the weights that make the gradients of both runs out of those of single coordinates.
+
+    `alone` has, for each coordinate, its gradients of the tensors in `pairs`. None if there are no
+    such weights.
+    """
+    parts = [np.concatenate([array.ravel() for array in arrays]) for arrays in alone]
+    matrix = np.stack(parts, axis=1)
+    found = []
+    for runs in ([p.candidate for p in pairs], [p.reference for p in pairs]):
+        target = np.concatenate([array.ravel() for array in runs])
+        weights, *_ = np.linalg.lstsq(matrix, target, rcond=1e-6)
+        rest = float(np.linalg.norm(matrix @ weights - target))
+        if rest > _FIT * float(np.linalg.norm(target)):
+            return None
+        found.append(tuple(float(weight) for weight in weights))
+    moved = max(abs(a - b) for a, b in itertools.zip_longest(*found))
+    return Weights(*found) if moved > _CLOSE else None

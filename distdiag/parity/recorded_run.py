@@ -1,0 +1,190 @@
+"""One recorded run, read tensor by tensor: what its ranks hold, put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from distdiag.errors import DamagedFileError
+from distdiag.parity_task import RankSummary, read_summary
+from distdiag.ranks import RankSet
+from distdiag.recording import Kind, Record, read_index
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Place = tuple[Kind, int, int, str]
+
+UNIT: Final[Mapping[str, float]] = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
+"""The distance from one to the next number, by dtype."""
+
+
+class RecordedRun:
+    """The recordings of all ranks of a run."""
+
+    def __init__(self, folder: Path, label: str) -> None:
+        """Read the indices; `label` names the run in what is said of it.
+
+        Raises:
+            DamagedFileError: a recording is missing or damaged.
+
+        """
+        self.label = label
+        self._folder = folder
+        self._records: dict[Place, dict[int, Record]] = {}
+        self._names: dict[tuple[Kind, int, int], list[str]] = {}
+        self._data: dict[int, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
+        self.summaries = dict(sorted(_read_summaries(folder).items()))
+        for rank in self.summaries:
+            for record in read_index(folder / f"rank-{rank}.index"):
+                place = (record.kind, record.step, record.micro, record.name)
+                if place not in self._records:
+                    self._names.setdefault(place[:3], []).append(record.name)
+                self._records.setdefault(place, {})[rank] = record
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps all ranks have recorded."""
+        return min(summary.num_steps for summary in self.summaries.values())
+
+    @property
+    def problem(self) -> str:
+        """Why a rank could not record, empty if all could."""
+        return next((s.problem for s in self.summaries.values() if s.problem), "")
+
+    @cached_property
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each data coordinate; those of one coordinate got the same batches."""
+        groups = {rank: summary.data_group for rank, summary in self.summaries.items()}
+        with_data = [rank for rank in groups if self.summaries[rank].num_batches]
+        if any(not groups[rank] for rank in with_data):
+            return self._alike_by_content(with_data)
+        found: dict[int, list[int]] = {}
+        for rank in with_data:
+            found.setdefault(groups[rank].index(rank), []).append(rank)
+        return tuple(tuple(ranks) for _, ranks in sorted(found.items()))
+
+    def _alike_by_content(self, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+        found: dict[tuple[bytes, ...], list[int]] = {}
+        for rank in ranks:
+            content = tuple(
+                self._bytes(rank, by_rank[rank]).tobytes() + repr(by_rank[rank].values).encode()
+                for place, by_rank in self._records.items()
+                if place[0] is Kind.BATCH and rank in by_rank
+            )
+            found.setdefault(content, []).append(rank)
+        return tuple(map(tuple, sorted(found.values())))
+
+    def names(self, kind: Kind, step: int, micro: int = 0) -> list[str]:
+        """Return the names of what was recorded then, in order."""
+        return list(self._names.get((kind, step, micro), ()))
+
+    def places(self, kind: Kind) -> list[Place]:
+        """Return where there are records of a kind, in order."""
+        return [place for place in self._records if place[0] is kind]
+
+    def by_rank(self, kind: Kind, step: int, micro: int, name: str) -> Mapping[int, Record]:
+        """Return the records of all ranks of one quantity."""
+        return self._records.get((kind, step, micro, name), {})
+
+    def num_micro(self, step: int) -> int:
+        """Return how many backward passes a step had."""
+        counts = (s.num_microsteps for s in self.summaries.values())
+        return min((count[step] for count in counts if step < len(count)), default=0)
+
+    def unit(self, kind: Kind, step: int, name: str) -> float:
+        """Return the unit of rounding of a quantity."""
+        records = self.by_rank(kind, step, 0, name)
+        dtype = next((record.dtype for record in records.values()), "float32")
+        return UNIT.get(dtype, UNIT["float32"])
+
+    def whole(self, kind: Kind, step: int, name: str, micro: int = 0) -> Array | None:
+        """Put a tensor together from the parts of all ranks; None if there is not all of it."""
+        records = self.by_rank(kind, step, micro, name)
+        parts = {rank: record for rank, record in records.items() if record.num_bytes}
+        if not parts:
+            return None
+        shape = next(iter(parts.values())).shape
+        if any(record.shape != shape for record in records.values()):
+            return None
+        if any(record.part == shape for record in parts.values()):
+            rank = min(rank for rank, record in parts.items() if record.part == shape)
+            return self.array(rank, parts[rank])
+        whole = np.full(shape, np.nan)
+        for rank, record in parts.items():
+            where = tuple(slice(a, a + n) for a, n in zip(record.at, record.part, strict=True))
+            whole[where] = self.array(rank, record)
+        return None if sum(_sizes(parts.values())) < math.prod(shape) else whole
+
+    def array(self, rank: int, record: Record) -> Array:
+        """Return the part of a tensor that one rank recorded."""
+        data = self._bytes(rank, record)
+        if record.dtype == "bfloat16":
+            wide = data.view(np.uint16).astype(np.uint32) << 16
+            return wide.view(np.float32).astype(np.float64).reshape(record.part or record.shape)
+        try:
+            kind = np.dtype(record.dtype)
+        except TypeError:
+            kind = np.dtype(np.uint8)
+        return data.view(kind).astype(np.float64).reshape(record.part or record.shape)
+
+    def rows(self, rank: int, record: Record) -> list[bytes]:
+        """Return the bytes of each sample of a recorded batch tensor."""
+        if not record.shape or not record.num_bytes:
+            return []
+        size = record.num_bytes // record.shape[0]
+        data = self._bytes(rank, record).tobytes()
+        return [data[place : place + size] for place in range(0, len(data), size)]
+
+    def differing_replicas(self, kind: Kind, step: int) -> dict[str, dict[str, RankSet]]:
+        """Return the tensors of which ranks recorded unlike copies: the ranks by content."""
+        found = {}
+        for place, records in self._records.items():
+            if place[:2] != (kind, step):
+                continue
+            camps: dict[tuple[object, ...], dict[str, list[int]]] = {}
+            for rank, record in records.items():
+                by_digest = camps.setdefault((record.at, record.part), {})
+                by_digest.setdefault(record.digest, []).append(rank)
+            for by_digest in camps.values():
+                if len(by_digest) > 1:
+                    found[place[3]] = {key: RankSet(ranks) for key, ranks in by_digest.items()}
+        return found
+
+    def _bytes(self, rank: int, record: Record) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        if not record.num_bytes:
+            return np.empty(0, np.uint8)
+        if rank not in self._data:
+            path = self._folder / f"rank-{rank}.data"
+            self._data[rank] = np.memmap(path, np.uint8, "r")
+        data = self._data[rank][record.place : record.place + record.num_bytes]
+        if len(data) < record.num_bytes:
+            raise DamagedFileError(f"{self._folder}/rank-{rank}.data ends too early")
+        return np.array(data)
+
+
+def _sizes(records: Iterable[Record]) -> Iterable[int]:
+    distinct = {(record.at, record.part) for record in records}
+    return (math.prod(part) for _, part in distinct)
+
+
+def _read_summaries(folder: Path) -> dict[int, RankSummary]:
+    found: dict[int, RankSummary] = {}
+    for path in sorted(folder.glob("rank-*.json")):
+        try:
+            summary = read_summary(path.read_bytes())
+        except msgspec.MsgspecError as error:
+            raise DamagedFileError(f"{path}: not the summary of a recording: {error}") from None
+        found[summary.rank] = summary
+    if not found:
+        raise DamagedFileError(f"{folder}: no rank has recorded anything")
+    return found

@@ -1,0 +1,170 @@
+"""A whole comparison: which runs are made, in which order, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from distdiag.disparity import Disparity, Subject
+from distdiag.errors import UsageError
+from distdiag.parity.comparison import Comparison, Result
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.runs import Configuration, Runs, sources_of, task_for
+from distdiag.parity_task import Dropout
+
+_NUDGE: Final = 20_240_607
+NO_BATCHES: Final = (
+    "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
+    "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
+)
+DRAWS: Final = (
+    "the forward pass draws random numbers (dropout, noise), and a run on other ranks draws "
+    "others: not comparable. --dropout off switches dropout off in all runs"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the runs are made."""
+
+    num_steps: int
+    is_replayed: bool
+    dropout: Dropout = "on"
+    padding: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one configuration."""
+
+    configuration: Configuration
+    result: Result
+    run: RecordedRun
+    name: str
+
+
+class Study:
+    """Compares configurations of a script with the first one."""
+
+    def __init__(
+        self, folder: Path, runs: Runs, settings: Settings, say: Callable[[str], None]
+    ) -> None:
+        """Make the runs below `folder`; `say` is told of the progress."""
+        self._folder = folder
+        self._runs = runs
+        self._settings = settings
+        self._say = say
+        self._reference: RecordedRun | None = None
+        self._repeats: list[RecordedRun] = []
+        self._source: RecordedRun | None = None
+
+    def compare(self, configurations: Sequence[Configuration]) -> list[Outcome]:
+        """Run everything and compare each configuration with the first one.
+
+        Raises:
+            UsageError: a run failed, or the runs cannot be compared.
+
+        """
+        reference, *others = configurations
+        first = max(others, key=lambda each: each.num_ranks)
+        recorded = {first: self._record(first)}
+        self._repeats = [self._refer(reference, "again"), self._refer(reference, "nudged")]
+        self._reference = self._refer(reference, "reference")
+        outcomes = []
+        for configuration in others:
+            run = recorded.get(configuration) or self._replay(configuration)
+            comparison = Comparison(
+                self._reference, self._repeats, run, is_replayed=self._settings.is_replayed
+            )
+            result = comparison.run()
+            result.disparity = self._weighed(comparison, reference, result)
+            outcomes.append(Outcome(configuration, result, run, _folder_of(configuration)))
+        return outcomes
+
+    # The runs
+
+    def _record(self, configuration: Configuration) -> RecordedRun:
+        run = self._run(_folder_of(configuration), configuration)
+        if self._settings.is_replayed and not any(s.num_batches for s in run.summaries.values()):
+            raise UsageError(NO_BATCHES)
+        if any(summary.draws_in_forward for summary in run.summaries.values()):
+            raise UsageError(f"{configuration.label}: {DRAWS}")
+        self._source = run
+        return run
+
+    def _refer(self, configuration: Configuration, name: str) -> RecordedRun:
+        nudge = _NUDGE if name == "nudged" else None
+        return self._run(f"{_folder_of(configuration)}-{name}", configuration, nudge=nudge)
+
+    def _replay(self, configuration: Configuration) -> RecordedRun:
+        return self._run(_folder_of(configuration), configuration)
+
+    def _run(
+        self,
+        name: str,
+        configuration: Configuration,
+        *,
+        nudge: int | None = None,
+        sources: Sequence[int] = (),
+        num_steps: int = 0,
+    ) -> RecordedRun:
+        self._say(f"{name}: {configuration.label}")
+        folder, settings = self._folder / name, self._settings
+        task = task_for(
+            folder,
+            {
+                "num_steps": num_steps or settings.num_steps,
+                "dropout": settings.dropout,
+                "padding": settings.padding,
+            },
+            nudge=nudge,
+        )
+        if settings.is_replayed and self._source is not None:
+            task = msgspec.structs.replace(
+                task,
+                replayed=str(self._folder / self._source_name / "records"),
+                sources=tuple(sources or sources_of(self._source)),
+            )
+        return self._runs.run(name, configuration, task)
+
+    @property
+    def _source_name(self) -> str:
+        assert self._source is not None
+        return _folder_name(self._source.label)
+
+    # Explaining
+
+    def _weighed(
+        self, comparison: Comparison, reference: Configuration, result: Result
+    ) -> Disparity | None:
+        """Find out with which weight the data of each coordinate enters, if that may tell."""
+        found = result.disparity
+        is_wanted = found is not None and found.subject in (Subject.LOSS, Subject.GRADIENT)
+        if found is None or not is_wanted or found.step or found.explanation:
+            return found
+        if not self._settings.is_replayed or self._source is None:
+            return found
+        sources = sources_of(self._source)
+        if len(sources) < 2:
+            return found
+        alone = [
+            self._run(f"alone-{rank}", reference, sources=(rank,), num_steps=1) for rank in sources
+        ]
+        weights = comparison.weights(comparison.gradient_pairs(0), alone)
+        if weights is None:
+            return found
+        return msgspec.structs.replace(
+            found, explanation=weights.phrase(), weights=weights.candidate, due=weights.reference
+        )
+
+
+def _folder_of(configuration: Configuration) -> str:
+    return _folder_name(configuration.label)
+
+
+def _folder_name(label: str) -> str:
+    return "".join(char if char.isalnum() else "-" for char in label)

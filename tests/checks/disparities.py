@@ -1,0 +1,29 @@
+"""Disparities as the parity comparison shows them to the checks."""
+
+from distdiag.checks.base import Check
+from distdiag.disparity import Difference, Disparity, Subject
+from distdiag.ranks import RankSet
+
+
+def disparity(subject: Subject, *, culprits=(), explanation="", step=3, **more) -> Disparity:
+    difference = Difference(
+        name="Net/layers.1.weight", measured=0.5, bound=0.001, ratio=500.0, factor=2.0
+    )
+    return Disparity(
+        rank=0,
+        seq=0,
+        time_ns=0,
+        step=step,
+        subject=subject,
+        candidate="2 ranks",
+        reference="1 rank",
+        differences=() if subject is Subject.DATA else (difference,),
+        num_compared=10,
+        explanation=explanation,
+        culprits=RankSet(culprits),
+        **more,
+    )
+
+
+def findings(check: type[Check], shown: Disparity):
+    return list(check().check_event(shown, {}))

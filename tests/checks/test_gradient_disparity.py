@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from distdiag.checks.gradient_disparity import GradientDisparity
+from distdiag.disparity import Subject
+from tests.checks.disparities import disparity, findings
+
+
+def test_it_names_the_gradient_and_the_factor():
+    shown = disparity(Subject.GRADIENT, explanation="times the number of ranks (2)")
+    (found,) = findings(GradientDisparity, shown)
+    assert found.subjects == ("layers.1.weight",)
+    assert "times the number of ranks (2)" in found.message
+    assert found.evidence[0].values["factor"] == 2.0
+
+
+def test_a_disparity_of_another_kind_is_left_to_another_check():
+    assert findings(GradientDisparity, disparity(Subject.LOSS)) == []

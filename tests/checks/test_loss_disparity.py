@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from distdiag.checks.loss_disparity import LossDisparity
+from distdiag.disparity import Subject
+from tests.checks.disparities import disparity, findings
+
+
+def test_it_shows_the_weights_of_the_data():
+    shown = disparity(Subject.LOSS, weights=(0.5, 0.5), due=(0.75, 0.25), explanation="weights")
+    (found,) = findings(LossDisparity, shown)
+    weights = found.evidence[1].values
+    assert weights["weight of coordinate 0"] == 0.5
+    assert weights["due weight of coordinate 0"] == 0.75
+
+
+def test_a_disparity_of_another_kind_is_left_to_another_check():
+    assert findings(LossDisparity, disparity(Subject.GRADIENT)) == []

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from distdiag.checks.output_disparity import OutputDisparity
+from distdiag.disparity import Subject
+from distdiag.ranks import RankSet
+from tests.checks.disparities import disparity, findings
+
+
+def test_it_names_module_rank_and_step():
+    (found,) = findings(OutputDisparity, disparity(Subject.OUTPUT, culprits=(1,)))
+    assert found.ranks == RankSet([1])
+    assert found.subjects == ("layers.1.weight",)
+    assert "on rank 1" in found.message and "step 3" in found.message
+
+
+def test_a_disparity_of_another_kind_is_left_to_another_check():
+    assert findings(OutputDisparity, disparity(Subject.LOSS)) == []

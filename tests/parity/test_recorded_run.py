@@ -1,0 +1,83 @@
+"""Tests of recordings: what the ranks wrote is put together by name."""
+
+import numpy as np
+import pytest
+
+from distdiag.errors import DamagedFileError
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.ranks import RankSet
+from distdiag.recording import Kind, Record
+from tests.parity.recordings import Rank
+
+
+def test_shards_of_two_ranks_are_one_tensor(tmp_path):
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for rank in range(2):
+        writer = Rank(tmp_path, rank)
+        part = whole[2 * rank : 2 * rank + 2]
+        writer.tensor(Kind.GRADIENT, 0, "w", part, whole=(4, 3), at=(2 * rank, 0))
+        writer.close(1, 2)
+    found = RecordedRun(tmp_path, "2 ranks").whole(Kind.GRADIENT, 0, "w")
+    assert np.array_equal(found, whole)
+
+
+def test_a_missing_shard_makes_no_tensor(tmp_path):
+    writer = Rank(tmp_path, 0)
+    writer.tensor(Kind.GRADIENT, 0, "w", np.ones((2, 3)), whole=(4, 3))
+    writer.close(1, 2)
+    assert RecordedRun(tmp_path, "2 ranks").whole(Kind.GRADIENT, 0, "w") is None
+
+
+def test_bfloat16_is_read_exactly(tmp_path):
+    rank = Rank(tmp_path, 0)
+    bits = np.array([0x3F80, 0xBF00, 0x4049], dtype=np.uint16)  # 1, -0.5, 3.140625
+    record = Record(Kind.START, 0, 0, "w", "bfloat16", (3,), (0,), (3,))
+    rank.writer.write(record, bits.tobytes())
+    rank.close(1, 1)
+    run = RecordedRun(tmp_path, "1 rank")
+    assert run.whole(Kind.START, 0, "w").tolist() == [1.0, -0.5, 3.140625]
+    assert run.unit(Kind.START, 0, "w") == 2.0**-7
+
+
+def test_unlike_copies_are_told_by_rank(tmp_path):
+    for rank, value in enumerate((1.0, 1.0, 2.0)):
+        writer = Rank(tmp_path, rank)
+        writer.tensor(Kind.GRADIENT, 0, "w", [value], writes=rank == 0)
+        writer.tensor(Kind.GRADIENT, 0, "b", [5.0], writes=rank == 0)
+        writer.close(1, 3)
+    found = RecordedRun(tmp_path, "3 ranks").differing_replicas(Kind.GRADIENT, 0)
+    assert list(found) == ["w"]
+    assert sorted(found["w"].values(), key=str) == [RankSet([0, 1]), RankSet([2])]
+
+
+def test_a_wrapper_tells_the_data_coordinates(tmp_path):
+    for rank, group in enumerate([(0, 2), (1, 3), (0, 2), (1, 3)]):
+        Rank(tmp_path, rank, data_group=group).close(1, 4)
+    assert RecordedRun(tmp_path, "4 ranks").coordinates == ((0, 1), (2, 3))
+
+
+def test_without_a_wrapper_ranks_with_equal_batches_are_one_coordinate(tmp_path):
+    for rank, values in enumerate([[1, 2], [1, 2], [3, 4]]):
+        writer = Rank(tmp_path, rank)
+        writer.batch(0, 0, "x", values)
+        writer.close(1, 3)
+    assert RecordedRun(tmp_path, "3 ranks").coordinates == ((0, 1), (2,))
+
+
+def test_a_record_that_was_cut_off_is_left_out(tmp_path):
+    writer = Rank(tmp_path, 0)
+    writer.tensor(Kind.START, 0, "w", [1.0])
+    writer.tensor(Kind.START, 0, "b", [2.0])
+    writer.close(1, 1)
+    index = tmp_path / "rank-0.index"
+    index.write_bytes(index.read_bytes()[:-3])
+    assert RecordedRun(tmp_path, "1 rank").names(Kind.START, 0) == ["w"]
+
+
+def test_foreign_files_are_one_clear_error(tmp_path):
+    Rank(tmp_path, 0).close(1, 1)
+    (tmp_path / "rank-0.index").write_bytes(b"\x04\0\0\0junk")
+    with pytest.raises(DamagedFileError, match="not the index of a recording"):
+        RecordedRun(tmp_path, "1 rank")
+    with pytest.raises(DamagedFileError, match="no rank has recorded"):
+        RecordedRun(tmp_path / "empty", "1 rank")
