@@ -12,6 +12,7 @@ import click
 
 from distdiag.errors import UsageError
 from distdiag.finding import Severity
+from distdiag.parity.lattice import in_order, origins
 from distdiag.parity.runs import Configuration, Runs, Script, filled_in
 from distdiag.parity.study import Outcome, Settings, Study
 from distdiag.parity.verdict import report_of
@@ -109,6 +110,9 @@ def parity(  # noqa: PLR0913 (click passes each option by name)
     write_report(folder / "report.json", report)
     for outcome in outcomes:
         click.echo(_table(outcome), err=True)
+    differs = {each.configuration.label: each.result.disparity is not None for each in outcomes}
+    for origin in origins(differs) if len(differs) > 1 else ():
+        click.echo(f"distdiag: parity: {origin.phrase()}", err=True)
     click.echo(load_reporter(name)().render(report), nl=False)
     return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
 
@@ -133,9 +137,11 @@ def _configurations(
             )
             for size in sizes
         ]
-    if len({each.label for each in found}) < max(2, len(found)):
+    labels = [each.label for each in found]
+    if len(set(labels)) < max(2, len(found)):
         raise UsageError("a comparison needs two runs, each under a name of its own")
-    return found
+    order = in_order(labels[1:])
+    return [found[0], *sorted(found[1:], key=lambda each: order.index(each.label))]
 
 
 def _named(text: str) -> Configuration:

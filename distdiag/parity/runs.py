@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity_task import ParityTask
+from distdiag.run_dir import RunDir
 
 GRACE_S: Final = 10.0
+FINDINGS: Final = "findings.json"
 
 
 class Configuration(NamedTuple):
@@ -54,6 +58,7 @@ class Runs:
         task.write(task_file)
         log = folder / "output.log"
         status = self._launch(configuration, folder, task_file, log)
+        self._keep_findings(folder)
         label = configuration.label
         try:
             recorded = RecordedRun(Path(task.folder), label)
@@ -65,10 +70,6 @@ class Runs:
         if status or missing or not recorded.num_steps:
             raise UsageError(self._failure(label, status, log))
         return recorded
-
-    def report_of(self, name: str) -> Path:
-        """Return the run directory of a run, whose report says what was found in it alone."""
-        return self._folder / name / "run"
 
     def _launch(
         self, configuration: Configuration, folder: Path, task_file: Path, log: Path
@@ -95,6 +96,13 @@ class Runs:
                 ) from None
             finally:
                 _end(process)
+
+    def _keep_findings(self, folder: Path) -> None:
+        """Keep what was found in this run alone under another name: one report is for all runs."""
+        run_dir = RunDir(folder / "run", 0)
+        wait_for_pid_file(run_dir.monitor_pid, GRACE_S)
+        with suppress(FileNotFoundError):
+            run_dir.report.rename(folder / FINDINGS)
 
     def _failure(self, label: str, status: int, log: Path) -> str:
         how = f"ended with status {status}" if status else "ended without an optimizer step"

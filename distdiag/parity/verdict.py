@@ -12,11 +12,10 @@ from distdiag.disparity import Disparity
 from distdiag.engine import Engine
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.finding import Finding, Outcome, RankInfo, Report, Run
+from distdiag.parity.runs import FINDINGS
 from distdiag.parity.study import Outcome as StudyOutcome
 from distdiag.ranks import RankSet
 from distdiag.reports import read_report
-
-_PATIENCE_S = 10.0
 
 
 def judge(disparities: Iterable[Disparity], world: RankSet) -> Engine:
@@ -39,7 +38,7 @@ def report_of(
     ranks: tuple[RankInfo, ...] = ()
     not_checked: dict[str, str] = {}
     for outcome in outcomes:
-        own = _own_report(folder / outcome.name / "run")
+        own = _own_report(folder / outcome.name / FINDINGS)
         if own is not None:
             findings += [f for f in own.findings if f.code[:3] != "DIA" and not _known(f, findings)]
             checked += [code for code in own.checked if code not in checked]
@@ -70,17 +69,12 @@ def _known(finding: Finding, others: Iterable[Finding]) -> bool:
     return any(finding.identity == other.identity for other in others)
 
 
-def _own_report(run_dir: Path) -> Report | None:
-    """Return the report of one of the runs, once its monitor has completed it."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            report = read_report(run_dir)
-        except (UsageError, DamagedFileError):
-            report = None
-        if (report is not None and report.complete) or time.monotonic() > deadline:
-            return report
-        time.sleep(0.05)
+def _own_report(path: Path) -> Report | None:
+    """Return what was found in one of the runs alone, None if nobody has written it."""
+    try:
+        return read_report(path)
+    except (UsageError, DamagedFileError):
+        return None
 
 
 def _unknown(world: RankSet) -> tuple[RankInfo, ...]:

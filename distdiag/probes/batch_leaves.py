@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Final
 
 import torch
@@ -67,16 +67,18 @@ def _like(batch: Any, parts: Mapping[str, Any]) -> Any:  # noqa: ANN401
         return batch
     if isinstance(batch, Mapping):
         return type(batch)({key: parts[str(key)] for key in batch})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*parts.values())
+    kind: Any = type(batch)
+    if hasattr(batch, "_fields"):
+        return kind(*parts.values())
     if isinstance(batch, list | tuple):
-        return type(batch)(parts.values())
+        return kind(parts.values())
     return dataclasses.replace(batch, **parts)
 
 
 def _is_plain_list(value: object) -> bool:
-    is_sequence = isinstance(value, Sequence) and isinstance(value, list | tuple)
-    return is_sequence and bool(value) and all(isinstance(each, _PLAIN) for each in value)
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(isinstance(each, _PLAIN) for each in value)
 
 
 def _is_array(value: object) -> bool:

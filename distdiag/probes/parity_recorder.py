@@ -320,6 +320,6 @@ def _gradient(held: Held) -> torch.Tensor | None:
 
 def _random_state() -> bytes:
     state = xxhash.xxh3_64(bytes_of(torch.get_rng_state()))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state.update(bytes_of(torch.cuda.get_rng_state()))
     return state.digest()
