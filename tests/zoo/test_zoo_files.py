@@ -49,6 +49,9 @@ IDS = [
     "mpich-1997-lock-across-barrier",
     "olmo-234-initial-ckpt",
     "olmo-core-319-hsdp-seed",
+    "prime-rl-1035-loader-state",
+    "prime-rl-1961-masked-mean",
+    "pwgan-177-set-epoch",
     "pytorch-105840-param-init-fn",
     "pytorch-107843-prepare-split",
     "pytorch-109074-held-gil",
@@ -71,18 +74,22 @@ IDS = [
     "torchtitan-1618-validation",
     "torchtitan-166-noshard-seed",
     "torchtitan-2329-hsdp-placements",
+    "transformers-24088-lr-steps",
     "transformers-28244-zero3-missing",
     "transformers-29980-prompt-tuning-save",
     "transformers-30228-generate",
+    "transformers-35808-ds-ga",
+    "transformers-37474-dp-mean",
     "transformers-45902-original-inv-freq",
     "transformers-48792-peft-after-shard",
     "trl-2890-varlen-gather",
     "trl-3106-unguarded-map",
+    "trl-6380-metric-mom",
     "trl-7223-global-main-first",
     "ultralytics-26085-forked-lock",
     "verl-6176-dynamic-mb",
 ]
-FAMILIES = {"BAR", "CKP", "COL", "HNG", "REP", "SHD"}
+FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "PAR", "REP", "SHD"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
