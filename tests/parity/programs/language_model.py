@@ -1,6 +1,7 @@
 """Trains a small language model as asked: with DDP, FSDP2, or reductions made by hand."""
 
 import argparse
+import os
 
 import torch
 import torch.distributed as dist
@@ -97,12 +98,17 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--ragged", action="store_true")
     parser.add_argument("--own-batches", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
-    dist.init_process_group("gloo")
+    device = torch.device(args.device)
+    if args.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     is_last = dist.get_rank() == dist.get_world_size() - 1
     is_several = dist.get_world_size() > 1
     torch.manual_seed(0)
-    plain = LanguageModel(args.dropout)
+    plain = LanguageModel(args.dropout).to(device)
     model = wrapped(plain, args)
     rate = 0.1 * (1.01 if args.bug == "rate" and is_several else 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
@@ -110,6 +116,7 @@ def main():
         with torch.no_grad():
             plain.blocks[1].up.weight.mul_(1.01)
     for batch in batches(args):
+        batch = {key: tensor.to(device) for key, tensor in batch.items()}
         labels = batch["labels"]
         if args.bug == "shifted" and is_last and is_several:
             labels = labels.roll(1, 1)
