@@ -25,8 +25,8 @@ def generic(name: str) -> str:
 def closest(pattern: str, names: Iterable[str]) -> str:
     """Return the name, numbers aside, that a pattern without a match most likely means.
 
-    First those that end as the pattern does (a prefix is missing or too much), then those that are
-    spelt alike; an empty string if there is none.
+    First those that it would fit with another prefix, or as the name of a module, then those that
+    are spelt alike; an empty string if there is none.
     """
     generics = list(dict.fromkeys(map(generic, names)))
     wanted = generic(pattern)
@@ -36,6 +36,6 @@ def closest(pattern: str, names: Iterable[str]) -> str:
         if not re.search(r"\w", end):
             break
         for name in generics:
-            if name == end or name.endswith(f".{end}") or matches(f"*.{end}", name):
+            if any(matches(each, f".{name}") for each in (f"*.{end}", f"*.{end}.*")):
                 return name
     return next(iter(get_close_matches(wanted, generics, 1, _LIKENESS)), "")
