@@ -27,6 +27,7 @@ from distdiag.event import (
     GroupCreated,
     ProbeDisabled,
     Raised,
+    RankStarted,
     Stacks,
 )
 from distdiag.finding import Finding
@@ -130,7 +131,7 @@ class Engine:
             case Stacks():
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
-        if isinstance(event, ProbeDisabled):
+        if isinstance(event, ProbeDisabled | RankStarted):
             self._models.feed(event)
         if isinstance(event, ModelEvent):
             self._models.feed(event)

@@ -9,7 +9,7 @@ from distdiag.engine.models import Models
 from distdiag.engine.optimizer_steps import OptimizerSteps
 from distdiag.engine.slice_saves import SliceSaves
 from distdiag.engine.user_plans import UserPlans
-from distdiag.event import Event, ProbeDisabled
+from distdiag.event import Event, ProbeDisabled, RankStarted
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState, SliceSaved
 from distdiag.placement_rule import PlacementRule
 from distdiag.plan_event import PlanPatterns
@@ -30,6 +30,8 @@ class ModelWatch:
         self._saves = SliceSaves()
         self._plans = UserPlans(world, rules)
         self._blind: set[int] = set()
+        self._num_ranks = len(world)
+        self._sees_all = True
 
     @property
     def problem(self) -> str:
@@ -54,6 +56,8 @@ class ModelWatch:
                 self._plans.add(event)
             case ProbeDisabled(probe="models"):
                 self._blind.add(event.rank)
+            case RankStarted():
+                self._sees_all = self._sees_all and event.world_size <= self._num_ranks
             case SliceSaved():
                 self._saves.add(event)
 
@@ -66,6 +70,7 @@ class ModelWatch:
         self._judge_plans()
 
     def _judge_plans(self) -> None:
-        if not self._blind:  # what a pattern matches would not be known
+        # Of ranks that nobody sees it is not known what a pattern matches there.
+        if self._sees_all and not self._blind:
             for view in self._plans.views(self._models.plans()):
                 self._judges.judge_plan(view)

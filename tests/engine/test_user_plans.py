@@ -3,7 +3,7 @@
 from distdiag.checks import load_checks
 from distdiag.engine.judges import Judges
 from distdiag.engine.model_watch import ModelWatch
-from distdiag.event import CallSite, Frame, ProbeDisabled
+from distdiag.event import CallSite, Frame, ProbeDisabled, RankStarted
 from distdiag.placement_rule import rules_of
 from distdiag.plan_event import NamedFault, PatternMatches, PlanFault, PlanPatterns, PlanSource
 from distdiag.ranks import RankSet
@@ -54,6 +54,21 @@ def applied(rank, *, line=3, source=PlanSource.PARALLELIZE_MODULE, faults=(), **
     )
 
 
+def started(rank, world_size):
+    return RankStarted(
+        rank=rank,
+        seq=0,
+        time_ns=0,
+        local_rank=rank,
+        world_size=world_size,
+        hostname="node",
+        pid=1,
+        python="3",
+        command=(),
+        unix_ns=0,
+    )
+
+
 def test_a_table_is_judged_when_all_ranks_train():
     job = Job({"gone": "Shard(0) over ep"})
     one, other = step()
@@ -87,6 +102,15 @@ def test_without_models_a_table_is_not_judged():
     off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="models", reason="it broke")
     blind.feed(plan_event(0, held("other")), off)
     assert blind.end() == []
+
+
+def test_with_ranks_that_nobody_sees_no_plan_is_judged():
+    job = Job({"gone": "Replicate over *"})
+    job.feed(started(0, world_size=4), plan_event(0, held("w")), applied(0, gone=0))
+    assert job.end() == []
+    job = Job({"gone": "Replicate over *"})
+    job.feed(started(0, world_size=2), plan_event(0, held("w")), applied(0, gone=0))
+    assert len(job.end()) == 2
 
 
 def test_a_pattern_that_another_rank_or_another_part_matches_is_no_defect():
