@@ -29,6 +29,7 @@ from distdiag.model_event import (
     PartialRead,
     SliceSaved,
 )
+from distdiag.plan_event import PlanPatterns
 
 AnyEvent = (
     RankStarted
@@ -54,4 +55,5 @@ AnyEvent = (
     | OptimizerState
     | PartialRead
     | SliceSaved
+    | PlanPatterns
 )

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.placement_rule import PlacementRule, rules_of
 from distdiag.selection import EVERYTHING, Selection
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,10 +46,14 @@ KEYS: Final[Mapping[str, Any]] = {
 }
 """What a TOML file may set: the names of the flags, and the type of each value."""
 
+PLAN: Final = "plan"
+"""The table of a TOML file that says how tensors should be sharded; it has no flag."""
+
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run was asked for. `hang_timeout_s` is None when the threshold adapts to the run.
 
+    `plan` is how tensors should be sharded, by the user's own table.
     The file report.json is always written, whatever `report` says.
     """
 
@@ -66,6 +71,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strict_timeout_s: float = 30.0
     poison_empty: bool = False
     parity_task: str = ""
+    plan: tuple[PlacementRule, ...] = ()
 
     @property
     def active_modes(self) -> tuple[str, ...]:
@@ -151,8 +157,13 @@ def _file_settings(named: str | Path | None) -> dict[str, Any]:
 
 
 def _file_value(path: Path, written: str, key: str, value: Any) -> Any:  # noqa: ANN401
+    if key == PLAN:
+        try:
+            return rules_of(value)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}") from None
     if key not in KEYS:
-        close = get_close_matches(key, KEYS, n=1)
+        close = get_close_matches(key, [*KEYS, PLAN], n=1)
         hint = f' (did you mean "{close[0]}"?)' if close else ""
         raise UsageError(f"{path}: unknown key {written!r}{hint}")
     kind = KEYS[key]

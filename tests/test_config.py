@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from distdiag.config import KEYS, Config, check_options, load_config, to_arguments
 from distdiag.errors import DamagedFileError, UsageError
+from distdiag.placement_rule import rules_of
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 
@@ -91,9 +92,18 @@ def test_every_key_can_be_set_with_either_spelling():
         strict_timeout_s=2.5,
         poison_empty=True,
     )
-    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__)
+    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 1  # [plan]: no flag
     assert load_config(write(text.format(s="_"))) == expected
     assert load_config(write(text.format(s="-"))) == expected
+
+
+def test_the_table_of_placements_becomes_rules_in_their_order():
+    text = "strict = true\n[plan]\n'b.*' = 'Shard(0) over ep'\n'a' = 'Replicate over *'\n"
+    rules = load_config(write(text) | {"strict": False}).plan
+    assert [(rule.pattern, str(rule)) for rule in rules] == [
+        ("b.*", "Shard(0) over ep"),
+        ("a", "Replicate over *"),
+    ]
 
 
 def test_auto_stands_for_an_adapting_threshold():
@@ -123,6 +133,16 @@ def test_auto_stands_for_an_adapting_threshold():
         ("strict_timeout = inf", 'key "strict_timeout": Expected `float` <= 1'),
         ("on_hang = 'abort'\non-hang = 'abort'", 'key "on-hang" is given twice'),
         ("profile = ", "not valid TOML: Invalid value"),
+        ("plan = 1", 'key "plan": expected a table of patterns and placements'),
+        ("[plan]\na = 1", 'key "plan.a": expected "Shard(0) over ep" or "Replicate over *"'),
+        (
+            "[plan]\na.b = 'x'",
+            'key "plan.a": expected text; write a pattern that has dots in quotes',
+        ),
+        ("[plan]\n'a.*' = 'Shard(0)'", 'key "plan.a.*": expected "Shard(0) over ep"'),
+        ("[plan]\n'' = 'Replicate over *'", 'key "plan.": the pattern is empty'),
+        ("[plan]\n'a\nb' = 1", "not valid TOML: "),
+        ("[pan]\na = 1", "unknown key 'pan' (did you mean \"plan\"?)"),
         ("a = " + "[" * 100_000, "not valid TOML: "),
     ],
 )
@@ -207,7 +227,12 @@ def test_names_of_checks_and_reports_are_validated():
 
 
 @pytest.mark.parametrize(
-    "config", [Config(), Config(run_dir=Path("a/b"), hang_timeout_s=1.5, select=("COL",))]
+    "config",
+    [
+        Config(),
+        Config(run_dir=Path("a/b"), hang_timeout_s=1.5, select=("COL",)),
+        Config(plan=rules_of({"a.*": "Shard(0) over ep, Replicate over *"})),
+    ],
 )
 def test_a_configuration_survives_the_way_to_another_process(config):
     assert Config.from_json(config.to_json()) == config

@@ -9,6 +9,7 @@ from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
+from distdiag.plan_view import ProgramPlanView, RuleView
 from distdiag.ranks import RankSet
 
 
@@ -64,6 +65,14 @@ class Check:
 
     def check_scaling(self, view: ScalingView) -> Iterator[Finding]:
         """Judge by what the ranks of one model multiplied their gradients."""
+        yield from ()
+
+    def check_rules(self, view: RuleView) -> Iterator[Finding]:
+        """Judge the user's own sharding plan; it is shown again when more is known."""
+        yield from ()
+
+    def check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+        """Judge a plan that the program applied; it is shown again when more is known."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

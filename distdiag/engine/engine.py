@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -28,9 +28,11 @@ from distdiag.event import (
     GroupCreated,
     ProbeDisabled,
     Raised,
+    RankStarted,
     Stacks,
 )
 from distdiag.finding import Finding
+from distdiag.placement_rule import PlacementRule
 from distdiag.ranks import RankSet
 
 _log = logging.getLogger(__name__)
@@ -54,11 +56,12 @@ class Engine:
         world: RankSet,
         *,
         hang_timeout_s: float | None = None,
+        rules: Sequence[PlacementRule] = (),
     ) -> None:
         """Prepare to judge a run of these ranks.
 
         `hang_timeout_s` is the threshold in seconds that the user set; None lets the duration of
-        the steps decide.
+        the steps decide. `rules` are the user's own plan of how tensors are sharded.
         """
         self.world = world
         self._judges = Judges(checks)
@@ -70,7 +73,7 @@ class Engine:
         self._stall = Stall(hang_timeout_s)
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
-        self._models = ModelWatch(world, self._judges)
+        self._models = ModelWatch(world, self._judges, rules)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
@@ -135,7 +138,7 @@ class Engine:
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
         self._has_compared_runs = self._has_compared_runs or isinstance(event, Disparity)
-        if isinstance(event, ProbeDisabled):
+        if isinstance(event, ProbeDisabled | RankStarted):
             self._models.feed(event)
         if isinstance(event, ModelEvent):
             self._models.feed(event)

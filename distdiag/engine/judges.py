@@ -14,6 +14,8 @@ from distdiag.event import Event, FileAccess
 from distdiag.finding import Finding, Severity
 from distdiag.model_event import ModelPlan, ModelState
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, View
+from distdiag.plan_event import PlanPatterns
+from distdiag.plan_view import PlanView, ProgramPlanView, RuleView
 
 States = Mapping[int, RankState]
 
@@ -69,6 +71,18 @@ class Judges:
                     self._take(check, check.check_contents, view)
                 case ScalingView():
                     self._take(check, check.check_scaling, view)
+
+    def judge_plan(self, view: PlanView) -> None:
+        """Show a sharding plan; what is found replaces what was found when less was known."""
+        for check in self.needing(PlanPatterns):
+            match view:
+                case RuleView():
+                    found = self._ask(check, check.check_rules, view)
+                    self.conclusions.revise((check.code, "rules"), found)
+                case ProgramPlanView():
+                    found = self._ask(check, check.check_program_plan, view)
+                    subject = (check.code, view.source, view.model, view.site)
+                    self.conclusions.revise(subject, found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

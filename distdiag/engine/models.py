@@ -78,6 +78,10 @@ class Models:
         elif isinstance(event, ModelState):
             yield from self._feed_state(event)
 
+    def plans(self) -> Mapping[int, Mapping[str, _Plans]]:
+        """Return the last plan of each model, by rank."""
+        return {rank: models.plans for rank, models in self._ranks.items()}
+
     def _of(self, rank: int) -> RankModels:
         return self._ranks.setdefault(rank, RankModels())
 

@@ -80,6 +80,24 @@ def _parallel_moments(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [ParallelMoments(recorder)]
 
 
+def _parallelize_plans(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.parallelize_plans import ParallelizePlans
+
+    return [ParallelizePlans(recorder)]
+
+
+def _veomni_plans(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.veomni_plans import VeOmniPlans
+
+    return [VeOmniPlans(recorder)]
+
+
+def _transformers_plans(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.transformers_plans import TransformersPlans
+
+    return [TransformersPlans(recorder)]
+
+
 def _partial_reads(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.partial_reads import PartialReads
 
@@ -158,6 +176,13 @@ PLANS: Final = (
         ("torch", "torch.distributed.tensor.parallel"),
         _parallel_moments,
     ),
+    Plan(
+        "parallelize-plans",
+        ("torch", "torch.distributed.tensor.parallel"),
+        _parallelize_plans,
+    ),
+    Plan("veomni-plans", ("torch", "veomni.distributed.parallel_plan"), _veomni_plans),
+    Plan("transformers-plans", ("torch", "transformers.modeling_utils"), _transformers_plans),
     Plan("partial-reads", ("torch", "torch.distributed.tensor"), _partial_reads),
     Plan(
         "sharding-moments",

@@ -1,0 +1,1 @@
+"""Stands in for VeOmni where it is not installed: only what plans need."""
