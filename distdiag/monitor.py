@@ -82,6 +82,7 @@ class Monitor:
             [check() for code, check in catalogue.items() if selects(code)],
             ranks,
             hang_timeout_s=config.hang_timeout_s,
+            only_start=config.profile == "light",
         )
         self._announced: set[tuple[object, ...]] = set()
         self._has_verdict = False

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.model_event import Moment
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
 from distdiag.ranks import RankSet
 
@@ -23,6 +24,8 @@ class Check:
     name: ClassVar[str]
     severity: ClassVar[Severity]
     needs: ClassVar[tuple[type[Event], ...]]
+    moments: ClassVar[tuple[Moment, ...]] = ()
+    """When the copies were looked at that `check_replicas` judges; empty: at any time."""
 
     why: ClassVar[str] = ""
     fix: ClassVar[str] = ""

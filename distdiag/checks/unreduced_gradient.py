@@ -44,6 +44,7 @@ class UnreducedGradient(Check):
     name = "unreduced-gradient"
     severity = Severity.ERROR
     needs = (ModelState,)
+    moments = (Moment.GRADIENT,)
 
     why = "A backward pass gives each rank the gradient of its own batch, heads or tokens."
     fix = "All-reduce the gradient over these ranks after the last backward pass of the step."

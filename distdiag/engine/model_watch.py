@@ -3,45 +3,60 @@
 from __future__ import annotations
 
 from distdiag.engine.judges import Judges
+from distdiag.engine.model_coverage import KINDS, ModelCoverage
 from distdiag.engine.models import Models
-from distdiag.engine.optimizer_steps import OptimizerSteps
+from distdiag.engine.optimizer_steps import OptimizerAlignment, OptimizerSteps
 from distdiag.engine.slice_saves import SliceSaves
 from distdiag.event import Event, ProbeDisabled
-from distdiag.model_event import ModelPlan, ModelState, OptimizerState, SliceSaved
+from distdiag.model_event import (
+    ModelPlan,
+    ModelState,
+    OptimizerState,
+    PartialRead,
+    SliceSaved,
+)
 from distdiag.ranks import RankSet
 
-ModelEvent = ModelPlan | ModelState | OptimizerState | SliceSaved
-KINDS = (ModelPlan, ModelState, OptimizerState, SliceSaved)
+ModelEvent = ModelPlan | ModelState | OptimizerState | PartialRead | SliceSaved
 
 
 class ModelWatch:
     """Feed events as they come; what is complete is judged at once, the rest at the end."""
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
-        """Watch the models of these ranks."""
+    def __init__(self, world: RankSet, judges: Judges, *, only_start: bool = False) -> None:
+        """Watch the models of these ranks; `only_start`: they leave the steps out."""
         self._judges = judges
         self._models = Models()
         self._optimizers = OptimizerSteps(world)
         self._saves = SliceSaves()
+        self._coverage = ModelCoverage(only_start=only_start)
         self._blind: set[int] = set()
 
     @property
-    def problem(self) -> str:
-        """Why not all models were compared, or an empty string."""
-        if not self._blind:
-            return ""
-        return f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
+    def not_checked(self) -> dict[str, str]:
+        """The codes of the checks that compared nothing, or not all models, and why."""
+        checks = {check.code: check for kind in KINDS for check in self._judges.needing(kind)}
+        if self._blind:
+            reason = f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
+            return dict.fromkeys(checks, reason)
+        gaps = {code: self._coverage.gap(type(check)) for code, check in checks.items()}
+        return {code: gap for code, gap in gaps.items() if gap}
 
     def feed(self, event: Event) -> None:
         """Take in one event of one rank."""
+        if isinstance(event, ModelEvent):
+            self._coverage.saw(event)
         match event:
             case ModelPlan() | ModelState():
                 for view in self._models.feed(event):
+                    self._coverage.compared(type(view))
                     self._judges.judge_model(view)
+                for moment in self._models.compared:
+                    self._coverage.compared(moment)
             case OptimizerState():
                 alignment = self._optimizers.add(event)
                 if alignment is not None:
-                    self._judges.judge(alignment)
+                    self._judge(alignment)
             case ProbeDisabled(probe="models"):
                 self._blind.add(event.rank)
             case SliceSaved():
@@ -50,6 +65,10 @@ class ModelWatch:
     def finish(self) -> None:
         """Judge what not all ranks have reached."""
         for alignment in self._optimizers.rest():
-            self._judges.judge(alignment)
+            self._judge(alignment)
         for save in self._saves.incomplete():
             self._judges.judge_missing(save)
+
+    def _judge(self, alignment: OptimizerAlignment) -> None:
+        self._coverage.compared(OptimizerState)
+        self._judges.judge(alignment)

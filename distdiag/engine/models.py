@@ -68,6 +68,8 @@ class Models:
         self._scalings: dict[tuple[str, int], dict[int, float]] = {}
         self._shown: set[tuple[str, Moment, Basis, RankSet, bool]] = set()
         self._alike: dict[tuple[str, str, RankSet], int] = {}
+        self.compared: set[Moment] = set()
+        """The moments at which copies of a tensor were put side by side."""
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
@@ -137,6 +139,8 @@ class Models:
                     if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
                         names.setdefault(_common_name(plan), {})[rank] = (plan, content)
             whole = {name: seen for name, seen in names.items() if _is_whole(seen, ranks)}
+            if whole:
+                self.compared.add(moment)
             sites = {rank: states[rank].site for rank in ranks}
             if any(p.basis is Basis.UNSYNCED for s in whole.values() for p, _ in s.values()):
                 basis = Basis.UNSYNCED

@@ -7,6 +7,7 @@ import pytest
 from distdiag.checks import load_checks
 from distdiag.engine.engine import Engine
 from distdiag.engine.judges import Judges
+from distdiag.engine.model_coverage import KINDS
 from distdiag.engine.model_watch import ModelWatch
 from distdiag.event import Event, ProbeDisabled
 from distdiag.model_event import Basis, Moment, SliceSaved
@@ -109,10 +110,54 @@ def test_a_save_that_only_one_rank_makes_is_judged_at_the_end():
 def test_checks_of_models_did_not_look_where_their_probe_was_off():
     catalogue = load_checks()
     engine = Engine([catalogue[code]() for code in ("REP001", "SHD002", "COL001")], RankSet(PAIR))
-    assert not engine.not_checked
 
     off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="models", reason="OSError: no room")
     engine.feed(off)
 
     reason = "the models of rank 1 are not observed wholly"
     assert engine.not_checked == {"REP001": reason, "SHD002": reason}
+
+
+MODEL_CODES = {
+    code for code, check in load_checks().items() if any(kind in check.needs for kind in KINDS)
+}
+
+
+def gaps(*events: Event, **options: bool) -> dict[str, str]:
+    """What a run in which this was seen says of the checks of models that compared nothing."""
+    engine = Engine([check() for check in load_checks().values()], RankSet(PAIR), **options)
+    for event in events:
+        engine.feed(event)
+    engine.finish()
+    return {code: why for code, why in engine.not_checked.items() if code in MODEL_CODES}
+
+
+def test_where_no_model_was_seen_no_check_of_models_claims_to_have_looked():
+    found = gaps()
+    assert found.keys() == MODEL_CODES
+    assert set(found.values()) == {"no model was seen"}
+
+
+def test_the_light_profile_leaves_the_checks_of_steps_out_and_no_others():
+    reason = "the light profile leaves the steps out"
+    found = gaps(*PLANS, *ALIKE, only_start=True)
+    assert {"REP003", "REP004", "SHD001", "SHD004", "SHD005", "SHD006"} <= found.keys()
+    assert set(found.values()) == {reason}
+    assert not {"REP001", "REP002", "SHD002", "SHD003", "SHD011", "CKP002"} & found.keys()
+
+
+def test_what_was_compared_counts_as_checked():
+    gradients = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.GRADIENT)
+    step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
+    told = [*PLANS, *ALIKE, *gradients, *step]
+    assert gaps(*told) == dict.fromkeys(
+        ("REP004", "SHD001", "SHD005", "SHD006", "SHD007", "SHD008", "SHD013"),
+        "no step of a model was compared",
+    )
+    assert gaps(*told, *[optimizer_state(rank, members=PAIR) for rank in PAIR]).keys() == {"SHD006"}
+
+
+def test_one_rank_alone_has_nothing_to_compare():
+    found = gaps(plan_event(0, copies((0,))), state_event(0, (0.1, 0.2)))
+    assert found["SHD002"] == "nothing tells which ranks keep a model together"
+    assert found["REP001"] == "no two ranks hold a tensor that should be the same"

@@ -1,0 +1,78 @@
+"""What of models was compared, and so which checks of models have looked at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.event import Event
+from distdiag.model_event import (
+    ModelPlan,
+    ModelState,
+    Moment,
+    OptimizerState,
+    PartialRead,
+    SliceSaved,
+)
+from distdiag.model_view import ContentView, ModelView, ScalingView
+
+KINDS: Final = (ModelPlan, ModelState, OptimizerState, PartialRead, SliceSaved)
+
+_LATE: Final = frozenset(Moment) - {Moment.START}
+_NO_MODEL: Final = "no model was seen"
+_NO_STEP: Final = "no step of a model was compared"
+_NO_COPIES: Final = "no two ranks hold a tensor that should be the same"
+_LIGHT: Final = "the light profile leaves the steps out"
+
+
+class ModelCoverage:
+    """Knows which kinds of comparison took place at least once."""
+
+    def __init__(self, *, only_start: bool) -> None:
+        """Nothing was compared yet; `only_start`: ranks leave the steps out."""
+        self._only_start = only_start
+        self._seen: set[type[Event]] = set()
+        self._compared: set[object] = set()
+
+    def saw(self, event: Event) -> None:
+        """Take note that a rank told something of a model."""
+        self._seen.add(type(event))
+        if not isinstance(event, ModelState | OptimizerState):
+            self._compared.add(type(event))  # these speak for themselves
+
+    def compared(self, what: object) -> None:
+        """Take note of a comparison: the type of a view or event, or the moment of contents."""
+        self._compared.add(what)
+
+    def gap(self, check: type[Check]) -> str:
+        """Say why a check has compared nothing, or return an empty string."""
+        ways = list(_ways(check))
+        if not ways or any(what in self._compared for what, _ in ways):
+            return ""
+        if not self._seen:
+            return _NO_MODEL
+        if self._only_start and all(reason == _NO_STEP for _, reason in ways):
+            return _LIGHT
+        return ways[0][1]
+
+
+def _ways(check: type[Check]) -> Iterator[tuple[object, str]]:
+    """Yield what a check compares, one of which will do, with what is said if it never came."""
+    if OptimizerState in check.needs:
+        yield OptimizerState, _NO_STEP
+    for kind in (PartialRead, SliceSaved):
+        if kind in check.needs:
+            yield kind, _NO_MODEL
+            yield ModelPlan, _NO_MODEL  # it would have been heard of
+    if ModelPlan in check.needs:
+        yield ModelView, "nothing tells which ranks keep a model together"
+    if ModelState not in check.needs:
+        return
+    if check.check_contents is not Check.check_contents:
+        yield ContentView, "not all ranks told what their models hold at first"
+    if check.check_scaling is not Check.check_scaling:
+        yield ScalingView, _NO_STEP
+    if check.check_replicas is not Check.check_replicas:
+        for moment in check.moments or Moment:
+            yield moment, _NO_STEP if moment in _LATE else _NO_COPIES
