@@ -46,6 +46,18 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
         return " x ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
 
 
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """How a wrapper was told to compute with a tensor and to keep it; empty: as it is.
+
+    `reshard_after_forward` is ``True``, ``False`` or the number of ranks of a smaller group.
+    """
+
+    param_dtype: str = ""
+    reduce_dtype: str = ""
+    offload: str = ""
+    reshard_after_forward: str = ""
+
+
 class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     """One parameter or buffer of a model: how it is kept on one rank.
 
@@ -56,7 +68,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     the tensor that it should be one with, by the configuration of the model, and is not.
     `is_shared`: it is marked as one of several copies that stages hold under names of their own.
     `heads_divided_by`: its module has so many times fewer attention heads than at first, or than
-    its configuration says, and is itself not sharded.
+    its configuration says, and is itself not sharded. `policy` is that of its unit.
     """
 
     name: str
@@ -76,6 +88,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     untied_from: str = ""
     is_shared: bool = False
     heads_divided_by: int = 1
+    policy: Policy = Policy()
 
 
 _TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.MODEL)

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from distdiag.model_event import Basis, Mesh, TensorPlan
 from distdiag.probes.head_counts import HeadCounts
-from distdiag.probes.keepers import Keeper, WrapTimes, sharded_parameters, walk
+from distdiag.probes.keepers import Keeper, WrapTimes, policies_of, sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.ties import untied_pairs
@@ -55,7 +55,7 @@ class Surroundings(NamedTuple):
 
 def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
     """Return all tensors of a model in the order of its modules."""
-    records = sharded_parameters(root)
+    records, policies = sharded_parameters(root), policies_of(root)
     around = around._replace(
         is_frozen=not any(parameter.requires_grad for parameter in root.parameters()),
         mesh_ranks=_mesh_ranks(root),
@@ -87,6 +87,7 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
                 untied_from=untied.get((id(module), name), ""),
                 heads_divided_by=divided.get(id(module), 1),
                 is_shared=bool(getattr(tensor, _SHARED, False)),
+                policy=policies.get(id(record), keeper.policy),
             )
             held.append(Held(_placed(plan, whole, keeper, around), whole))
     return held
