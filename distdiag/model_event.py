@@ -26,6 +26,7 @@ class Basis(StrEnum):
     MESH = "mesh"  # the placements of a DTensor
     WRAPPER = "wrapper"  # the process group of DDP, FSDP or ZeRO
     UNSYNCED = "unsynced"  # DDP's, but the model has stepped on gradients that it did not reduce
+    BYPASSED = "bypassed"  # DDP's, but nobody called its forward pass for this step
     LONE = "lone"  # DDP was given a group of one rank, though there are more
     REDUCED = "reduced"  # the program itself reduced its gradient for this step
     SENT = "sent"  # the program itself once sent the parameter round
@@ -91,7 +92,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     policy: Policy = Policy()
 
 
-_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.BYPASSED, Basis.MODEL)
 
 
 def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:

@@ -54,7 +54,8 @@ class UnreducedGradient(Check):
 
     def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
         """Judge gradients at the step."""
-        if view.moment is not Moment.GRADIENT or view.basis in NOT_REDUCED:
+        # Where DDP was bypassed, SHD019 says so.
+        if view.moment is not Moment.GRADIENT or view.basis in (*NOT_REDUCED, Basis.BYPASSED):
             return
         tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
         if not tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Grade, Severity
@@ -87,7 +87,7 @@ class UnshardedParameter(Check):
         ranks: RankSet,
         message: str,
         names: tuple[str, ...] = (),
-        **texts: str,
+        **texts: Any,  # noqa: ANN401
     ) -> Finding:
         location = location_on(view, ranks)
         return self.finding(

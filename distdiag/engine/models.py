@@ -37,6 +37,7 @@ ROUNDING: Final = {Moment.START: -1.0, Moment.STEP: 1e-5, Moment.GRADIENT: 1e-3}
 """Ranks may differ by so much, relative to the largest value, once they have computed."""
 
 _SPREAD: Final = 0.02
+_WAYS_OF_DDP: Final = (Basis.UNSYNCED, Basis.BYPASSED)
 
 _Plans = tuple[TensorPlan, ...]
 
@@ -142,8 +143,9 @@ class Models:
             if whole:
                 self.compared.add(moment)
             sites = {rank: states[rank].site for rank in ranks}
-            if any(p.basis is Basis.UNSYNCED for s in whole.values() for p, _ in s.values()):
-                basis = Basis.UNSYNCED
+            told = {plan.basis for seen in whole.values() for plan, _ in seen.values()}
+            # What any of the ranks knows of how DDP was used holds for all of them.
+            basis = next((each for each in _WAYS_OF_DDP if each in told), basis)
             view = ReplicaView(
                 model, moment, step, basis, RankSet(ranks), (), len(whole), sites=sites
             )
@@ -205,7 +207,7 @@ def _is_whole(seen: Mapping[int, tuple[TensorPlan, Content]], ranks: tuple[int, 
 
 
 def _basis(plan: TensorPlan) -> Basis:
-    return Basis.WRAPPER if plan.basis is Basis.UNSYNCED else plan.basis
+    return Basis.WRAPPER if plan.basis in _WAYS_OF_DDP else plan.basis
 
 
 def is_alike(contents: Mapping[int, Content]) -> bool:

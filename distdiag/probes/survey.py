@@ -258,6 +258,7 @@ class Survey(Probe):
             reduced=self._shared.reduced(self.recorder.num_backwards),
             sent=self._shared.sent(),
             is_local=self._steps.is_local(root),
+            is_bypassed=self._steps.is_bypassed(root),
             heads=self._heads,
             beside=world if is_beside else (),
             world=world,

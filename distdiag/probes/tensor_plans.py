@@ -37,7 +37,8 @@ class Surroundings(NamedTuple):
     all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
     of a model that all ranks train together. Of the model itself: whether all of it `is_frozen`,
     the `mesh_ranks` over which tensors of it are sharded, whether it `has_marks` of Megatron's on
-    some, and whether it `is_local`, since it has stepped without a reduction of DDP's.
+    some, whether it `is_local`, since it has stepped without a reduction of DDP's, and whether it
+    `is_bypassed`, since DDP's forward pass was not called for this step.
     """
 
     owners: Mapping[int, tuple[str, ...]]
@@ -50,6 +51,7 @@ class Surroundings(NamedTuple):
     mesh_ranks: tuple[int, ...] = ()
     has_marks: bool = False
     is_local: bool = False
+    is_bypassed: bool = False
     heads: HeadCounts | None = None
 
 
@@ -170,7 +172,9 @@ def _kept_by(
         return keeper.ranks, Basis.WRAPPER
     if len(keeper.ranks) == 1 < len(around.world):
         return around.world, Basis.LONE
-    return keeper.ranks, Basis.UNSYNCED if around.is_local else Basis.WRAPPER
+    if around.is_local:
+        return keeper.ranks, Basis.UNSYNCED
+    return keeper.ranks, Basis.BYPASSED if around.is_bypassed else Basis.WRAPPER
 
 
 def _is_part(tensor: Any) -> bool:  # noqa: ANN401

@@ -44,7 +44,9 @@ def sharded(name="layers.0.weight", **changes):
     return plan(name, **{**BASE, **changes})
 
 
-@pytest.mark.parametrize(("change", "words"), ASPECTS, ids=[words.split()[0] for _, words in ASPECTS])
+@pytest.mark.parametrize(
+    ("change", "words"), ASPECTS, ids=[words.split()[0] for _, words in ASPECTS]
+)
 def test_the_aspect_and_the_rank_against_the_majority_are_named(change, words):
     view = model(*[[sharded()]] * 3, [sharded(**change)])
     (finding,) = judged(ShardingPlanMismatch, view)
