@@ -10,6 +10,9 @@ import msgspec
 
 from distdiag.event import CallSite, Event
 
+MOST_NAMES: Final = 64
+"""So many parameters an event names at most, of those that it only counts otherwise."""
+
 
 class Moment(StrEnum):
     """When the content of a model's tensors was looked at."""
@@ -166,7 +169,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
     state are those of parameters that it does not hold; `num_stateless` parameters have none, of
     which `stateless` are some. `forgotten` are parameters with a gradient that no optimizer holds
-    and that were made after all of them.
+    and that were made after all of them. `without_gradient` are trainable parameters of models that
+    it holds and that have none; at most `MOST_NAMES`.
     """
 
     optimizer: str
@@ -187,6 +191,7 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     least_count: int
     greatest_count: int
     site: CallSite
+    without_gradient: tuple[str, ...] = ()
 
 
 class PartialRead(Event, frozen=True, kw_only=True):

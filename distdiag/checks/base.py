@@ -9,7 +9,7 @@ from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.model_event import Moment
-from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
+from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
 from distdiag.ranks import RankSet
 
 
@@ -67,6 +67,10 @@ class Check:
 
     def check_scaling(self, view: ScalingView) -> Iterator[Finding]:
         """Judge by what the ranks of one model multiplied their gradients."""
+        yield from ()
+
+    def check_untrained(self, view: UntrainedView) -> Iterator[Finding]:
+        """Judge, at the end, parameters of an optimizer that had no gradient at any look."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

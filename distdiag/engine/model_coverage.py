@@ -22,6 +22,8 @@ KINDS: Final = (ModelPlan, ModelState, OptimizerState, PartialRead, SliceSaved)
 _LATE: Final = frozenset(Moment) - {Moment.START}
 _NO_MODEL: Final = "no model was seen"
 _NO_STEP: Final = "no step of a model was compared"
+_NO_SCALING: Final = "by what a model's gradients were scaled was not seen"
+_STEPS: Final = (_NO_STEP, _NO_SCALING)
 _NO_COPIES: Final = "no two ranks hold a tensor that should be the same"
 _LIGHT: Final = "the light profile leaves the steps out"
 
@@ -52,7 +54,7 @@ class ModelCoverage:
             return ""
         if not self._seen:
             return _NO_MODEL
-        if self._only_start and all(reason == _NO_STEP for _, reason in ways):
+        if self._only_start and all(reason in _STEPS for _, reason in ways):
             return _LIGHT
         return ways[0][1]
 
@@ -72,7 +74,7 @@ def _ways(check: type[Check]) -> Iterator[tuple[object, str]]:
     if check.check_contents is not Check.check_contents:
         yield ContentView, "not all ranks told what their models hold at first"
     if check.check_scaling is not Check.check_scaling:
-        yield ScalingView, _NO_STEP
+        yield ScalingView, _NO_SCALING
     if check.check_replicas is not Check.check_replicas:
         for moment in check.moments or Moment:
             yield moment, _NO_STEP if moment in _LATE else _NO_COPIES

@@ -7,6 +7,7 @@ from distdiag.engine.model_coverage import KINDS, ModelCoverage
 from distdiag.engine.models import Models
 from distdiag.engine.optimizer_steps import OptimizerAlignment, OptimizerSteps
 from distdiag.engine.slice_saves import SliceSaves
+from distdiag.engine.untrained import Untrained
 from distdiag.event import Event, ProbeDisabled
 from distdiag.model_event import (
     ModelPlan,
@@ -28,6 +29,7 @@ class ModelWatch:
         self._judges = judges
         self._models = Models()
         self._optimizers = OptimizerSteps(world)
+        self._untrained = Untrained()
         self._saves = SliceSaves()
         self._coverage = ModelCoverage(only_start=only_start)
         self._blind: set[int] = set()
@@ -54,6 +56,7 @@ class ModelWatch:
                 for moment in self._models.compared:
                     self._coverage.compared(moment)
             case OptimizerState():
+                self._untrained.add(event)
                 alignment = self._optimizers.add(event)
                 if alignment is not None:
                     self._judge(alignment)
@@ -66,6 +69,8 @@ class ModelWatch:
         """Judge what not all ranks have reached."""
         for alignment in self._optimizers.rest():
             self._judge(alignment)
+        for view in self._untrained.views(self._models.plans_of):
+            self._judges.judge_model(view)
         for save in self._saves.incomplete():
             self._judges.judge_missing(save)
 

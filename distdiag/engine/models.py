@@ -84,6 +84,11 @@ class Models:
     def _of(self, rank: int) -> RankModels:
         return self._ranks.setdefault(rank, RankModels())
 
+    def plans_of(self, rank: int) -> Iterator[TensorPlan]:
+        """Yield the plans of all tensors of a rank, as it told them last."""
+        for plans in self._of(rank).plans.values():
+            yield from plans
+
     # Plans
 
     def _plans(self, event: ModelPlan) -> Iterator[View]:
