@@ -29,6 +29,7 @@ from distdiag.model_event import (
     PartialRead,
     SliceSaved,
 )
+from distdiag.random_event import RandomDraw, RandomState
 
 AnyEvent = (
     RankStarted
@@ -54,4 +55,6 @@ AnyEvent = (
     | OptimizerState
     | PartialRead
     | SliceSaved
+    | RandomState
+    | RandomDraw
 )

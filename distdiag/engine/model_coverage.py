@@ -16,8 +16,9 @@ from distdiag.model_event import (
     SliceSaved,
 )
 from distdiag.model_view import ContentView, ModelView, ScalingView
+from distdiag.random_event import RandomDraw, RandomState
 
-KINDS: Final = (ModelPlan, ModelState, OptimizerState, PartialRead, SliceSaved)
+KINDS: Final = (ModelPlan, ModelState, OptimizerState, PartialRead, RandomState, SliceSaved)
 
 _LATE: Final = frozenset(Moment) - {Moment.START}
 _NO_MODEL: Final = "no model was seen"
@@ -40,7 +41,7 @@ class ModelCoverage:
     def saw(self, event: Event) -> None:
         """Take note that a rank told something of a model."""
         self._seen.add(type(event))
-        if not isinstance(event, ModelState | OptimizerState):
+        if not isinstance(event, ModelState | OptimizerState | RandomDraw | RandomState):
             self._compared.add(type(event))  # these speak for themselves
 
     def compared(self, what: object) -> None:
@@ -67,10 +68,15 @@ def _ways(check: type[Check]) -> Iterator[tuple[object, str]]:
         if kind in check.needs:
             yield kind, _NO_MODEL
             yield ModelPlan, _NO_MODEL  # it would have been heard of
+    if RandomState in check.needs:
+        yield RandomState, "no two ranks draw where they should draw the same"
     if ModelPlan in check.needs:
         yield ModelView, "nothing tells which ranks keep a model together"
-    if ModelState not in check.needs:
-        return
+    if ModelState in check.needs:
+        yield from _ways_of_states(check)
+
+
+def _ways_of_states(check: type[Check]) -> Iterator[tuple[object, str]]:
     if check.check_contents is not Check.check_contents:
         yield ContentView, "not all ranks told what their models hold at first"
     if check.check_scaling is not Check.check_scaling:

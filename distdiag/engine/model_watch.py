@@ -6,6 +6,7 @@ from distdiag.engine.judges import Judges
 from distdiag.engine.model_coverage import KINDS, ModelCoverage
 from distdiag.engine.models import Models
 from distdiag.engine.optimizer_steps import OptimizerAlignment, OptimizerSteps
+from distdiag.engine.random_states import RandomStreams
 from distdiag.engine.slice_saves import SliceSaves
 from distdiag.engine.untrained import Untrained
 from distdiag.event import Event, ProbeDisabled
@@ -16,9 +17,12 @@ from distdiag.model_event import (
     PartialRead,
     SliceSaved,
 )
+from distdiag.random_event import RandomDraw, RandomState
 from distdiag.ranks import RankSet
 
-ModelEvent = ModelPlan | ModelState | OptimizerState | PartialRead | SliceSaved
+ModelEvent = (
+    ModelPlan | ModelState | OptimizerState | PartialRead | SliceSaved | RandomState | RandomDraw
+)
 
 
 class ModelWatch:
@@ -31,6 +35,7 @@ class ModelWatch:
         self._optimizers = OptimizerSteps(world)
         self._untrained = Untrained()
         self._saves = SliceSaves()
+        self._random = RandomStreams()
         self._coverage = ModelCoverage(only_start=only_start)
         self._blind: set[int] = set()
 
@@ -48,6 +53,8 @@ class ModelWatch:
         """Take in one event of one rank."""
         if isinstance(event, ModelEvent):
             self._coverage.saw(event)
+        if isinstance(event, RandomState | RandomDraw):
+            self._feed_random(event)
         match event:
             case ModelPlan() | ModelState():
                 for view in self._models.feed(event):
@@ -57,13 +64,16 @@ class ModelWatch:
                     self._coverage.compared(moment)
             case OptimizerState():
                 self._untrained.add(event)
-                alignment = self._optimizers.add(event)
-                if alignment is not None:
-                    self._judge(alignment)
+                self._judge(self._optimizers.add(event))
             case ProbeDisabled(probe="models"):
                 self._blind.add(event.rank)
             case SliceSaved():
                 self._saves.add(event)
+
+    def _feed_random(self, event: RandomState | RandomDraw) -> None:
+        for alignment in self._random.add(event):
+            self._coverage.compared(RandomState)
+            self._judges.judge(alignment)
 
     def finish(self) -> None:
         """Judge what not all ranks have reached."""
@@ -74,6 +84,7 @@ class ModelWatch:
         for save in self._saves.incomplete():
             self._judges.judge_missing(save)
 
-    def _judge(self, alignment: OptimizerAlignment) -> None:
-        self._coverage.compared(OptimizerState)
-        self._judges.judge(alignment)
+    def _judge(self, alignment: OptimizerAlignment | None) -> None:
+        if alignment is not None:
+            self._coverage.compared(OptimizerState)
+            self._judges.judge(alignment)

@@ -129,7 +129,7 @@ def _placed(
     if is_dtensor(tensor):
         mesh = mesh_of(tensor.device_mesh)
         placements = tuple(str(placement) for placement in tensor.placements)
-        replicas = _replicas_on_mesh(tensor)
+        replicas = replicas_on_mesh(tensor.device_mesh, tensor.placements)
         return msgspec.structs.replace(
             plan, placements=placements, mesh=mesh, replicas=replicas, basis=Basis.MESH
         )
@@ -203,14 +203,14 @@ def mesh_of(mesh: Any) -> Mesh:  # noqa: ANN401
     return Mesh(tuple(names), tuple(ranks.shape), tuple(ranks.flatten().tolist()))
 
 
-def _replicas_on_mesh(tensor: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return the ranks that differ from this one only along axes where the tensor is replicated."""
-    mesh, here = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
-    is_whole = len(tensor.placements) == mesh.ndim
-    if here is None or not is_whole or any(p.is_partial() for p in tensor.placements):
+def replicas_on_mesh(device_mesh: Any, placements: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Return the ranks that differ from this one only along axes where a tensor is replicated."""
+    mesh, here = device_mesh.mesh, device_mesh.get_coordinate()
+    is_whole = len(placements) == mesh.ndim
+    if here is None or not is_whole or any(p.is_partial() for p in placements):
         return ()
     choices: list[Iterable[int]] = [
         range(mesh.shape[axis]) if placement.is_replicate() else [here[axis]]
-        for axis, placement in enumerate(tensor.placements)
+        for axis, placement in enumerate(placements)
     ]
     return tuple(sorted(int(mesh[where]) for where in itertools.product(*choices)))
