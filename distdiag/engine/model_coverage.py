@@ -37,10 +37,13 @@ class ModelCoverage:
         self._only_start = only_start
         self._seen: set[type[Event]] = set()
         self._compared: set[object] = set()
+        self._moments: set[object] = set()
 
     def saw(self, event: Event) -> None:
         """Take note that a rank told something of a model."""
         self._seen.add(type(event))
+        if isinstance(event, ModelState):
+            self._moments.add(event.moment)
         if not isinstance(event, ModelState | OptimizerState | RandomDraw | RandomState):
             self._compared.add(type(event))  # these speak for themselves
 
@@ -57,7 +60,8 @@ class ModelCoverage:
             return _NO_MODEL
         if self._only_start and all(reason in _STEPS for _, reason in ways):
             return _LIGHT
-        return ways[0][1]
+        what, reason = ways[0]
+        return _NO_COPIES if what in self._moments else reason
 
 
 def _ways(check: type[Check]) -> Iterator[tuple[object, str]]:

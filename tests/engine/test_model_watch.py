@@ -164,6 +164,22 @@ def test_one_rank_alone_has_nothing_to_compare():
     assert found["REP001"] == "no two ranks hold a tensor that should be the same"
 
 
+def test_a_model_that_is_wholly_sharded_has_no_copies_to_compare():
+    sharded = [
+        [plan("w", placements=("S(0)",), replicas=(rank,), mesh=mesh(2), basis=Basis.MESH)]
+        for rank in PAIR
+    ]
+    states = [
+        event
+        for moment in (Moment.START, Moment.GRADIENT, Moment.STEP)
+        for event in of_both(state_event, (0.1,), (0.2,), moment=moment)
+    ]
+    found = gaps(*of_both(plan_event, *sharded), *states)
+    assert "SHD002" not in found
+    reason = "no two ranks hold a tensor that should be the same"
+    assert [found[code] for code in ("REP001", "REP003", "SHD004")] == [reason] * 3
+
+
 def test_random_states_are_checked_only_where_ranks_should_draw_the_same():
     engine = Engine([load_checks()["REP005"]()], RankSet(PAIR))
     assert engine.not_checked == {"REP005": "no model was seen"}
