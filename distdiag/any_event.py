@@ -30,6 +30,7 @@ from distdiag.model_event import (
     SliceSaved,
 )
 from distdiag.plan_event import PlanPatterns
+from distdiag.random_event import RandomDraw, RandomState
 
 AnyEvent = (
     RankStarted
@@ -56,4 +57,6 @@ AnyEvent = (
     | PartialRead
     | SliceSaved
     | PlanPatterns
+    | RandomState
+    | RandomDraw
 )

@@ -10,6 +10,9 @@ import msgspec
 
 from distdiag.event import CallSite, Event
 
+MOST_NAMES: Final = 64
+"""So many parameters an event names at most, of those that it only counts otherwise."""
+
 
 class Moment(StrEnum):
     """When the content of a model's tensors was looked at."""
@@ -26,6 +29,7 @@ class Basis(StrEnum):
     MESH = "mesh"  # the placements of a DTensor
     WRAPPER = "wrapper"  # the process group of DDP, FSDP or ZeRO
     UNSYNCED = "unsynced"  # DDP's, but the model has stepped on gradients that it did not reduce
+    BYPASSED = "bypassed"  # DDP's, but nobody called its forward pass for this step
     LONE = "lone"  # DDP was given a group of one rank, though there are more
     REDUCED = "reduced"  # the program itself reduced its gradient for this step
     SENT = "sent"  # the program itself once sent the parameter round
@@ -46,6 +50,18 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
         return " x ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
 
 
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """How a wrapper was told to compute with a tensor and to keep it; empty: as it is.
+
+    `reshard_after_forward` is ``True``, ``False`` or the number of ranks of a smaller group.
+    """
+
+    param_dtype: str = ""
+    reduce_dtype: str = ""
+    offload: str = ""
+    reshard_after_forward: str = ""
+
+
 class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     """One parameter or buffer of a model: how it is kept on one rank.
 
@@ -56,7 +72,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     the tensor that it should be one with, by the configuration of the model, and is not.
     `is_shared`: it is marked as one of several copies that stages hold under names of their own.
     `heads_divided_by`: its module has so many times fewer attention heads than at first, or than
-    its configuration says, and is itself not sharded.
+    its configuration says, and is itself not sharded. `policy` is that of its unit.
     """
 
     name: str
@@ -76,9 +92,10 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     untied_from: str = ""
     is_shared: bool = False
     heads_divided_by: int = 1
+    policy: Policy = Policy()
 
 
-_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.BYPASSED, Basis.MODEL)
 
 
 def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
@@ -152,7 +169,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
     state are those of parameters that it does not hold; `num_stateless` parameters have none, of
     which `stateless` are some. `forgotten` are parameters with a gradient that no optimizer holds
-    and that were made after all of them.
+    and that were made after all of them. `without_gradient` are trainable parameters of models that
+    it holds and that have none; at most `MOST_NAMES`.
     """
 
     optimizer: str
@@ -173,6 +191,7 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     least_count: int
     greatest_count: int
     site: CallSite
+    without_gradient: tuple[str, ...] = ()
 
 
 class PartialRead(Event, frozen=True, kw_only=True):

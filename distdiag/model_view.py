@@ -97,4 +97,19 @@ class ScalingView:
     sites: Mapping[int, CallSite] = field(default_factory=dict)
 
 
-View = ModelView | ReplicaView | ContentView | ScalingView
+@dataclass(frozen=True, slots=True)
+class UntrainedView:
+    """What an optimizer holds and had no gradient for at any of `num_looks` looks.
+
+    `parted` are parameters that never had one on some ranks, and always on these others that hold
+    copies of them.
+    """
+
+    optimizer: str
+    never: Mapping[int, tuple[str, ...]]
+    parted: Mapping[str, RankSet]
+    num_looks: int
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+
+View = ModelView | ReplicaView | ContentView | ScalingView | UntrainedView

@@ -83,6 +83,7 @@ class Monitor:
             ranks,
             hang_timeout_s=config.hang_timeout_s,
             rules=config.plan,
+            only_start=config.profile == "light",
         )
         self._announced: set[tuple[object, ...]] = set()
         self._has_verdict = False

@@ -111,6 +111,8 @@ class Recorder:
         """Called before an event that orders what this rank did for other ranks, or they for it."""
         self.after_wrap: Callable[[Any], None] | None = None
         """Called with modules when FSDP2 has wrapped them."""
+        self.on_start: list[Callable[[Any], None]] = []
+        """Called with each model that begins."""
         self.on_share: list[Callable[[], None]] = []
         """Called before each all-reduce or broadcast of the program."""
         self.on_step: list[Callable[[], None]] = []

@@ -76,6 +76,7 @@ def test_every_key_can_be_set_with_either_spelling():
         strict = true
         strict{s}timeout = 2.5
         poison{s}empty = true
+        parity{s}task = "task.json"
     """
     expected = Config(
         profile="deep",

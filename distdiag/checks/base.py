@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
+from distdiag.model_event import Moment
+from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
 from distdiag.plan_view import ProgramPlanView, RuleView
 from distdiag.ranks import RankSet
 
@@ -24,6 +25,8 @@ class Check:
     name: ClassVar[str]
     severity: ClassVar[Severity]
     needs: ClassVar[tuple[type[Event], ...]]
+    moments: ClassVar[tuple[Moment, ...]] = ()
+    """When the copies were looked at that `check_replicas` judges; empty: at any time."""
 
     why: ClassVar[str] = ""
     fix: ClassVar[str] = ""
@@ -73,6 +76,10 @@ class Check:
 
     def check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Judge a plan that the program applied; it is shown again when more is known."""
+        yield from ()
+
+    def check_untrained(self, view: UntrainedView) -> Iterator[Finding]:
+        """Judge, at the end, parameters of an optimizer that had no gradient at any look."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

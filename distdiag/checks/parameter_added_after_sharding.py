@@ -37,6 +37,7 @@ class ParameterAddedAfterSharding(Check):
     name = "parameter-added-after-sharding"
     severity = Severity.ERROR
     needs = (ModelState,)
+    moments = (Moment.START, Moment.GRADIENT)
 
     why = "The hooks of FSDP2 serve the parameters that were there when it wrapped the module."
     fix = "Inject the parameters first and call `fully_shard` afterwards."

@@ -46,6 +46,7 @@ class ReplicaDrift(Check):
     name = "replica-drift"
     severity = Severity.ERROR
     needs = (ModelState,)
+    moments = (Moment.STEP,)
 
     why = "Copies stay equal only while every rank applies the same update to them."
     fix = "Reduce the gradient over all ranks that hold the parameter, before every step."

@@ -47,6 +47,7 @@ class ReplicaMismatch(Check):
     name = "replica-mismatch"
     severity = Severity.ERROR
     needs = (ModelState,)
+    moments = (Moment.START, Moment.STEP)
 
     why = "Nothing makes copies equal that began differently: equal gradients keep the difference."
     fix = "Broadcast the tensors from the rank that has the right ones, before the first step."

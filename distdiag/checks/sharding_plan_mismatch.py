@@ -16,8 +16,9 @@ class ShardingPlanMismatch(Check):
     """Ranks shard or wrap one model differently.
 
     ## What it detects
-    The first tensor of a model whose global shape, dtype, placement, mesh, wrapper, unit,
-    `requires_grad` or tie is not the same on all ranks that keep the model together.
+    The first tensor of a model whose global shape, dtype, placement, mesh, wrapper, unit, mixed
+    precision, offloading, `reshard_after_forward`, `requires_grad` or tie is not the same on all
+    ranks that keep the model together.
 
     ## Why it matters
     Ranks gather and reduce by their own plan. Where the plans differ they exchange tensors of

@@ -52,6 +52,7 @@ class UninitialisedReplica(Check):
     name = "uninitialised-replica"
     severity = Severity.ERROR
     needs = (ModelState,)
+    moments = (Moment.START,)
 
     why = "Materialising a tensor reserves memory and writes nothing into it."
     fix = "Load or broadcast the tensor on these ranks too, before it is used."

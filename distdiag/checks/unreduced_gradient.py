@@ -44,6 +44,7 @@ class UnreducedGradient(Check):
     name = "unreduced-gradient"
     severity = Severity.ERROR
     needs = (ModelState,)
+    moments = (Moment.GRADIENT,)
 
     why = "A backward pass gives each rank the gradient of its own batch, heads or tokens."
     fix = "All-reduce the gradient over these ranks after the last backward pass of the step."
@@ -53,7 +54,8 @@ class UnreducedGradient(Check):
 
     def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
         """Judge gradients at the step."""
-        if view.moment is not Moment.GRADIENT or view.basis in NOT_REDUCED:
+        # Where DDP was bypassed, SHD019 says so.
+        if view.moment is not Moment.GRADIENT or view.basis in (*NOT_REDUCED, Basis.BYPASSED):
             return
         tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
         if not tensors:

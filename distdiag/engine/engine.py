@@ -15,7 +15,7 @@ from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
-from distdiag.engine.model_watch import KINDS, ModelEvent, ModelWatch
+from distdiag.engine.model_watch import ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
@@ -57,11 +57,13 @@ class Engine:
         *,
         hang_timeout_s: float | None = None,
         rules: Sequence[PlacementRule] = (),
+        only_start: bool = False,
     ) -> None:
         """Prepare to judge a run of these ranks.
 
         `hang_timeout_s` is the threshold in seconds that the user set; None lets the duration of
-        the steps decide. `rules` are the user's own plan of how tensors are sharded.
+        the steps decide. `rules` are the user's own plan of how tensors are sharded. `only_start`:
+        the ranks do not look at the steps of their models.
         """
         self.world = world
         self._judges = Judges(checks)
@@ -73,7 +75,7 @@ class Engine:
         self._stall = Stall(hang_timeout_s)
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
-        self._models = ModelWatch(world, self._judges, rules)
+        self._models = ModelWatch(world, self._judges, rules, only_start=only_start)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
@@ -107,9 +109,7 @@ class Engine:
         """The codes of the checks that were disabled or did not see all, and why."""
         problem = self._files.problem if self._files is not None else ""
         unseen = {check.code: problem for check in self._judges.needing(FileAccess) if problem}
-        if self._models.problem:
-            blind = [check for kind in KINDS for check in self._judges.needing(kind)]
-            unseen |= {check.code: self._models.problem for check in blind}
+        unseen |= self._models.not_checked
         if not self._has_compared_runs:
             unseen |= {check.code: ONE_RUN for check in self._judges.needing(Disparity)}
         return unseen | self._judges.disabled
@@ -138,11 +138,9 @@ class Engine:
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
         self._has_compared_runs = self._has_compared_runs or isinstance(event, Disparity)
-        if isinstance(event, ProbeDisabled | RankStarted):
+        if isinstance(event, ProbeDisabled | RankStarted | ModelEvent):
             self._models.feed(event)
-        if isinstance(event, ModelEvent):
-            self._models.feed(event)
-        elif self._files is not None:
+        if self._files is not None and not isinstance(event, ModelEvent):
             self._files.feed(event)
         self._judges.judge_event(event, self.states)
 

@@ -12,8 +12,15 @@ from distdiag.checks.crashed_check import CrashedCheck
 from distdiag.engine.conclusions import Conclusions
 from distdiag.event import Event, FileAccess
 from distdiag.finding import Finding, Severity
-from distdiag.model_event import ModelPlan, ModelState
-from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, View
+from distdiag.model_event import ModelPlan, ModelState, OptimizerState
+from distdiag.model_view import (
+    ContentView,
+    ModelView,
+    ReplicaView,
+    ScalingView,
+    UntrainedView,
+    View,
+)
 from distdiag.plan_event import PlanPatterns
 from distdiag.plan_view import PlanView, ProgramPlanView, RuleView
 
@@ -60,8 +67,8 @@ class Judges:
 
     def judge_model(self, view: View) -> None:
         """Show plans, contents or gradients of a model."""
-        kind = ModelPlan if isinstance(view, ModelView) else ModelState
-        for check in self.needing(kind):
+        kinds: dict[type, type[Event]] = {ModelView: ModelPlan, UntrainedView: OptimizerState}
+        for check in self.needing(kinds.get(type(view), ModelState)):
             match view:
                 case ModelView():
                     self._take(check, check.check_model, view)
@@ -71,6 +78,8 @@ class Judges:
                     self._take(check, check.check_contents, view)
                 case ScalingView():
                     self._take(check, check.check_scaling, view)
+                case UntrainedView():
+                    self._take(check, check.check_untrained, view)
 
     def judge_plan(self, view: PlanView) -> None:
         """Show a sharding plan; what is found replaces what was found when less was known."""

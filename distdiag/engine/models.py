@@ -37,6 +37,7 @@ ROUNDING: Final = {Moment.START: -1.0, Moment.STEP: 1e-5, Moment.GRADIENT: 1e-3}
 """Ranks may differ by so much, relative to the largest value, once they have computed."""
 
 _SPREAD: Final = 0.02
+_WAYS_OF_DDP: Final = (Basis.UNSYNCED, Basis.BYPASSED)
 
 _Plans = tuple[TensorPlan, ...]
 
@@ -68,6 +69,8 @@ class Models:
         self._scalings: dict[tuple[str, int], dict[int, float]] = {}
         self._shown: set[tuple[str, Moment, Basis, RankSet, bool]] = set()
         self._alike: dict[tuple[str, str, RankSet], int] = {}
+        self.compared: set[Moment] = set()
+        """The moments at which copies of a tensor were put side by side."""
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
@@ -84,6 +87,11 @@ class Models:
 
     def _of(self, rank: int) -> RankModels:
         return self._ranks.setdefault(rank, RankModels())
+
+    def plans_of(self, rank: int) -> Iterator[TensorPlan]:
+        """Yield the plans of all tensors of a rank, as it told them last."""
+        for plans in self._of(rank).plans.values():
+            yield from plans
 
     # Plans
 
@@ -141,9 +149,12 @@ class Models:
                     if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
                         names.setdefault(_common_name(plan), {})[rank] = (plan, content)
             whole = {name: seen for name, seen in names.items() if _is_whole(seen, ranks)}
+            if whole:
+                self.compared.add(moment)
             sites = {rank: states[rank].site for rank in ranks}
-            if any(p.basis is Basis.UNSYNCED for s in whole.values() for p, _ in s.values()):
-                basis = Basis.UNSYNCED
+            told = {plan.basis for seen in whole.values() for plan, _ in seen.values()}
+            # What any of the ranks knows of how DDP was used holds for all of them.
+            basis = next((each for each in _WAYS_OF_DDP if each in told), basis)
             view = ReplicaView(
                 model, moment, step, basis, RankSet(ranks), (), len(whole), sites=sites
             )
@@ -205,7 +216,7 @@ def _is_whole(seen: Mapping[int, tuple[TensorPlan, Content]], ranks: tuple[int, 
 
 
 def _basis(plan: TensorPlan) -> Basis:
-    return Basis.WRAPPER if plan.basis is Basis.UNSYNCED else plan.basis
+    return Basis.WRAPPER if plan.basis in _WAYS_OF_DDP else plan.basis
 
 
 def is_alike(contents: Mapping[int, Content]) -> bool:

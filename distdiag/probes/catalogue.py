@@ -112,6 +112,18 @@ def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
 
 
+def _random_states(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    from distdiag.probes.random_states import RandomStates
+
+    return [RandomStates(recorder, only_start=config.profile == "light")]
+
+
+def _random_draws(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.random_draws import RandomDraws
+
+    return [RandomDraws(recorder)]
+
+
 def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
     if not config.poison_empty:
         return []
@@ -162,6 +174,8 @@ PLANS: Final = (
     Plan("process-groups", ("torch", _C10D), _groups),
     Plan("collectives", ("torch", _C10D), _collectives),
     Plan("steps", ("torch",), _steps),
+    Plan("random-states", ("torch",), _random_states),
+    Plan("random-draws", ("torch", "torch.distributed.tensor._random"), _random_draws),
     Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
     Plan("parity", ("torch",), _parity),
     Plan("save", ("torch",), _save),

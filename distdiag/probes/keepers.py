@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from distdiag.model_event import Policy
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.policies import policy_of_group, policy_of_wrapper
 
 _FSDP2: Final = "torch.distributed.fsdp._fully_shard._fully_shard"
 _FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -26,6 +28,7 @@ class Keeper(NamedTuple):
     ranks: tuple[int, ...] = ()
     ignored: frozenset[str] = frozenset()
     is_sharding: bool = False
+    policy: Policy = Policy()
 
     def ignores(self, name: str) -> bool:
         """Say whether a parameter, by its full name, is left out on purpose."""
@@ -39,13 +42,15 @@ def keeper_of(module: Any, unit: str) -> Keeper | None:  # noqa: ANN401
     """Return what this module does for the tensors below it, None if it is no wrapper."""
     if isinstance(module, DistributedDataParallel):
         ignored = frozenset(map(clean_name, getattr(module, "parameters_to_ignore", ())))
-        return Keeper("DDP", unit, _ranks(module.process_group), ignored)
+        policy = policy_of_wrapper(module)
+        return Keeper("DDP", unit, _ranks(module.process_group), ignored, policy=policy)
     kind = _is_a(module, _FSDP2, "FSDPModule")
     if kind:
         return Keeper("FSDP2", unit, _mesh_ranks(module), is_sharding=True)
     if _is_a(module, _FSDP1, "FullyShardedDataParallel"):
         shards = getattr(module.sharding_strategy, "name", "") != "NO_SHARD"
-        return Keeper("FSDP1", unit, _ranks(module.process_group), is_sharding=shards)
+        policy, ranks = policy_of_wrapper(module), _ranks(module.process_group)
+        return Keeper("FSDP1", unit, ranks, is_sharding=shards, policy=policy)
     if _is_a(module, _ZERO, "DeepSpeedEngine"):
         shards = module.zero_optimization_stage() >= 3
         return Keeper("ZeRO", unit, _ranks(module.seq_data_parallel_group), is_sharding=shards)
@@ -93,6 +98,22 @@ def sharded_parameters(root: nn.Module) -> dict[tuple[int, str], Any]:
             for owner, name in owners:
                 found[id(owner), name] = record
     return found
+
+
+def policies_of(root: nn.Module) -> dict[int, Policy]:
+    """Return the policy of each record of FSDP2 below a root, by the id of the record."""
+    groups = [
+        group
+        for module in root.modules()
+        if hasattr(module, "_get_fsdp_state")
+        for group in param_groups(module)
+    ]
+    return {
+        id(each): policy
+        for g in groups
+        for policy in [policy_of_group(g)]
+        for each in g.fsdp_params
+    }
 
 
 class WrapTimes:

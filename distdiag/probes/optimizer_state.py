@@ -5,16 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
+from distdiag.model_event import MOST_NAMES
 from distdiag.probes.keepers import sharded_parameters
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_plans import local_part
-
-_MOST_NAMES: Final = 64
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -103,6 +102,7 @@ def fields_of(
     return {
         "num_parameters": len(held),
         "num_without_gradient": sum(parameter.grad is None for parameter in held),
+        "without_gradient": _names(named, {id(each) for each in held if _lacks_gradient(each)}),
         "num_gradients": sum(parameter.grad is not None for _, parameter in named.values()),
         "num_foreign": len(foreign),
         "num_stale_states": len(stateful - members),
@@ -113,6 +113,12 @@ def fields_of(
         "least_count": min(counts, default=-1),
         "greatest_count": max(counts, default=-1),
     }
+
+
+def _lacks_gradient(parameter: torch.Tensor) -> bool:
+    if parameter.grad is not None or not parameter.requires_grad:
+        return False
+    return local_part(parameter).numel() > 0  # else another rank has the gradient of it
 
 
 def forgotten(
@@ -128,7 +134,7 @@ def forgotten(
         for key, (name, parameter) in named_parameters([root]).items():
             if key in inside and key not in owners and parameter.grad is not None:
                 names.append(name)
-    return tuple(names[:_MOST_NAMES])
+    return tuple(names[:MOST_NAMES])
 
 
 def foreign_parameters(
@@ -167,12 +173,12 @@ def _replaced(
         for key, (name, parameter) in named.items()
         if parameter.grad is not None and key not in owners
     ]
-    return tuple(names[:_MOST_NAMES])
+    return tuple(names[:MOST_NAMES])
 
 
 def _names(named: dict[int, tuple[str, torch.Tensor]], parameters: set[int]) -> tuple[str, ...]:
     names = [name for key, (name, _) in named.items() if key in parameters]
-    return tuple(names[:_MOST_NAMES])
+    return tuple(names[:MOST_NAMES])
 
 
 def _rate(group: dict[str, Any]) -> float:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from distdiag.probes.idle_reducers import IdleReducers
 from distdiag.probes.keepers import sharded_parameters
 from distdiag.probes.optimizer_state import parameters_of
 
@@ -38,12 +39,15 @@ class OwnSteps:
         self._unsynced: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._local: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._uneven: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._bypassed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._reducers = IdleReducers()
 
     def start(self, root: nn.Module) -> None:
         """Look at the next steps of a model that was wrapped or built."""
         self._fresh[root] = self.of(root) + FIRST_STEPS
         wrapped = [part for part in root.modules() if isinstance(part, DistributedDataParallel)]
         self._wrapped[root] = [weakref.ref(part) for part in wrapped]
+        self._reducers.mark(wrapped)
 
     def of(self, root: nn.Module) -> int:
         """Return how many steps a model has taken."""
@@ -58,6 +62,10 @@ class OwnSteps:
     def is_local(self, root: nn.Module) -> bool:
         """Say whether it has stepped on gradients that DDP did not reduce, or not as usual."""
         return root in self._local
+
+    def is_bypassed(self, root: nn.Module) -> bool:
+        """Say whether DDP had no hand in the gradients of its step, nor was told not to."""
+        return root in self._bypassed and root not in self._unsynced
 
     def roots_of(self, optimizer: torch.optim.Optimizer) -> list[nn.Module]:
         """Return the models whose parameters an optimizer holds."""
@@ -75,10 +83,12 @@ class OwnSteps:
     def after_backward(self, roots: Iterable[nn.Module]) -> None:
         """Take note of what DDP does with the gradients of these models."""
         for root in roots:
-            for reference in self._wrapped.get(root, ()):
-                module = reference()
-                if module is not None:
-                    self._note(root, module)
+            for module in self._ddp_of(root):
+                self._note(root, module)
+
+    def _ddp_of(self, root: nn.Module) -> list[DistributedDataParallel]:
+        found = [reference() for reference in self._wrapped.get(root, ())]
+        return [module for module in found if module is not None]
 
     def _note(self, root: nn.Module, module: DistributedDataParallel) -> None:
         if getattr(module, "_join_config", None) is not None and module._join_config.enable:
@@ -97,11 +107,17 @@ class OwnSteps:
         self._stepped_at[root] = num_backwards
         if root in self._unsynced:
             self._local.add(root)
+        if self.is_due(root) and self._reducers.has_idle(self._ddp_of(root)):
+            self._bypassed.add(root)
+        else:
+            self._bypassed.discard(root)
         return True
 
     def advance(self, root: nn.Module) -> None:
         """Count the step that begins."""
         self._counts[root] = self.of(root) + 1
+        if self.is_due(root):
+            self._reducers.mark(self._ddp_of(root))
 
 
 def is_due(count: int, fresh: int = FIRST_STEPS) -> bool:

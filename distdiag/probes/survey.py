@@ -217,8 +217,9 @@ class Survey(Probe):
     def _start(self, root: nn.Module) -> None:
         self._started.add(root)
         self._steps.start(root)
-        held = self._write_plan(root, Moment.START)
-        self._read(root, Moment.START, [each.tensor for each in held])
+        self._read(root, Moment.START, [h.tensor for h in self._write_plan(root, Moment.START)])
+        for tell in self.recorder.on_start:
+            tell(root)
 
     def _look(self, root: nn.Module, moment: Moment) -> None:
         held = self._write_plan(root, moment)
@@ -258,6 +259,7 @@ class Survey(Probe):
             reduced=self._shared.reduced(self.recorder.num_backwards),
             sent=self._shared.sent(),
             is_local=self._steps.is_local(root),
+            is_bypassed=self._steps.is_bypassed(root),
             heads=self._heads,
             beside=world if is_beside else (),
             world=world,

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from distdiag.model_event import Basis, Mesh, TensorPlan
 from distdiag.probes.head_counts import HeadCounts
-from distdiag.probes.keepers import Keeper, WrapTimes, sharded_parameters, walk
+from distdiag.probes.keepers import Keeper, WrapTimes, policies_of, sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.ties import untied_pairs
@@ -37,7 +37,8 @@ class Surroundings(NamedTuple):
     all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
     of a model that all ranks train together. Of the model itself: whether all of it `is_frozen`,
     the `mesh_ranks` over which tensors of it are sharded, whether it `has_marks` of Megatron's on
-    some, and whether it `is_local`, since it has stepped without a reduction of DDP's.
+    some, whether it `is_local`, since it has stepped without a reduction of DDP's, and whether it
+    `is_bypassed`, since DDP's forward pass was not called for this step.
     """
 
     owners: Mapping[int, tuple[str, ...]]
@@ -50,12 +51,13 @@ class Surroundings(NamedTuple):
     mesh_ranks: tuple[int, ...] = ()
     has_marks: bool = False
     is_local: bool = False
+    is_bypassed: bool = False
     heads: HeadCounts | None = None
 
 
 def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
     """Return all tensors of a model in the order of its modules."""
-    records = sharded_parameters(root)
+    records, policies = sharded_parameters(root), policies_of(root)
     around = around._replace(
         is_frozen=not any(parameter.requires_grad for parameter in root.parameters()),
         mesh_ranks=_mesh_ranks(root),
@@ -87,6 +89,7 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
                 untied_from=untied.get((id(module), name), ""),
                 heads_divided_by=divided.get(id(module), 1),
                 is_shared=bool(getattr(tensor, _SHARED, False)),
+                policy=policies.get(id(record), keeper.policy),
             )
             held.append(Held(_placed(plan, whole, keeper, around), whole))
     return held
@@ -126,7 +129,7 @@ def _placed(
     if is_dtensor(tensor):
         mesh = mesh_of(tensor.device_mesh)
         placements = tuple(str(placement) for placement in tensor.placements)
-        replicas = _replicas_on_mesh(tensor)
+        replicas = replicas_on_mesh(tensor.device_mesh, tensor.placements)
         return msgspec.structs.replace(
             plan, placements=placements, mesh=mesh, replicas=replicas, basis=Basis.MESH
         )
@@ -169,7 +172,9 @@ def _kept_by(
         return keeper.ranks, Basis.WRAPPER
     if len(keeper.ranks) == 1 < len(around.world):
         return around.world, Basis.LONE
-    return keeper.ranks, Basis.UNSYNCED if around.is_local else Basis.WRAPPER
+    if around.is_local:
+        return keeper.ranks, Basis.UNSYNCED
+    return keeper.ranks, Basis.BYPASSED if around.is_bypassed else Basis.WRAPPER
 
 
 def _is_part(tensor: Any) -> bool:  # noqa: ANN401
@@ -198,14 +203,14 @@ def mesh_of(mesh: Any) -> Mesh:  # noqa: ANN401
     return Mesh(tuple(names), tuple(ranks.shape), tuple(ranks.flatten().tolist()))
 
 
-def _replicas_on_mesh(tensor: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return the ranks that differ from this one only along axes where the tensor is replicated."""
-    mesh, here = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
-    is_whole = len(tensor.placements) == mesh.ndim
-    if here is None or not is_whole or any(p.is_partial() for p in tensor.placements):
+def replicas_on_mesh(device_mesh: Any, placements: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Return the ranks that differ from this one only along axes where a tensor is replicated."""
+    mesh, here = device_mesh.mesh, device_mesh.get_coordinate()
+    is_whole = len(placements) == mesh.ndim
+    if here is None or not is_whole or any(p.is_partial() for p in placements):
         return ()
     choices: list[Iterable[int]] = [
         range(mesh.shape[axis]) if placement.is_replicate() else [here[axis]]
-        for axis, placement in enumerate(tensor.placements)
+        for axis, placement in enumerate(placements)
     ]
     return tuple(sorted(int(mesh[where]) for where in itertools.product(*choices)))

@@ -51,6 +51,19 @@ def _aspects(plans: Mapping[int, TensorPlan]) -> Iterator[tuple[str, Mapping[int
     yield "mesh", {r: str(p.mesh) for r, p in plans.items()}
     yield "wrapper", {r: p.keeper or "none" for r, p in plans.items()}
     yield "wrapped unit", {r: p.unit or "the root" for r, p in plans.items()}
+    yield (
+        "param_dtype",
+        {r: p.policy.param_dtype or "that of the parameter" for r, p in plans.items()},
+    )
+    yield (
+        "reduce_dtype",
+        {r: p.policy.reduce_dtype or "that of the gradient" for r, p in plans.items()},
+    )
+    yield "offload", {r: p.policy.offload or "none" for r, p in plans.items()}
+    yield (
+        "reshard_after_forward",
+        {r: p.policy.reshard_after_forward or "none" for r, p in plans.items()},
+    )
     yield "requires_grad", {r: str(p.requires_grad) for r, p in plans.items()}
     yield "tie", {r: p.tied_to or "not tied" for r, p in plans.items()}
 

@@ -29,6 +29,7 @@ _BASES: Final = {
     Basis.MESH: "the tensor is replicated over them on its mesh",
     Basis.WRAPPER: "one wrapper keeps them together",
     Basis.UNSYNCED: "DDP keeps them together, but reduces not every gradient",
+    Basis.BYPASSED: "DDP keeps them together, but its forward pass was not called",
     Basis.LONE: "DDP was given a group of one rank, so that it reduces nothing",
     Basis.REDUCED: "the program itself reduces its gradient over them",
     Basis.SENT: "the program itself has sent the tensor round",

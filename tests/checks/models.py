@@ -19,6 +19,7 @@ from distdiag.model_view import (
     ModelView,
     ReplicaView,
     ScalingView,
+    UntrainedView,
 )
 from distdiag.ranks import RankSet
 from tests.checks.streams import plain_site
@@ -188,6 +189,8 @@ def judged(check, view):
             return list(made.check_contents(view))
         case ScalingView():
             return list(made.check_scaling(view))
+        case UntrainedView():
+            return list(made.check_untrained(view))
         case Alignment():
             return list(made.check_alignment(view))
     raise TypeError(type(view))

@@ -2,6 +2,7 @@ import pytest
 
 from distdiag.checks.sharding_plan_mismatch import ShardingPlanMismatch
 from distdiag.finding import Grade
+from distdiag.model_event import Policy
 from distdiag.ranks import RankSet
 from tests.checks.models import judged, mesh, model, plan
 
@@ -20,6 +21,19 @@ ASPECTS = [
     ({"mesh": mesh(2, 2)}, "mesh dp_replicate=4 on ranks 0-2, dp_replicate=2 x dp_shard=2 on"),
     ({"keeper": ""}, "wrapper FSDP2 on ranks 0-2, none on rank 3"),
     ({"unit": ""}, "wrapped unit layers.0 on ranks 0-2, the root on rank 3"),
+    (
+        {"policy": Policy(param_dtype="bfloat16")},
+        "param_dtype that of the parameter on ranks 0-2, bfloat16 on rank 3",
+    ),
+    (
+        {"policy": Policy(reduce_dtype="float32")},
+        "reduce_dtype that of the gradient on ranks 0-2, float32 on rank 3",
+    ),
+    ({"policy": Policy(offload="cpu")}, "offload none on ranks 0-2, cpu on rank 3"),
+    (
+        {"policy": Policy(reshard_after_forward="False")},
+        "reshard_after_forward none on ranks 0-2, False on rank 3",
+    ),
     ({"requires_grad": False}, "requires_grad True on ranks 0-2, False on rank 3"),
     ({"tied_to": "embedding.weight"}, "tie not tied on ranks 0-2, embedding.weight on rank 3"),
     ({"mesh": mesh(4, ranks=(1, 0, 2, 3))}, "order of ranks on the mesh [0, 1, 2, 3] on ranks 0-2"),
@@ -30,7 +44,9 @@ def sharded(name="layers.0.weight", **changes):
     return plan(name, **{**BASE, **changes})
 
 
-@pytest.mark.parametrize(("change", "words"), ASPECTS, ids=[next(iter(c)) for c, _ in ASPECTS])
+@pytest.mark.parametrize(
+    ("change", "words"), ASPECTS, ids=[words.split()[0] for _, words in ASPECTS]
+)
 def test_the_aspect_and_the_rank_against_the_majority_are_named(change, words):
     view = model(*[[sharded()]] * 3, [sharded(**change)])
     (finding,) = judged(ShardingPlanMismatch, view)

@@ -7,9 +7,10 @@ import pytest
 from distdiag.checks import load_checks
 from distdiag.engine.engine import Engine
 from distdiag.engine.judges import Judges
+from distdiag.engine.model_coverage import KINDS
 from distdiag.engine.model_watch import ModelWatch
 from distdiag.event import Event, ProbeDisabled
-from distdiag.model_event import Basis, Moment, SliceSaved
+from distdiag.model_event import Basis, Moment, OptimizerState, SliceSaved
 from distdiag.ranks import RankSet
 from tests.checks.models import (
     ZEROS,
@@ -21,6 +22,7 @@ from tests.checks.models import (
     state_event,
 )
 from tests.checks.streams import plain_site
+from tests.checks.test_rng_mismatch import draw
 from tests.engine.models import copies
 
 PAIR = (0, 1)
@@ -109,10 +111,80 @@ def test_a_save_that_only_one_rank_makes_is_judged_at_the_end():
 def test_checks_of_models_did_not_look_where_their_probe_was_off():
     catalogue = load_checks()
     engine = Engine([catalogue[code]() for code in ("REP001", "SHD002", "COL001")], RankSet(PAIR))
-    assert not engine.not_checked
 
     off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="models", reason="OSError: no room")
     engine.feed(off)
 
     reason = "the models of rank 1 are not observed wholly"
     assert engine.not_checked == {"REP001": reason, "SHD002": reason}
+
+
+MODEL_CODES = {
+    code for code, check in load_checks().items() if any(kind in check.needs for kind in KINDS)
+} - {"REP005"}
+
+
+def gaps(*events: Event, **options: bool) -> dict[str, str]:
+    """What a run in which this was seen says of the checks of models that compared nothing."""
+    engine = Engine([check() for check in load_checks().values()], RankSet(PAIR), **options)
+    for event in events:
+        engine.feed(event)
+    engine.finish()
+    return {code: why for code, why in engine.not_checked.items() if code in MODEL_CODES}
+
+
+def test_where_no_model_was_seen_no_check_of_models_claims_to_have_looked():
+    found = gaps()
+    assert found.keys() == MODEL_CODES
+    assert set(found.values()) == {"no model was seen"}
+
+
+def test_the_light_profile_leaves_the_checks_of_steps_out_and_no_others():
+    reason = "the light profile leaves the steps out"
+    found = gaps(*PLANS, *ALIKE, only_start=True)
+    assert {"REP003", "REP004", "SHD001", "SHD004", "SHD005", "SHD006"} <= found.keys()
+    assert set(found.values()) == {reason}
+    assert not {"REP001", "REP002", "SHD002", "SHD003", "SHD011", "CKP002"} & found.keys()
+
+
+def test_what_was_compared_counts_as_checked():
+    gradients = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.GRADIENT)
+    step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
+    told = [*PLANS, *ALIKE, *gradients, *step]
+    steps = {code for code, check in load_checks().items() if OptimizerState in check.needs}
+    reason = "no step of a model was compared"
+    scaling = {"SHD006": "by what a model's gradients were scaled was not seen"}
+    assert gaps(*told) == dict.fromkeys(steps, reason) | scaling
+    assert gaps(*told, *[optimizer_state(rank, members=PAIR) for rank in PAIR]) == scaling
+
+
+def test_one_rank_alone_has_nothing_to_compare():
+    found = gaps(plan_event(0, copies((0,))), state_event(0, (0.1, 0.2)))
+    assert found["SHD002"] == "nothing tells which ranks keep a model together"
+    assert found["REP001"] == "no two ranks hold a tensor that should be the same"
+
+
+def test_a_model_that_is_wholly_sharded_has_no_copies_to_compare():
+    sharded = [
+        [plan("w", placements=("S(0)",), replicas=(rank,), mesh=mesh(2), basis=Basis.MESH)]
+        for rank in PAIR
+    ]
+    states = [
+        event
+        for moment in (Moment.START, Moment.GRADIENT, Moment.STEP)
+        for event in of_both(state_event, (0.1,), (0.2,), moment=moment)
+    ]
+    found = gaps(*of_both(plan_event, *sharded), *states)
+    assert "SHD002" not in found
+    reason = "no two ranks hold a tensor that should be the same"
+    assert [found[code] for code in ("REP001", "REP003", "SHD004")] == [reason] * 3
+
+
+def test_random_states_are_checked_only_where_ranks_should_draw_the_same():
+    engine = Engine([load_checks()["REP005"]()], RankSet(PAIR))
+    assert engine.not_checked == {"REP005": "no model was seen"}
+    engine.feed(draw(0, "a"))
+    assert engine.not_checked == {"REP005": "no two ranks draw where they should draw the same"}
+    engine.feed(draw(1, "a"))
+    assert not engine.not_checked
+    assert not engine.findings

@@ -16,6 +16,7 @@ PROBES = (
     "functional-collectives",
     "models",
     "process-groups",
+    "random-states",
     "save",
     "steps",
     "store-calls",
@@ -57,4 +58,5 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone = {"sharding-context", "checkpoint", "compile", "files"}
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
     alone |= {"parallelize-plans", "veomni-plans", "transformers-plans"}
+    alone |= {"random-draws"}
     assert {plan.name for plan in PLANS} <= {*PROBES, *alone}

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distdiag.model_event import Basis, Mesh, TensorPlan
+from distdiag.model_event import Basis, Mesh, Policy, TensorPlan
 from distdiag.probes.keepers import WrapTimes
 from distdiag.probes.tensor_plans import local_part, mesh_of
 from tests.probes.models import FOUR, PAIR, network, plans
@@ -47,8 +47,27 @@ def test_fully_shard_on_one_axis(fake_group: None) -> None:
         mesh=Mesh(("dp",), (2,), PAIR),
         replicas=(0,),
         basis=Basis.MESH,
+        policy=Policy(reshard_after_forward="True"),
     )
     assert (found["1.weight"].keeper, found["1.weight"].unit) == ("FSDP2", "")
+
+
+def test_the_policy_of_each_unit_of_fsdp2(four_ranks: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    flat = init_device_mesh("cpu", (4,))
+    fully_shard(model[0], mesh=flat, mp_policy=mixed)
+    fully_shard(model[1], mesh=flat, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    fully_shard(model[2], mesh=flat, reshard_after_forward=2)
+    fully_shard(model, mesh=flat, reshard_after_forward=False)
+
+    found = plans(model)
+
+    assert [found[f"{unit}.weight"].policy for unit in range(3)] == [
+        Policy("bfloat16", "float32", "", "True"),
+        Policy("", "", "cpu", "True"),
+        Policy("", "", "", "2"),
+    ]
 
 
 def test_buffers_of_a_sharded_model_are_whole_on_each_rank(fake_group: None) -> None:
