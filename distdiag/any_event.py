@@ -22,6 +22,7 @@ from distdiag.event import (
     StoreCall,
     TorchLoaded,
 )
+from distdiag.loss_event import LossWeights
 from distdiag.model_event import (
     ModelPlan,
     ModelState,
@@ -54,4 +55,5 @@ AnyEvent = (
     | OptimizerState
     | PartialRead
     | SliceSaved
+    | LossWeights
 )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.loss_view import LossView
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
 from distdiag.ranks import RankSet
 
@@ -64,6 +65,10 @@ class Check:
 
     def check_scaling(self, view: ScalingView) -> Iterator[Finding]:
         """Judge by what the ranks of one model multiplied their gradients."""
+        yield from ()
+
+    def check_losses(self, view: LossView) -> Iterator[Finding]:
+        """Judge how much the elements of losses weigh; shown again after each further step."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from distdiag.engine.judges import Judges
+from distdiag.engine.loss_windows import LossWindows
 from distdiag.engine.models import Models
 from distdiag.engine.optimizer_steps import OptimizerSteps
 from distdiag.engine.slice_saves import SliceSaves
 from distdiag.event import Event, ProbeDisabled
+from distdiag.loss_event import LossWeights
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState, SliceSaved
+from distdiag.model_view import ScalingView
 from distdiag.ranks import RankSet
 
-ModelEvent = ModelPlan | ModelState | OptimizerState | SliceSaved
+ModelEvent = ModelPlan | ModelState | OptimizerState | SliceSaved | LossWeights
 KINDS = (ModelPlan, ModelState, OptimizerState, SliceSaved)
+
+_MORE = 1.01
+"""Gradients that were multiplied by more were not merely clipped."""
 
 
 class ModelWatch:
@@ -23,6 +29,7 @@ class ModelWatch:
         self._models = Models()
         self._optimizers = OptimizerSteps(world)
         self._saves = SliceSaves()
+        self._losses = LossWindows(world)
         self._blind: set[int] = set()
 
     @property
@@ -38,6 +45,12 @@ class ModelWatch:
             case ModelPlan() | ModelState():
                 for view in self._models.feed(event):
                     self._judges.judge_model(view)
+                    if isinstance(view, ScalingView) and max(view.by_rank.values()) > _MORE:
+                        self._losses.is_multiplied = True
+            case LossWeights():
+                losses = self._losses.add(event)
+                if losses is not None:
+                    self._judges.judge_losses(losses)
             case OptimizerState():
                 alignment = self._optimizers.add(event)
                 if alignment is not None:
