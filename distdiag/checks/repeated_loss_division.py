@@ -107,7 +107,8 @@ def _division(rank: int, each: LossPass, window: LossWindow) -> str:
     factors = own_factors(each)
     of_steps = [f for f in factors if num_passes > 1 and divides_by(f, num_passes)]
     if len(of_steps) == 2 and len(factors) == 2:
-        return _TWICE
+        # If losses are added up in between, the inner one is the share of one of them.
+        return _TWICE if factors[0].num_terms == 1 else ""
     of_all = num_counted(p for _, p in window.passes())
     counts = [f for f in factors if f.op == "/" and f.value == of_all]
     if num_ranks > 1 and factors == counts and len(counts) == 1:

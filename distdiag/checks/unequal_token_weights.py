@@ -11,6 +11,7 @@ from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView
 from distdiag.reasoning.loss_weights import (
     evidence_of,
+    is_beyond_chance,
     is_per_token,
     known_windows,
     location_of_pass,
@@ -67,7 +68,8 @@ class UnequalTokenWeights(Check):
         if not windows or not is_per_token(windows):
             return
         ratios = [own_mean_ratio(window) for window in windows]
-        often = sum(ratio >= _MUCH for ratio in ratios) * 2 > len(ratios)
+        much = [r >= _MUCH and is_beyond_chance(w) for r, w in zip(ratios, windows, strict=True)]
+        often = sum(much) * 2 > len(ratios)
         if sum(ratio >= _SOME for ratio in ratios) * 2 <= len(ratios):
             return
         is_sure = often and len(ratios) > 1 and view.is_told and windows[-1].divisor > 0

@@ -14,7 +14,7 @@ from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
-from distdiag.engine.model_watch import KINDS, ModelEvent, ModelWatch
+from distdiag.engine.model_watch import ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
@@ -100,9 +100,8 @@ class Engine:
         """The codes of the checks that were disabled or did not see all, and why."""
         problem = self._files.problem if self._files is not None else ""
         unseen = {check.code: problem for check in self._judges.needing(FileAccess) if problem}
-        if self._models.problem:
-            blind = [check for kind in KINDS for check in self._judges.needing(kind)]
-            unseen |= {check.code: self._models.problem for check in blind}
+        for kind, why in self._models.problems.items():
+            unseen |= {check.code: why for check in self._judges.needing(kind)}
         return unseen | self._judges.disabled
 
     def states(self) -> Mapping[int, RankState]:

@@ -6,10 +6,14 @@ from typing import Final
 
 from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView, LossWindow
+from distdiag.model_view import ScalingView, View
 from distdiag.ranks import RankSet
 
 MOST_OPEN: Final = 64
 MOST_WINDOWS: Final = 16
+
+_MORE: Final = 1.01
+"""Gradients that were multiplied by more were not merely clipped."""
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -22,7 +26,12 @@ class LossWindows:
         self._world = tuple(world)
         self._open: dict[tuple[Key, int], dict[int, LossWeights]] = {}
         self._complete: dict[Key, tuple[LossWindow, ...]] = {}
-        self.is_multiplied = False
+        self._is_multiplied = False
+
+    def note(self, view: View) -> None:
+        """Take note of gradients that were multiplied before a step."""
+        if isinstance(view, ScalingView) and max(view.by_rank.values()) > _MORE:
+            self._is_multiplied = True
 
     def add(self, event: LossWeights) -> LossView | None:
         """Take in one event; return the view that it completes."""
@@ -39,4 +48,4 @@ class LossWindows:
         windows = (*self._complete.get(key, ()), window)[-MOST_WINDOWS:]
         self._complete[key] = windows
         is_told = bool(event.members)
-        return LossView(event.optimizer, RankSet(group), windows, is_told, self.is_multiplied)
+        return LossView(event.optimizer, RankSet(group), windows, is_told, self._is_multiplied)

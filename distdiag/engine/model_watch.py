@@ -10,14 +10,10 @@ from distdiag.engine.slice_saves import SliceSaves
 from distdiag.event import Event, ProbeDisabled
 from distdiag.loss_event import LossWeights
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState, SliceSaved
-from distdiag.model_view import ScalingView
 from distdiag.ranks import RankSet
 
 ModelEvent = ModelPlan | ModelState | OptimizerState | SliceSaved | LossWeights
 KINDS = (ModelPlan, ModelState, OptimizerState, SliceSaved)
-
-_MORE = 1.01
-"""Gradients that were multiplied by more were not merely clipped."""
 
 
 class ModelWatch:
@@ -30,14 +26,23 @@ class ModelWatch:
         self._optimizers = OptimizerSteps(world)
         self._saves = SliceSaves()
         self._losses = LossWindows(world)
+        self._is_read: bool | None = None
         self._blind: set[int] = set()
+        self._lost: set[int] = set()
 
     @property
-    def problem(self) -> str:
-        """Why not all models were compared, or an empty string."""
-        if not self._blind:
-            return ""
-        return f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
+    def problems(self) -> dict[type[Event], str]:
+        """Why not all models or losses were compared, by the events that are missing."""
+        found: dict[type[Event], str] = {}
+        if self._blind:
+            why = f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
+            found = dict.fromkeys(KINDS, why)
+        if self._lost:
+            why = f"the losses of {RankSet(self._lost).phrase()} are not observed wholly"
+            found[LossWeights] = why
+        elif self._is_read is False:
+            found[LossWeights] = "no loss was seen of a kind that can be weighed"
+        return found
 
     def feed(self, event: Event) -> None:
         """Take in one event of one rank."""
@@ -45,20 +50,25 @@ class ModelWatch:
             case ModelPlan() | ModelState():
                 for view in self._models.feed(event):
                     self._judges.judge_model(view)
-                    if isinstance(view, ScalingView) and max(view.by_rank.values()) > _MORE:
-                        self._losses.is_multiplied = True
+                    self._losses.note(view)
             case LossWeights():
-                losses = self._losses.add(event)
-                if losses is not None:
-                    self._judges.judge_losses(losses)
+                self._feed_losses(event)
             case OptimizerState():
                 alignment = self._optimizers.add(event)
                 if alignment is not None:
                     self._judges.judge(alignment)
             case ProbeDisabled(probe="models"):
                 self._blind.add(event.rank)
+            case ProbeDisabled(probe="losses"):
+                self._lost.add(event.rank)
             case SliceSaved():
                 self._saves.add(event)
+
+    def _feed_losses(self, event: LossWeights) -> None:
+        self._is_read = bool(self._is_read) or any(event.passes)
+        view = self._losses.add(event)
+        if view is not None:
+            self._judges.judge_losses(view)
 
     def finish(self) -> None:
         """Judge what not all ranks have reached."""

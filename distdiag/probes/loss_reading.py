@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -51,6 +52,7 @@ class LossReading:
         """Leave the graph; begin to bring over what a device has computed."""
         while self._handles:
             self._handles.pop().remove()
+        self._terms = [replace(term, node=None, valid=None) for term in self._terms]
         if self._is_done:
             return
         if len(self._gradients) < len(self._terms):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -78,7 +79,7 @@ class LossWatch(Probe):
         key, frames = self.recorder.backward or ((), ())
         place = self._places.setdefault(key, len(self._places))
         self._site = CallSite(frames)
-        root = _root(outputs)
+        root = None if _is_compiled() else _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
         self._running = LossReading(terms, place, self.fail)
@@ -127,10 +128,15 @@ class LossWatch(Probe):
                 break
             self._waiting.popleft()
             found = tuple(reading.result for reading in readings)
-            if any(found):
-                self.recorder.event(LossWeights, passes=found, **fields)
+            self.recorder.event(LossWeights, passes=found, **fields)
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()
+
+
+def _is_compiled() -> bool:
+    """Say whether the pass itself is compiled: hooks would become a part of it."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))
 
 
 def _root(outputs: object) -> Any:  # noqa: ANN401

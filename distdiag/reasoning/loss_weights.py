@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -13,6 +14,7 @@ from distdiag.reasoning.descriptions import user_location
 
 EXACT: Final = 1e-3
 _ALIKE: Final = 0.01
+_DEVIATIONS: Final = 2.0
 
 
 def is_close(value: float, expected: float, tolerance: float = EXACT) -> bool:
@@ -62,6 +64,12 @@ def own_mean_ratio(window: LossWindow) -> float:
     return 0.0
 
 
+def is_beyond_chance(window: LossWindow) -> bool:
+    """Say whether counts differ by more than those of elements that were chosen at random."""
+    counts = [each.num_counted for _, each in window.passes() if each.num_counted]
+    return max(counts) - min(counts) > _DEVIATIONS * math.sqrt(max(counts))
+
+
 def _are_alike(values: Sequence[float]) -> bool:
     return bool(values) and max(values) - min(values) <= _ALIKE * max(values)
 
@@ -92,8 +100,7 @@ def divides_by(factor: Factor, value: float) -> bool:
     """Say whether a factor is a division by this number."""
     if factor.num_terms > 1 and is_close(factor.num_terms, value):
         return False  # the mean of so many losses
-    divided = 1 / factor.value if factor.op == "*" and factor.value else factor.value
-    return is_close(divided, value, 1e-6)
+    return factor.op == "/" and is_close(factor.value, value, 1e-6)
 
 
 def num_counted(passes: Iterable[LossPass]) -> int:
