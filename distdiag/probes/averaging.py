@@ -32,7 +32,7 @@ def averaging_in(root: nn.Module) -> Averaging:
     found: set[Averaging] = set()
     for module in root.modules():
         keeper = keeper_of(module, "")
-        if keeper is not None:
+        if keeper is not None and (keeper.kind != "FSDP2" or param_groups(module)):
             found.add((keeper.ranks, _divisor(module, keeper.kind, len(keeper.ranks))))
     return found.pop() if len(found) == 1 else UNKNOWN
 
@@ -42,7 +42,7 @@ def _divisor(module: Any, kind: str, num_ranks: int) -> float:  # noqa: ANN401
         return 0.0 if getattr(module, "_comm_hooks", None) else float(num_ranks)
     if kind == "FSDP2":
         divisors = {_given(group, num_ranks) for group in param_groups(module)}
-        return divisors.pop() if len(divisors) == 1 else 0.0 if divisors else float(num_ranks)
+        return divisors.pop() if len(divisors) == 1 else 0.0
     if kind == "FSDP1":
         is_plain = getattr(module, "_comm_hook", None) is None
         is_hybrid = "HYBRID" in getattr(module.sharding_strategy, "name", "HYBRID")

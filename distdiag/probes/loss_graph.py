@@ -199,7 +199,8 @@ def _scale(
     other = saved(node, "other" if is_first else "self")
     if other is None or (kind == "Div" and not is_first):
         return []
-    if other.numel() == 1:
+    # What has a dimension belongs to rows: to the only one, perhaps.
+    if other.numel() == 1 and (way.total is None or other.dim() == 0):
         step = ("/" if kind == "Div" else "*", number(other), _num_terms(below[0][0]))
         return [(*below[0], way.times(*step))]
     if way.total is None:
@@ -210,16 +211,13 @@ def _scale(
 
 def _multiplied(mask: torch.Tensor, way: _Way) -> _Way | None:
     """Take a factor for a mask, if it has one number for each element."""
-    if way.num_counted is not None or mask.numel() != math.prod(way.sizes):
+    if mask.numel() != math.prod(way.sizes):
         return None
     kept = mask != 0
-    is_mask = number(((mask == 1) | ~kept).all())
-    return replace(
-        way,
-        num_counted=number(kept.sum()),
-        num_elements=mask.numel(),
-        doubts=(*way.doubts, is_mask),
-    )
+    # How many elements two masks let through is not known by their counts.
+    counted = number(kept.sum()) if way.num_counted is None else math.nan
+    way = way.doubtful(number(((mask == 1) | ~kept).all()))
+    return replace(way, num_counted=counted, num_elements=mask.numel())
 
 
 def _mask(node: Any, kind: str, way: _Way) -> _Way | None:  # noqa: ANN401
@@ -281,7 +279,7 @@ def _nll(node: Any, way: _Way) -> list[Term]:  # noqa: ANN401
             way.steps,
             valid if reduction == "none" else None,
             counted if reduction == "mean" else 1.0,
-            doubts=(is_plain,),
+            doubts=(is_plain, *way.doubts),
         )
     ]
 

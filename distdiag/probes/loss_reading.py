@@ -153,6 +153,8 @@ def _sum(passes: Sequence[LossPass], place: int) -> LossPass | None:
     if weights and max(weights) - min(weights) > _TOLERANCE * max(weights):
         return None
     first = passes[0]
+    if len(passes) > 1 and first.reduction == "mean":
+        return None  # means of parts, such as sequences, are averaged on purpose
     same = all(each.factors == first.factors for each in passes)
     return LossPass(
         first.kind,

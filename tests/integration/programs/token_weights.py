@@ -78,6 +78,7 @@ def wrapped(way: str) -> nn.Module:
         fully_shard(model)
         if way == "no-division":
             model.set_gradient_divide_factor(1.0)
+            model.set_force_sum_reduction_for_comms(True)  # gloo scales nothing
         return model
     return DistributedDataParallel(model)
 
