@@ -10,6 +10,7 @@ from distdiag.loss_event import LossPass, LossWeights
 from distdiag.loss_view import LossView, LossWindow
 from distdiag.reasoning.loss_weights import (
     evidence_of,
+    is_in_own_loop,
     known_windows,
     location_of_pass,
     num_counted,
@@ -62,6 +63,8 @@ class MiscountedTokens(Check):
         assert excess is not None
         divisor, counted = excess
         is_sure = len(windows) > 1 and all(_is_ragged(each) for each in windows)
+        # What a framework counts is hardly the user's to change, and it matters little.
+        is_sure = is_sure and is_in_own_loop(view)
         yield self.finding(
             f"the loss behind step {window.step} is divided by {divisor} tokens, but sums "
             f"{counted}: one more is counted for each of the {divisor - counted} sequences",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Final
 
 from distdiag.finding import Evidence, Location
@@ -15,6 +16,7 @@ from distdiag.reasoning.descriptions import user_location
 EXACT: Final = 1e-3
 _ALIKE: Final = 0.01
 _DEVIATIONS: Final = 2.0
+_MOST_BETWEEN: Final = 2
 
 
 def is_close(value: float, expected: float, tolerance: float = EXACT) -> bool:
@@ -112,6 +114,13 @@ def location_of_pass(view: LossView) -> Location | None:
     """Return the line from which the last pass was started."""
     event = next(iter(view.windows[-1].by_rank.values()))
     return user_location(event.site.frames)
+
+
+def is_in_own_loop(view: LossView) -> bool:
+    """Say whether the user's code started the passes, not a framework that runs the loop for it."""
+    event = next(iter(view.windows[-1].by_rank.values()))
+    before = takewhile(lambda frame: not frame.user, event.site.frames)
+    return sum("/torch/" not in frame.file for frame in before) <= _MOST_BETWEEN
 
 
 def evidence_of(window: LossWindow) -> tuple[Evidence, ...]:

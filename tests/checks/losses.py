@@ -51,7 +51,7 @@ def told(rank, passes, step=0, **values):
         members=values.pop("members", (0, 1)),
         divisor=values.pop("divisor", 2.0),
         passes=tuple(passes),
-        site=plain_site(50),
+        site=values.pop("site", plain_site(50)),
     )
 
 

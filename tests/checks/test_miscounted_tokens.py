@@ -1,8 +1,10 @@
 import pytest
 
 from distdiag.checks.miscounted_tokens import MiscountedTokens
+from distdiag.event import CallSite, Frame
 from distdiag.finding import Grade, Severity
 from tests.checks.losses import judged, losses, over, part, times
+from tests.checks.streams import plain_site
 
 
 def test_one_token_more_for_each_sequence_of_all_ranks_is_found():
@@ -46,6 +48,14 @@ def test_other_counts_are_silent(each):
 def test_a_size_that_batches_have_anyway_is_a_note():
     each = part(40, 1 / 44, over(44))
     (finding,) = judged(MiscountedTokens, losses([each], [each]))
+    assert finding.grade is Grade.NOTE
+
+
+def test_a_count_by_a_framework_that_runs_the_loop_is_a_note():
+    inner = [Frame("/site-packages/hf/trainer.py", n, "train", user=False) for n in range(3)]
+    site = CallSite((*inner, *plain_site(50).frames))
+    each = part(18, 1 / 22, over(22))
+    (finding,) = judged(MiscountedTokens, losses([each], [each], site=site))
     assert finding.grade is Grade.NOTE
 
 

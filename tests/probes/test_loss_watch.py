@@ -118,7 +118,8 @@ def test_losses_without_tokens_are_told_as_such(observed: Observed) -> None:
 
 def test_a_loss_in_pieces_is_taken_together(observed: Observed) -> None:
     def pieces(logits: Tensor) -> Tensor:
-        parts = [F.cross_entropy(x, y, reduction="sum") for x, y in zip(logits, LABELS)]
+        pairs = zip(logits, LABELS, strict=True)
+        parts = [F.cross_entropy(x, y, reduction="sum") for x, y in pairs]
         return sum(parts) / NUM  # type: ignore[return-value]
 
     (found,) = passes(observed, pieces)
@@ -127,19 +128,29 @@ def test_a_loss_in_pieces_is_taken_together(observed: Observed) -> None:
     assert found.weight == pytest.approx(1 / NUM)
 
 
+@pytest.mark.parametrize("name", READ)
+def test_numbers_that_a_device_still_computes_are_read_later(
+    name: str, observed: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("loss_graph", "loss_reading"):
+        monkeypatch.setattr(f"distdiag.probes.{module}.number", lambda x: x.double().reshape(()))
+    loss, weight = READ[name]
+    (found,) = passes(observed, loss)
+    assert found is not None
+    assert found.weight == pytest.approx(weight, rel=1e-5)
+    assert found.num_counted == NUM
+    assert all(isinstance(factor.value, float) for factor in found.factors)
+
+
 UNREAD = {
     "class weights": lambda x: F.cross_entropy(*flat(x), weight=torch.arange(1.0, 6.0)),
     "token weights": lambda x: (gathered(x) * torch.arange(12.0).view(ROWS, LENGTH)).sum(),
     "mean of each row": lambda x: ((none(x) * MASK).sum(1) / MASK.sum(1)).mean(),
-    "mean of the only row": lambda x: (
-        (none(x)[1:] * MASK[1:]).sum(1) / MASK[1:].sum(1)
-    ).mean(),
-    "means of rows": lambda x: torch.stack([F.cross_entropy(*e) for e in zip(x, LABELS)]).mean(),
+    "mean of the only row": lambda x: ((none(x)[1:] * MASK[1:]).sum(1) / MASK[1:].sum(1)).mean(),
+    "means of rows": lambda x: torch.stack(list(map(F.cross_entropy, x, LABELS))).mean(),
     "two masks": lambda x: (gathered(x) * MASK * MASK.float()).sum(),
     "product": lambda x: F.cross_entropy(*flat(x)) * x.norm(),
-    "checkpoint": lambda x: checkpoint(
-        lambda y: F.cross_entropy(*flat(y)), x, use_reentrant=False
-    ),
+    "checkpoint": lambda x: checkpoint(lambda y: F.cross_entropy(*flat(y)), x, use_reentrant=False),
     "no loss": lambda x: x.norm(),
 }
 
