@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from distdiag.loss_event import Factor, LossPass
-from distdiag.probes.loss_graph import Scalar, Term, number
+from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_content import Pending, contents
 
