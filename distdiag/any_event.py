@@ -22,6 +22,7 @@ from distdiag.event import (
     StoreCall,
     TorchLoaded,
 )
+from distdiag.loss_event import LossWeights
 from distdiag.model_event import (
     ModelPlan,
     ModelState,
@@ -59,4 +60,5 @@ AnyEvent = (
     | PlanPatterns
     | RandomState
     | RandomDraw
+    | LossWeights
 )

@@ -92,6 +92,7 @@ def test_every_key_can_be_set_with_either_spelling():
         strict=True,
         strict_timeout_s=2.5,
         poison_empty=True,
+        parity_task="task.json",
     )
     assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 1  # [plan]: no flag
     assert load_config(write(text.format(s="_"))) == expected

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.loss_view import LossView
 from distdiag.model_event import Moment
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
 from distdiag.plan_view import ProgramPlanView, RuleView
@@ -80,6 +81,10 @@ class Check:
 
     def check_untrained(self, view: UntrainedView) -> Iterator[Finding]:
         """Judge, at the end, parameters of an optimizer that had no gradient at any look."""
+        yield from ()
+
+    def check_losses(self, view: LossView) -> Iterator[Finding]:
+        """Judge how much the elements of losses weigh; shown again after each further step."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

@@ -12,6 +12,8 @@ from distdiag.checks.crashed_check import CrashedCheck
 from distdiag.engine.conclusions import Conclusions
 from distdiag.event import Event, FileAccess
 from distdiag.finding import Finding, Severity
+from distdiag.loss_event import LossWeights
+from distdiag.loss_view import LossView
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState
 from distdiag.model_view import (
     ContentView,
@@ -92,6 +94,12 @@ class Judges:
                     found = self._ask(check, check.check_program_plan, view)
                     subject = (check.code, view.source, view.model, view.site)
                     self.conclusions.revise(subject, found)
+
+    def judge_losses(self, view: LossView) -> None:
+        """Show the losses of an optimizer's steps; what is found replaces what was found before."""
+        for check in self.needing(LossWeights):
+            found = self._ask(check, check.check_losses, view)
+            self.conclusions.revise((check.code, view.optimizer, view.ranks), found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distdiag.engine.judges import Judges
+from distdiag.engine.loss_watch import LossWatch
 from distdiag.engine.model_coverage import KINDS, ModelCoverage
 from distdiag.engine.models import Models
 from distdiag.engine.optimizer_steps import OptimizerAlignment, OptimizerSteps
@@ -13,6 +14,7 @@ from distdiag.engine.slice_saves import SliceSaves
 from distdiag.engine.untrained import Untrained
 from distdiag.engine.user_plans import UserPlans
 from distdiag.event import Event, ProbeDisabled, RankStarted
+from distdiag.loss_event import LossWeights
 from distdiag.model_event import (
     ModelPlan,
     ModelState,
@@ -34,6 +36,7 @@ ModelEvent = (
     | PlanPatterns
     | RandomState
     | RandomDraw
+    | LossWeights
 )
 
 
@@ -60,6 +63,7 @@ class ModelWatch:
         self._plans = UserPlans(world, rules)
         self._random = RandomStreams()
         self._coverage = ModelCoverage(only_start=only_start)
+        self._losses = LossWatch(world, self._judges)
         self._blind: set[int] = set()
         self._num_ranks = len(world)
         self._sees_all = True
@@ -70,17 +74,19 @@ class ModelWatch:
         checks = {check.code: check for kind in KINDS for check in self._judges.needing(kind)}
         if self._blind:
             reason = f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
-            return dict.fromkeys(checks, reason)
+            return self._losses.not_checked | dict.fromkeys(checks, reason)
         gaps = {code: self._coverage.gap(type(check)) for code, check in checks.items()}
-        return {code: gap for code, gap in gaps.items() if gap}
+        return self._losses.not_checked | {code: gap for code, gap in gaps.items() if gap}
 
     def feed(self, event: Event) -> None:
         """Take in one event of one rank."""
         if isinstance(event, ModelEvent):
             self._coverage.saw(event)
-        if isinstance(event, RandomState | RandomDraw):
-            self._feed_random(event)
+        if isinstance(event, LossWeights | ProbeDisabled):
+            self._losses.feed(event)
         match event:
+            case RandomState() | RandomDraw():
+                self._feed_random(event)
             case ModelPlan() | ModelState():
                 self._feed_model(event)
             case OptimizerState():
@@ -101,6 +107,7 @@ class ModelWatch:
         for view in self._models.feed(event):
             self._coverage.compared(type(view))
             self._judges.judge_model(view)
+            self._losses.note(view)
         for moment in self._models.compared:
             self._coverage.compared(moment)
 

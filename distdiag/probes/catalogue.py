@@ -105,11 +105,16 @@ def _partial_reads(recorder: Recorder, _: Config) -> Sequence[Probe]:
 
 
 def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    from distdiag.probes.loss_watch import LossWatch
     from distdiag.probes.steps import BackwardWatch, StepClock
     from distdiag.probes.survey import Survey
 
     survey = Survey(recorder, only_start=config.profile == "light")
-    return [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
+    if config.profile == "light":
+        return [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
+    losses = LossWatch(recorder, survey.own_steps)
+    followers = [BackwardWatch(recorder, survey, losses), StepClock(recorder, survey, losses)]
+    return [survey, losses, *followers]
 
 
 def _random_states(recorder: Recorder, config: Config) -> Sequence[Probe]:

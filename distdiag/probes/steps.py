@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 
 from distdiag.event import Frame, Phase, StepEnd
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.loss_watch import LossWatch
 from distdiag.probes.stack import frames_of, stack_key
 from distdiag.probes.survey import Survey
 from distdiag.recorder import Recorder
@@ -49,10 +50,13 @@ class StepClock(Probe):
 
     name: ClassVar[str] = "steps"
 
-    def __init__(self, recorder: Recorder, survey: Survey | None = None) -> None:
-        """Begin before the first step; `survey` is told of each one that begins."""
+    def __init__(
+        self, recorder: Recorder, survey: Survey | None = None, losses: LossWatch | None = None
+    ) -> None:
+        """Begin before the first step; the others are told of each one that begins."""
         super().__init__(recorder)
         self._survey = survey
+        self._losses = losses
         self._open = _Open()
         self._handles: list[Any] = []
         self._closed_at: float | None = None
@@ -77,6 +81,8 @@ class StepClock(Probe):
         self._begin(sys._getframe(1))
         if self._survey is not None:
             self._survey.before_step(optimizer, sys._getframe(1))
+        if self._losses is not None:
+            self._losses.before_step(optimizer, sys._getframe(1))
 
     def _after_step(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:
@@ -145,10 +151,13 @@ class BackwardWatch(Probe):
 
     name: ClassVar[str] = "backward"
 
-    def __init__(self, recorder: Recorder, survey: Survey | None = None) -> None:
-        """Begin before the first pass; `survey` is told of each beginning and end."""
+    def __init__(
+        self, recorder: Recorder, survey: Survey | None = None, losses: LossWatch | None = None
+    ) -> None:
+        """Begin before the first pass; the others are told of each beginning and end."""
         super().__init__(recorder)
         self._survey = survey
+        self._losses = losses
         self._stacks: dict[Hashable, tuple[tuple[Frame, ...], object]] = {}
 
     def _install(self) -> None:
@@ -165,21 +174,27 @@ class BackwardWatch(Probe):
             if self.is_off or context.backward_depth:
                 return original(*args, **kwargs)
             context.backward_depth = 1
-            survey = self._survey if kwargs.get("accumulate_grad") else None
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            survey = self._survey if accumulates else None
+            losses = self._losses if accumulates else None
             if survey is not None:
                 survey.before_backward()
             recorder = self.recorder
             outer, phase = recorder.backward, recorder.phase
             try:
-                self._begin(sys._getframe(1), counts=bool(kwargs.get("accumulate_grad")))
+                self._begin(sys._getframe(1), counts=accumulates)
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
+            if losses is not None:
+                losses.before_backward(args[0] if args else kwargs.get("t_outputs"))
             try:
                 result = original(*args, **kwargs)
                 if survey is not None:
                     survey.after_backward()
                 return result
             finally:
+                if losses is not None:
+                    losses.after_backward()
                 context.backward_depth = 0
                 recorder.backward = outer
                 self._enter(phase)

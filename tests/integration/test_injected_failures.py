@@ -14,6 +14,7 @@ PROBES = (
     "collectives",
     "dataloader",
     "functional-collectives",
+    "losses",
     "models",
     "process-groups",
     "random-states",

@@ -1,0 +1,57 @@
+"""What probes observe of losses: how much each element weighs in the gradient of a step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from distdiag.event import CallSite, Event
+
+
+class Factor(msgspec.Struct, frozen=True, array_like=True):
+    """A number by which a loss is multiplied (``*``) or divided (``/``) on its way to the root.
+
+    ``mean`` is the division of a mean over several losses or elements. `num_terms` losses were
+    added up before.
+    """
+
+    op: str
+    value: float
+    num_terms: int = 1
+
+
+class LossPass(msgspec.Struct, frozen=True, array_like=True):
+    """The loss of one backward pass: `num_counted` of its `num_elements` elements have a weight.
+
+    `kind` is ``nll`` (a cross entropy), ``masked`` (a sum or mean over what a mask lets through) or
+    ``dense``; `reduction` is that of the innermost loss. `weight` is what each counted element has
+    in the gradient of this rank. `num_rows` is the number of sequences, 0 if it is not known.
+    `place` numbers the lines from which passes of one step were started.
+    """
+
+    kind: str
+    reduction: str
+    num_counted: int
+    num_elements: int
+    num_rows: int
+    weight: float
+    factors: tuple[Factor, ...] = ()
+    place: int = 0
+
+    @property
+    def mass(self) -> float:
+        """What all elements weigh together."""
+        return self.num_counted * self.weight
+
+
+class LossWeights(Event, frozen=True, kw_only=True):
+    """The backward passes that led to one step of an optimizer.
+
+    `members` are the ranks whose gradients are combined, empty where nothing tells; their sum is
+    divided by `divisor`, 0 if that is not known. A pass whose loss could not be read is None.
+    """
+
+    optimizer: str
+    members: tuple[int, ...]
+    divisor: float
+    passes: tuple[LossPass | None, ...]
+    site: CallSite

@@ -1,0 +1,147 @@
+"""Writes down how much each element of a loss weighs in the gradient of an optimizer step."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+
+from distdiag.event import CallSite
+from distdiag.loss_event import LossWeights
+from distdiag.probes.averaging import averaging_of
+from distdiag.probes.base import Probe
+from distdiag.probes.loss_graph import losses_of
+from distdiag.probes.loss_reading import LossReading
+from distdiag.probes.own_steps import OwnSteps, is_due
+from distdiag.probes.tensor_bytes import unseen
+from distdiag.recorder import Recorder
+
+MOST_PASSES: Final = 64
+_MOST_WAITING: Final = 8
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def call(self: LossWatch, *args: Any) -> None:  # noqa: ANN401
+        if self.is_off or torch.compiler.is_compiling():
+            return
+        try:
+            with torch.no_grad():
+                method(self, *args)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    return call
+
+
+class LossWatch(Probe):
+    """Reads the losses of the backward passes before the first steps and every hundredth."""
+
+    name: ClassVar[str] = "losses"
+
+    def __init__(self, recorder: Recorder, steps: OwnSteps) -> None:
+        """Know of no pass yet; `steps` knows which models an optimizer trains."""
+        super().__init__(recorder)
+        self._models = steps
+        self._num_passes = 0
+        self._passes: list[LossReading] = []
+        self._places: dict[Hashable, int] = {}
+        self._site = CallSite(())
+        self._running: LossReading | None = None
+        self._labels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._num_labels: dict[str, int] = {}
+        self._waiting: deque[tuple[dict[str, Any], list[LossReading]]] = deque()
+
+    def _install(self) -> None:
+        self.recorder.on_step.append(self._forget)
+
+    def flush(self) -> None:
+        """Write down what has been read by now."""
+        if not self.is_off:
+            self._write()
+
+    @_guarded
+    def before_backward(self, outputs: object) -> None:
+        """Look at the graph that a pass is about to differentiate."""
+        self._write()
+        if not dist.is_initialized() or not is_due(self.recorder.step):
+            return
+        self._num_passes += 1
+        if len(self._passes) >= MOST_PASSES:
+            return
+        key, frames = self.recorder.backward or ((), ())
+        place = self._places.setdefault(key, len(self._places))
+        self._site = CallSite(frames)
+        root = None if _is_compiled() else _root(outputs)
+        with unseen():
+            terms = [] if root is None else losses_of(root)
+        self._running = LossReading(terms, place, self.fail)
+
+    @_guarded
+    def after_backward(self) -> None:
+        """Leave the graph: the pass is over, or has failed."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+            self._passes.append(running)
+
+    @_guarded
+    def before_step(self, optimizer: object, _: FrameType) -> None:
+        """Write down the passes whose gradients an optimizer is about to apply."""
+        if not isinstance(optimizer, torch.optim.Optimizer) or not self._num_passes:
+            return
+        if len(self._passes) == self._num_passes:
+            members, divisor = averaging_of(self._models, optimizer)
+            fields = {
+                "optimizer": self._label(optimizer),
+                "step": self.recorder.step,
+                "members": members,
+                "divisor": divisor,
+                "site": self._site,
+            }
+            self._waiting.append((fields, self._passes))
+        self._forget()
+        self._write()
+
+    def _label(self, optimizer: torch.optim.Optimizer) -> str:
+        label = self._labels.get(optimizer)
+        if label is None:
+            kind = type(optimizer).__name__
+            number = self._num_labels[kind] = self._num_labels.get(kind, 0) + 1
+            label = self._labels[optimizer] = kind if number == 1 else f"{kind}#{number}"
+        return label
+
+    def _forget(self) -> None:
+        self._num_passes, self._passes, self._places = 0, [], {}
+
+    def _write(self) -> None:
+        while self._waiting:
+            fields, readings = self._waiting[0]
+            if not all([reading.take() for reading in readings]):
+                break
+            self._waiting.popleft()
+            found = tuple(reading.result for reading in readings)
+            self.recorder.event(LossWeights, passes=found, **fields)
+        while len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+
+
+def _is_compiled() -> bool:
+    """Say whether the pass itself is compiled: hooks would become a part of it."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))
+
+
+def _root(outputs: object) -> Any:  # noqa: ANN401
+    """Return the node of the only output of a pass, None if it is not one number."""
+    tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    if len(tensors) != 1 or type(tensors[0]) is not torch.Tensor or tensors[0].numel() != 1:
+        return None
+    return tensors[0].grad_fn

@@ -1,0 +1,74 @@
+"""Builds views of losses as the engine would show them."""
+
+from itertools import count
+
+from distdiag.loss_event import Factor, LossPass, LossWeights
+from distdiag.loss_view import LossView, LossWindow
+from distdiag.ranks import RankSet
+from tests.checks.streams import plain_site
+
+_SEQS = count(1)
+
+
+def over(value, num_terms=1):
+    return Factor("/", float(value), num_terms)
+
+
+def times(value):
+    return Factor("*", float(value))
+
+
+def part(num_counted, weight, *factors, **values):
+    """One backward pass: so many tokens of 40 in 4 rows count, each with this weight."""
+    return LossPass(
+        values.pop("kind", "nll"),
+        values.pop("reduction", "sum"),
+        num_counted,
+        values.pop("num_elements", 40),
+        values.pop("num_rows", 4),
+        weight,
+        factors,
+        values.pop("place", 0),
+    )
+
+
+def mean(num_counted, *factors, **values):
+    """One backward pass: the mean over its own tokens, with these factors."""
+    weight = 1 / num_counted if num_counted else 0.0
+    for factor in factors:
+        weight = weight / factor.value if factor.op == "/" else weight * factor.value
+    return part(num_counted, weight, *factors, reduction="mean", **values)
+
+
+def told(rank, passes, step=0, **values):
+    """A rank tells the passes of a step."""
+    return LossWeights(
+        rank=rank,
+        seq=next(_SEQS),
+        time_ns=0,
+        step=step,
+        optimizer=values.pop("optimizer", "AdamW"),
+        members=values.pop("members", (0, 1)),
+        divisor=values.pop("divisor", 2.0),
+        passes=tuple(passes),
+        site=values.pop("site", plain_site(50)),
+    )
+
+
+def window(*passes_of_ranks, step=0, **values):
+    """One step: the passes of rank 0, 1, …."""
+    return LossWindow(
+        step, {r: told(r, passes, step, **values) for r, passes in enumerate(passes_of_ranks)}
+    )
+
+
+def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, **values):
+    """The same step several times: the passes of rank 0, 1, …."""
+    windows = tuple(window(*passes_of_ranks, step=n, **values) for n in range(num_steps))
+    ranks = RankSet(range(len(passes_of_ranks)))
+    return LossView("AdamW", ranks, windows, is_told, is_multiplied)
+
+
+def judged(check, view):
+    """The findings of a check about a view."""
+    return list(check().check_losses(view))
