@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from distdiag.checkpoint_event import (
+    FirstLoss,
+    LoadWasted,
+    StateRestored,
+    StateSaved,
+    TrainingResumed,
+    WeightsLoaded,
+)
 from distdiag.event import (
     Collective,
     CollectiveState,
@@ -54,4 +62,10 @@ AnyEvent = (
     | OptimizerState
     | PartialRead
     | SliceSaved
+    | WeightsLoaded
+    | LoadWasted
+    | StateSaved
+    | StateRestored
+    | TrainingResumed
+    | FirstLoss
 )

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from distdiag.alignment import Fate, RankState, Trigger
+from distdiag.checkpoint_event import KINDS as CHECKPOINT_KINDS
+from distdiag.checkpoint_event import CheckpointEvent
 from distdiag.checks.base import Check
 from distdiag.engine.collectives import CollectiveStreams
 from distdiag.engine.file_watch import FileWatch
@@ -17,6 +19,7 @@ from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import KINDS, ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
+from distdiag.engine.state_loads import StateLoads
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
 from distdiag.event import (
     Collective,
@@ -68,6 +71,7 @@ class Engine:
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
         self._models = ModelWatch(world, self._judges)
+        self._loads = StateLoads(world, self._judges)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
@@ -103,6 +107,9 @@ class Engine:
         if self._models.problem:
             blind = [check for kind in KINDS for check in self._judges.needing(kind)]
             unseen |= {check.code: self._models.problem for check in blind}
+        if self._loads.problem:
+            blind = [check for kind in CHECKPOINT_KINDS for check in self._judges.needing(kind)]
+            unseen |= {check.code: self._loads.problem for check in blind}
         return unseen | self._judges.disabled
 
     def states(self) -> Mapping[int, RankState]:
@@ -130,6 +137,8 @@ class Engine:
         self._has_left = self._has_left or isinstance(event, _LEAVING)
         if isinstance(event, ProbeDisabled):
             self._models.feed(event)
+        if isinstance(event, CheckpointEvent | ProbeDisabled):
+            self._loads.feed(event)
         if isinstance(event, ModelEvent):
             self._models.feed(event)
         elif self._files is not None:
@@ -192,6 +201,7 @@ class Engine:
             self._files.finish()
             self._judge_files(self._files)
         self._models.finish()
+        self._loads.finish()
         waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:

@@ -14,6 +14,7 @@ PROBES = (
     "collectives",
     "dataloader",
     "functional-collectives",
+    "loads",
     "models",
     "process-groups",
     "save",
@@ -56,4 +57,5 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     # The files probe is there before any script is; tests/probes/test_files.py makes it fail.
     alone = {"sharding-context", "checkpoint", "compile", "files"}
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
+    alone |= {"rank-states"}
     assert {plan.name for plan in PLANS} <= {*PROBES, *alone}
