@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from distdiag.checkpoint_event import (
-    FirstLoss,
     LoadWasted,
     StateRestored,
     StateSaved,
@@ -67,5 +66,4 @@ AnyEvent = (
     | StateSaved
     | StateRestored
     | TrainingResumed
-    | FirstLoss
 )

@@ -126,22 +126,5 @@ class TrainingResumed(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
-class FirstLoss(Event, frozen=True, kw_only=True):
-    """The cross entropy of the first backward pass, after weights were loaded.
-
-    `loss` is its mean over `num_targets`, among `num_classes`; the models hold `num_elements`, of
-    which `num_loaded` were loaded.
-    """
-
-    loss: float
-    num_targets: int
-    num_classes: int
-    num_elements: int
-    num_loaded: int
-    site: CallSite
-
-
-CheckpointEvent = (
-    WeightsLoaded | LoadWasted | StateSaved | StateRestored | TrainingResumed | FirstLoss
-)
-KINDS = (WeightsLoaded, LoadWasted, StateSaved, StateRestored, TrainingResumed, FirstLoss)
+CheckpointEvent = WeightsLoaded | LoadWasted | StateSaved | StateRestored | TrainingResumed
+KINDS = (WeightsLoaded, LoadWasted, StateSaved, StateRestored, TrainingResumed)

@@ -54,6 +54,8 @@ class IneffectiveLoad(Check):
     severity = Severity.WARNING
     needs = (LoadWasted,)
 
+    why = "What was read lies beside the model, or something was written over it."
+    fix = "Put what was read into the model, after everything that initialises it."
     fix_changes = "The weights that training begins with."
     fix_leaves = "Results of runs that began with other weights."
     disproof = "The program means to train from other weights than those that it has loaded."

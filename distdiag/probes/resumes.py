@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -25,6 +26,17 @@ class _File(NamedTuple):
     num_states: int
 
 
+@dataclass(slots=True)
+class _Given:
+    """A state that was given to an optimizer, which need not live any more."""
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    kind: type
+    shapes: list[tuple[int, ...]]
+    num_states: int
+    has_stepped: bool = False
+
+
 class Resumes:
     """What was loaded into optimizers and schedulers, and what the files with weights held."""
 
@@ -34,8 +46,8 @@ class Resumes:
         self._roots = roots
         self._files: deque[_File] = deque(maxlen=_MOST_FILES)
         self._offered = -1
-        self._restored: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
-        self._restored = weakref.WeakKeyDictionary()
+        self._restored: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._given: list[_Given] = []
         self._schedules: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
         self._schedules = weakref.WeakKeyDictionary()
         self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -61,7 +73,9 @@ class Resumes:
         """Take note of the state that was given to an optimizer."""
         state = state_dict.get("state") if isinstance(state_dict, Mapping) else None
         if isinstance(state, Mapping) and state:
-            self._restored[optimizer] = len(state)
+            self._restored.add(optimizer)
+            of = weakref.ref(optimizer)
+            self._given.append(_Given(of, type(optimizer), _shapes(optimizer), len(state)))
 
     def gave_schedule(self, scheduler: object) -> None:
         """Take note of a scheduler that continues where it stood."""
@@ -75,7 +89,9 @@ class Resumes:
         if optimizer in self._stepped:
             return
         self._stepped.add(optimizer)
-        if not is_first or not (self._loads.count or self._restored or self._schedules):
+        for each in self._given:
+            each.has_stepped = each.has_stepped or each.optimizer() is optimizer
+        if not is_first or not (self._loads.count or self._given or self._schedules):
             return
         held = {id(each) for each in parameters_of(optimizer)}
         stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
@@ -100,12 +116,15 @@ class Resumes:
     def _num_lost(self, optimizer: torch.optim.Optimizer) -> int:
         shapes = _shapes(optimizer)
         others = [
-            number
-            for other, number in self._restored.items()
-            if other is not optimizer and other not in self._stepped
-            if type(other) is type(optimizer) and _shapes(other) == shapes
+            each.num_states
+            for each in self._given
+            if (each.kind, each.shapes) == (type(optimizer), shapes) and self._is_idle(each)
         ]
         return max(others, default=0)
+
+    def _is_idle(self, given: _Given) -> bool:
+        optimizer = given.optimizer()
+        return not given.has_stepped and (optimizer is None or optimizer not in self._stepped)
 
 
 def _shapes(optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
