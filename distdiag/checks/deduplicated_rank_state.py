@@ -29,19 +29,17 @@ class DeduplicatedRankState(Check):
 
     ## What it detects
     Numbers, bytes or integer tensors that ranks give to `torch.distributed.checkpoint.save` under
-    one key and that differ between the ranks (likely), and such values that came back to a rank
-    otherwise than it had saved them (proven). Random generators, measured values and what tells who
-    a rank is are notes.
+    one key and that differ (likely), or that came back otherwise than they were saved (proven).
+    Random generators, measured values and what tells who a rank is are notes.
 
     ## Why it matters
-    What is not sharded is written once for all ranks. After a resume all ranks continue with the
-    state of one: the same samples are read several times, others never.
+    After a resume all ranks continue with the state of one: samples are read twice, or never.
 
     ## Example
     `dcp.save({"model": ..., "loader": loader.state_dict()})` where each rank reads data of its own.
 
     ## How to fix
-    Put the rank into the key (`f"loader_{rank}"`), or save such state with one file for each rank.
+    Put the rank into the key, or save such state with one file for each rank.
 
     ## References
     - PrimeIntellect-ai/prime-rl#1035
@@ -64,23 +62,20 @@ class DeduplicatedRankState(Check):
         """Compare what ranks have saved, or name what came back as that of another rank."""
         saved = {r: e for r, e in alignment.by_rank.items() if isinstance(e, StateSaved)}
         restored = {r: e for r, e in alignment.by_rank.items() if isinstance(e, StateRestored)}
-        if len(saved) > 1 and len({event.checkpoint for event in saved.values()}) == 1:
+        if len({event.checkpoint for event in saved.values()}) == 1:
             yield from self._judge_save(saved)
-        if restored:
-            yield from self._judge_load(restored)
+        yield from self._judge_load(restored)
 
     def _judge_save(self, saved: Mapping[int, StateSaved]) -> Iterator[Finding]:
         by_key: _Differing = {}
-        for rank, event in saved.items():
-            for entry in event.entries:
-                by_key.setdefault(entry.key, {})[rank] = entry
+        for rank, entry in ((r, each) for r, event in saved.items() for each in event.entries):
+            by_key.setdefault(entry.key, {})[rank] = entry
         differing = {k: e for k, e in by_key.items() if len({x.digest for x in e.values()}) > 1}
         needed = {k: e for k, e in differing.items() if _is_needed(k, e)}
         for found in (needed, {k: e for k, e in differing.items() if k not in needed}):
             if found:
-                yield self._of_save(
-                    found, saved, grade=Grade.LIKELY if found is needed else Grade.NOTE
-                )
+                grade = Grade.LIKELY if found is needed else Grade.NOTE
+                yield self._of_save(found, saved, grade=grade)
 
     def _of_save(
         self, found: _Differing, saved: Mapping[int, StateSaved], *, grade: Grade
@@ -88,23 +83,17 @@ class DeduplicatedRankState(Check):
         keys = tuple(found)
         ranks = RankSet(rank for entries in found.values() for rank in entries)
         event = saved[min(ranks)]
-        location = user_location(event.site.frames)
         return self.finding(
             f"{first_and_more(keys)} differs between {ranks.phrase()}, but a distributed "
             f"checkpoint keeps the value of one of them under each key",
             ranks=ranks,
             step=event.step,
-            location=location,
+            location=user_location(event.site.frames),
             subjects=keys[:32],
             grade=grade,
             confidence=0.8,
-            evidence=tuple(
-                Evidence(
-                    ranks=RankSet([rank]),
-                    summary=f"saved {_values([e[rank] for e in found.values() if rank in e])}",
-                    location=location,
-                )
-                for rank in sorted(ranks)[:8]
+            evidence=_evidence(
+                {r: [e[r] for e in found.values() if r in e] for r in sorted(ranks)}, "saved "
             ),
         )
 
@@ -114,24 +103,25 @@ class DeduplicatedRankState(Check):
                 rank: [each for each in event.entries if _is_harmless(each) is is_harmless]
                 for rank, event in restored.items()
             }
-            ranks = RankSet(rank for rank, entries in found.items() if entries)
-            if not ranks:
-                continue
-            event = restored[min(ranks)]
-            keys = tuple(dict.fromkeys(each.key for rank in ranks for each in found[rank]))
-            yield self.finding(
-                f"{ranks.phrase()} saved {first_and_more(keys)} and got another rank's value back "
-                f"from the same checkpoint",
-                ranks=ranks,
-                step=event.step,
-                location=user_location(event.site.frames),
-                subjects=keys[:32],
-                grade=Grade.NOTE if is_harmless else Grade.PROVEN,
-                evidence=tuple(
-                    Evidence(ranks=RankSet([rank]), summary=_values(found[rank]))
-                    for rank in sorted(ranks)[:8]
-                ),
-            )
+            found = {rank: entries for rank, entries in found.items() if entries}
+            if found:
+                grade = Grade.NOTE if is_harmless else Grade.PROVEN
+                yield self._of_load(found, restored[min(found)], grade=grade)
+
+    def _of_load(
+        self, found: Mapping[int, Sequence[StateEntry]], event: StateRestored, *, grade: Grade
+    ) -> Finding:
+        ranks = RankSet(found)
+        keys = tuple(dict.fromkeys(each.key for entries in found.values() for each in entries))
+        return self.finding(
+            f"{ranks.phrase()} saved {first_and_more(keys)} and got another rank's value back",
+            ranks=ranks,
+            step=event.step,
+            location=user_location(event.site.frames),
+            subjects=keys[:32],
+            grade=grade,
+            evidence=_evidence(found),
+        )
 
 
 def _is_harmless(entry: StateEntry) -> bool:
@@ -149,6 +139,12 @@ def _is_needed(key: str, entries: Mapping[int, StateEntry]) -> bool:
     return first.is_stateful or ("." in key and first.kind != "Tensor")
 
 
+def _evidence(found: Mapping[int, Sequence[StateEntry]], verb: str = "") -> tuple[Evidence, ...]:
+    return tuple(
+        Evidence(ranks=RankSet([rank]), summary=verb + _values(found[rank]))
+        for rank in sorted(found)[:8]
+    )
+
+
 def _values(entries: Sequence[StateEntry]) -> str:
-    shown = ", ".join(f"{entry.key}: {entry.text}" for entry in entries[:5])
-    return f"{shown} and {len(entries) - 5} more" if len(entries) > 5 else shown
+    return ", ".join(f"{entry.key}: {entry.text}" for entry in entries[:5])

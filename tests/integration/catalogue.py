@@ -83,6 +83,7 @@ PROGRAMS = (
     Program(name="outer_steps", slow=True),
     Program(name="own_parts", slow=True),
     Program(name="parameter_server", slow=True),
+    Program(name="partial_loads"),
     Program(name="path_handover", slow=True),
     Program(name="periodic_averaging", slow=True),
     Program(name="pipeline"),
