@@ -26,7 +26,7 @@ from distdiag.ranks import RankSet
 
 E = TypeVar("E", bound=Event)
 
-Kind = Literal["collective", "message", "group", "test", "optimizer", "save", "random"]
+Kind = Literal["collective", "message", "group", "test", "optimizer", "save", "load", "random"]
 
 
 class Fate(StrEnum):
@@ -98,10 +98,11 @@ class Alignment(Generic[E]):
     receive that should match it, key: group label, source, destination, tag, index), ``group``
     (a call that creates process groups, key: its ordinal), ``test`` (a path whose existence all
     ranks tested at one place of the program, key: path, index), ``optimizer`` (an optimizer that is
-    about to step, key: optimizer, step) or ``save`` (parts of sharded parameters that were saved,
-    key: their names). `trigger` is None when all expected
-    ranks are here. `parted` is the earlier point of the same group from which on the ranks' call
-    sites have differed without meeting again, if there is one: the probable origin.
+    about to step, key: optimizer, step), ``save`` (parts of sharded parameters that were saved,
+    key: their names) or ``load`` (what became of a checkpoint, key: kind of event, …). `trigger` is
+    None when all expected ranks are here. `parted` is the earlier point of the same group from
+    which on the ranks' call sites have differed without meeting again, if there is one: the
+    probable origin.
     """
 
     kind: Kind

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from distdiag.checkpoint_event import (
+    LoadWasted,
+    StateRestored,
+    StateSaved,
+    TrainingResumed,
+    WeightsLoaded,
+)
 from distdiag.event import (
     Collective,
     CollectiveState,
@@ -61,4 +68,9 @@ AnyEvent = (
     | RandomState
     | RandomDraw
     | LossWeights
+    | WeightsLoaded
+    | LoadWasted
+    | StateSaved
+    | StateRestored
+    | TrainingResumed
 )

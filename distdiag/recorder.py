@@ -123,6 +123,10 @@ class Recorder:
         """Called with what `torch.save` is given."""
         self.before_forward: Callable[[], None] | None = None
         """Called when a sharded model is about to be used for the first time."""
+        self.live_models: Callable[[], list[Any]] | None = None
+        """Returns the models that there are, the oldest first."""
+        self.after_read: Callable[[Any, FrameType], None] | None = None
+        """Called with a state dict into which a distributed checkpoint was read."""
         self._page = page
         self._seqs = count()
         self._numbers = count()

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from distdiag.alignment import Fate, RankState, Trigger
+from distdiag.checkpoint_event import KINDS as CHECKPOINT_KINDS
+from distdiag.checkpoint_event import CheckpointEvent
 from distdiag.checks.base import Check
 from distdiag.disparity import Disparity
 from distdiag.engine.collectives import CollectiveStreams
@@ -18,6 +20,7 @@ from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
+from distdiag.engine.state_loads import StateLoads
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
 from distdiag.event import (
     Collective,
@@ -76,6 +79,7 @@ class Engine:
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
         self._models = ModelWatch(world, self._judges, rules, only_start=only_start)
+        self._loads = StateLoads(world, self._judges)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
@@ -112,6 +116,9 @@ class Engine:
         unseen |= self._models.not_checked
         if not self._has_compared_runs:
             unseen |= {check.code: ONE_RUN for check in self._judges.needing(Disparity)}
+        if self._loads.problem:
+            blind = [check for kind in CHECKPOINT_KINDS for check in self._judges.needing(kind)]
+            unseen |= {check.code: self._loads.problem for check in blind}
         return unseen | self._judges.disabled
 
     def states(self) -> Mapping[int, RankState]:
@@ -140,6 +147,8 @@ class Engine:
         self._has_compared_runs = self._has_compared_runs or isinstance(event, Disparity)
         if isinstance(event, ProbeDisabled | RankStarted | ModelEvent):
             self._models.feed(event)
+        if isinstance(event, CheckpointEvent | ProbeDisabled):
+            self._loads.feed(event)
         if self._files is not None and not isinstance(event, ModelEvent):
             self._files.feed(event)
         self._judges.judge_event(event, self.states)
@@ -200,6 +209,7 @@ class Engine:
             self._files.finish()
             self._judge_files(self._files)
         self._models.finish()
+        self._loads.finish()
         waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:

@@ -170,6 +170,18 @@ def _compile(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [CompileWatch(recorder)]
 
 
+def _loads(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.loads import LoadWatch
+
+    return [LoadWatch(recorder)]
+
+
+def _rank_states(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.rank_states import RankStates
+
+    return [RankStates(recorder)]
+
+
 _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
@@ -214,4 +226,10 @@ PLANS: Final = (
         _checkpoint,
     ),
     Plan("compile", ("torch", "torch._dynamo.callback"), _compile),
+    Plan("loads", ("torch",), _loads),
+    Plan(
+        "rank-states",
+        ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
+        _rank_states,
+    ),
 )

@@ -90,6 +90,7 @@ class Survey(Probe):
         self.recorder.before_share = self.before_share
         self.recorder.before_save = self.before_save
         self.recorder.before_forward = self.before_forward
+        self.recorder.live_models = self._roots
 
     def flush(self) -> None:
         """Write down what has been read by now."""

@@ -84,6 +84,7 @@ PROGRAMS = (
     Program(name="own_parts", slow=True),
     Program(name="parameter_server", slow=True),
     Program(name="past_the_wrapper", slow=True),
+    Program(name="partial_loads"),
     Program(name="path_handover", slow=True),
     Program(name="periodic_averaging", slow=True),
     Program(name="pipeline"),

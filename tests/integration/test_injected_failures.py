@@ -14,6 +14,7 @@ PROBES = (
     "collectives",
     "dataloader",
     "functional-collectives",
+    "loads",
     "losses",
     "models",
     "process-groups",
@@ -60,4 +61,5 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
     alone |= {"parallelize-plans", "veomni-plans", "transformers-plans"}
     alone |= {"random-draws"}
+    alone |= {"rank-states"}
     assert {plan.name for plan in PLANS} <= {*PROBES, *alone}
