@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distdiag.data_event import EpochFed, ModelFed, ScheduleState
 from distdiag.event import (
     Collective,
     CollectiveState,
@@ -54,4 +55,7 @@ AnyEvent = (
     | OptimizerState
     | PartialRead
     | SliceSaved
+    | EpochFed
+    | ModelFed
+    | ScheduleState
 )

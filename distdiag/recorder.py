@@ -115,6 +115,12 @@ class Recorder:
         """Called before each all-reduce or broadcast of the program."""
         self.on_step: list[Callable[[], None]] = []
         """Called after each step."""
+        self.before_model: Callable[[Any, object], bool] | None = None
+        """Called with a wrapped model and its inputs; says whether it is the outermost one."""
+        self.after_model: Callable[[], None] | None = None
+        """Called when the forward pass of the outermost wrapped model is over."""
+        self.on_backward: list[Callable[[], None]] = []
+        """Called before each backward pass."""
         self.before_share: Callable[[object, object], None] | None = None
         """Called with the tensors of an all-reduce or a broadcast, and the process group."""
         self.before_save: Callable[[object, FrameType], None] | None = None
