@@ -143,6 +143,3 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     def members(self) -> tuple[int, ...]:
         """Who trains together is not known here."""
         return ()
-
-
-DataEvent = EpochFed | ModelFed | ScheduleState

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
+from distdiag.data_view import FeedView
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
@@ -64,6 +65,10 @@ class Check:
 
     def check_scaling(self, view: ScalingView) -> Iterator[Finding]:
         """Judge by what the ranks of one model multiplied their gradients."""
+        yield from ()
+
+    def check_feeds(self, view: FeedView) -> Iterator[Finding]:
+        """Judge what ranks that train one model together were given, over several passes."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

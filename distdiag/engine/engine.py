@@ -10,6 +10,7 @@ from typing import Final
 from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
 from distdiag.engine.collectives import CollectiveStreams
+from distdiag.engine.data_watch import DataWatch
 from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
@@ -68,6 +69,7 @@ class Engine:
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
         self._models = ModelWatch(world, self._judges)
+        self._data = DataWatch(world, self._judges)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
@@ -130,6 +132,7 @@ class Engine:
         self._has_left = self._has_left or isinstance(event, _LEAVING)
         if isinstance(event, ProbeDisabled):
             self._models.feed(event)
+        self._data.feed(event)
         if isinstance(event, ModelEvent):
             self._models.feed(event)
         elif self._files is not None:
@@ -192,6 +195,7 @@ class Engine:
             self._files.finish()
             self._judge_files(self._files)
         self._models.finish()
+        self._data.finish()
         waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:
