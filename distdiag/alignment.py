@@ -26,7 +26,7 @@ from distdiag.ranks import RankSet
 
 E = TypeVar("E", bound=Event)
 
-Kind = Literal["collective", "message", "group", "test", "optimizer", "save"]
+Kind = Literal["collective", "message", "group", "test", "optimizer", "save", "data"]
 
 
 class Fate(StrEnum):

@@ -91,8 +91,8 @@ class ModelFed(Event, frozen=True, kw_only=True):
     `members` are the ranks that train it together. `inputs` are digests of the tensors it was
     given, `batch_sizes` the sizes of their first dimension. `batch` is a digest of the indices of
     the last batch from a data loader (empty: there was none, or it has no indices), of `num_batch`
-    samples out of `num_samples`. `draws` were made since that batch. What the rank did in the
-    forward pass has the event numbers from `begin` to `end`.
+    samples out of `num_samples`; `samples` are digests of its tensors. `draws` were made since that
+    batch. What the rank did in the forward pass has the event numbers from `begin` to `end`.
     """
 
     model: str
@@ -104,6 +104,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     batch: str
     num_batch: int
     num_samples: int
+    samples: tuple[str, ...]
     draws: tuple[Draw, ...]
     begin: int
     end: int

@@ -56,7 +56,8 @@ class EpochSetBack(Check):
         first = found[min(found)]
         yield self.finding(
             f"the epoch of {first.sampler.chain[-1]} went back from {first.epoch_before} to "
-            f"{first.sampler.epoch}, and the pass leaves out its first {_num_skipped(first)} batches",
+            f"{first.sampler.epoch}, and the pass leaves out its first {_num_skipped(first)} "
+            "batches",
             ranks=RankSet(found),
             step=first.step,
             location=place_of(found),

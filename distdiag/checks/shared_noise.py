@@ -62,7 +62,7 @@ class SharedNoise(Check):
             ranks=ranks,
             step=first.step,
             location=user_location(draw.site.frames),
-            subjects=(view.model,) if is_sure else (view.model, "possible"),
+            subjects=(view.model,),
             grade=Grade.LIKELY if is_sure else Grade.NOTE,
             confidence=0.85,
             evidence=tuple(

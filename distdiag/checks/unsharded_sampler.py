@@ -19,7 +19,7 @@ class UnshardedSampler(Check):
 
     ## What it detects
     In several steps a data loader gives the same indices to all ranks that average their gradients,
-    and the inputs of the model are equal to the byte.
+    the batches are equal to the byte, and the model is given all of them.
 
     ## Why it matters
     The average of equal gradients is one of them: the job computes on many GPUs what one would, and
@@ -51,7 +51,7 @@ class UnshardedSampler(Check):
     def check_feeds(self, view: FeedView) -> Iterator[Finding]:
         """Compare what the ranks were given."""
         same = [each for each in view.passes if _is_same(each)]
-        distinct = {fed.inputs for each in same for fed in each.values()}
+        distinct = {fed.samples for each in same for fed in each.values()}
         # One batch again and again is meant: a test whether the model can learn it.
         if len(same) < len(view.passes) or len(distinct) < _FEWEST:
             return
@@ -64,15 +64,15 @@ class UnshardedSampler(Check):
             ranks=view.ranks,
             step=first.step,
             location=user_location(first.site.frames),
-            subjects=(view.model, "possible") if view.is_shared_work else (view.model,),
+            subjects=(view.model,),
             grade=Grade.NOTE if view.is_shared_work else Grade.LIKELY,
             confidence=0.9,
             evidence=tuple(
                 Evidence(
                     ranks=view.ranks,
                     summary=f"backward pass {fed.number}: {fed.num_batch} of {fed.num_samples} "
-                    f"samples, with the same indices and inputs on all of them",
-                    values={"stream": fed.stream, "indices": fed.batch, "input": fed.inputs[0]},
+                    f"samples, the same indices and bytes on all of them",
+                    values={"stream": fed.stream, "indices": fed.batch, "sample": fed.samples[0]},
                 )
                 for fed in (each[min(each)] for each in same)
             ),
@@ -81,8 +81,13 @@ class UnshardedSampler(Check):
 
 def _is_same(by_rank: Mapping[int, ModelFed]) -> bool:
     first = by_rank[min(by_rank)]
-    is_read = bool(first.batch) and bool(first.inputs) and "" not in first.inputs
-    return is_read and first.num_samples > first.num_batch and len(by_rank) > 1 and all(
-        (fed.inputs, fed.stream, fed.batch) == (first.inputs, first.stream, first.batch)
-        for fed in by_rank.values()
-    )
+    is_read = bool(first.batch and first.samples) and "" not in first.samples
+    # Ranks that read one batch may each take their part of it before the model.
+    is_whole = first.num_batch in first.batch_sizes or _is_alike(by_rank, "inputs")
+    is_part = first.num_samples > first.num_batch and len(by_rank) > 1
+    is_same = all(_is_alike(by_rank, name) for name in ("stream", "batch", "samples"))
+    return is_read and is_whole and is_part and is_same
+
+
+def _is_alike(by_rank: Mapping[int, ModelFed], name: str) -> bool:
+    return len({getattr(fed, name) for fed in by_rank.values()}) == 1

@@ -39,8 +39,8 @@ class DataWatch:
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Watch what these ranks are fed."""
         self._judges = judges
-        self._events = SideBySide("data", world)
-        self._feeds = SideBySide("feed", world)
+        self._events = SideBySide(world)
+        self._feeds = SideBySide(world)
         self._passes: dict[tuple[str, RankSet], deque[Mapping[int, ModelFed]]] = {}
         self._calls: dict[int, deque[int]] = {}
         self._is_foreign: dict[int, tuple[bool, CallSite]] = {}
@@ -89,7 +89,8 @@ class DataWatch:
         passes = self._passes.setdefault((model, ranks), deque(maxlen=_MOST_PASSES))
         passes.append(by_rank)
         is_shared = any(len(group & set(ranks)) > 1 for group in self._sharing)
-        is_shared = is_shared or any(self._exchanges(fed) for each in passes for fed in each.values())
+        fed = [fed for each in passes for fed in each.values()]
+        is_shared = is_shared or any(map(self._exchanges, fed))
         if len(passes) > 1:
             self._judges.judge_feeds(FeedView(model, ranks, tuple(passes), is_shared))
 

@@ -14,14 +14,13 @@ Place = tuple[type, str, int]
 
 
 class SideBySide:
-    """Collect events until all ranks have told of the same `place`; `kind` names what it is.
+    """Collect events until all ranks have told of the same `place`.
 
     Ranks that train together are compared with one another as soon as all of them have told.
     """
 
-    def __init__(self, kind: str, world: RankSet) -> None:
+    def __init__(self, world: RankSet) -> None:
         """Expect these ranks where nothing tells who trains together."""
-        self._kind = kind
         self._world = world
         self._open: dict[Place, dict[int, Any]] = {}
         self._judged: dict[Place, set[int]] = {}
@@ -57,4 +56,4 @@ class SideBySide:
         self._open.clear()
 
     def _alignment(self, place: Place, by_rank: dict[int, Any]) -> Alignment[Any]:
-        return Alignment(self._kind, place[1:], by_rank, RankSet(by_rank))
+        return Alignment("data", place[1:], by_rank, RankSet(by_rank))

@@ -100,16 +100,13 @@ def _state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         return ""
     with unseen():
         state = read()
-        return xxhash.xxh3_64_hexdigest(bytes(memoryview(state.numpy())))
+        return xxhash.xxh3_64_hexdigest(state.numpy().tobytes())
 
 
 def _reader(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], torch.Tensor] | None:
     """Return what reads the state of the generator: on the host, without a wait."""
     generator = kwargs.get("generator")
-    if generator is not None:
-        device = generator.device
-    else:
-        device = _device_of(args, kwargs)
+    device = generator.device if generator is not None else _device_of(args, kwargs)
     if device.type == "cpu":
         return (generator or torch.default_generator).get_state
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
@@ -117,7 +114,7 @@ def _reader(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], torch
     if generator is None:
         index = torch.cuda.current_device() if device.index is None else device.index
         generator = torch.cuda.default_generators[index]
-    return generator.get_state  # type: ignore[no-any-return]
+    return generator.get_state
 
 
 def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

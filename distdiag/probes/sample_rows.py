@@ -55,5 +55,5 @@ def rows_of(batch: Any, num_rows: int) -> tuple[str, ...]:  # noqa: ANN401
             flat = tensor.detach().contiguous().reshape(num_rows, -1)
             rows = flat.view(torch.uint8) if flat.numel() else flat
             for state, row in zip(states, rows, strict=True):
-                state.update(bytes(memoryview(row.numpy())))
+                state.update(row.numpy().tobytes())
         return tuple(state.hexdigest() for state in states)

@@ -31,9 +31,7 @@ def chain_of(sampler: object) -> Iterator[object]:
 def state_of(sampler: object) -> SamplerState:
     """Return what a sampler and those inside it say of themselves."""
     chain = list(chain_of(sampler))
-    found: dict[str, Any] = {
-        field: _first_int(chain, names) for field, names in _NAMES.items()
-    }
+    found: dict[str, Any] = {field: _first_int(chain, names) for field, names in _NAMES.items()}
     found["num_skipped"] = found["num_skipped"] or 0
     shuffle = next((s for one in chain if isinstance(s := _own(one).get("shuffle"), bool)), None)
     return SamplerState(tuple(type(one).__name__ for one in chain), shuffle=shuffle, **found)

@@ -169,7 +169,7 @@ class SamplerWatch(Probe):
         if mine.number == 0 and 0 < size <= room and mine.sampler.num_replicas:
             mine.contents += rows_of(batch, size)
         if torch.is_grad_enabled():
-            self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples))
+            self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
 
     def _exhausted(self, iterator: Any) -> None:  # noqa: ANN401
         mine = self._passes.get(iterator)

@@ -50,7 +50,7 @@ class Schedules(Probe):
 
     def _install(self) -> None:
         kind = lr_scheduler.LRScheduler
-        # The warnings of `step` itself name the line of its caller, so it is left alone if possible.
+        # The warnings of `step` name the line of its caller: it is left alone if possible.
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
         self._patches.replace(kind, name, self._front(vars(kind)[name]))
         self.recorder.on_step.append(self._after_step)

@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.data_event import Draw, ModelFed
 from distdiag.event import CallSite
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import AnyCallable, Probe
 from distdiag.probes.keepers import keeper_of, unwrapped
 from distdiag.probes.sample_rows import first_tensors
 from distdiag.probes.stack import frames_of
@@ -36,6 +36,7 @@ class Batch(NamedTuple):
     digest: str = ""
     size: int = 0
     num_samples: int = -1
+    contents: Pending | None = None
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class StepFeeds(Probe):
             weakref.WeakKeyDictionary()
         )
         self._counts: dict[str, int] = {}
-        self._waiting: deque[tuple[Pending, dict[str, Any]]] = deque()
+        self._waiting: deque[tuple[Pending, Pending | None, dict[str, Any]]] = deque()
 
     def _install(self) -> None:
         kind = DistributedDataParallel
@@ -139,13 +140,17 @@ class StepFeeds(Probe):
         model, self.members = self._name(module)
         if self._fed is not None or not self._is_due(self.recorder.num_backwards):
             return
-        tensors = first_tensors(given)
-        pending = contents(tensors)
-        pending.guard()
+        tensors, pending = first_tensors(given), self._read(given)
         frames = frames_of(sys._getframe(2), self.recorder.main_script)
         sizes = tuple(dict.fromkeys(tensor.shape[0] for tensor in tensors))
         begin = self.recorder.num_events
         self._fed = _Fed(model, self.members, pending, sizes, begin, CallSite(frames))
+
+    @staticmethod
+    def _read(given: object) -> Pending:
+        pending = contents(first_tensors(given))
+        pending.guard()
+        return pending
 
     def _name(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
         known = self._names.get(module)
@@ -160,8 +165,10 @@ class StepFeeds(Probe):
 
     # Batches and draws
 
-    def after_batch(self, batch: Batch) -> None:
+    def after_batch(self, batch: Batch, given: object) -> None:
         """Take note of a batch; what was drawn before belongs to another one."""
+        if batch.digest and not self.is_off and self._is_due(self.recorder.num_backwards):
+            batch = batch._replace(contents=self._read(given))
         self._batch = batch
         self._draws.clear()
 
@@ -211,7 +218,7 @@ class StepFeeds(Probe):
             "end": self.recorder.num_events,
             "site": fed.site,
         }
-        self._waiting.append((fed.contents, fields))
+        self._waiting.append((fed.contents, batch.contents, fields))
         self._write()
 
     def _after_step(self) -> None:
@@ -219,12 +226,17 @@ class StepFeeds(Probe):
 
     def _write(self) -> None:
         while self._waiting:
-            found = self._waiting[0][0].take()
-            if found is None:
+            inputs, batch, fields = self._waiting[0]
+            found = inputs.take(), [] if batch is None else batch.take()
+            if found[0] is None or found[1] is None:
                 return
-            _, fields = self._waiting.popleft()
-            inputs = tuple("" if each is None else each.digest for each in found)
-            self.recorder.event(ModelFed, inputs=inputs, **fields)
+            self._waiting.popleft()
+            given, samples = (_digests(each) for each in found if each is not None)
+            self.recorder.event(ModelFed, inputs=given, samples=samples, **fields)
+
+
+def _digests(found: Sequence[Any]) -> tuple[str, ...]:
+    return tuple("" if each is None else each.digest for each in found)
 
 
 _FEEDS: Final[list[StepFeeds]] = []
