@@ -70,6 +70,8 @@ class DivergentSamplerOrder(Check):
             left_out = num_left_out(parts.values())
             also = f", and {left_out} of {min(sizes)} by none" if _are_whole(parts) else ""
             yield self._differs(parts, f"{twice} samples are read by several ranks{also}", "seed")
+        elif twice is None and _have_seeds_of_their_own(parts):
+            yield self._differs(parts, "parts are cut out of orders with different seeds", "seed")
         elif twice == 0:
             number = _num_alike(parts)
             if number >= _MANY:
@@ -105,6 +107,12 @@ def _are_parts(by_rank: Mapping[int, EpochFed]) -> bool:
     is_cut = len(numbers) == 1 and None not in numbers and numbers != {1}
     # A pass that was ended early need not be as long as the others.
     return is_cut and len({sampler.replica for sampler in samplers}) > 1
+
+
+def _have_seeds_of_their_own(parts: Mapping[int, EpochFed]) -> bool:
+    seeds = {one.sampler.seed for one in parts.values()}
+    is_shuffled = all(one.sampler.shuffle and not one.is_ascending for one in parts.values())
+    return is_shuffled and None not in seeds and len(seeds) > 1
 
 
 def _num_padded(parts: Mapping[int, EpochFed]) -> int:

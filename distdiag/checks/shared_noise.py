@@ -94,8 +94,10 @@ def _key(draw: Draw) -> tuple[object, ...]:
 
 
 def _first_for_samples(fed: ModelFed) -> Draw | None:
-    sizes = fed.batch_sizes
-    return next((draw for draw in fed.draws if draw.sizes and draw.sizes[0] in sizes), None)
+    """Return the first draw of as many rows as there are samples, noise rather than data."""
+    draws = [draw for draw in fed.draws if draw.sizes and draw.sizes[0] in fed.batch_sizes]
+    # What a generator of its own yields, or what is drawn before the model, may be the samples.
+    return min(draws, key=lambda draw: (not draw.is_inside, draw.is_given), default=None)
 
 
 def _is_noise(by_rank: Mapping[int, ModelFed], draw: Draw) -> bool:

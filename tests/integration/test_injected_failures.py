@@ -16,7 +16,11 @@ PROBES = (
     "functional-collectives",
     "models",
     "process-groups",
+    "random-draws",
+    "samplers",
     "save",
+    "schedules",
+    "step-feeds",
     "steps",
     "store-calls",
     "work",
@@ -56,4 +60,6 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     # The files probe is there before any script is; tests/probes/test_files.py makes it fail.
     alone = {"sharding-context", "checkpoint", "compile", "files"}
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
+    alone |= {"sharded-forwards"}
+    alone |= {"data"}  # of which each probe is made to fail
     assert {plan.name for plan in PLANS} <= {*PROBES, *alone}
