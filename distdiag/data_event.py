@@ -92,7 +92,8 @@ class ModelFed(Event, frozen=True, kw_only=True):
     given, `batch_sizes` the sizes of their first dimension. `batch` is a digest of the indices of
     the last batch from a data loader (empty: there was none, or it has no indices), of `num_batch`
     samples out of `num_samples`; `samples` are digests of its tensors. `draws` were made since that
-    batch. What the rank did in the forward pass has the event numbers from `begin` to `end`.
+    batch. `num_local_norms` layers normalise by the statistics of this rank's own samples. What the
+    rank did in the forward pass has the event numbers from `begin` to `end`.
     """
 
     model: str
@@ -105,6 +106,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     num_batch: int
     num_samples: int
     samples: tuple[str, ...]
+    num_local_norms: int
     draws: tuple[Draw, ...]
     begin: int
     end: int

@@ -47,6 +47,7 @@ class _Fed:
     members: tuple[int, ...]
     contents: Pending
     batch_sizes: tuple[int, ...]
+    num_local_norms: int
     begin: int
     site: CallSite
 
@@ -144,7 +145,8 @@ class StepFeeds(Probe):
         frames = frames_of(sys._getframe(2), self.recorder.main_script)
         sizes = tuple(dict.fromkeys(tensor.shape[0] for tensor in tensors))
         begin = self.recorder.num_events
-        self._fed = _Fed(model, self.members, pending, sizes, begin, CallSite(frames))
+        num_norms = sum(map(_is_local_norm, module.modules()))
+        self._fed = _Fed(model, self.members, pending, sizes, num_norms, begin, CallSite(frames))
 
     @staticmethod
     def _read(given: object) -> Pending:
@@ -213,6 +215,7 @@ class StepFeeds(Probe):
             "batch": batch.digest,
             "num_batch": batch.size,
             "num_samples": batch.num_samples,
+            "num_local_norms": fed.num_local_norms,
             "draws": draws,
             "begin": fed.begin,
             "end": self.recorder.num_events,
@@ -233,6 +236,13 @@ class StepFeeds(Probe):
             self._waiting.popleft()
             given, samples = (_digests(each) for each in found if each is not None)
             self.recorder.event(ModelFed, inputs=given, samples=samples, **fields)
+
+
+def _is_local_norm(module: nn.Module) -> bool:
+    """Say whether a layer is batch normalisation of torch's that is not frozen, nor shared."""
+    kind = nn.modules.batchnorm._BatchNorm
+    is_plain = isinstance(module, kind) and type(module).forward is kind.forward
+    return is_plain and module.training
 
 
 def _digests(found: Sequence[Any]) -> tuple[str, ...]:

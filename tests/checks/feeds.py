@@ -87,6 +87,7 @@ def model_fed(rank, number, **values):
         "num_batch": 4,
         "num_samples": 32,
         "samples": (f"samples {rank} {number}",),
+        "num_local_norms": 0,
         "draws": (),
         "begin": 0,
         "end": 0,
