@@ -101,7 +101,8 @@ def test_two_loaders_at_the_same_time_are_two_streams(observed: Observed) -> Non
     observed.install("steps", "data")
     both = data()
 
-    list(zip(loader(DistributedSampler(both, 1, 0)), loader(DistributedSampler(both, 1, 0))))
+    one, other = (loader(DistributedSampler(both, 1, 0)) for _ in range(2))
+    list(zip(one, other, strict=True))
 
     first, second = passes(observed)
     assert first.stream != second.stream
