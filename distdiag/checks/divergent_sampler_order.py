@@ -65,6 +65,8 @@ class DivergentSamplerOrder(Check):
         sizes = {one.num_samples for one in parts.values()}
         if len(sizes) > 1 or not all(map(has_read_once, parts.values())):
             return  # each rank has a data set of its own, or samples are drawn with replacement
+        if len({(one.sampler.epoch, one.is_training) for one in parts.values()}) > 1:
+            return  # these are not the same pass
         twice = num_read_twice(parts.values())
         if twice is not None and twice > _num_padded(parts) + _FEWEST - 1:
             left_out = num_left_out(parts.values())

@@ -185,6 +185,8 @@ class SamplerWatch(Probe):
         state = state_of(sampler)
         dataset = type(iterator._dataset).__name__
         base = f"{dataset} {self._number(iterator._dataset)} by {' of '.join(state.chain)}"
+        if not torch.is_grad_enabled():
+            base += " without gradients"  # one rank may evaluate alone, with the same loader
         stream, others = base, {each.stream for each in self._open}
         while stream in others:
             stream += " beside it"

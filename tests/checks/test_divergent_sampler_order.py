@@ -63,6 +63,8 @@ def test_ranks_of_one_part_read_the_same():
         ({"num_replicas": None}, {"num_replicas": None}),
         ({"num_replicas": 1}, {"num_replicas": 1}),
         ({"replica": 0}, {"replica": 0}),
+        ({"epoch": 0}, {"epoch": 1}),
+        ({"num_backwards": 0}, {}),
         ({"num_indices": 20}, {}),
         ({"indices": b""}, {}),
     ],

@@ -86,6 +86,18 @@ def test_an_evaluation_is_no_training(observed: Observed) -> None:
     assert told.is_ascending
 
 
+def test_an_evaluation_is_not_counted_among_the_passes_of_training(observed: Observed) -> None:
+    observed.install("steps", "data")
+    batches = loader()
+
+    train(batches)
+    with torch.no_grad():
+        list(batches)
+    train(batches)
+
+    assert [told.number for told in passes(observed) if told.is_training] == [0, 1]
+
+
 def test_a_pass_that_is_ended_early_is_told_so(observed: Observed) -> None:
     observed.install("steps", "data")
 
