@@ -26,7 +26,9 @@ from distdiag.ranks import RankSet
 
 E = TypeVar("E", bound=Event)
 
-Kind = Literal["collective", "message", "group", "test", "optimizer", "save", "load", "random"]
+Kind = Literal[
+    "collective", "message", "group", "test", "optimizer", "save", "load", "data", "random"
+]
 
 
 class Fate(StrEnum):

@@ -9,6 +9,7 @@ from distdiag.checkpoint_event import (
     TrainingResumed,
     WeightsLoaded,
 )
+from distdiag.data_event import EpochFed, ModelFed, ScheduleState
 from distdiag.event import (
     Collective,
     CollectiveState,
@@ -73,4 +74,7 @@ AnyEvent = (
     | StateSaved
     | StateRestored
     | TrainingResumed
+    | EpochFed
+    | ModelFed
+    | ScheduleState
 )

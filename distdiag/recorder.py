@@ -6,11 +6,10 @@ then named by numbers; `tables` says which numbers are known at the moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
-from types import FrameType
 from typing import Any, Final
 
 from distdiag.event import (
@@ -27,6 +26,7 @@ from distdiag.event import (
     StoreCall,
 )
 from distdiag.event_file import NO_PLACE, EventWriter
+from distdiag.moments import Moments
 from distdiag.status_page import EVENTS_STOPPED, StatusPage
 from distdiag.thread_context import Here
 from distdiag.wire import (
@@ -82,7 +82,7 @@ class Tables:
         self.sites: dict[Hashable, Site] = {}
 
 
-class Recorder:
+class Recorder(Moments):
     """Appends the events of one rank to its event file and keeps its status page."""
 
     def __init__(
@@ -94,6 +94,7 @@ class Recorder:
             OSError: there is no room for it.
 
         """
+        super().__init__()
         self.rank = rank
         self.folder = folder
         self.step = 0
@@ -107,26 +108,6 @@ class Recorder:
         self.tables = Tables()
         self.phase = Phase.STARTING
         self.backward: tuple[Hashable, tuple[Frame, ...]] | None = None
-        self.before_sync: Callable[[], None] | None = None
-        """Called before an event that orders what this rank did for other ranks, or they for it."""
-        self.after_wrap: Callable[[Any], None] | None = None
-        """Called with modules when FSDP2 has wrapped them."""
-        self.on_start: list[Callable[[Any], None]] = []
-        """Called with each model that begins."""
-        self.on_share: list[Callable[[], None]] = []
-        """Called before each all-reduce or broadcast of the program."""
-        self.on_step: list[Callable[[], None]] = []
-        """Called after each step."""
-        self.before_share: Callable[[object, object], None] | None = None
-        """Called with the tensors of an all-reduce or a broadcast, and the process group."""
-        self.before_save: Callable[[object, FrameType], None] | None = None
-        """Called with what `torch.save` is given."""
-        self.before_forward: Callable[[], None] | None = None
-        """Called when a sharded model is about to be used for the first time."""
-        self.live_models: Callable[[], list[Any]] | None = None
-        """Returns the models that there are, the oldest first."""
-        self.after_read: Callable[[Any, FrameType], None] | None = None
-        """Called with a state dict into which a distributed checkpoint was read."""
         self._page = page
         self._seqs = count()
         self._numbers = count()

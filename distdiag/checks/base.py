@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
+from distdiag.data_view import FeedView
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.loss_view import LossView
@@ -85,6 +86,10 @@ class Check:
 
     def check_losses(self, view: LossView) -> Iterator[Finding]:
         """Judge how much the elements of losses weigh; shown again after each further step."""
+        yield from ()
+
+    def check_feeds(self, view: FeedView) -> Iterator[Finding]:
+        """Judge what ranks that train one model together were given, over several passes."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from distdiag.alignment import Fate, RankState, Trigger
-from distdiag.checkpoint_event import KINDS as CHECKPOINT_KINDS
-from distdiag.checkpoint_event import CheckpointEvent
 from distdiag.checks.base import Check
-from distdiag.disparity import Disparity
 from distdiag.engine.collectives import CollectiveStreams
+from distdiag.engine.data_watch import DataWatch
 from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
@@ -22,6 +20,7 @@ from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.state_loads import StateLoads
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
+from distdiag.engine.watch import ComparedRuns, Watches
 from distdiag.event import (
     Collective,
     Event,
@@ -29,9 +28,7 @@ from distdiag.event import (
     FileAccess,
     Finished,
     GroupCreated,
-    ProbeDisabled,
     Raised,
-    RankStarted,
     Stacks,
 )
 from distdiag.finding import Finding
@@ -41,8 +38,6 @@ from distdiag.ranks import RankSet
 _log = logging.getLogger(__name__)
 
 _LEAVING: Final = (Finished, Raised, Exited)
-
-ONE_RUN: Final = "there is one run only: distdiag parity compares it with another"
 
 
 class Engine:
@@ -78,13 +73,18 @@ class Engine:
         self._stall = Stall(hang_timeout_s)
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
-        self._models = ModelWatch(world, self._judges, rules, only_start=only_start)
-        self._loads = StateLoads(world, self._judges)
+        self._watches = Watches(
+            (
+                ModelWatch(world, self._judges, rules, only_start=only_start),
+                StateLoads(world, self._judges),
+                DataWatch(world, self._judges),
+                ComparedRuns(self._judges),
+            )
+        )
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0
         self._has_left = False
-        self._has_compared_runs = False
 
     # What came out
 
@@ -113,13 +113,7 @@ class Engine:
         """The codes of the checks that were disabled or did not see all, and why."""
         problem = self._files.problem if self._files is not None else ""
         unseen = {check.code: problem for check in self._judges.needing(FileAccess) if problem}
-        unseen |= self._models.not_checked
-        if not self._has_compared_runs:
-            unseen |= {check.code: ONE_RUN for check in self._judges.needing(Disparity)}
-        if self._loads.problem:
-            blind = [check for kind in CHECKPOINT_KINDS for check in self._judges.needing(kind)]
-            unseen |= {check.code: self._loads.problem for check in blind}
-        return unseen | self._judges.disabled
+        return unseen | self._watches.not_checked | self._judges.disabled
 
     def states(self) -> Mapping[int, RankState]:
         """Return what is known of every rank now."""
@@ -144,11 +138,7 @@ class Engine:
             case Stacks():
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
-        self._has_compared_runs = self._has_compared_runs or isinstance(event, Disparity)
-        if isinstance(event, ProbeDisabled | RankStarted | ModelEvent):
-            self._models.feed(event)
-        if isinstance(event, CheckpointEvent | ProbeDisabled):
-            self._loads.feed(event)
+        self._watches.feed(event)
         if self._files is not None and not isinstance(event, ModelEvent):
             self._files.feed(event)
         self._judges.judge_event(event, self.states)
@@ -208,8 +198,7 @@ class Engine:
         if self._files is not None:
             self._files.finish()
             self._judge_files(self._files)
-        self._models.finish()
-        self._loads.finish()
+        self._watches.finish()
         waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:

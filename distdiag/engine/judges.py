@@ -9,6 +9,8 @@ from typing import Any
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.checks.base import Check
 from distdiag.checks.crashed_check import CrashedCheck
+from distdiag.data_event import ModelFed
+from distdiag.data_view import FeedView
 from distdiag.engine.conclusions import Conclusions
 from distdiag.event import Event, FileAccess
 from distdiag.finding import Finding, Severity
@@ -100,6 +102,11 @@ class Judges:
         for check in self.needing(LossWeights):
             found = self._ask(check, check.check_losses, view)
             self.conclusions.revise((check.code, view.optimizer, view.ranks), found)
+
+    def judge_feeds(self, view: FeedView) -> None:
+        """Show what a model was fed."""
+        for check in self.needing(ModelFed):
+            self._take(check, check.check_feeds, view)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

@@ -13,6 +13,7 @@ from distdiag.engine.random_states import RandomStreams
 from distdiag.engine.slice_saves import SliceSaves
 from distdiag.engine.untrained import Untrained
 from distdiag.engine.user_plans import UserPlans
+from distdiag.engine.watch import Watch
 from distdiag.event import Event, ProbeDisabled, RankStarted
 from distdiag.loss_event import LossWeights
 from distdiag.model_event import (
@@ -40,8 +41,10 @@ ModelEvent = (
 )
 
 
-class ModelWatch:
+class ModelWatch(Watch):
     """Feed events as they come; what is complete is judged at once, the rest at the end."""
+
+    kinds = (*KINDS, LossWeights, RandomDraw, ProbeDisabled, RankStarted)
 
     def __init__(
         self,
@@ -82,26 +85,34 @@ class ModelWatch:
         """Take in one event of one rank."""
         if isinstance(event, ModelEvent):
             self._coverage.saw(event)
-        if isinstance(event, LossWeights | ProbeDisabled):
-            self._losses.feed(event)
         match event:
+            case LossWeights():
+                self._losses.feed(event)
             case RandomState() | RandomDraw():
                 self._feed_random(event)
+            case ProbeDisabled():
+                self._note_blind(event)
             case ModelPlan() | ModelState():
                 self._feed_model(event)
             case OptimizerState():
-                self._untrained.add(event)
-                self._judge(self._optimizers.add(event))
-                if self._plans.has_stepped(event.rank):
-                    self._judge_plans()
+                self._feed_step(event)
             case PlanPatterns():
                 self._plans.add(event)
-            case ProbeDisabled(probe="models"):
-                self._blind.add(event.rank)
             case RankStarted():
                 self._sees_all = self._sees_all and event.world_size <= self._num_ranks
             case SliceSaved():
                 self._saves.add(event)
+
+    def _feed_step(self, event: OptimizerState) -> None:
+        self._untrained.add(event)
+        self._judge(self._optimizers.add(event))
+        if self._plans.has_stepped(event.rank):
+            self._judge_plans()
+
+    def _note_blind(self, event: ProbeDisabled) -> None:
+        self._losses.feed(event)
+        if event.probe == "models":
+            self._blind.add(event.rank)
 
     def _feed_model(self, event: ModelPlan | ModelState) -> None:
         for view in self._models.feed(event):

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from distdiag.alignment import Alignment
 from distdiag.checkpoint_event import (
-    CheckpointEvent,
+    KINDS,
     LoadWasted,
     StateSaved,
     TrainingResumed,
     WeightsLoaded,
 )
 from distdiag.engine.judges import Judges
+from distdiag.engine.watch import Watch
 from distdiag.event import Event, ProbeDisabled
 from distdiag.ranks import RankSet
 
 _Key = tuple[str | int, ...]
 
 
-class StateLoads:
+class StateLoads(Watch):
     """Feed events as they come; what all ranks have told is judged at once, the rest at the end."""
+
+    kinds = (*KINDS, ProbeDisabled)
 
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Nothing was loaded or saved yet."""
@@ -30,13 +33,14 @@ class StateLoads:
         self._blind: set[int] = set()
 
     @property
-    def problem(self) -> str:
-        """Why not all loads were seen, or an empty string."""
+    def not_checked(self) -> dict[str, str]:
+        """The codes of the checks of loads and saves, if not all were seen, and why."""
         if not self._blind:
-            return ""
-        return f"what {RankSet(self._blind).phrase()} loaded and saved is not observed wholly"
+            return {}
+        why = f"what {RankSet(self._blind).phrase()} loaded and saved is not observed wholly"
+        return {check.code: why for kind in KINDS for check in self._judges.needing(kind)}
 
-    def feed(self, event: CheckpointEvent | ProbeDisabled) -> None:
+    def feed(self, event: Event) -> None:
         """Take in one event of one rank."""
         if isinstance(event, ProbeDisabled):
             if event.probe in ("loads", "rank-states"):
@@ -60,7 +64,7 @@ class StateLoads:
         return Alignment("load", key, by_rank, self._expected[key])
 
 
-def _key_of(event: CheckpointEvent) -> _Key:
+def _key_of(event: Event) -> _Key:
     kind = type(event).__name__
     match event:
         case WeightsLoaded():
@@ -74,5 +78,5 @@ def _key_of(event: CheckpointEvent) -> _Key:
     return (kind,)
 
 
-def _expected(event: CheckpointEvent) -> RankSet | None:
+def _expected(event: Event) -> RankSet | None:
     return RankSet(event.members) if isinstance(event, StateSaved) else None

@@ -152,6 +152,23 @@ def _dataloader(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [DataLoaderWatch(recorder)]
 
 
+def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.samplers import SamplerWatch
+    from distdiag.probes.schedules import Schedules
+    from distdiag.probes.step_draws import StepDraws
+    from distdiag.probes.step_feeds import StepFeeds
+
+    feeds = StepFeeds(recorder)
+    samplers = SamplerWatch(recorder, feeds)
+    return [feeds, samplers, StepDraws(recorder, feeds), Schedules(recorder)]
+
+
+def _sharded_forwards(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.sharded_forwards import ShardedForwards
+
+    return [ShardedForwards(recorder)]
+
+
 def _save(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.phases import SaveWatch
 
@@ -197,6 +214,16 @@ PLANS: Final = (
     Plan("parity", ("torch",), _parity),
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
+    Plan("data", ("torch", "torch.utils.data.dataloader"), _data),
+    Plan(
+        "sharded-forwards",
+        (
+            "torch",
+            "torch.distributed.fsdp",
+            "torch.distributed.fsdp._fully_shard._fsdp_state",
+        ),
+        _sharded_forwards,
+    ),
     Plan(
         "sharding-context",
         ("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group"),

@@ -180,6 +180,9 @@ class BackwardWatch(Probe):
             if survey is not None:
                 survey.before_backward()
             recorder = self.recorder
+            if kwargs.get("accumulate_grad"):
+                for tell in recorder.on_backward:
+                    tell()
             outer, phase = recorder.backward, recorder.phase
             try:
                 self._begin(sys._getframe(1), counts=accumulates)

@@ -1,0 +1,92 @@
+"""PAR004: a learning-rate schedule is advanced once for each rank at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.alignment import Alignment
+from distdiag.checks.base import Check
+from distdiag.data_event import ScheduleState
+from distdiag.finding import Evidence, Finding, Grade, Severity
+from distdiag.ranks import RankSet
+from distdiag.reasoning.descriptions import user_location
+
+_NOTHING: Final = 1e-3
+"""A rate that is so small, relative to the highest one, is the end of a schedule."""
+
+
+class OverfastSchedule(Check):
+    """A learning-rate schedule is advanced once for each rank at every step.
+
+    ## What it detects
+    A scheduler that is advanced as many times for each optimizer step as there are ranks, whose
+    rate has come to nothing, and at least as many steps of the optimizer after that as before.
+
+    ## Why it matters
+    The rest of the training changes nothing: the rate came to its end too early by the number of
+    ranks.
+
+    ## Example
+    A framework advances a prepared scheduler once for each process, and the number of training
+    steps it was made with was already that of one process.
+
+    ## How to fix
+    Do not let the framework prepare the scheduler, or multiply its number of steps by the number of
+    processes.
+
+    ## References
+    - `accelerate.scheduler.AcceleratedScheduler`
+    """
+
+    code = "PAR004"
+    name = "overfast-schedule"
+    severity = Severity.WARNING
+    needs = (ScheduleState,)
+
+    why = "The schedule was made for one advance at each step, and gets one for each rank."
+    fix = "Advance the scheduler once for each optimizer step, or make it that much longer."
+    fix_changes = "The learning rate of every step but the first."
+    fix_leaves = "The number of steps and what the optimizer holds."
+    disproof = "The learning rate, printed at each step, comes to its end with the training."
+
+    def check_alignment(self, alignment: Alignment[ScheduleState]) -> Iterator[Finding]:
+        """Look at schedules that have come to their end."""
+        if alignment.kind != "data":
+            return
+        world = len(alignment.expected_ranks)
+        found = {r: s for r, s in alignment.by_rank.items() if _is_overfast(s, world)}
+        if not found:
+            return
+        first = found[min(found)]
+        yield self.finding(
+            f"{first.name} is advanced {world} times for each optimizer step, once for each rank: "
+            f"the learning rate fell to {first.last_rate:g} by step {first.settled_at}, and "
+            f"{first.num_steps - first.settled_at} more steps were taken with it",
+            ranks=RankSet(found),
+            step=first.settled_at,
+            location=user_location(first.site.frames),
+            subjects=(first.name,),
+            grade=Grade.LIKELY,
+            confidence=0.9,
+            evidence=(
+                Evidence(
+                    ranks=RankSet(found),
+                    summary=f"{first.num_advances} advances in {first.num_steps} steps; the rate "
+                    f"was {first.peak_rate:g} at most and is {first.last_rate:g}",
+                    values={
+                        "num_advances": first.num_advances,
+                        "num_steps": first.num_steps,
+                        "settled_at": first.settled_at,
+                        "last_rate": first.last_rate,
+                    },
+                ),
+            ),
+        )
+
+
+def _is_overfast(state: ScheduleState, world: int) -> bool:
+    is_each = world > 1 and state.least_pace == state.greatest_pace == world
+    has_ended = state.last_rate <= _NOTHING * state.peak_rate
+    num_after = state.num_steps - state.settled_at
+    return is_each and has_ended and num_after >= max(state.settled_at, 2)

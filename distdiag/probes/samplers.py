@@ -1,0 +1,288 @@
+"""Which samples a rank reads, in which order: what data loaders ask their samplers for.
+
+Everything is seen in the main process, where indices are drawn whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+from torch.utils.data import DataLoader, dataloader
+
+from distdiag.data_event import EpochFed, SamplerState
+from distdiag.event import CallSite
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.index_stream import IndexStream
+from distdiag.probes.own_steps import is_due
+from distdiag.probes.sample_rows import rows_of
+from distdiag.probes.sampler_state import chain_of, state_of
+from distdiag.probes.stack import frames_of
+from distdiag.probes.step_feeds import Batch, StepFeeds
+from distdiag.recorder import Recorder
+
+_MOST_ROWS: Final = 512
+_MOST_STREAMS: Final = 256
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One pass over a data set that is under way, or over."""
+
+    stream: str
+    number: int
+    dataset: str
+    num_samples: int
+    sampler: SamplerState
+    indices: IndexStream
+    epoch_before: int | None
+    num_backwards: int
+    site: CallSite
+    has_grad: bool
+    iterator: Callable[[], object]
+    num_batches: int = 0
+    num_before_training: int = 0
+    is_exhausted: bool = False
+    is_over: bool = False
+    contents: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is known of the passes over one stream."""
+
+    count: int = 0
+    last_digest: str = ""
+    last_epoch: int | None = None
+
+
+class SamplerWatch(Probe):
+    """Writes down each pass over a data set that has indices."""
+
+    name: ClassVar[str] = "samplers"
+
+    def __init__(self, recorder: Recorder, feeds: StepFeeds) -> None:
+        """Know of no pass yet; `feeds` is told of each batch."""
+        super().__init__(recorder)
+        self._feeds = feeds
+        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._open: list[_Pass] = []
+        self._streams: dict[str, _Stream] = {}
+        self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
+        self._num_datasets = 0
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def _install(self) -> None:
+        kind = dataloader._BaseDataLoaderIter
+        self._patches.replace(kind, "_next_index", self._indices(vars(kind)["_next_index"]))
+        self._patches.replace(kind, "__next__", self._batches(vars(kind)["__next__"]))
+        self._patches.replace(kind, "_reset", self._restarts(vars(kind)["_reset"]))
+        self._patches.replace(DataLoader, "__init__", self._making(vars(DataLoader)["__init__"]))
+        self.recorder.on_step.append(self._after_step)
+
+    def flush(self) -> None:
+        """Write down the passes that have not come to their end."""
+        if not self.is_off:
+            self._settle(all_of_them=True)
+
+    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
+        try:
+            action(*args)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    # What data loaders do
+
+    def _making(self, original: AnyCallable) -> AnyCallable:
+        @functools.wraps(original)
+        def init(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            original(self_, *args, **kwargs)
+            if not self.is_off:
+                self._guard(self._made, self_)
+
+        return init
+
+    def _made(self, loader: Any) -> None:  # noqa: ANN401
+        self._remember_epoch(loader._index_sampler)
+
+    def _restarts(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def reset(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            # Loaders that keep their workers use one iterator for all passes.
+            mine = self._passes.pop(self_, None)
+            if mine is not None:
+                mine.is_over = True
+            return original(self_, *args, **kwargs)
+
+        return reset
+
+    def _indices(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def next_index(self_: Any) -> Any:  # noqa: ANN401
+            if self.is_off:
+                return original(self_)
+            self._guard(self._before_index, self_, sys._getframe(1))
+            index = original(self_)
+            self._guard(self._after_index, self_, index)
+            return index
+
+        return next_index
+
+    def _batches(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+            try:
+                batch = original(self_)
+            except StopIteration:
+                if not self.is_off:
+                    self._guard(self._exhausted, self_)
+                raise
+            if not self.is_off:
+                self._guard(self._after_batch, self_, batch)
+            return batch
+
+        return next_batch
+
+    def _before_index(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+        if iterator not in self._passes:
+            self._begin(iterator, frame)
+
+    def _after_index(self, iterator: Any, index: Any) -> None:  # noqa: ANN401
+        self._passes[iterator].indices.add(index)
+
+    def _after_batch(self, iterator: Any, batch: Any) -> None:  # noqa: ANN401
+        mine = self._passes.get(iterator)
+        if mine is None:
+            return
+        mine.num_batches += 1
+        if self.recorder.num_backwards == mine.num_backwards:
+            mine.num_before_training += 1
+        fetched = mine.indices.fetched
+        digest, size = fetched.popleft() if fetched else ("", 0)
+        room = _MOST_ROWS - len(mine.contents)
+        if mine.number == 0 and 0 < size <= room and mine.sampler.num_replicas:
+            mine.contents += rows_of(batch, size)
+        if torch.is_grad_enabled():
+            self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
+
+    def _exhausted(self, iterator: Any) -> None:  # noqa: ANN401
+        mine = self._passes.get(iterator)
+        if mine is not None:
+            mine.is_exhausted = True
+            self._remember_epoch(iterator._index_sampler)
+
+    # Passes
+
+    def _begin(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+        self._settle()
+        sampler = iterator._index_sampler
+        state = state_of(sampler)
+        dataset = type(iterator._dataset).__name__
+        base = f"{dataset} {self._number(iterator._dataset)} by {' of '.join(state.chain)}"
+        if not torch.is_grad_enabled():
+            base += " without gradients"  # one rank may evaluate alone, with the same loader
+        stream, others = base, {each.stream for each in self._open}
+        while stream in others:
+            stream += " beside it"
+        if len(self._streams) > _MOST_STREAMS:
+            self._streams.clear()
+        known = self._streams.setdefault(stream, _Stream())
+        mine = _Pass(
+            stream=stream,
+            number=known.count,
+            dataset=dataset,
+            num_samples=_length(iterator),
+            sampler=state,
+            indices=IndexStream(keeps=is_due(known.count)),
+            epoch_before=self._epoch_of(sampler),
+            num_backwards=self.recorder.num_backwards,
+            site=CallSite(frames_of(frame, self.recorder.main_script)),
+            has_grad=torch.is_grad_enabled(),
+            iterator=weakref.ref(iterator),
+        )
+        known.count += 1
+        self._remember_epoch(sampler)
+        self._passes[iterator] = mine
+        self._open.append(mine)
+
+    def _number(self, dataset: object) -> int:
+        known = self._datasets.get(id(dataset))
+        if known is None or (known[1] is not None and known[1]() is not dataset):
+            try:
+                reference: Callable[[], object] | None = weakref.ref(dataset)
+            except TypeError:
+                reference = None  # a list, for one
+            known = self._datasets[id(dataset)] = (self._num_datasets, reference)
+            self._num_datasets += 1
+        return known[0]
+
+    def _epoch_of(self, sampler: object) -> int | None:
+        return self._epochs.get(list(chain_of(sampler))[-1])
+
+    def _remember_epoch(self, sampler: object) -> None:
+        chain = list(chain_of(sampler))
+        epoch = state_of(sampler).epoch
+        if epoch is not None:
+            self._epochs[chain[-1]] = epoch
+
+    # Writing
+
+    def _after_step(self) -> None:
+        if not self.is_off and any(each.is_exhausted for each in self._open):
+            self._guard(self._settle)
+
+    def _settle(self, *, all_of_them: bool = False) -> None:
+        """Write down passes that are over: the last batch of them was used by now."""
+        for mine in list(self._open):
+            is_over = mine.is_exhausted or mine.is_over or mine.iterator() is None
+            if is_over or all_of_them:
+                self._open.remove(mine)
+                self._write(mine)
+
+    def _write(self, mine: _Pass) -> None:
+        indices, known = mine.indices, self._streams.get(mine.stream, _Stream())
+        if indices.is_opaque or not indices.num:
+            return
+        num_backwards = self.recorder.num_backwards - mine.num_backwards if mine.has_grad else 0
+        self.recorder.event(
+            EpochFed,
+            stream=mine.stream,
+            number=mine.number,
+            dataset=mine.dataset,
+            num_samples=mine.num_samples,
+            sampler=mine.sampler,
+            num_indices=indices.num,
+            num_batches=mine.num_batches,
+            digest=indices.digest,
+            first=indices.first,
+            indices=indices.bitmap(),
+            contents=tuple(mine.contents),
+            is_complete=mine.is_exhausted,
+            is_ascending=indices.is_ascending,
+            last_digest=known.last_digest,
+            last_epoch=known.last_epoch,
+            epoch_before=mine.epoch_before,
+            num_before_training=mine.num_before_training,
+            num_backwards=num_backwards,
+            members=self._feeds.members if num_backwards else (),
+            site=mine.site,
+        )
+        if num_backwards:
+            known.last_digest = indices.digest if mine.is_exhausted else ""
+            known.last_epoch = mine.sampler.epoch
+
+
+def _length(iterator: Any) -> int:  # noqa: ANN401
+    """Return how many samples there are, -1 if the data set does not say."""
+    if iterator._dataset_kind == dataloader._DatasetKind.Iterable:
+        return -1
+    try:
+        return len(iterator._dataset)
+    except Exception:  # noqa: BLE001 (the code is the user's, and need not have it)
+        return -1

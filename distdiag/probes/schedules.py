@@ -1,0 +1,145 @@
+"""How often learning-rate schedulers are advanced for each optimizer step, and how far they are."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from torch.optim import lr_scheduler
+
+from distdiag.data_event import ScheduleState
+from distdiag.event import CallSite
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.stack import frames_of
+from distdiag.recorder import Recorder
+
+_LEAST_LOOK: Final = 16
+
+
+@dataclass(slots=True)
+class _Course:
+    """What one scheduler has done so far."""
+
+    name: str
+    site: CallSite
+    first_step: int
+    num_advances: int = 0
+    num_since_step: int = 0
+    num_steps: int = 0
+    least_pace: int = -1
+    greatest_pace: int = -1
+    first_rate: float = 0.0
+    peak_rate: float = 0.0
+    last_rate: float = 0.0
+    settled_at: int = 0
+
+
+class Schedules(Probe):
+    """Writes down how far each scheduler is, after ever longer times and at the end."""
+
+    name: ClassVar[str] = "schedules"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of no scheduler yet."""
+        super().__init__(recorder)
+        self._courses: weakref.WeakKeyDictionary[Any, _Course] = weakref.WeakKeyDictionary()
+        self._counts: dict[str, int] = {}
+        self._next_look = _LEAST_LOOK
+
+    def _install(self) -> None:
+        kind = lr_scheduler.LRScheduler
+        # The warnings of `step` name the line of its caller: it is left alone if possible.
+        name = "_update_lr" if "_update_lr" in vars(kind) else "step"
+        self._patches.replace(kind, name, self._front(vars(kind)[name]))
+        self.recorder.on_step.append(self._after_step)
+
+    def flush(self) -> None:
+        """Write down how far all have come."""
+        if not self.is_off:
+            self._write_all()
+
+    def _front(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(self_, *args, **kwargs)
+            if not self.is_off:
+                try:
+                    self._advanced(self_)
+                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                    self.fail(error)
+            return result
+
+        return step
+
+    def _advanced(self, scheduler: Any) -> None:  # noqa: ANN401
+        course = self._courses.get(scheduler)
+        rate = _rate(scheduler)
+        if course is None:
+            # The constructor takes the first step.
+            name = f"{type(scheduler).__name__}"
+            number = self._counts[name] = self._counts.get(name, 0) + 1
+            course = _Course(
+                name if number == 1 else f"{name}#{number}",
+                CallSite(frames_of(sys._getframe(2), self.recorder.main_script)),
+                self.recorder.step,
+                first_rate=rate,
+                peak_rate=rate,
+                last_rate=rate,
+            )
+            self._courses[scheduler] = course
+            return
+        if course.num_advances == 0:
+            course.site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
+        course.num_advances += 1
+        course.num_since_step += 1
+        course.peak_rate = max(course.peak_rate, rate)
+        if rate != course.last_rate:
+            course.last_rate, course.settled_at = rate, self.recorder.step - course.first_step
+
+    def _after_step(self) -> None:
+        if self.is_off:
+            return
+        try:
+            for course in list(self._courses.values()):
+                self._count_step(course)
+            if self.recorder.step >= self._next_look:
+                self._next_look *= 2
+                self._write_all()
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _count_step(self, course: _Course) -> None:
+        pace, course.num_since_step = course.num_since_step, 0
+        course.num_steps += 1
+        if course.num_steps == 1:
+            return  # it is advanced after the step
+        is_first = course.least_pace < 0
+        course.least_pace = pace if is_first else min(course.least_pace, pace)
+        course.greatest_pace = max(course.greatest_pace, pace)
+
+    def _write_all(self) -> None:
+        for course in list(self._courses.values()):
+            if course.num_steps < 2:
+                continue
+            self.recorder.event(
+                ScheduleState,
+                name=course.name,
+                num_advances=course.num_advances,
+                num_steps=course.num_steps,
+                least_pace=course.least_pace,
+                greatest_pace=course.greatest_pace,
+                first_rate=course.first_rate,
+                peak_rate=course.peak_rate,
+                last_rate=course.last_rate,
+                settled_at=course.settled_at,
+                site=course.site,
+            )
+
+
+def _rate(scheduler: Any) -> float:  # noqa: ANN401
+    """Return the largest rate that is a plain number; one on a device is not read."""
+    groups = scheduler.optimizer.param_groups
+    rates = [rate for group in groups if isinstance(rate := group.get("lr"), int | float)]
+    return max(rates, default=float("nan"))

@@ -1,0 +1,253 @@
+"""What models that ranks train together are given, from batch to backward pass."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from distdiag.data_event import Draw, ModelFed
+from distdiag.event import CallSite
+from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.keepers import keeper_of, unwrapped
+from distdiag.probes.sample_rows import first_tensors
+from distdiag.probes.stack import frames_of
+from distdiag.probes.tensor_content import Pending, contents
+from distdiag.recorder import Recorder
+
+_FIRST: Final = 6
+_EVERY: Final = 100
+_MOST_DRAWS: Final = 16
+
+
+class Batch(NamedTuple):
+    """The last batch that came from a data loader."""
+
+    stream: str = ""
+    digest: str = ""
+    size: int = 0
+    num_samples: int = -1
+    contents: Pending | None = None
+
+
+@dataclass(slots=True)
+class _Fed:
+    """What a model was given, until a backward pass shows that it is trained on it."""
+
+    model: str
+    members: tuple[int, ...]
+    contents: Pending
+    batch_sizes: tuple[int, ...]
+    num_local_norms: int
+    begin: int
+    site: CallSite
+
+
+class StepFeeds(Probe):
+    """Writes down inputs, random draws and batches of some backward passes."""
+
+    name: ClassVar[str] = "step-feeds"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing was fed yet."""
+        super().__init__(recorder)
+        self.members: tuple[int, ...] = ()
+        """The ranks that train the model together which was fed last."""
+        self._batch = Batch()
+        self._fed: _Fed | None = None
+        self._draws: list[Draw] = []
+        self.is_inside = False
+        """Whether a wrapped model is in its forward pass."""
+        self._names: weakref.WeakKeyDictionary[nn.Module, tuple[str, tuple[int, ...]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._counts: dict[str, int] = {}
+        self._waiting: deque[tuple[Pending, Pending | None, dict[str, Any]]] = deque()
+
+    def _install(self) -> None:
+        kind = DistributedDataParallel
+        for name, around in (
+            ("_pre_forward", self._before_forward),
+            ("_post_forward", self._after_forward),
+        ):
+            if name in vars(kind):
+                self._patches.replace(kind, name, around(vars(kind)[name]))
+        self.recorder.before_model, self.recorder.after_model = self.enter, self.leave
+        self.recorder.on_backward.append(self._before_backward)
+        self.recorder.on_step.append(self._after_step)
+
+    def flush(self) -> None:
+        """Write down what has been read by now."""
+        self._guard(self._write)
+
+    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
+        if self.is_off:
+            return
+        try:
+            action(*args)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    # Models. Without the mark that other wrappers bear: DDP may be compiled as a whole.
+
+    def _before_forward(self, original: AnyCallable) -> AnyCallable:
+        number = len(_FEEDS)
+        _FEEDS.append(self)
+
+        @functools.wraps(original)
+        def pre_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not torch.compiler.is_compiling():
+                _FEEDS[number].enter(self_, (args, kwargs))
+            return original(self_, *args, **kwargs)
+
+        return pre_forward
+
+    def _after_forward(self, original: AnyCallable) -> AnyCallable:
+        number = len(_FEEDS)
+        _FEEDS.append(self)
+
+        @functools.wraps(original)
+        def post_forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not torch.compiler.is_compiling():
+                _FEEDS[number].leave()
+            return original(*args, **kwargs)
+
+        return post_forward
+
+    def enter(self, module: nn.Module, given: object) -> bool:
+        """Take note that a wrapped model is given its inputs; False: it is part of another one."""
+        if self.is_inside:
+            return False
+        self.is_inside = True
+        self._guard(self._enter_forward, module, given)
+        return True
+
+    def leave(self) -> None:
+        """Take note that the forward pass of a wrapped model is over."""
+        self.is_inside = False
+
+    def _enter_forward(self, module: nn.Module, given: object) -> None:
+        if not (torch.is_grad_enabled() and module.training and dist.is_initialized()):
+            return
+        model, self.members = self._name(module)
+        if self._fed is not None or not self._is_due(self.recorder.num_backwards):
+            return
+        tensors, pending = first_tensors(given), self._read(given)
+        frames = frames_of(sys._getframe(2), self.recorder.main_script)
+        sizes = tuple(dict.fromkeys(tensor.shape[0] for tensor in tensors))
+        begin = self.recorder.num_events
+        num_norms = sum(map(_is_local_norm, module.modules()))
+        self._fed = _Fed(model, self.members, pending, sizes, num_norms, begin, CallSite(frames))
+
+    @staticmethod
+    def _read(given: object) -> Pending:
+        pending = contents(first_tensors(given))
+        pending.guard()
+        return pending
+
+    def _name(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
+        known = self._names.get(module)
+        if known is None:
+            keeper = keeper_of(module, "")
+            kind, ranks = (keeper.kind, keeper.ranks) if keeper is not None else ("", ())
+            name = f"{kind} {type(unwrapped(module)).__name__.removeprefix('FSDP')}".strip()
+            number = self._counts[name] = self._counts.get(name, 0) + 1
+            known = (name if number == 1 else f"{name}#{number}", ranks)
+            self._names[module] = known
+        return known
+
+    # Batches and draws
+
+    def after_batch(self, batch: Batch, given: object) -> None:
+        """Take note of a batch; what was drawn before belongs to another one."""
+        if batch.digest and not self.is_off and self._is_due(self.recorder.num_backwards):
+            batch = batch._replace(contents=self._read(given))
+        self._batch = batch
+        self._draws.clear()
+
+    @property
+    def wants_draws(self) -> bool:
+        """Whether it matters now what the program draws."""
+        number = self.recorder.num_backwards
+        # What is drawn before the first pass may be weights or the data themselves.
+        return number > 0 and not self.is_off and self._is_due(number) and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._draws) < _MOST_DRAWS
+
+    def add_draw(self, draw: Draw) -> None:
+        """Take note of random numbers that were drawn."""
+        self._draws.append(draw)
+
+    @staticmethod
+    def _is_due(number: int) -> bool:
+        return number < _FIRST or number % _EVERY < 2
+
+    # Backward passes
+
+    def _before_backward(self) -> None:
+        self.is_inside = False  # whatever became of it
+        self._guard(self._backward)
+
+    def _backward(self) -> None:
+        self._write()
+        fed, self._fed = self._fed, None
+        draws, self._draws = tuple(self._draws), []
+        if fed is None:
+            return
+        batch = self._batch
+        fields = {
+            "model": fed.model,
+            "number": self.recorder.num_backwards,
+            "members": fed.members,
+            "batch_sizes": fed.batch_sizes,
+            "stream": batch.stream,
+            "batch": batch.digest,
+            "num_batch": batch.size,
+            "num_samples": batch.num_samples,
+            "num_local_norms": fed.num_local_norms,
+            "draws": draws,
+            "begin": fed.begin,
+            "end": self.recorder.num_events,
+            "site": fed.site,
+        }
+        self._waiting.append((fed.contents, batch.contents, fields))
+        self._write()
+
+    def _after_step(self) -> None:
+        self._guard(self._write)
+
+    def _write(self) -> None:
+        while self._waiting:
+            inputs, batch, fields = self._waiting[0]
+            found = inputs.take(), [] if batch is None else batch.take()
+            if found[0] is None or found[1] is None:
+                return
+            self._waiting.popleft()
+            given, samples = (_digests(each) for each in found if each is not None)
+            self.recorder.event(ModelFed, inputs=given, samples=samples, **fields)
+
+
+def _is_local_norm(module: nn.Module) -> bool:
+    """Say whether a layer is batch normalisation of torch's that is not frozen, nor shared."""
+    kind = nn.modules.batchnorm._BatchNorm
+    is_plain = isinstance(module, kind) and type(module).forward is kind.forward
+    return is_plain and module.training
+
+
+def _digests(found: Sequence[Any]) -> tuple[str, ...]:
+    return tuple("" if each is None else each.digest for each in found)
+
+
+_FEEDS: Final[list[StepFeeds]] = []
+"""Who is told of forward passes; a traced function may hold a list, but not a probe."""

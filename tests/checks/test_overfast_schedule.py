@@ -1,0 +1,48 @@
+import pytest
+
+from distdiag.checks.overfast_schedule import OverfastSchedule
+from distdiag.finding import Severity
+from distdiag.ranks import RankSet
+from tests.checks.feeds import aligned, schedule
+
+FAST = {"num_advances": 80, "least_pace": 2, "greatest_pace": 2, "settled_at": 20}
+
+
+def judged(**values):
+    return list(
+        OverfastSchedule().check_alignment(aligned(*[schedule(r, **values) for r in (0, 1)]))
+    )
+
+
+def test_a_schedule_that_ended_too_early_is_named():
+    (finding,) = judged(**FAST)
+    assert finding.severity is Severity.WARNING
+    assert finding.ranks == RankSet([0, 1])
+    assert finding.step == 20
+    assert "LambdaLR is advanced 2 times for each optimizer step" in finding.message
+    assert "fell to 0 by step 20, and 20 more steps" in finding.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"least_pace": 1, "greatest_pace": 1},
+        {"greatest_pace": 3},
+        {"least_pace": 4, "greatest_pace": 4},
+        {"settled_at": 39},
+        {"last_rate": 0.01},
+    ],
+    ids=[
+        "once for each step",
+        "an epoch's end beside it",
+        "as often as gradients are accumulated",
+        "ends with the training",
+        "constant after a warm-up",
+    ],
+)
+def test_right_schedules_are_silent(change):
+    assert not judged(**{**FAST, **change})
+
+
+def test_one_rank_alone_is_silent():
+    assert not list(OverfastSchedule().check_alignment(aligned(schedule(0, **FAST))))
