@@ -1,0 +1,177 @@
+"""The processes of one test: started together, watched, and ended within a bounded time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import psutil
+
+from distdiag.dumps.proc import kill_families, wait_for_pid_file
+from distdiag.run_dir import RunDir
+from distdiag.testing.plan import Folder
+from distdiag.testing.ports import HOST, listening_socket
+
+POLL_S: Final = 0.05
+PEERS_S: Final = 6.0
+"""When one rank has failed, the others may go on for so long."""
+MONITOR_S: Final = 6.0
+"""The report may take so long after the ranks have ended."""
+KILL_S: Final = 2.0
+
+_OF_LAUNCHERS: Final = (
+    *("GROUP_RANK", "ROLE_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS", "PYTEST_ADDOPTS"),
+)
+
+
+class Ranks:
+    """The processes of one test. Leaving the context kills what is left of them."""
+
+    def __init__(self, folder: Folder, world_size: int) -> None:
+        """Prepare; nothing is started."""
+        self._folder = folder
+        self._world_size = world_size
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.stopped: set[int] = set()
+        """Ranks that did not end by themselves."""
+
+    def __enter__(self) -> Self:
+        """Start all ranks."""
+        try:
+            with listening_socket() as listener:
+                for rank in range(self._world_size):
+                    self._processes[rank] = self._start(rank, listener)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        """Leave no process behind, the monitor included."""
+        self.kill()
+        wait_for_pid_file(self._monitor_pid, 0.5 if self.stopped else MONITOR_S)
+        kill_families(_pids_in(self._monitor_pid))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process ids of the ranks that run, by rank."""
+        return {rank: p.pid for rank, p in self._processes.items() if p.poll() is None}
+
+    @property
+    def statuses(self) -> dict[int, int]:
+        """How ranks ended: the exit status, or minus the number of the signal."""
+        ends = {rank: process.poll() for rank, process in self._processes.items()}
+        return {rank: status for rank, status in ends.items() if status is not None}
+
+    def wait(self, timeout_s: float, *, has_failed: Callable[[int], bool]) -> bool:
+        """Wait until all have ended, or until one failed and the others had a moment to follow.
+
+        Return whether the time sufficed.
+        """
+        deadline = time.monotonic() + timeout_s
+        failed_s = 0.0
+        while self.pids:
+            now_s = time.monotonic()
+            if failed_s and now_s - failed_s > PEERS_S:
+                return True
+            if now_s > deadline:
+                return bool(failed_s)
+            if not failed_s and any(has_failed(rank) for rank in self._processes):
+                failed_s = now_s
+            time.sleep(POLL_S)
+        return True
+
+    def wait_for_report(self) -> None:
+        """Wait until the monitor has written what it saw; the ranks must have ended."""
+        wait_for_pid_file(self._monitor_pid, MONITOR_S)
+
+    def kill(self) -> None:
+        """End the ranks and all that they started."""
+        running = self.pids
+        self.stopped |= running.keys()
+        kill_families(running.values())
+        for process in self._processes.values():
+            try:
+                process.wait(KILL_S)
+            except subprocess.TimeoutExpired:  # it stays in the kernel
+                continue
+        for process in self._processes.values():
+            kill_families(_session(process.pid))
+
+    @property
+    def _monitor_pid(self) -> Path:
+        return RunDir(self._folder.run, 0).monitor_pid
+
+    def _start(self, rank: int, listener: object) -> subprocess.Popen[bytes]:
+        import socket
+
+        assert isinstance(listener, socket.socket)
+        environ = _environment(rank, self._world_size, listener.getsockname()[1])
+        descriptors: tuple[int, ...] = ()
+        if rank == 0:
+            descriptors = (listener.fileno(),)
+            environ["DISTDIAG_LISTENER"] = str(listener.fileno())
+        with self._folder.log(rank).open("wb") as log:
+            return subprocess.Popen(
+                [*(sys.executable, "-P", "-m", "distdiag.testing.rank"), str(self._folder.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environ,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+
+
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return what torchrun would set, so that ``init_process_group`` needs no arguments."""
+    environ = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
+    home = str(Path(__file__).parents[2])
+    paths = [home, *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
+    own: Mapping[str, object] = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_RUN_ID": f"pytest-{os.getpid()}-{port}",
+        # Rank 0 keeps the store on the socket that it was given; all ranks are its clients.
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONUNBUFFERED": 1,
+    }
+    environ.setdefault("OMP_NUM_THREADS", "1")
+    return environ | {name: str(value) for name, value in own.items()}
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session: a rank's workers stay in it when the rank has gone."""
+    members = []
+    for pid in psutil.pids():
+        try:
+            if pid != leader and os.getsid(pid) == leader:
+                members.append(pid)
+        except OSError:
+            continue
+    return members
+
+
+def _pids_in(path: Path) -> list[int]:
+    try:
+        pid = int(path.read_text(encoding="ascii"))
+        command = psutil.Process(pid).cmdline()
+    except (OSError, ValueError, psutil.Error):
+        return []
+    # The number may be another process's by now.
+    return [pid] if "distdiag.monitor" in command else []
