@@ -5,8 +5,8 @@ from __future__ import annotations
 from io import StringIO
 from typing import Any, NamedTuple
 
+from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
-from _pytest._code.code import ReprFileLocation
 
 
 class Part(NamedTuple):
@@ -16,7 +16,7 @@ class Part(NamedTuple):
     body: Any
 
 
-class RankFailures:
+class RankFailures(TerminalRepr):
     """What pytest keeps as the `longrepr` of a failed test: one part below the other."""
 
     def __init__(self, summary: str, parts: tuple[Part, ...], *, path: str, line: int) -> None:
@@ -36,7 +36,8 @@ class RankFailures:
 
     def __str__(self) -> str:
         """Return the same as text, for reports in files and for other processes."""
-        writer = TerminalWriter(StringIO())
+        text = StringIO()
+        writer = TerminalWriter(text)
         writer.hasmarkup = False
         self.toterminal(writer)
-        return writer._file.getvalue().strip()  # type: ignore[attr-defined]
+        return text.getvalue().strip()

@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 import pytest
 
-from distdiag.finding import Finding, Report, Severity
+from distdiag.finding import Finding, Severity
 from distdiag.ranks import RankSet
 from distdiag.reports import load_reporter, one_line
 from distdiag.testing.failure import Part, RankFailures
-from distdiag.testing.run import Ended
+from distdiag.testing.run import START_S, Ended
 
 K = TypeVar("K", bound=Hashable)
 
@@ -53,7 +53,7 @@ def outcome_of(ended: Ended, item: pytest.Function) -> Outcome:
     if problems or findings or any(failed.values()):
         tracebacks = [*_tracebacks(failed, ended)]
         parts = (*problems, *tracebacks, *_observed(ended, findings))
-        summary = _summary(problems, failed, findings)
+        summary = _summary(ended, problems, failed, findings)
         path, line, _ = item.reportinfo()
         place = RankFailures(summary, parts, path=str(path), line=(line or 0) + 1)
         return Outcome("failed", by_ranks=any(failed.values()), failures=place)
@@ -86,11 +86,11 @@ def _skip(report: pytest.TestReport) -> tuple[str, int, str]:
 
 def _problems(ended: Ended) -> Iterator[Part]:
     if ended.stacks is not None:
-        ranks = RankSet(ended.stacks.ranks)
-        yield Part(
-            f"{ranks.phrase()} of {ended.world_size} had not ended after {ended.mark.timeout:g} s",
-            ended.stacks.text,
-        )
+        late = f"{RankSet(ended.stacks.ranks).phrase()} of {ended.world_size}"
+        what = f"had not ended after {ended.mark.timeout:g} s"
+        if not ended.has_begun:
+            what = f"had not met in a process group after {START_S:g} s"
+        yield Part(f"{late} {what}", ended.stacks.text)
     told = {r: result.problem for r, result in ended.results.items() if result and result.problem}
     for problem, group in _groups(told):
         yield Part(f"the test could not run on {group.phrase()}", problem)
@@ -137,14 +137,21 @@ def _tracebacks(failed: Mapping[int, list[pytest.TestReport]], ended: Ended) -> 
     """Yield each distinct traceback once, with the ranks that have it."""
     by_text: dict[tuple[str, str], list[int]] = {}
     drawn: dict[tuple[str, str], Any] = {}
-    for rank, reports in failed.items():
-        for report in reports:
-            key = (report.when or "", report.longreprtext)
+    for rank in _first_to_raise(failed, ended):
+        for report in failed[rank]:
+            key = (str(report.when), report.longreprtext)
             by_text.setdefault(key, []).append(rank)
             drawn.setdefault(key, report.longrepr)
     for key, ranks in by_text.items():
         phase = "" if key[0] == "call" else f", {key[0]}"
         yield Part(f"{RankSet(ranks).phrase()} of {ended.world_size}{phase}", drawn[key])
+
+
+def _first_to_raise(failed: Iterable[int], ended: Ended) -> list[int]:
+    """Return the ranks, those first whose exception made the others fail."""
+    findings = ended.report.findings if ended.report is not None else ()
+    first = {rank for f in findings if f.code == "HNG001" for rank in f.ranks}
+    return sorted(failed, key=lambda rank: (rank not in first, rank))
 
 
 def _failing_findings(ended: Ended) -> list[Finding]:
@@ -157,10 +164,8 @@ def _failing_findings(ended: Ended) -> list[Finding]:
 
 def _findings(ended: Ended) -> tuple[Finding, ...]:
     """Return what the observation found, without what the end of the test itself has caused."""
-    if ended.stacks is not None and ended.early is not None:
-        worst = max((f.severity.weight for f in ended.early.findings), default=0)
-        if worst > 0:
-            return ended.early.findings
+    if ended.early is not None:
+        return ended.early.findings
     found = ended.report.findings if ended.report is not None else ()
     kept = tuple(f for f in found if not (ended.stopped and f.code == "HNG002"))
     if ended.stacks is not None and not any(f.severity.weight for f in kept):
@@ -182,13 +187,16 @@ def _observed(ended: Ended, findings: list[Finding]) -> Iterator[Part]:
 
 
 def _summary(
-    problems: list[Part], failed: Mapping[int, list[pytest.TestReport]], findings: list[Finding]
+    ended: Ended,
+    problems: list[Part],
+    failed: Mapping[int, list[pytest.TestReport]],
+    findings: list[Finding],
 ) -> str:
     verdict = [one_line(f).removeprefix("distdiag: ") for f in findings]
     if problems:
         return "; ".join([problems[0].title, *verdict[:1]])
-    for rank, reports in failed.items():
-        for report in reports:
+    for rank in _first_to_raise(failed, ended):
+        for report in failed[rank]:
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message if crash is not None else report.longreprtext
             return f"rank {rank}: {message}"

@@ -4,6 +4,7 @@
          options.pickle   the options of pytest, by name
          fixtures.pickle  the values of fixtures, by name, each pickled by itself
          rank-1.log       what rank 1 wrote to stdout and stderr
+         rank-1.began     exists when rank 1 has met the others
          rank-1.json      how the test went there (`RankResult`)
          run/             the run directory of the observation
 """
@@ -82,6 +83,10 @@ class Folder:
     def log(self, rank: int) -> Path:
         """Return where the output of a rank goes."""
         return self.root / f"rank-{rank}.log"
+
+    def began(self, rank: int) -> Path:
+        """Exists when the process group is made on a rank and its test begins."""
+        return self.root / f"rank-{rank}.began"
 
     def result(self, rank: int) -> Path:
         """Return where a rank leaves its `RankResult`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -21,9 +23,7 @@ from distdiag.testing.ports import HOST, listening_socket
 POLL_S: Final = 0.05
 PEERS_S: Final = 6.0
 """When one rank has failed, the others may go on for so long."""
-MONITOR_S: Final = 6.0
-"""The report may take so long after the ranks have ended."""
-KILL_S: Final = 2.0
+KILL_S: Final = 1.0
 
 _OF_LAUNCHERS: Final = (
     *("GROUP_RANK", "ROLE_RANK", "NODE_RANK", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -57,9 +57,8 @@ class Ranks:
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
         """Leave no process behind, the monitor included."""
+        self.kill_monitor()
         self.kill()
-        wait_for_pid_file(self._monitor_pid, 0.5 if self.stopped else MONITOR_S)
-        kill_families(_pids_in(self._monitor_pid))
 
     @property
     def pids(self) -> dict[int, int]:
@@ -72,14 +71,20 @@ class Ranks:
         ends = {rank: process.poll() for rank, process in self._processes.items()}
         return {rank: status for rank, status in ends.items() if status is not None}
 
-    def wait(self, timeout_s: float, *, has_failed: Callable[[int], bool]) -> bool:
+    def wait(
+        self,
+        timeout_s: float,
+        *,
+        has_failed: Callable[[int], bool],
+        until: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Wait until all have ended, or until one failed and the others had a moment to follow.
 
-        Return whether the time sufficed.
+        Return whether the time sufficed for that, or for what `until` tells.
         """
         deadline = time.monotonic() + timeout_s
         failed_s = 0.0
-        while self.pids:
+        while self.pids and not until():
             now_s = time.monotonic()
             if failed_s and now_s - failed_s > PEERS_S:
                 return True
@@ -90,20 +95,24 @@ class Ranks:
             time.sleep(POLL_S)
         return True
 
-    def wait_for_report(self) -> None:
+    def wait_for_report(self, timeout_s: float) -> None:
         """Wait until the monitor has written what it saw; the ranks must have ended."""
-        wait_for_pid_file(self._monitor_pid, MONITOR_S)
+        wait_for_pid_file(self._monitor_pid, timeout_s)
+
+    def kill_monitor(self) -> None:
+        """End the monitor, with what looks at ranks on its behalf: that would hold them back."""
+        kill_families(_pids_in(self._monitor_pid))
 
     def kill(self) -> None:
         """End the ranks and all that they started."""
         running = self.pids
         self.stopped |= running.keys()
         kill_families(running.values())
+        deadline = time.monotonic() + KILL_S
         for process in self._processes.values():
-            try:
-                process.wait(KILL_S)
-            except subprocess.TimeoutExpired:  # it stays in the kernel
-                continue
+            # One that stays in the kernel is not waited for.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.01))
         for process in self._processes.values():
             kill_families(_session(process.pid))
 
@@ -111,10 +120,7 @@ class Ranks:
     def _monitor_pid(self) -> Path:
         return RunDir(self._folder.run, 0).monitor_pid
 
-    def _start(self, rank: int, listener: object) -> subprocess.Popen[bytes]:
-        import socket
-
-        assert isinstance(listener, socket.socket)
+    def _start(self, rank: int, listener: socket.socket) -> subprocess.Popen[bytes]:
         environ = _environment(rank, self._world_size, listener.getsockname()[1])
         descriptors: tuple[int, ...] = ()
         if rank == 0:

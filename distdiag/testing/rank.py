@@ -128,9 +128,9 @@ def _serve_store(plan: RankPlan) -> object:
     descriptor = os.environ.pop("DISTDIAG_LISTENER", None)
     if descriptor is None:
         return None
-    from torch.distributed import TCPStore
+    import torch.distributed as dist
 
-    return TCPStore(
+    return dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         plan.world_size,

@@ -58,7 +58,7 @@ class RankPlugin:
             value: object = pickle.loads(form)
         except Exception:  # noqa: BLE001 (the rank makes its own, as for values without a form)
             return None
-        fixturedef.cached_result = (value, fixturedef.cache_key(request), None)
+        fixturedef.cached_result = (value, fixturedef.cache_key(request), None)  # type: ignore[arg-type]
         return value
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -70,6 +70,7 @@ class RankPlugin:
         # The parent's patience ends first: it takes the stacks while all ranks still stand.
         timeout = timedelta(seconds=self.plan.timeout + GROUP_PATIENCE_S)
         dist.init_process_group(self.plan.backend, timeout=timeout)
+        self._folder.began(self.rank).touch()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -88,6 +89,10 @@ class RankPlugin:
         """Tell the agent of what was raised, and the parent of the phase."""
         if call.excinfo is not None:
             strip_own_frames(call.excinfo.tb, self.plan.file)
+            if not is_user_file(_innermost_file(call.excinfo.tb), self.plan.file):
+                # The long style would show the whole source of a function of torch.
+                option = item.config.option
+                option.tbstyle = "short" if option.tbstyle == "auto" else option.tbstyle
         report = yield
         if report.failed:
             self.has_failed = True
@@ -140,3 +145,9 @@ def _without_pytest(trace: TracebackType, file: str) -> TracebackType:
             return here
         here = here.tb_next
     return trace
+
+
+def _innermost_file(trace: TracebackType) -> str:
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +20,20 @@ from distdiag.finding import Report
 from distdiag.reports import read_report
 from distdiag.testing.hang import Stacks, take_stacks
 from distdiag.testing.plan import Folder, Mark, ParityRun, RankPlan, RankResult, pickled
-from distdiag.testing.processes import Ranks
+from distdiag.testing.processes import POLL_S, Ranks
 
 SHORTEST_STALL_S: Final = 1.0
 LONGEST_STALL_S: Final = 30.0
-PARTS_OF_TIMEOUT: Final = 3
+PARTS_OF_TIMEOUT: Final = 4
 """No progress for such a part of the timeout is a hang, so that it is judged before the end."""
+START_S: Final = 90.0
+"""Importing torch on all ranks, and the meeting of their process group, may take so long."""
+VERDICT_S: Final = 3.0
+"""When the time is up, a verdict that is under way may take so long."""
+MONITOR_S: Final = 10.0
+"""The report may take so long after the ranks have ended."""
+LATE_MONITOR_S: Final = 2.0
+"""The same, when the time was up."""
 
 MADE_BY_EACH_RANK: Final = frozenset(
     """
@@ -41,7 +50,7 @@ class Ended(NamedTuple):
     """How the ranks of one test ended.
 
     `statuses` are those of ranks that ended by themselves. `stacks` were taken when the time was
-    up, `early` is the report as it stood then, and `report` the one after the end.
+    up, `early` is the verdict as it stood then, if there was one, and `report` the last report.
     """
 
     mark: Mark
@@ -53,6 +62,7 @@ class Ended(NamedTuple):
     early: Report | None
     report: Report | None
     outputs: Mapping[int, str]
+    has_begun: bool
 
 
 def run_ranks(
@@ -115,13 +125,21 @@ def _run(folder: Folder, mark: Mark, world_size: int) -> Ended:
         result = folder.read_result(rank)
         return result is not None and _is_failed(result)
 
+    def has_begun() -> bool:
+        return all(folder.began(rank).exists() for rank in range(world_size))
+
     with Ranks(folder, world_size) as ranks:
-        if not ranks.wait(mark.timeout, has_failed=has_failed):
+        is_over = ranks.wait(START_S, has_failed=has_failed, until=has_begun)
+        if has_begun():
+            is_over = ranks.wait(mark.timeout, has_failed=has_failed)
+        if not is_over:
             stacks = take_stacks(ranks.pids)
-            early = _report(folder)
+            early = _verdict(folder)
         statuses = ranks.statuses
+        if early is not None:
+            ranks.kill_monitor()
         ranks.kill()
-        ranks.wait_for_report()
+        ranks.wait_for_report(MONITOR_S if stacks is None else LATE_MONITOR_S)
         report = _report(folder)
     return Ended(
         mark=mark,
@@ -133,7 +151,19 @@ def _run(folder: Folder, mark: Mark, world_size: int) -> Ended:
         early=early,
         report=report,
         outputs={rank: _text(folder.log(rank)) for rank in range(world_size)},
+        has_begun=has_begun(),
     )
+
+
+def _verdict(folder: Folder) -> Report | None:
+    """Wait a moment for the monitor to judge ranks that stand still; it may just be at it."""
+    deadline = time.monotonic() + VERDICT_S
+    while True:
+        report = _report(folder)
+        is_judged = report is not None and any(f.severity.weight for f in report.findings)
+        if is_judged or time.monotonic() > deadline:
+            return report if is_judged else None
+        time.sleep(POLL_S)
 
 
 def _is_failed(result: RankResult) -> bool:
