@@ -6,7 +6,7 @@ first test that has one, and torch by its ranks only.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -36,6 +36,22 @@ def distdiag_world_size(request: pytest.FixtureRequest) -> int:
     if not hasattr(request, "param"):
         pytest.fail("distdiag_world_size is for tests with @pytest.mark.distdiag", pytrace=False)
     return int(request.param)
+
+
+@pytest.fixture
+def assert_parity(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return a function that fails unless a step returns the same on 1, 2, … ranks."""
+    from distdiag.testing.parity_fixtures import assert_parity_of
+
+    return assert_parity_of(request)
+
+
+@pytest.fixture
+def loss_parity() -> Callable[..., None]:
+    """Return a function that fails unless losses by world size agree."""
+    from distdiag.testing import parity_fixtures
+
+    return parity_fixtures.loss_parity
 
 
 @pytest.hookimpl(trylast=True)

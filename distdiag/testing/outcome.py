@@ -180,7 +180,9 @@ def _observed(ended: Ended, findings: list[Finding]) -> Iterator[Part]:
     if report is None:
         yield Part("distdiag", "the ranks were not observed: there is no report of them")
     elif shown:
-        text = load_reporter("terminal")().render(msgspec.structs.replace(report, findings=shown))
+        # That it was ended early is this process's doing.
+        about = msgspec.structs.replace(report, findings=shown, complete=True)
+        text = load_reporter("terminal")().render(about)
         yield Part("distdiag", text.partition(_ABOUT_RUN)[0])
     elif ended.stacks is not None:
         yield Part("distdiag", f"no check found a reason; checked: {', '.join(report.checked)}")

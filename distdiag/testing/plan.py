@@ -5,7 +5,7 @@
          fixtures.pickle  the values of fixtures, by name, each pickled by itself
          rank-1.log       what rank 1 wrote to stdout and stderr
          rank-1.began     exists when rank 1 has met the others
-         rank-1.json      how the test went there (`RankResult`)
+         rank-1.result    how the test went there (`RankResult`)
          run/             the run directory of the observation
 """
 
@@ -21,9 +21,6 @@ import msgspec
 from distdiag.config import FailOn
 from distdiag.errors import UNDECODABLE
 from distdiag.run_dir import write_atomically
-
-Values = dict[str, list[float]]
-"""Numbers by their names: losses by step, or the elements of tensors."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,10 +52,14 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step function returned: `values` by name, and the dtype of each."""
+    """What a step function returned: `values` by name, and the dtype of each.
 
-    values: Values
+    The values of names in `series` belong to one step each.
+    """
+
+    values: dict[str, list[float]]
     dtypes: dict[str, str]
+    series: tuple[str, ...] = ()
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,18 +91,18 @@ class Folder:
 
     def result(self, rank: int) -> Path:
         """Return where a rank leaves its `RankResult`."""
-        return self.root / f"rank-{rank}.json"
+        return self.root / f"rank-{rank}.result"
 
     def read_result(self, rank: int) -> RankResult | None:
         """Return what a rank has told so far, if anything."""
         try:
-            return msgspec.json.decode(self.result(rank).read_bytes(), type=RankResult)
+            return msgspec.msgpack.decode(self.result(rank).read_bytes(), type=RankResult)
         except (OSError, *UNDECODABLE):
             return None
 
     def write_result(self, rank: int, result: RankResult) -> None:
         """Leave what a rank has to tell; called again when there is more."""
-        write_atomically(self.result(rank), msgspec.json.encode(result, enc_hook=str))
+        write_atomically(self.result(rank), msgspec.msgpack.encode(result, enc_hook=str))
 
 
 def pickled(values: Mapping[str, object]) -> dict[str, bytes]:
