@@ -12,6 +12,8 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
+pytestmark = pytest.mark.timeout(400)  # each starts several ranks, and machines are slow
+
 ROOT = Path(__file__).parents[1]
 IMPORTS = """
 import os, signal, time, unittest

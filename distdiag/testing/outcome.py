@@ -13,12 +13,15 @@ from distdiag.finding import Finding, Severity
 from distdiag.ranks import RankSet
 from distdiag.reports import load_reporter, one_line
 from distdiag.testing.failure import Part, RankFailures
+from distdiag.testing.processes import PEERS_S
 from distdiag.testing.run import START_S, Ended
 
 K = TypeVar("K", bound=Hashable)
 
 CAUSED_BY_END: Final = frozenset({"HNG001", "HNG002"})
 """A rank that raised or is gone: the test itself says so, or ended the rank."""
+STANDING_STILL: Final = frozenset({"COL001", *(f"HNG{number:03}" for number in range(3, 18))})
+"""What a rank is said to be stuck in. Where all ranks came to the end, it was only slow."""
 LONGEST_OUTPUT: Final = 20_000
 """Of what a rank wrote, so many characters are shown, the last ones."""
 
@@ -52,7 +55,7 @@ def outcome_of(ended: Ended, item: pytest.Function) -> Outcome:
     findings = _failing_findings(ended)
     if problems or findings or any(failed.values()):
         tracebacks = [*_tracebacks(failed, ended)]
-        parts = (*problems, *tracebacks, *_observed(ended, findings))
+        parts = (*problems, *tracebacks, *_left_running(ended), *_observed(ended, findings))
         summary = _summary(ended, problems, failed, findings)
         path, line, _ = item.reportinfo()
         place = RankFailures(summary, parts, path=str(path), line=(line or 0) + 1)
@@ -108,6 +111,12 @@ def _deaths(ended: Ended) -> Iterator[Part]:
             told[rank] = f"ended with status {status} before the test was over"
     for what, group in _groups(told):
         yield Part(f"{group.phrase()}: {what}", _last_words(ended.outputs[min(group)]))
+
+
+def _left_running(ended: Ended) -> Iterator[Part]:
+    ranks = RankSet(ended.stopped)
+    if ranks and ended.stacks is None:
+        yield Part("", f"{ranks.phrase()} still ran {PEERS_S:g} s after that, and had to be ended")
 
 
 def _last_words(output: str) -> str:
@@ -168,6 +177,8 @@ def _findings(ended: Ended) -> tuple[Finding, ...]:
         return ended.early.findings
     found = ended.report.findings if ended.report is not None else ()
     kept = tuple(f for f in found if not (ended.stopped and f.code == "HNG002"))
+    if ended.went_well:
+        kept = tuple(f for f in kept if f.code not in STANDING_STILL)
     if ended.stacks is not None and not any(f.severity.weight for f in kept):
         return ended.stacks.verdict.findings if ended.stacks.verdict is not None else ()
     return kept

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Final, Self
 
 import psutil
 
-from distdiag.dumps.proc import kill_families, wait_for_pid_file
+from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.run_dir import RunDir
 from distdiag.testing.plan import Folder
 from distdiag.testing.ports import HOST, listening_socket
@@ -101,20 +101,20 @@ class Ranks:
 
     def kill_monitor(self) -> None:
         """End the monitor, with what looks at ranks on its behalf: that would hold them back."""
-        kill_families(_pids_in(self._monitor_pid))
+        _kill_families(_pids_in(self._monitor_pid))
 
     def kill(self) -> None:
         """End the ranks and all that they started."""
         running = self.pids
         self.stopped |= running.keys()
-        kill_families(running.values())
+        _kill_families(running.values(), but_for=_pids_in(self._monitor_pid))
         deadline = time.monotonic() + KILL_S
         for process in self._processes.values():
             # One that stays in the kernel is not waited for.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0.01))
         for process in self._processes.values():
-            kill_families(_session(process.pid))
+            _kill_families(_session(process.pid))
 
     @property
     def _monitor_pid(self) -> Path:
@@ -159,6 +159,28 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
     environ.setdefault("OMP_NUM_THREADS", "1")
     return environ | {name: str(value) for name, value in own.items()}
+
+
+def _kill_families(pids: Iterable[int], *, but_for: Iterable[int] = ()) -> None:
+    """Kill processes with all that they started, as far as that is still known.
+
+    The monitor of the ranks is a child of one of them, and may have to outlive it.
+    """
+    spared = {member.pid for pid in but_for for member in _family(pid)}
+    victims: list[psutil.Process] = []
+    for pid in pids:
+        victims += _family(pid)
+    for victim in (each for each in victims if each.pid not in spared):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            victim.kill()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _session(leader: int) -> list[int]:

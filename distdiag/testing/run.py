@@ -64,6 +64,13 @@ class Ended(NamedTuple):
     outputs: Mapping[int, str]
     has_begun: bool
 
+    @property
+    def went_well(self) -> bool:
+        """Whether all ranks came to the end of the test, and nothing failed there."""
+        results = [self.results[rank] for rank in range(self.world_size)]
+        is_good = all(result is not None and not _is_failed(result) for result in results)
+        return is_good and not any(self.statuses.get(r, 1) for r in range(self.world_size))
+
 
 def run_ranks(
     item: pytest.Function, mark: Mark, world_size: int, parity: ParityRun | None = None
@@ -99,6 +106,7 @@ def _write_plan(
     )
     folder.plan.write_bytes(msgspec.json.encode(plan))
     options = {**vars(config.option), "rootdir": str(config.rootpath)}
+    options.pop("file_or_dir", None)
     if config.inipath is not None:
         options["inifilename"] = str(config.inipath)
     folder.options.write_bytes(pickle.dumps(pickled(options)))
