@@ -29,6 +29,7 @@ from distdiag.lint.base import Rule
 from distdiag.lint.rules import load_rules
 from distdiag.lint_command import lint
 from distdiag.parity_command import parity
+from distdiag.replay import replay_source
 from distdiag.reports import Reporter, load_reporter, read_report, reporter_names
 from distdiag.selection import Selection
 from distdiag.torchrun import new_run_dir, reaches, run_checked
@@ -138,10 +139,16 @@ def check(nproc_per_node: str, script: str, script_args: tuple[str, ...], **flag
 @main.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
-    "--report", "name", default="terminal", help="Show it as terminal or json [terminal]."
+    *("--report", "--format", "name"),
+    default="terminal",
+    help="Show it as terminal or json [terminal]; pytest writes a test that replays a finding of "
+    "collectives.",
 )
 def report(path: Path, name: str) -> None:
     """Show the report of a run again. PATH is a report.json or a run directory."""
+    if name == "pytest":
+        click.echo(replay_source(path), nl=False)
+        return
     _check_reporter(name)
     _show(read_report(path), name)
 

@@ -1,0 +1,165 @@
+"""What the fixtures `assert_parity` and `loss_parity` do, in pytest's process and on the ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distdiag.errors import UsageError
+from distdiag.testing.mark import read_mark, read_world_sizes
+from distdiag.testing.outcome import outcome_of, output_sections
+from distdiag.testing.parity import Rtol, parity_problem, replicas_problem
+from distdiag.testing.plan import Mark, Measured, ParityRun
+from distdiag.testing.rank_plugin import NAME, RankPlugin
+from distdiag.testing.run import run_ranks
+
+StepFunction = Callable[[int, int], Any]
+"""Called with the rank and the world size; returns what must be equal for all world sizes."""
+
+
+class AssertParity:
+    """The value of the fixture in pytest's own process: it starts the ranks and compares."""
+
+    def __init__(self, item: pytest.Function) -> None:
+        """Belong to one test, which the ranks run again up to their call."""
+        self._item = item
+        self._num_calls = 0
+
+    def __call__(
+        self,
+        step_fn: StepFunction | str | Path,
+        world_sizes: Iterable[int] = (1, 2),
+        rtol: Rtol = "auto",
+        *,
+        args: Sequence[str] = (),
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Fail the test unless all world sizes return the same.
+
+        `step_fn` is a function, or the path of a script, which then gets `args`. `options` are
+        those of the mark: backend, timeout, fail_on.
+        """
+        __tracebackhide__ = True
+        call, self._num_calls = self._num_calls, self._num_calls + 1
+        try:
+            sizes = read_world_sizes(tuple(world_sizes))
+            mark = read_mark((), options)
+        except UsageError as error:
+            pytest.fail(str(error).replace("distdiag mark", "assert_parity"), pytrace=False)
+        others = [size for size in sizes if size != 1]
+        if not callable(step_fn):
+            _compare_script(Path(step_fn), others, rtol, args, timeout_s=mark.timeout)
+            return
+        base = self._run(mark, call, 1)[0]
+        noise = self._run(mark, call, 1)[0] if rtol == "auto" else None
+        for size in others:
+            by_rank = self._run(mark, call, size)
+            problem = replicas_problem(by_rank) or parity_problem(
+                base, by_rank[0], noise, rtol=rtol, world_size=size
+            )
+            if problem:
+                pytest.fail(f"world size {size} against 1: {problem}", pytrace=False)
+
+    def _run(self, mark: Mark, call: int, world_size: int) -> dict[int, Measured]:
+        __tracebackhide__ = True
+        ended = run_ranks(self._item, mark, world_size, ParityRun(call=call))
+        outcome = outcome_of(ended, self._item)
+        if outcome.kind == "failed":
+            for title, text in output_sections(ended):
+                self._item.add_report_section("call", title, text)
+            pytest.fail(f"world size {world_size}:\n{outcome.failures}", pytrace=False)
+        measured = {
+            rank: result.measured
+            for rank, result in ended.results.items()
+            if result is not None and result.measured is not None
+        }
+        if len(measured) < world_size:
+            pytest.fail(
+                f"world size {world_size}: not every rank came to call {call + 1} of "
+                "assert_parity: is it under a condition?",
+                pytrace=False,
+            )
+        return measured
+
+
+class MeasureHere:
+    """The value of the fixture on a rank: it calls the step function and ends the test."""
+
+    def __init__(self, plugin: RankPlugin) -> None:
+        """Measure what the plan of this rank says."""
+        self._plugin = plugin
+        self._num_calls = 0
+
+    def __call__(self, step_fn: StepFunction, *_: object, **__: object) -> None:
+        """Measure the one call that is asked for; those before it are left out."""
+        from distdiag.testing.measure import measure
+
+        plan = self._plugin.plan
+        if plan.parity is None:
+            pytest.fail("assert_parity starts ranks itself: it needs no mark", pytrace=False)
+        call, self._num_calls = self._num_calls, self._num_calls + 1
+        if call == plan.parity.call:
+            self._plugin.tell_measured(measure(step_fn(self._plugin.rank, plan.world_size)))
+            pytest.skip("measured")
+
+
+def assert_parity_of(request: pytest.FixtureRequest) -> AssertParity | MeasureHere:
+    """Return what the fixture means in this process."""
+    plugin = request.config.pluginmanager.get_plugin(NAME)
+    if isinstance(plugin, RankPlugin):
+        return MeasureHere(plugin)
+    return AssertParity(request.node)
+
+
+def loss_parity(losses: Mapping[int, Sequence[float]], rtol: Rtol = "auto") -> None:
+    """Fail unless the losses by world size agree, step by step, with those of the smallest."""
+    __tracebackhide__ = True
+    measured = {
+        size: Measured(
+            values={"loss": [float(loss) for loss in values]},
+            dtypes={"loss": "float32"},
+            series=("loss",),
+        )
+        for size, values in losses.items()
+    }
+    if len(measured) < 2:
+        pytest.fail("loss_parity needs the losses of two world sizes", pytrace=False)
+    smallest = min(measured)
+    for size in sorted(measured.keys() - {smallest}):
+        problem = parity_problem(
+            measured[smallest], measured[size], None, rtol=rtol, world_size=size // smallest
+        )
+        if problem:
+            pytest.fail(f"world size {size} against {smallest}: {problem}", pytrace=False)
+
+
+def parity_command(
+    script: Path, world_size: int, rtol: Rtol, args: Sequence[str], report: Path
+) -> list[str]:
+    """Return the command that compares a script on one rank with it on several."""
+    return [
+        *(sys.executable, "-m", "distdiag.cli", "parity"),
+        *("--world-size", str(world_size), "--rtol", str(rtol), "--json", str(report)),
+        *(str(script), *args),
+    ]
+
+
+def _compare_script(
+    script: Path, others: Sequence[int], rtol: Rtol, args: Sequence[str], *, timeout_s: float
+) -> None:
+    __tracebackhide__ = True
+    for size in others:
+        with tempfile.TemporaryDirectory(prefix="distdiag-parity-") as folder:
+            command = parity_command(script, size, rtol, args, Path(folder, "report.json"))
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"world size {size}: not compared in {timeout_s:g} s", pytrace=False)
+        if done.returncode:
+            pytest.fail(f"world size {size}: {done.stdout}{done.stderr}".strip(), pytrace=False)

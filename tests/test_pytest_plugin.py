@@ -1,0 +1,262 @@
+"""The pytest plugin as its user meets it: whole runs of pytest in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+pytest_plugins = ["pytester"]
+
+pytestmark = pytest.mark.timeout(400)  # each starts several ranks, and machines are slow
+
+ROOT = Path(__file__).parents[1]
+IMPORTS = """
+import os, signal, time, unittest
+import pytest, torch
+import torch.distributed as dist
+"""
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    """Return a function that runs pytest on the text of a test file."""
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    plugin = ("-p", "distdiag.pytest_plugin")  # as if installed, whatever this is run from
+
+    def run_pytest(text, *arguments):
+        pytester.makepyfile(test_ranks=IMPORTS + text)
+        return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *arguments)
+
+    return run_pytest
+
+
+def left_behind():
+    """Return the processes of tests on ranks that still run."""
+    words = ("distdiag.testing.rank", "distdiag.monitor")
+    return [
+        command
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if any(word in (command := process.info["cmdline"] or ()) for word in words)
+        and "pytest-" in (process.info["environ"] or {}).get("TORCHELASTIC_RUN_ID", "")
+        and str(os.getpid()) in (process.info["environ"] or {}).get("DISTDIAG_OUTER", "")
+    ]
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_process(monkeypatch):
+    monkeypatch.setenv("DISTDIAG_OUTER", str(os.getpid()))
+    yield
+    assert left_behind() == []
+
+
+PASSING = """
+@pytest.fixture
+def shared(tmp_path):
+    (tmp_path / "made-by-the-parent").write_text(str(os.getpid()))
+    return {"pid": os.getpid()}
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch):
+    monkeypatch.setenv("SEEDED_IN", str(os.getpid()))
+
+@pytest.mark.distdiag(world_size=[1, 2])
+@pytest.mark.parametrize("factor", [3])
+def test_ranks(factor, shared, tmp_path, distdiag_world_size, capsys):
+    assert dist.get_world_size() == distdiag_world_size
+    total = torch.full((2,), float(factor))
+    dist.all_reduce(total)
+    assert total.tolist() == [factor * distdiag_world_size] * 2
+    assert shared["pid"] != os.getpid()
+    assert os.environ["SEEDED_IN"] == str(os.getpid())
+    (tmp_path / f"rank-{dist.get_rank()}").touch()
+    dist.barrier()
+    assert len(list(tmp_path.iterdir())) == 1 + distdiag_world_size
+    print("out")
+    assert capsys.readouterr().out == "out\\n"
+
+@pytest.mark.distdiag(world_size=2)
+class TestMarks:
+    def test_skip(self):
+        pytest.skip("not today")
+
+    @pytest.mark.xfail(raises=ZeroDivisionError, strict=True)
+    def test_expected_failure(self):
+        1 / 0
+"""
+
+
+def test_a_marked_test_runs_once_for_each_world_size(run):
+    result = run(PASSING, "-v", "-rs")
+    result.assert_outcomes(passed=2, skipped=1, xfailed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*test_ranks*3-world1* PASSED*",
+            "*test_ranks*3-world2* PASSED*",
+            "SKIPPED*test_ranks.py:*: not today",
+        ]
+    )
+
+
+FAILING = """
+@pytest.mark.distdiag(world_size=2)
+def test_one_rank_fails():
+    print("said by both")
+    assert {"rank": dist.get_rank()} == {"rank": 0}
+
+@pytest.mark.distdiag(world_size=2)
+def test_one_rank_dies():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+@pytest.mark.distdiag(world_size=2)
+def test_finding():
+    dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
+
+@pytest.mark.distdiag(world_size=2, fail_on="never")
+def test_finding_that_may_be():
+    dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX if dist.get_rank() else dist.ReduceOp.SUM)
+"""
+
+
+def test_failures_name_ranks_with_introspection_signals_and_findings(run, tmp_path):
+    xml = tmp_path / "junit.xml"
+    result = run(FAILING, f"--junitxml={xml}")
+    result.assert_outcomes(failed=3, passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*rank 1 of 2*",
+            "E*assert {'rank': 1} == {'rank': 0}",
+            "E*Differing items:",
+            "*output of rank*",
+            "said by both",
+            "*rank 1: killed by SIGKILL*",
+            "ERROR COL005 reduce-op-mismatch",
+        ]
+    )
+    cases = {case.get("name"): case for case in ElementTree.parse(xml).iter("testcase")}
+    failed = cases["test_one_rank_fails[world2]"]
+    properties = {each.get("name"): each.get("value") for each in failed.iter("property")}
+    assert properties == {"world_size": "2", "backend": "gloo"}
+    assert "{'rank': 1} == {'rank': 0}" in failed.find("failure").text
+    assert "rank 1 of 2" in failed.find("failure").text
+
+
+HANGING = """
+@pytest.mark.distdiag(world_size=2, timeout=8)
+def test_hang():
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(4))
+    else:
+        dist.barrier()
+        time.sleep(600)
+"""
+
+
+def test_a_hang_ends_with_the_stacks_of_all_ranks_and_a_verdict(run):
+    result = run(HANGING)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*ranks 0-1 of 2 had not ended after 8 s*",
+            "*2 of 2 ranks, 2 distinct stacks",
+            "*rank 0: *test_ranks.py:* in test_hang",
+            "*all_reduce(torch.ones(4))",
+            "*rank 1: *test_ranks.py:* in test_hang",
+            "*dist.barrier()",
+            "ERROR COL002 collective-kind-mismatch",
+        ]
+    )
+
+
+def test_a_stronger_timeout_ends_the_ranks_too(run):
+    text = """
+@pytest.mark.timeout(4)
+@pytest.mark.distdiag(world_size=2, timeout=100)
+def test_sleeps():
+    time.sleep(600)
+"""
+    run(text).assert_outcomes(failed=1)
+
+
+def test_tests_run_side_by_side_under_xdist(run):
+    pytest.importorskip("xdist")
+    text = """
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.distdiag(world_size=2)
+def test_ranks(number):
+    dist.barrier()
+    assert number == 1
+"""
+    result = run(text, "-n", "2")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*ranks 0-1 of 2*", "E*assert 2 == 1"])
+
+
+REFUSED = """
+@pytest.mark.distdiag(world_size=2, backend="nccl")
+def test_gpus():
+    assert False, "never started"
+
+@pytest.mark.distdiag(world_size=2)
+class TestCase(unittest.TestCase):
+    def test_of_unittest(self):
+        assert False, "never started"
+"""
+
+
+def test_what_cannot_run_on_ranks_says_why(run, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = run(REFUSED, "-rs")
+    result.assert_outcomes(skipped=1, errors=1)
+    result.stdout.fnmatch_lines(["*not for unittest.TestCase*", "*nccl needs 2 GPUs*are 0"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("world_size=0", "world_size is 0, not a number of ranks"),
+        ("world_sizes=2", "unknown argument 'world_sizes' (did you mean world_size?)"),
+    ],
+)
+def test_a_wrong_mark_is_an_error_of_collection(run, arguments, problem):
+    result = run(f"@pytest.mark.distdiag({arguments})\ndef test_ranks(): pass\n")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"*{problem.replace('[', '[[]')}*"])
+
+
+def test_without_the_mark_nothing_is_imported():
+    code = (
+        "import sys, distdiag.pytest_plugin\n"
+        "loaded = {'torch', 'msgspec', 'psutil', 'distdiag.config'} & sys.modules.keys()\n"
+        "assert not loaded, loaded\n"
+    )
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environ = os.environ | {"PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environ)
+
+
+PARITY = """
+def train(world_size, scale):
+    total = torch.ones(1) / world_size
+    dist.all_reduce(total)
+    return {"loss": [total * scale], "weight": total}
+
+def test_equal(assert_parity):
+    assert_parity(lambda rank, world_size: train(world_size, 1))
+
+def test_sum(assert_parity):
+    assert_parity(lambda rank, world_size: train(world_size, world_size), rtol=1e-3)
+"""
+
+
+def test_parity_of_a_closure_is_measured_on_real_ranks(run):
+    result = run(PARITY)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["world size 2 against 1: loss at step 0 is 2 on 2 ranks and 1 on one*the world size*"]
+    )
