@@ -16,7 +16,7 @@ from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.runs import Configuration, Runs, sources_of, task_for
 from distdiag.parity_task import Dropout
 
-_NUDGE: Final = 20_240_607
+NUDGE: Final = 20_240_607
 NO_BATCHES: Final = (
     "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
     "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
@@ -97,7 +97,7 @@ class Study:
         return run
 
     def _refer(self, configuration: Configuration, name: str) -> RecordedRun:
-        nudge = _NUDGE if name == "nudged" else None
+        nudge = NUDGE if name == "nudged" else None
         return self._run(f"{_folder_of(configuration)}-{name}", configuration, nudge=nudge)
 
     def _replay(self, configuration: Configuration) -> RecordedRun:
