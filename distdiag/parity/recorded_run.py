@@ -71,7 +71,10 @@ class RecordedRun:
         found: dict[int, list[int]] = {}
         for rank in with_data:
             found.setdefault(groups[rank].index(rank), []).append(rank)
-        return tuple(tuple(ranks) for _, ranks in sorted(found.items()))
+        # Ranks in the same place of several groups got the same batches, or the groups are too
+        # small: then their data is none of one another's.
+        together = (self._alike_by_content(ranks) for _, ranks in sorted(found.items()))
+        return tuple(ranks for each in together for ranks in each)
 
     def _alike_by_content(self, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         found: dict[tuple[bytes, ...], list[int]] = {}

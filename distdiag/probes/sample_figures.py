@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,18 +35,23 @@ def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int] | None:
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:  # noqa: ANN401
-    if is_dtensor(output):
-        whole = all(placement.is_replicate() for placement in output.placements)
-        return _first_tensor(output._local_tensor) if whole else None
+    """Return the first floating-point tensor, None if this rank cannot read it as a whole."""
+    found = next(_floating(output), None)
+    if found is not None and is_dtensor(found):
+        whole = all(placement.is_replicate() for placement in found.placements)  # type: ignore[attr-defined]
+        found = found._local_tensor if whole else None  # type: ignore[attr-defined]
+    return found if found is not None and is_readable(found) else None
+
+
+def _floating(output: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
     if isinstance(output, torch.Tensor):
-        is_usable = output.is_floating_point() and output.ndim and is_readable(output)
-        return output if is_usable else None
-    if isinstance(output, list | tuple):
-        found = (_first_tensor(each) for each in output)
-        return next((each for each in found if each is not None), None)
-    if isinstance(output, dict):
-        return _first_tensor(list(output.values()))
-    return None
+        if output.is_floating_point() and output.ndim:
+            yield output
+    elif isinstance(output, list | tuple):
+        for each in output:
+            yield from _floating(each)
+    elif isinstance(output, dict):
+        yield from _floating(list(output.values()))
 
 
 def _rows(tensor: torch.Tensor, batch_size: int) -> torch.Tensor | None:

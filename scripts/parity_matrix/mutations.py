@@ -205,10 +205,13 @@ class Dropout(Mutation):
     """What one layer returns is dropped in part."""
 
     def wrapped(self, model: nn.Module) -> None:
-        """Drop it."""
-        model.get_submodule(self._layer).register_forward_hook(
-            lambda _, __, output: F.dropout(output, 0.1)
-        )
+        """Drop it: within the layer, or after what tensor parallelism makes of its output."""
+        layer = model.get_submodule(self._layer)
+        if self._place.cell.is_tensor_parallel:
+            layer.register_forward_hook(lambda _, __, output: F.dropout(output, 0.1))
+            return
+        forward = layer.forward
+        layer.forward = lambda *args: F.dropout(forward(*args), 0.1)
 
 
 class Rate(Mutation):

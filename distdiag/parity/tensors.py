@@ -1,0 +1,100 @@
+"""Gradients and changes of parameters in two runs, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from distdiag.disparity import Difference
+from distdiag.parity.explanations import Pair
+from distdiag.parity.recorded_run import Array, RecordedRun
+from distdiag.parity.tolerance import Measured, in_common, judge, measure
+from distdiag.recording import Kind
+
+MOST_EXPLAINED: Final = 24
+MOST_ELEMENTS: Final = 4_000_000
+
+
+class Tensors:
+    """The tensors of a run beside those of its reference and of its repeats."""
+
+    def __init__(
+        self,
+        reference: RecordedRun,
+        repeats: Sequence[RecordedRun],
+        candidate: RecordedRun,
+        not_compared: dict[str, str],
+    ) -> None:
+        """Compare these; what cannot be compared goes into `not_compared`, with why."""
+        self._reference = reference
+        self._repeats = repeats
+        self._candidate = candidate
+        self._not_compared = not_compared
+
+    def pairs(self, kind: Kind, step: int) -> Iterator[Pair]:
+        """Yield the gradients of a step in backward order, or its changes of parameters."""
+        names = self._reference.names(kind, step)
+        in_order = reversed(names) if kind is Kind.GRADIENT else names
+        found = (self._measured(kind, step, name) for name in in_order)
+        measured = [each for each in found if each is not None]
+        common, num_kept = in_common(measured), 0
+        for each in measured:
+            difference = judge(each, common)
+            arrays: tuple[Array, Array] = (np.empty(0), np.empty(0))
+            if difference.ratio > 1 and each.num_elements <= MOST_ELEMENTS:
+                num_kept += 1
+                if num_kept <= MOST_EXPLAINED:
+                    arrays = self._both(kind, step, each.name)
+            yield Pair(difference, *arrays)
+
+    def gradients(self, step: int) -> list[Pair]:
+        """Return the gradients of a step that are no larger than can be explained."""
+        found, room = [], MOST_ELEMENTS
+        for name in self._reference.names(Kind.GRADIENT, step):
+            ours = self._reference.whole(Kind.GRADIENT, step, name)
+            theirs = self._candidate.whole(Kind.GRADIENT, step, name)
+            if ours is None or theirs is None or ours.shape != theirs.shape or ours.size > room:
+                continue
+            room -= ours.size
+            none = Difference(name=name, measured=0.0, bound=0.0, ratio=0.0)
+            found.append(Pair(none, ours, theirs))
+        return found
+
+    def _measured(self, kind: Kind, step: int, name: str) -> Measured | None:
+        reference = _tensor(self._reference, kind, step, name)
+        candidate = _tensor(self._candidate, kind, step, name)
+        repeats = [_tensor(run, kind, step, name) for run in self._repeats]
+        if reference is None or candidate is None or reference.shape != candidate.shape:
+            if kind is Kind.GRADIENT:
+                self._not_compared.setdefault(
+                    name, f"its gradient was not recorded wholly in {self._candidate.label}"
+                )
+            return None
+        known = [each for each in repeats if each is not None]
+        unit = self._reference.unit(kind, step, name)
+        error = unit
+        if kind is Kind.PARAMETER:
+            error *= self._rounding_of_changes(step, name, reference)
+        return measure(name, reference, candidate, known, unit, error)
+
+    def _both(self, kind: Kind, step: int, name: str) -> tuple[Array, Array]:
+        reference = _tensor(self._reference, kind, step, name)
+        candidate = _tensor(self._candidate, kind, step, name)
+        assert reference is not None and candidate is not None, name
+        return reference, candidate
+
+    def _rounding_of_changes(self, step: int, name: str, change: Array) -> float:
+        """Return how many units of a change one unit of the parameter itself is."""
+        whole = self._reference.whole(Kind.PARAMETER, step, name)
+        size = float(np.linalg.norm(change))
+        return 1.0 if whole is None or not size else 1 + float(np.linalg.norm(whole)) / size
+
+
+def _tensor(run: RecordedRun, kind: Kind, step: int, name: str) -> Array | None:
+    whole = run.whole(kind, step, name)
+    if whole is None or kind is Kind.GRADIENT:
+        return whole
+    before = run.whole(Kind.PARAMETER, step - 1, name) if step else run.whole(Kind.START, 0, name)
+    return None if before is None else whole - before
