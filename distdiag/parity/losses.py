@@ -10,7 +10,7 @@ import numpy as np
 
 from distdiag.parity.explanations import Pair
 from distdiag.parity.recorded_run import Array, RecordedRun
-from distdiag.parity.tolerance import Common, Measured, judge, measure
+from distdiag.parity.tolerance import Common, Exactness, Measured, judge, measure
 from distdiag.recording import Kind
 
 _FIRST_STEPS: Final = 4
@@ -58,8 +58,9 @@ def _measured(
         return None
     means = [np.array([each.mean()]) for each in others]
     unit = 2 * reference.unit(Kind.LOSS, step, "loss")
+    exactness = Exactness(unit, computed=reference.compute_unit)
     name = f"loss of pass {micro + 1}"
-    return measure(name, np.array([ours.mean()]), np.array([value]), means, unit)
+    return measure(name, np.array([ours.mean()]), np.array([value]), means, exactness)
 
 
 def _noise(reference: RecordedRun, repeats: Sequence[RecordedRun], step: int) -> Common:

@@ -10,7 +10,7 @@ import numpy as np
 from distdiag.disparity import Difference
 from distdiag.parity.explanations import Pair
 from distdiag.parity.recorded_run import UNIT, Array, RecordedRun
-from distdiag.parity.tolerance import Common, judge, measure
+from distdiag.parity.tolerance import Common, Exactness, judge, measure
 from distdiag.ranks import RankSet
 from distdiag.recording import Kind
 
@@ -21,6 +21,7 @@ def output_pairs(
     reference: RecordedRun, repeats: Sequence[RecordedRun], candidate: RecordedRun, step: int
 ) -> Iterator[Pair]:
     """Yield what each module returned in a step, in the order in which they returned."""
+    exactness = Exactness(UNIT["float32"], computed=reference.compute_unit)
     for micro in range(reference.num_micro(step)):
         for name in reference.names(Kind.OUTPUT, step, micro):
             runs = (reference, candidate, *repeats)
@@ -32,21 +33,22 @@ def output_pairs(
             # Relative to the size of each sample's values, not to a mean that may be near zero.
             sizes = known[0][1][:, 1:2] + 1e-30
             scaled = [each / sizes + 1 for _, each in known]
-            found = _worst(name, scaled, len(candidate.coordinates))
+            found = _worst(name, scaled, len(candidate.coordinates), exactness)
             if found is not None:
                 yield Pair(found, scaled[0], scaled[1])
 
 
-def _worst(name: str, figures: Sequence[Array], num_coordinates: int) -> Difference | None:
+def _worst(
+    name: str, figures: Sequence[Array], num_coordinates: int, exactness: Exactness
+) -> Difference | None:
     """Compare the samples of each data coordinate: few wrong ones must not drown in the others."""
-    unit = UNIT["float32"]
-    whole = measure(name, figures[0], figures[1], figures[2:], unit)
+    whole = measure(name, figures[0], figures[1], figures[2:], exactness)
     if whole is None:
         return None
     found = [judge(whole, Common(), sees_factor=False)]
     if len(figures[0]) % num_coordinates == 0:
         for parts in zip(*(np.split(each, num_coordinates) for each in figures), strict=True):
-            part = measure(name, parts[0], parts[1], parts[2:], unit)
+            part = measure(name, parts[0], parts[1], parts[2:], exactness)
             if part is not None:
                 part = part._replace(noise=max(part.noise, whole.noise))
                 found.append(judge(part, Common(), sees_factor=False))

@@ -57,6 +57,17 @@ class RecordedRun:
         return min(summary.num_steps for summary in self.summaries.values())
 
     @property
+    def compute_dtype(self) -> str:
+        """The coarsest dtype that a module returned something in, empty if nothing is known."""
+        names = {summary.compute_dtype for summary in self.summaries.values()} & UNIT.keys()
+        return max(names, key=UNIT.__getitem__, default="")
+
+    @property
+    def compute_unit(self) -> float:
+        """The unit of rounding of the coarsest dtype that was computed in, 0 if not known."""
+        return UNIT.get(self.compute_dtype, 0.0)
+
+    @property
     def problem(self) -> str:
         """Why a rank could not record, empty if all could."""
         return next((s.problem for s in self.summaries.values() if s.problem), "")

@@ -72,8 +72,8 @@ class Study:
         reference, *others = configurations
         first = max(others, key=lambda each: each.num_ranks)
         recorded = {first: self._record(first)}
-        self._repeats = [self._refer(reference, "again"), self._refer(reference, "nudged")]
         self._reference = self._refer(reference, "reference")
+        self._repeats = [self._refer(reference, "again"), self._refer(reference, "nudged")]
         outcomes = []
         for configuration in others:
             run = recorded.get(configuration) or self._replay(configuration)
@@ -122,6 +122,7 @@ class Study:
                 "padding": settings.padding,
             },
             nudge=nudge,
+            nudge_dtype=self._reference.compute_dtype if self._reference is not None else "",
         )
         if settings.is_replayed and self._source is not None:
             task = msgspec.structs.replace(

@@ -10,7 +10,7 @@ import numpy as np
 from distdiag.disparity import Difference
 from distdiag.parity.explanations import Pair
 from distdiag.parity.recorded_run import Array, RecordedRun
-from distdiag.parity.tolerance import Measured, in_common, judge, measure
+from distdiag.parity.tolerance import Exactness, Measured, in_common, judge, measure
 from distdiag.recording import Kind
 
 MOST_EXPLAINED: Final = 24
@@ -73,11 +73,12 @@ class Tensors:
                 )
             return None
         known = [each for each in repeats if each is not None]
-        unit = self._reference.unit(kind, step, name)
-        error = unit
+        own, computed = self._reference.unit(kind, step, name), self._reference.compute_unit
+        error = own
         if kind is Kind.PARAMETER:
             error *= self._rounding_of_changes(step, name, reference)
-        return measure(name, reference, candidate, known, unit, error)
+        exactness = Exactness(max(own, computed), error, computed)
+        return measure(name, reference, candidate, known, exactness)
 
     def _both(self, kind: Kind, step: int, name: str) -> tuple[Array, Array]:
         reference = _tensor(self._reference, kind, step, name)

@@ -22,7 +22,14 @@ DROWNED: Final = 0.3
 """A quantity that rounding changes by such a share of itself is not compared."""
 
 ROUNDING: Final = 1 / math.sqrt(12)
-"""What is rounded once is off by this share of a unit on average; the nudge is a whole one."""
+"""What is rounded once is off by this share of a unit on average; the nudge is a whole one.
+
+In a coarse dtype a result is rounded once, since its sum is accumulated in a finer one. Where sums
+are accumulated in the dtype itself, rounding does as much as a whole unit.
+"""
+
+COARSE: Final = 2.0**-16
+"""Sums of dtypes with a larger unit than this are accumulated in a finer one."""
 
 _FEW: Final = 16
 """What so few elements do in one run says little of what they may do."""
@@ -45,12 +52,24 @@ class Common(NamedTuple):
     lean: float = 0.0
 
 
+class Exactness(NamedTuple):
+    """How exact a quantity is, relative to itself.
+
+    `unit` is the distance between two neighbouring numbers, `error` what one element of it may be
+    off by if that is more (of a change, the unit of what is changed), and `computed` the unit of
+    the coarsest dtype that it was computed in.
+    """
+
+    unit: float
+    error: float = 0.0
+    computed: float = 0.0
+
+
 class Measured(NamedTuple):
     """How far a quantity of the candidate is from that of the reference, and the repeats are.
 
     `size` is that of the reference; what follows is relative to it, unless it is zero. `noise` is
-    what rounding changes, and `spread` how much of that a common factor is. `unit` is the distance
-    between two neighbouring numbers, and `error` what one element of the quantity may be off by.
+    what rounding changes, and `spread` how much of that a common factor is.
     """
 
     name: str
@@ -60,8 +79,7 @@ class Measured(NamedTuple):
     noise: float
     spread: float
     num_elements: int
-    unit: float
-    error: float
+    exactness: Exactness
 
 
 def distance(reference: Array, other: Array) -> Distance:
@@ -76,21 +94,20 @@ def measure(
     reference: Array,
     candidate: Array,
     repeats: Sequence[Array],
-    unit: float,
-    error: float | None = None,
+    exactness: Exactness,
 ) -> Measured | None:
     """Measure one quantity of a run, and what the repeats of the reference do to it.
 
     The last of the `repeats` is the one that was nudged. None if rounding alone changes the
-    quantity so much that nothing can be said. `unit` is the relative distance between two
-    neighbouring numbers of its dtype, `error` the same for what its elements were computed from.
+    quantity so much that nothing can be said.
     """
     size = float(np.linalg.norm(reference))
     measured = distance(reference, candidate)
     if not math.isfinite(measured.size) and not np.isfinite(reference).all():
         return None
     found = [distance(reference, repeat) for repeat in repeats]
-    shares = [1.0] * (len(found) - 1) + [ROUNDING]
+    is_coarse = max(exactness.unit, exactness.computed) > COARSE
+    shares = [1.0] * (len(found) - 1) + [ROUNDING if is_coarse else 1.0]
     whole = size or 1.0
     if size and any(each.size > DROWNED * size for each in found):
         return None
@@ -104,8 +121,7 @@ def measure(
         noise=max(noises, default=0.0),
         spread=max(spreads, default=0.0),
         num_elements=reference.size,
-        unit=unit,
-        error=unit if error is None else error,
+        exactness=exactness,
     )
 
 
@@ -132,7 +148,7 @@ def judge(found: Measured, common: Common, *, sees_factor: bool = True) -> Diffe
         ratio = found.difference / bound if bound else math.inf if found.difference else 0.0
         return Difference(name=found.name, measured=found.difference, bound=bound, ratio=ratio)
     noise = max(found.noise, common.noise) if found.num_elements < _FEW else found.noise
-    bound = MARGIN * max(noise, found.error)
+    bound = MARGIN * max(noise, found.exactness.unit, found.exactness.error)
     ratio = found.difference / bound
     if sees_factor:
         allowed = _allowed_factor(found, noise, common)
@@ -154,8 +170,10 @@ def _allowed_factor(found: Measured, noise: float, common: Common) -> float:
     all of them together, and one rounding of a scalar in either run, such as one over the number of
     samples.
     """
-    averaged = max(noise, found.error) / math.sqrt(found.num_elements)
-    return MARGIN * max(found.spread, common.lean * noise, averaged) + found.unit
+    averaged = max(noise, found.exactness.unit, found.exactness.error) / math.sqrt(
+        found.num_elements
+    )
+    return MARGIN * max(found.spread, common.lean * noise, averaged) + found.exactness.unit
 
 
 def compare(
@@ -165,5 +183,5 @@ def compare(
 
     None if rounding alone changes it so much that nothing can be said.
     """
-    found = measure(name, reference, candidate, repeats, unit)
+    found = measure(name, reference, candidate, repeats, Exactness(unit))
     return None if found is None else judge(found, Common())

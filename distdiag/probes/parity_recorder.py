@@ -34,7 +34,7 @@ from distdiag.probes.keepers import WrapTimes, unwrapped, walk
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.nudge import nudge_in_place
 from distdiag.probes.recorded_tensors import TensorRecorder
-from distdiag.probes.sample_figures import figures_of
+from distdiag.probes.sample_figures import coarser, figures_of
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held, Surroundings, local_part, plan_of
 from distdiag.recorder import Recorder
@@ -80,6 +80,7 @@ class ParityRecorder(Probe):
         self._draws = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._mesh_sizes: dict[str, int] = {}
+        self._compute_dtype = ""
         self._problem = ""
 
     def _install(self) -> None:
@@ -119,6 +120,7 @@ class ParityRecorder(Probe):
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._mesh_sizes,
+                compute_dtype=self._compute_dtype,
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
             )
@@ -187,7 +189,7 @@ class ParityRecorder(Probe):
         self._has_started = True
         if self._task.nudge is not None:
             parts = [local_part(held.tensor) for _, held in self._held() if not held.plan.tied_to]
-            nudge_in_place(parts, self._task.nudge)
+            nudge_in_place(parts, self._task.nudge, self._task.nudge_dtype)
         self._tensors.write(Kind.START, 0, self._held(), lambda each: each.tensor)
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
@@ -288,7 +290,8 @@ class ParityRecorder(Probe):
         found = figures_of(output, self._feed.batch_size) if name is not None else None
         if name is None or found is None:
             return
-        figures, num_elements = found
+        figures, num_elements, dtype = found
+        self._compute_dtype = coarser(self._compute_dtype, dtype)
         number = self._calls[name] = self._calls.get(name, -1) + 1
         record = Record(
             Kind.OUTPUT,

@@ -13,8 +13,8 @@ from distdiag.probes.tensor_kinds import is_dtensor
 _weights: dict[tuple[int, torch.device], torch.Tensor] = {}
 
 
-def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int] | None:  # noqa: ANN401
-    """Return figures of shape (samples, 3) and the number of elements of each sample.
+def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int, str] | None:  # noqa: ANN401
+    """Return figures of shape (samples, 3) the number of elements of each sample, and the dtype.
 
     They are the mean, the root of the mean square, and a mean with fixed weights that sees
     permutations. None if the output has no floating-point tensor whose samples can be told apart.
@@ -26,12 +26,20 @@ def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int] | None:
         rows = _rows(tensor.detach(), batch_size)
         if rows is None or not rows.shape[1]:
             return None
-        values = rows.float()
+        values, dtype = rows.float(), str(rows.dtype).removeprefix("torch.")
         weights = _weights_of(values.shape[1], values.device)
         mean = values.mean(1)
         square = values.square().mean(1).sqrt()
         weighted = (values @ weights) / values.shape[1]
-        return torch.stack((mean, square, weighted), 1).cpu(), values.shape[1]
+        return torch.stack((mean, square, weighted), 1).cpu(), values.shape[1], dtype
+
+
+def coarser(first: str, second: str) -> str:
+    """Return which of two dtypes has the larger unit of rounding; an empty name is none."""
+    if not first or not second:
+        return first or second
+    units = [torch.finfo(getattr(torch, name)).eps for name in (first, second)]
+    return first if units[0] >= units[1] else second
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:  # noqa: ANN401

@@ -23,7 +23,7 @@ import msgspec
 
 from scripts.parity_matrix.cells import CELLS
 from scripts.parity_matrix.comparing import Verdict
-from scripts.parity_matrix.models import DTYPES, KITS
+from scripts.parity_matrix.models import KITS, PRECISIONS
 from scripts.parity_matrix.mutations import MUTATIONS
 from scripts.parity_matrix.plan import Part
 from scripts.parity_matrix.table import is_good, summary, table
@@ -37,7 +37,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="parity_matrix", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two ranks, two models, one seed")
     parser.add_argument("--models", nargs="+", choices=tuple(KITS))
-    parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=tuple(DTYPES))
+    parser.add_argument(
+        "--precisions", nargs="+", choices=tuple(PRECISIONS), default=tuple(PRECISIONS)
+    )
     parser.add_argument("--cells", nargs="+", choices=tuple(CELLS))
     parser.add_argument("--mutations", nargs="+", choices=tuple(MUTATIONS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int)
@@ -54,15 +56,15 @@ def _parts(args: argparse.Namespace, root: Path) -> list[Part]:
     models = args.models or (QUICK_MODELS if args.quick else tuple(KITS))
     return [
         Part(
-            folder=str(root / f"{model}-{dtype}"),
+            folder=str(root / f"{model}-{precision}"),
             model=model,
-            dtype=dtype,
+            precision=precision,
             seeds=tuple(args.seeds or ((0,) if args.quick else (0, 1, 2))),
             cells=tuple(args.cells or (QUICK_CELLS if args.quick else tuple(CELLS))),
             mutations=tuple(args.mutations or MUTATIONS),
         )
         for model in models
-        for dtype in args.dtypes
+        for precision in args.precisions or PRECISIONS
     ]
 
 

@@ -24,7 +24,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """What was said of one run, and whether that is right."""
 
     model: str
-    dtype: str
+    precision: str
     run: Run
     is_found: bool = False
     is_right: bool = False
@@ -55,7 +55,7 @@ def verdicts(part: Part) -> list[Verdict]:
         found.append(
             Verdict(
                 model=part.model,
-                dtype=part.dtype,
+                precision=part.precision,
                 run=run,
                 is_found=disparity is not None,
                 is_right=disparity is not None and _is_right(disparity, run, KITS[part.model]),

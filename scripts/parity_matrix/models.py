@@ -40,6 +40,18 @@ class Kit(NamedTuple):
     no_tp: str = ""
 
 
+class Precision(NamedTuple):
+    """The dtype of the parameters, and whether autocast computes in bfloat16."""
+
+    dtype: torch.dtype
+    is_mixed: bool = False
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether anything is rounded to bfloat16."""
+        return self.is_mixed or self.dtype is torch.bfloat16
+
+
 class Samples(Dataset[Batch]):
     """Samples that a seed makes."""
 
@@ -135,14 +147,16 @@ def _sentences(generator: torch.Generator) -> Batch:
     return {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
-def losses(model: Callable[..., Any], batch: Batch, dtype: torch.dtype) -> torch.Tensor:
+def losses(model: Callable[..., Any], batch: Batch, precision: Precision) -> torch.Tensor:
     """Return the loss of each sample, or of each predicted token."""
-    if "x" in batch:
-        logits = model(batch["x"].to(dtype)).float()
-        return F.cross_entropy(logits, batch["labels"], reduction="none")
-    output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-    logits, labels = output.logits[:, :-1].float(), batch["labels"][:, 1:]
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision.is_mixed):
+        if "x" in batch:
+            logits, labels = model(batch["x"].to(precision.dtype)), batch["labels"]
+        else:
+            tokens, mask = batch["input_ids"], batch["attention_mask"]
+            logits = model(input_ids=tokens, attention_mask=mask).logits[:, :-1].flatten(0, 1)
+            labels = batch["labels"][:, 1:].flatten()
+    return F.cross_entropy(logits.float(), labels, reduction="none")
 
 
 KITS: Final[Mapping[str, Kit]] = {
@@ -198,4 +212,8 @@ KITS: Final[Mapping[str, Kit]] = {
     )
 }
 
-DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS: Final[Mapping[str, Precision]] = {
+    "fp32": Precision(torch.float32),
+    "bf16": Precision(torch.bfloat16),
+    "mixed": Precision(torch.float32, is_mixed=True),
+}

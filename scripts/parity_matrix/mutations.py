@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from scripts.parity_matrix.cells import Cell, Wish
-from scripts.parity_matrix.models import Batch, Kit
+from scripts.parity_matrix.models import Batch, Kit, Precision
 
 CLEAN: Final = "clean"
 
 
 class Place(NamedTuple):
-    """Where a mutation acts: the model, how it is run, in which dtype, and on which rank."""
+    """Where a mutation acts: the model, how it is run, in which precision, and on which rank."""
 
     kit: Kit
     cell: Cell
-    dtype: str
+    precision: Precision
     rank: int
 
     @property
@@ -105,7 +105,7 @@ class Scale(Mutation):
 
     def after_backward(self, model: nn.Module) -> None:
         """Scale it."""
-        self._weight(model).grad.mul_(1.001 if self._place.dtype == "fp32" else 1.02)
+        self._weight(model).grad.mul_(1.02 if self._place.precision.is_coarse else 1.001)
 
 
 class Skip(_OverData):

@@ -28,11 +28,11 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """All cells of one model in one dtype, recorded below `folder`."""
+    """All cells of one model in one precision, recorded below `folder`."""
 
     folder: str
     model: str
-    dtype: str
+    precision: str
     seeds: tuple[int, ...]
     cells: tuple[str, ...]
     mutations: tuple[str, ...] = tuple(MUTATIONS)
@@ -41,7 +41,7 @@ class Part(msgspec.Struct, frozen=True):
     @property
     def label(self) -> str:
         """How the part is called."""
-        return f"{self.model} {self.dtype}"
+        return f"{self.model} {self.precision}"
 
     def used_cells(self) -> Iterator[Cell]:
         """Yield the cells that apply to the model."""

@@ -25,7 +25,7 @@ from distdiag.parity_task import ParityTask
 from distdiag.probes.parity_recorder import ParityRecorder
 from distdiag.recorder import Recorder
 from scripts.parity_matrix.cells import CELLS, Cell
-from scripts.parity_matrix.models import DTYPES, KITS, Samples, losses
+from scripts.parity_matrix.models import KITS, PRECISIONS, Samples, losses
 from scripts.parity_matrix.mutations import CLEAN, MUTATIONS, Place
 from scripts.parity_matrix.plan import REFERENCES, Part, Run, read_part
 
@@ -71,10 +71,10 @@ def record(part: Part, run: Run, task: ParityTask, rank: int, *, is_reference: b
 
 
 def _train(part: Part, run: Run, rank: int, *, is_reference: bool) -> None:
-    kit, cell, dtype = KITS[part.model], CELLS[run.cell], DTYPES[part.dtype]
-    mutation = MUTATIONS[run.mutation](Place(kit, cell, part.dtype, rank))
+    kit, cell, precision = KITS[part.model], CELLS[run.cell], PRECISIONS[part.precision]
+    mutation = MUTATIONS[run.mutation](Place(kit, cell, precision, rank))
     torch.manual_seed(run.seed)
-    plain = kit.build().to(dtype).train()
+    plain = kit.build().to(precision.dtype).train()
     mutation.built(plain)
     model = plain if is_reference else cell.wrap(plain, kit, mutation.wish())
     mutation.wrapped(plain)
@@ -84,7 +84,7 @@ def _train(part: Part, run: Run, rank: int, *, is_reference: bool) -> None:
         for micro in range(cell.accumulation):
             batch = mutation.batch(next(batches))
             with _syncing(model, is_last=micro == cell.accumulation - 1):
-                loss = mutation.loss(losses(model, batch, dtype)) / cell.accumulation
+                loss = mutation.loss(losses(model, batch, precision)) / cell.accumulation
                 loss.backward()
         mutation.after_backward(plain)
         optimizer.step()
@@ -127,6 +127,7 @@ def _references(part: Part) -> None:
         if run.mutation != CLEAN:
             continue
         source = run.folder(root)
+        dtype = ""
         for name in REFERENCES:
             task = ParityTask(
                 folder=str(Run(run.cell, run.seed, name).folder(root)),
@@ -134,8 +135,10 @@ def _references(part: Part) -> None:
                 replayed=str(source),
                 sources=tuple(sources_of(RecordedRun(source, "source"))),
                 nudge=NUDGE if name == "nudged" else None,
+                nudge_dtype=dtype,
             )
             record(part, run, task, 0, is_reference=True)
+            dtype = RecordedRun(Path(task.folder), name).compute_dtype
         print(part.label, run.cell, run.seed, "references", flush=True)
 
 
