@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 
-from distdiag.disparity import Disparity, Subject
+from distdiag.disparity import Difference, Disparity, Subject
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
 from distdiag.parity.losses import loss_pairs, total_loss
@@ -96,7 +98,31 @@ class Comparison:
             if differing:
                 self._result.pairs = differing
                 return self._disparity(subject, step, differing, len(pairs))
-        return None
+        return self._copies(step)
+
+    def _copies(self, step: int) -> Disparity | None:
+        """Find parameters of which a wrapper should keep all copies alike, to the bit."""
+        before = self._candidate.differing_replicas(Kind.START, 0)
+        found = self._candidate.differing_replicas(Kind.PARAMETER, step, is_kept=True)
+        unlike = {name: camps for name, camps in found.items() if name not in before}
+        if not unlike:
+            return None
+        # What the first rank holds is what was compared with the reference, and agrees.
+        camps = next(iter(unlike.values())).values()
+        first = min(min(ranks) for ranks in camps)
+        others = RankSet(rank for ranks in camps if first not in ranks for rank in ranks)
+        differences = [
+            Difference(name=name, measured=math.nan, bound=0.0, ratio=math.inf, factor=math.nan)
+            for name in unlike
+        ]
+        pairs = [Pair(each, np.empty(0), np.empty(0)) for each in differences]
+        num_compared = len(self._candidate.names(Kind.PARAMETER, step))
+        return msgspec.structs.replace(
+            self._disparity(Subject.UPDATE, step, pairs, num_compared),
+            explanation=f"that of {'ranks' if len(others) > 1 else 'rank'} {others} is no longer "
+            "what the others hold, though the wrapper keeps them alike",
+            culprits=others,
+        )
 
     def _disparity(
         self, subject: Subject, step: int, pairs: Sequence[Pair], num_compared: int

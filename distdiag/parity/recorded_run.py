@@ -159,11 +159,18 @@ class RecordedRun:
         data = self._bytes(rank, record).tobytes()
         return [data[place : place + size] for place in range(0, len(data), size)]
 
-    def differing_replicas(self, kind: Kind, step: int) -> dict[str, dict[str, RankSet]]:
-        """Return the tensors of which ranks recorded unlike copies: the ranks by content."""
+    def differing_replicas(
+        self, kind: Kind, step: int, *, is_kept: bool = False
+    ) -> dict[str, dict[str, RankSet]]:
+        """Return the tensors of which ranks recorded unlike copies: the ranks by content.
+
+        With `is_kept` only those that a wrapper keeps alike.
+        """
         found = {}
         for place, records in self._records.items():
             if place[:2] != (kind, step):
+                continue
+            if is_kept and not all(record.is_kept for record in records.values()):
                 continue
             camps: dict[tuple[object, ...], dict[str, list[int]]] = {}
             for rank, record in records.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 import xxhash
 
+from distdiag.model_event import Basis
 from distdiag.probes.batch_store import bytes_of
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_kinds import is_dtensor
@@ -59,6 +60,7 @@ class TensorRecorder:
             at=at,
             part=part,
             digest=xxhash.xxh3_128_hexdigest(data),
+            is_kept=held.plan.basis is Basis.WRAPPER and len(replicas) > 1,
         )
         self._writer.write(record, data if is_writer else b"")
 
