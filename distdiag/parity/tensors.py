@@ -11,7 +11,7 @@ import numpy as np
 from distdiag.disparity import Difference
 from distdiag.parity.explanations import Pair
 from distdiag.parity.recorded_run import Array, RecordedRun
-from distdiag.parity.tolerance import Exactness, Measured, in_common, judge, measure
+from distdiag.parity.tolerance import Common, Exactness, Measured, in_common, judge, measure
 from distdiag.recording import Kind
 
 MOST_EXPLAINED: Final = 24
@@ -45,6 +45,8 @@ class Tensors:
         common, num_kept = in_common(measured), 0
         for each in measured:
             difference = judge(each, common)
+            if kind is Kind.PARAMETER and difference.ratio > 1:
+                difference = self._by_chance(step, each.name, common) or difference
             arrays: tuple[Array, Array] = (np.empty(0), np.empty(0))
             if difference.ratio > 1 and each.num_elements <= MOST_ELEMENTS:
                 num_kept += 1
@@ -65,7 +67,9 @@ class Tensors:
             found.append(Pair(none, ours, theirs))
         return found
 
-    def _measured(self, kind: Kind, step: int, name: str) -> Measured | None:
+    def _measured(
+        self, kind: Kind, step: int, name: str, *, has_flips: bool = True
+    ) -> Measured | None:
         reference = _tensor(self._reference, kind, step, name)
         candidate = _tensor(self._candidate, kind, step, name)
         repeats = [_tensor(run, kind, step, name) for run in self._repeats]
@@ -76,14 +80,23 @@ class Tensors:
                 )
             return None
         known = [each for each in repeats if each is not None]
-        if kind is Kind.PARAMETER:
-            candidate, *known = (_without_flips(reference, each) for each in (candidate, *known))
         own, computed = self._reference.unit(kind, step, name), self._reference.compute_unit
         error = own
         if kind is Kind.PARAMETER:
             error *= self._rounding_of_changes(step, name, reference)
+        if not has_flips:
+            candidate, *known = (_without_flips(reference, each) for each in (candidate, *known))
         exactness = Exactness(max(own, computed), error, computed)
         return measure(name, reference, candidate, known, exactness)
+
+    def _by_chance(self, step: int, name: str, common: Common) -> Difference | None:
+        """Return the difference of a change without the few elements that chance turns round.
+
+        None if it is too large even so.
+        """
+        typical = self._measured(Kind.PARAMETER, step, name, has_flips=False)
+        found = None if typical is None else judge(typical, common)
+        return None if found is None or found.ratio > 1 else found
 
     def _both(self, kind: Kind, step: int, name: str) -> tuple[Array, Array]:
         reference = _tensor(self._reference, kind, step, name)
