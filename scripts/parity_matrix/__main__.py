@@ -112,6 +112,8 @@ def _run_all(parts: Sequence[Part], jobs: int, *, keeps: bool) -> list[Verdict]:
         waiting = {pool.submit(_run, part): part for part in parts}
         for done in as_completed(waiting):
             part = waiting[done]
+            if done.exception() is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
             verdicts = done.result()
             found += verdicts
             elapsed = time.monotonic() - begun

@@ -51,7 +51,8 @@ def verdicts(part: Part) -> list[Verdict]:
         candidate = RecordedRun(run.folder(root), run.cell)
         result = Comparison(reference, repeats, candidate, is_replayed=True).run()
         disparity = result.disparity
-        worst = max((ratio for row in result.rows for ratio in row.ratios.values()), default=0.0)
+        ratios = (ratio for row in result.rows for ratio in row.ratios.values())
+        worst = min(max(ratios, default=0.0), sys.float_info.max)  # JSON has no infinity
         found.append(
             Verdict(
                 model=part.model,
