@@ -58,7 +58,8 @@ def _measured(
         return None
     means = [np.array([each.mean()]) for each in others]
     unit = 2 * reference.unit(Kind.LOSS, step, "loss")
-    exactness = Exactness(unit, computed=reference.compute_unit)
+    # One number is judged with the whole nudge, whatever it was computed in: chance has no average.
+    exactness = Exactness(unit)
     name = f"loss of pass {micro + 1}"
     return measure(name, np.array([ours.mean()]), np.array([value]), means, exactness)
 
