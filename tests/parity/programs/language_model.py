@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--own-batches", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
@@ -120,8 +121,9 @@ def main():
         labels = batch["labels"]
         if args.bug == "shifted" and is_last and is_several:
             labels = labels.roll(1, 1)
-        logits = model(batch["input_ids"])
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.mixed):
+            logits = model(batch["input_ids"])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
         if args.keeper == "hand":
