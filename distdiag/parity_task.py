@@ -61,7 +61,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     use. `draws_in_forward`: random numbers were drawn between a batch and its backward pass.
     `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
     that the parameters are on. `compute_dtype` is the coarsest one that a module returned something
-    in. `unreadable` are tensors that could not be recorded, with why.
+    in or gradients were rounded to. `unreadable` are tensors that could not be recorded, with why.
     """
 
     rank: int

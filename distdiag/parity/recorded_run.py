@@ -58,7 +58,7 @@ class RecordedRun:
 
     @property
     def compute_dtype(self) -> str:
-        """The coarsest dtype that a module returned something in, empty if nothing is known."""
+        """The coarsest dtype that anything was rounded to, empty if nothing is known."""
         names = {summary.compute_dtype for summary in self.summaries.values()} & UNIT.keys()
         return max(names, key=UNIT.__getitem__, default="")
 

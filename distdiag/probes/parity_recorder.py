@@ -120,7 +120,7 @@ class ParityRecorder(Probe):
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._mesh_sizes,
-                compute_dtype=self._compute_dtype,
+                compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
             )
