@@ -16,7 +16,6 @@ from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held
 from distdiag.recording import Kind, Record, RecordingWriter
 
-
 _FEWEST: Final = 16
 _LOST_BITS: Final = {"bfloat16": 0xFFFF, "float16": 0x1FFF}
 

@@ -62,7 +62,7 @@ def wrapped(model, args):
     if args.keeper == "ddp":
         model = DistributedDataParallel(model)
         if args.compressed:
-            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return model
     if args.keeper == "fsdp2":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
