@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -84,19 +85,25 @@ class RecordedRun:
             found.setdefault(groups[rank].index(rank), []).append(rank)
         # Ranks in the same place of several groups got the same batches, or the groups are too
         # small: then their data is none of one another's.
-        together = (self._alike_by_content(ranks) for _, ranks in sorted(found.items()))
+        together = (
+            self._alike_by_content(ranks) if len(ranks) > 1 else ((ranks[0],),)
+            for _, ranks in sorted(found.items())
+        )
         return tuple(ranks for each in together for ranks in each)
 
     def _alike_by_content(self, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        found: dict[tuple[bytes, ...], list[int]] = {}
+        found: dict[bytes, list[int]] = {}
         for rank in ranks:
-            content = tuple(
-                self._bytes(rank, by_rank[rank]).tobytes() + repr(by_rank[rank].values).encode()
-                for place, by_rank in self._records.items()
-                if place[0] is Kind.BATCH and rank in by_rank
-            )
-            found.setdefault(content, []).append(rank)
+            found.setdefault(self._digest_of_batches(rank), []).append(rank)
         return tuple(map(tuple, sorted(found.values())))
+
+    def _digest_of_batches(self, rank: int) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for place, by_rank in self._records.items():
+            if place[0] is Kind.BATCH and rank in by_rank:
+                digest.update(self._bytes(rank, by_rank[rank]).tobytes())
+                digest.update(repr(by_rank[rank].values).encode())
+        return digest.digest()
 
     def names(self, kind: Kind, step: int, micro: int = 0) -> list[str]:
         """Return the names of what was recorded then, in order."""
