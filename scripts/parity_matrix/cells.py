@@ -110,6 +110,9 @@ def _fsdp2_tp(model: nn.Module, kit: Kit, wish: Wish) -> nn.Module:
     return _sharded(_split(model, kit, mesh["tp"]), kit, mesh["dp_shard"], wish.ignored)
 
 
+WITHOUT: Final[Mapping[str, str]] = {"ZeRO-2": "it needs DeepSpeed"}
+"""What is no cell, with why."""
+
 CELLS: Final[Mapping[str, Cell]] = {
     cell.name: cell
     for cell in (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from scripts.parity_matrix.cells import CELLS
+from scripts.parity_matrix.cells import CELLS, WITHOUT
 from scripts.parity_matrix.comparing import Verdict
 from scripts.parity_matrix.models import KITS
 from scripts.parity_matrix.mutations import CLEAN, MUTATIONS
@@ -68,7 +68,8 @@ def _left_out(cells: Iterable[str]) -> list[str]:
         for kit in KITS.values()
         if CELLS[cell].why_not(kit)
     ]
-    return ["", *lines] if lines else []
+    lines += [f"Not run: {name}, since {why}." for name, why in WITHOUT.items()]
+    return ["", *lines]
 
 
 def _share(part: int, whole: int) -> str:
