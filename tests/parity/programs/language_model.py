@@ -97,7 +97,7 @@ def reduce_by_hand(model, bug):
             parameter.grad /= dist.get_world_size()
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--keeper", choices=("ddp", "fsdp2", "hand"), default="ddp")
     parser.add_argument("--bug", default="")
@@ -108,7 +108,11 @@ def main():
     parser.add_argument("--compressed", action="store_true")
     parser.add_argument("--own-batches", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
     device = torch.device(args.device)
     if args.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
