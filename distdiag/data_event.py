@@ -122,8 +122,9 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     """How far a learning-rate scheduler has come, in how many steps of its optimizer.
 
     `name` is its class with a number. It was advanced `num_advances` times, always `least_pace` to
-    `greatest_pace` times for each optimizer step; `last_rate` holds since optimizer step
-    `settled_at`, and `peak_rate` was the highest.
+    `greatest_pace` times for each optimizer step after which it was at all; `last_rate` holds since
+    optimizer step `settled_at`, and `peak_rate` was the highest. It was made for `num_planned`
+    training steps (0: it does not say).
     """
 
     name: str
@@ -136,6 +137,7 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     last_rate: float
     settled_at: int
     site: CallSite
+    num_planned: int = 0
 
     @property
     def place(self) -> tuple[str, int]:
