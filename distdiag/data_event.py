@@ -85,15 +85,28 @@ class Draw(msgspec.Struct, frozen=True, array_like=True):
     site: CallSite
 
 
-class ModelFed(Event, frozen=True, kw_only=True):
-    """What a model that ranks train together was given for one backward pass, number `number`.
+class NormStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """By what a layer of batch normalisation has normalised on one rank, in some channels.
 
-    `members` are the ranks that train it together. `inputs` are digests of the tensors it was
+    They are of `num_values` values for each channel, from `num_samples` samples.
+    """
+
+    name: str
+    num_samples: int
+    num_values: int
+    means: tuple[float, ...]
+    variances: tuple[float, ...]
+
+
+class ModelFed(Event, frozen=True, kw_only=True):
+    """What a model that ranks train together was given for one backward pass of it.
+
+    `number` counts these passes. `members` are the ranks that train it together. `inputs` are digests of the tensors it was
     given, `batch_sizes` the sizes of their first dimension. `batch` is a digest of the indices of
     the last batch from a data loader (empty: there was none, or it has no indices), of `num_batch`
     samples out of `num_samples`; `samples` are digests of its tensors. `draws` were made since that
-    batch. `num_local_norms` layers normalise by the statistics of this rank's own samples. What the
-    rank did in the forward pass has the event numbers from `begin` to `end`.
+    batch. `num_local_norms` layers normalise by the statistics of this rank's own samples, `norms` are
+    those of some of them. What the rank did in the forward pass has the event numbers from `begin` to `end`.
     """
 
     model: str
@@ -111,6 +124,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     begin: int
     end: int
     site: CallSite
+    norms: tuple[NormStatistics, ...] = ()
 
     @property
     def place(self) -> tuple[str, int]:
