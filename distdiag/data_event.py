@@ -101,12 +101,13 @@ class NormStatistics(msgspec.Struct, frozen=True, array_like=True):
 class ModelFed(Event, frozen=True, kw_only=True):
     """What a model that ranks train together was given for one backward pass of it.
 
-    `number` counts these passes. `members` are the ranks that train it together. `inputs` are digests of the tensors it was
-    given, `batch_sizes` the sizes of their first dimension. `batch` is a digest of the indices of
-    the last batch from a data loader (empty: there was none, or it has no indices), of `num_batch`
-    samples out of `num_samples`; `samples` are digests of its tensors. `draws` were made since that
-    batch. `num_local_norms` layers normalise by the statistics of this rank's own samples, `norms` are
-    those of some of them. What the rank did in the forward pass has the event numbers from `begin` to `end`.
+    `number` counts these passes. `members` are the ranks that train it together. `inputs` are
+    digests of the tensors it was given, `batch_sizes` the sizes of their first dimension. `batch`
+    is a digest of the indices of the last batch from a data loader (empty: there was none, or it
+    has no indices), of `num_batch` samples out of `num_samples`; `samples` are digests of its
+    tensors. `draws` were made since that batch. `num_local_norms` layers normalise by the
+    statistics of this rank's own samples, `norms` are those of some of them. What the rank did in
+    the forward pass has the event numbers from `begin` to `end`.
     """
 
     model: str

@@ -25,7 +25,9 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     `kind` is ``nll`` (a cross entropy), ``masked`` (a sum or mean over what a mask lets through) or
     ``dense``; `reduction` is that of the innermost loss. `weight` is what each counted element has
     in the gradient of this rank. `num_rows` is the number of sequences, 0 if it is not known.
-    `place` numbers the lines from which passes of one step were started.
+    `place` numbers the lines from which passes of one step were started. `num_first` further
+    labels, the first ones of sequences, would count if the loss did not leave them out by its
+    shift; -1 if that is not known.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     weight: float
     factors: tuple[Factor, ...] = ()
     place: int = 0
+    num_first: int = -1
 
     @property
     def mass(self) -> float:

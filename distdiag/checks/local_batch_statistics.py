@@ -23,8 +23,8 @@ class LocalBatchStatistics(Check):
 
     ## What it detects
     A model with plain batch normalisation in training mode, whose ranks average their gradients,
-    where layers are given one or two samples on each rank (a note for up to four) and the means that
-    they find differ between the ranks by more than chance explains for so many values.
+    where layers are given one or two samples on each rank (a note for up to four) and the means
+    that they find differ between the ranks by more than chance explains for so many values.
 
     ## Why it matters
     Each rank normalises by the mean and variance of its own samples. Samples differ as wholes (an

@@ -89,11 +89,8 @@ class NormReading:
 
 
 def _layers_of(output: object, layers: dict[str, nn.Module]) -> Iterator[_Layer]:
-    names = {
-        mean.data_ptr(): name
-        for name, module in layers.items()
-        if isinstance(mean := module.running_mean, torch.Tensor)
-    }
+    kept = {name: module.running_mean for name, module in layers.items()}
+    names = {t.data_ptr(): name for name, t in kept.items() if isinstance(t, torch.Tensor)}
     for node in _nodes_below(output):
         if kind_of(node)[0] in _NORMS and node._saved_training:
             mean, scale = saved(node, "result1"), saved(node, "result2")

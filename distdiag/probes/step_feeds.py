@@ -54,6 +54,9 @@ class _Fed:
     norms: NormReading | None = None
 
 
+_Waiting = tuple[Pending, Pending | None, NormReading | None, dict[str, Any]]
+
+
 class StepFeeds(Probe):
     """Writes down inputs, random draws and batches of some backward passes."""
 
@@ -75,9 +78,7 @@ class StepFeeds(Probe):
         self._counts: dict[str, int] = {}
         self._last, self._is_fed = "", False
         self._num_passes: dict[str, int] = {}
-        self._waiting: deque[
-            tuple[Pending, Pending | None, NormReading | None, dict[str, Any]]
-        ] = deque()
+        self._waiting: deque[_Waiting] = deque()
 
     def _install(self) -> None:
         kind = DistributedDataParallel
@@ -150,6 +151,8 @@ class StepFeeds(Probe):
     def _enter_forward(self, module: nn.Module, given: object) -> None:
         if not (torch.is_grad_enabled() and module.training and dist.is_initialized()):
             return
+        for tell in self.recorder.on_given:
+            tell(given)
         model, self.members = self._name(module)
         if self._is_fed:
             return  # the pass is known by the model that was fed first
@@ -188,6 +191,8 @@ class StepFeeds(Probe):
             batch = batch._replace(contents=self._read(given))
         self._batch = batch
         self._draws.clear()
+        for tell in self.recorder.on_given:
+            tell(given)
 
     @property
     def wants_draws(self) -> bool:

@@ -32,11 +32,11 @@ def main() -> None:
     model = DistributedDataParallel(nn.Linear(4, 1))
     pace = dist.get_world_size()
     seed_everything(42 + dist.get_rank())
-    losses = []
-    for stage in range(3 if args.way == "staged" else 1):
+    losses, kept = [], []
+    for _ in range(3 if args.way == "staged" else 1):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         scheduler = schedulers(args.way, optimizer, pace)
-        kept = [scheduler] if stage == 0 else [*kept, scheduler]
+        kept.append(scheduler)  # those of stages that are over are still there
         for _ in range(STEPS):
             optimizer.zero_grad()
             loss = model(torch.randn(4, 4)).square().mean()
