@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -11,14 +13,16 @@ import numpy as np
 from distdiag.disparity import Difference, Disparity, Subject
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
-from distdiag.parity.recorded_run import Array, RecordedRun
-from distdiag.parity.tolerance import compare
+from distdiag.parity.recorded_run import Array, Recorded, RecordedRun
+from distdiag.parity.room import num_cores
+from distdiag.parity.tolerance import compare, distances
 from distdiag.ranks import RankSet
 from distdiag.recording import Kind
 
 SHOWN: Final = 8
 MOST_EXPLAINED: Final = 24
 MOST_ELEMENTS: Final = 4_000_000
+MOST_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,13 @@ class Result:
     rows: list[StepRow] = field(default_factory=list)
     not_compared: dict[str, str] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+
+
+class Absent(Enum):
+    """Why there is no figure of a tensor."""
+
+    PARTS = auto()  # one of the runs has not recorded all of it
+    MEANING = auto()  # rounding alone changes it too much
 
 
 class Comparison:
@@ -159,15 +170,15 @@ class Comparison:
     def _start(self) -> Disparity | None:
         differing, names = [], self._reference.names(Kind.START, 0)
         for name in names:
-            ours = self._reference.whole(Kind.START, 0, name)
-            theirs = self._candidate.whole(Kind.START, 0, name)
+            ours = self._reference.as_recorded(Kind.START, 0, name)
+            theirs = self._candidate.as_recorded(Kind.START, 0, name)
             if ours is None or theirs is None or ours.shape != theirs.shape:
                 self._result.not_compared[name] = self._why_not(name)
             elif not np.array_equal(ours, theirs, equal_nan=True):
                 unit = self._reference.unit(Kind.START, 0, name)
                 found = compare(name, ours, theirs, (), unit)
                 if found is not None and found.ratio > 1:
-                    differing.append(Pair(found, ours, theirs))
+                    differing.append(_kept(found, ours, theirs))
         if not differing:
             return None
         return self._disparity(Subject.START, 0, differing, len(names))
@@ -222,39 +233,53 @@ class Comparison:
     def _tensors(self, subject: Subject, step: int) -> Iterator[Pair]:
         kind = Kind.GRADIENT if subject is Subject.GRADIENT else Kind.PARAMETER
         names = self._reference.names(kind, step)
-        for name in reversed(names) if subject is Subject.GRADIENT else names:
-            reference = self._tensor(self._reference, kind, step, name)
-            candidate = self._tensor(self._candidate, kind, step, name)
-            repeats = [self._tensor(run, kind, step, name) for run in self._repeats]
-            known = [each for each in repeats if each is not None]
-            if reference is None or candidate is None or reference.shape != candidate.shape:
-                if kind is Kind.GRADIENT:
+        if kind is Kind.GRADIENT:
+            names.reverse()
+        with ThreadPoolExecutor(min(len(names), num_cores(), MOST_THREADS) or 1) as pool:
+            pairs = pool.map(lambda name: self._one_tensor(kind, step, name), names)
+            for name, pair in zip(names, pairs, strict=True):
+                if isinstance(pair, Pair):
+                    yield pair
+                elif pair is Absent.PARTS and kind is Kind.GRADIENT:
                     self._result.not_compared.setdefault(
                         name, f"its gradient was not recorded wholly in {self._candidate.label}"
                     )
-                continue
-            unit = self._reference.unit(kind, step, name)
-            if kind is Kind.PARAMETER:
-                unit *= self._rounding_of_changes(step, name, reference)
-            found = compare(name, reference, candidate, known, unit)
-            if found is not None:
-                is_kept = found.ratio > 1 and reference.size <= MOST_ELEMENTS
-                empty = np.empty(0)
-                yield Pair(found, reference, candidate) if is_kept else Pair(found, empty, empty)
 
-    def _rounding_of_changes(self, step: int, name: str, change: Array) -> float:
+    def _one_tensor(self, kind: Kind, step: int, name: str) -> Pair | Absent:
+        """Compare one tensor, or say why it is not compared."""
+        reference = self._tensor(self._reference, kind, step, name)
+        candidate = self._tensor(self._candidate, kind, step, name)
+        if reference is None or candidate is None or reference.shape != candidate.shape:
+            return Absent.PARTS
+        others = [run for run in self._repeats if not self._is_same(run, kind, step, name)]
+        repeats = [self._tensor(run, kind, step, name) for run in others]
+        known = [each for each in repeats if each is not None]
+        unit = self._reference.unit(kind, step, name)
+        if kind is Kind.PARAMETER:
+            unit *= self._rounding_of_changes(step, name, reference)
+        found = compare(name, reference, candidate, known, unit)
+        return Absent.MEANING if found is None else _kept(found, reference, candidate)
+
+    def _is_same(self, run: RecordedRun, kind: Kind, step: int, name: str) -> bool:
+        """Tell whether a repeat is the reference to the last bit, without reading it."""
+        places = [(kind, step)]
+        if kind is Kind.PARAMETER:
+            places.append((Kind.PARAMETER, step - 1) if step else (Kind.START, 0))
+        digests = [(self._reference.digest(*at, name), run.digest(*at, name)) for at in places]
+        return all(ours and ours == theirs for ours, theirs in digests)
+
+    def _rounding_of_changes(self, step: int, name: str, change: Recorded) -> float:
         """Return how many units of a change one unit of the parameter itself is."""
-        whole = self._reference.whole(Kind.PARAMETER, step, name)
-        size = float(np.linalg.norm(change))
-        return 1.0 if whole is None or not size else 1 + float(np.linalg.norm(whole)) / size
+        whole = self._reference.as_recorded(Kind.PARAMETER, step, name)
+        size, _ = distances(change, ())
+        return 1.0 if whole is None or not size else 1 + distances(whole, ())[0] / size
 
-    def _tensor(self, run: RecordedRun, kind: Kind, step: int, name: str) -> Array | None:
-        whole = run.whole(kind, step, name)
+    def _tensor(self, run: RecordedRun, kind: Kind, step: int, name: str) -> Recorded | None:
+        whole = run.as_recorded(kind, step, name)
         if whole is None or kind is Kind.GRADIENT:
             return whole
-        before = (
-            run.whole(Kind.PARAMETER, step - 1, name) if step else run.whole(Kind.START, 0, name)
-        )
+        place = (Kind.PARAMETER, step - 1) if step else (Kind.START, 0)
+        before = run.as_recorded(*place, name)
         return None if before is None else whole - before
 
     def _outputs(self, step: int) -> Iterator[Pair]:
@@ -336,3 +361,10 @@ class Comparison:
                 for part, array in zip(parts, arrays, strict=True):
                     part.append(array)
         return weights_of(kept, parts) if kept else None
+
+
+def _kept(found: Difference, reference: Recorded, candidate: Recorded) -> Pair:
+    """Keep the values with what was measured if they may have to be explained."""
+    if found.ratio > 1 and reference.size <= MOST_ELEMENTS:
+        return Pair(found, reference.astype(np.float64), candidate.astype(np.float64))
+    return Pair(found, np.empty(0), np.empty(0))

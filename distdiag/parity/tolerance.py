@@ -14,11 +14,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from distdiag.disparity import Difference
-from distdiag.parity.recorded_run import Array
+from distdiag.parity.recorded_run import Recorded
 
 MARGIN: Final = 8.0
 DROWNED: Final = 0.3
 """A quantity that rounding changes by such a share of itself is not compared."""
+
+_BLOCK: Final = 65_536
 
 
 class Distance(NamedTuple):
@@ -28,32 +30,43 @@ class Distance(NamedTuple):
     factor: float
 
 
-def distance(reference: Array, other: Array) -> Distance:
-    """Return how far `other` is from `reference` (any shape, the same for both)."""
-    square = float(np.vdot(reference, reference))
-    factor = float(np.vdot(reference, other)) / square if square else 1.0
-    return Distance(float(np.linalg.norm(other - reference)), factor)
+def distances(reference: Recorded, others: Sequence[Recorded]) -> tuple[float, list[Distance]]:
+    """Return the size of `reference`, and how far each of `others` is from it.
+
+    All have the same shape. They are read once, in blocks that stay in the processor's cache.
+    """
+    flat, rest = reference.reshape(-1), [each.reshape(-1) for each in others]
+    square, sums = 0.0, [(0.0, 0.0)] * len(rest)
+    for place in range(0, flat.size, _BLOCK):
+        part = flat[place : place + _BLOCK].astype(np.float64)
+        square += float(part @ part)
+        for number, each in enumerate(rest):
+            moved = each[place : place + _BLOCK] - part
+            apart, along = sums[number]
+            sums[number] = (apart + float(moved @ moved), along + float(moved @ part))
+    return math.sqrt(square), [
+        Distance(math.sqrt(apart), 1 + along / square if square else 1.0) for apart, along in sums
+    ]
 
 
 def compare(
-    name: str, reference: Array, candidate: Array, repeats: Sequence[Array], unit: float
+    name: str, reference: Recorded, candidate: Recorded, repeats: Sequence[Recorded], unit: float
 ) -> Difference | None:
     """Compare one quantity with what the repeats of the reference allow.
 
     None if rounding alone changes it so much that nothing can be said. `unit` is the relative
-    distance between two neighbouring numbers of its dtype.
+    distance between two neighbouring numbers of its dtype. Repeats that are the reference to the
+    last bit may be left out.
     """
-    size = float(np.linalg.norm(reference))
-    measured = distance(reference, candidate)
+    size, (measured, *found) = distances(reference, [candidate, *repeats])
     if not math.isfinite(measured.size):
         both = not np.isfinite(reference).all()
         return None if both else _infinite(name)
+    noise = max((each.size for each in found), default=0.0)
     if size == 0.0:
-        noise = max((float(np.linalg.norm(repeat)) for repeat in repeats), default=0.0)
         ratio = measured.size / (MARGIN * noise) if noise else math.inf if measured.size else 0.0
         return Difference(name=name, measured=measured.size, bound=MARGIN * noise, ratio=ratio)
-    found = [distance(reference, repeat) for repeat in repeats]
-    noise = max((each.size for each in found), default=0.0) / size
+    noise /= size
     if noise > DROWNED:
         return None
     bound = MARGIN * max(noise, unit)

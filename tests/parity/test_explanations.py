@@ -5,13 +5,13 @@ import pytest
 
 from distdiag.disparity import Difference
 from distdiag.parity.explanations import Pair, explain, weights_of
-from distdiag.parity.tolerance import distance
+from distdiag.parity.tolerance import distances
 
 SIZES = {"the number of ranks": 4, "the number of accumulation steps": 3}
 
 
 def pair(reference, candidate, name="w"):
-    factor = distance(reference, candidate).factor
+    factor = distances(reference, [candidate])[1][0].factor
     found = Difference(name=name, measured=1.0, bound=0.1, ratio=10.0, factor=factor)
     return Pair(found, reference, candidate)
 

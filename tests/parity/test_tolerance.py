@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from distdiag.parity.tolerance import DROWNED, compare
+from distdiag.parity.tolerance import DROWNED, compare, distances
 
 UNIT = 2.0**-23
 
@@ -56,3 +56,16 @@ def test_zero_is_compared_too():
     zero, one = np.zeros(4), np.ones(4)
     assert compare("w", zero, zero, [zero], UNIT).ratio == 0.0
     assert compare("w", zero, one, [zero], UNIT).ratio == math.inf
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (65_536,), (3, 65_537)])
+def test_distances_in_blocks_are_those_of_the_whole(shape):
+    generator = np.random.default_rng(3)
+    reference = np.asarray(generator.normal(size=shape), np.float32)
+    others = [np.asarray(reference * 1.5, np.float32), reference]
+    size, found = distances(reference, others)
+    exact = reference.astype(np.float64)
+    assert size == pytest.approx(np.linalg.norm(exact))
+    assert found[0].size == pytest.approx(np.linalg.norm(others[0] - exact))
+    assert found[0].factor == pytest.approx(1.5 if size else 1.0)
+    assert found[1] == (0.0, 1.0)
