@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,8 @@ class ParityRecorder(Probe):
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._mesh_sizes,
+                devices=self._devices(),
+                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
             )
@@ -151,6 +154,12 @@ class ParityRecorder(Probe):
                 if keeper.ranks:
                     return keeper.ranks
         return ()
+
+    def _devices(self) -> tuple[str, ...]:
+        found = {p.device.type for _, root in self._trained() for p in root.parameters()}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            found.add("cuda")
+        return tuple(sorted(found))
 
     def _coordinate(self) -> tuple[int, int]:
         """Return the data coordinate of this rank, and how many there are."""

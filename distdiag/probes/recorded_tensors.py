@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 import torch
 import xxhash
 
-from distdiag.probes.batch_store import bytes_of
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held
@@ -46,7 +45,7 @@ class TensorRecorder:
             return
         shape, at, part = place
         with unseen():
-            data = bytes_of(local.detach().cpu().contiguous())
+            data = _memory_of(local.detach().cpu().contiguous())
         replicas = held.plan.replicas
         is_writer = not replicas or self._rank == min(replicas)
         record = Record(
@@ -61,6 +60,11 @@ class TensorRecorder:
             digest=xxhash.xxh3_128_hexdigest(data),
         )
         self._writer.write(record, data if is_writer else b"")
+
+
+def _memory_of(tensor: torch.Tensor) -> bytes | memoryview:
+    """Return the bytes of a contiguous tensor on the CPU without a copy of them."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def _place(
