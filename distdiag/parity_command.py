@@ -118,6 +118,8 @@ def parity(  # noqa: PLR0913 (click passes each option by name)
     write_report(folder / "report.json", report)
     for outcome in outcomes:
         click.echo(_table(outcome), err=True)
+        if outcome.result.drawn_anew:
+            click.echo(_anew(outcome), err=True)
     differs = {each.configuration.label: each.result.disparity is not None for each in outcomes}
     for origin in origins(differs) if len(differs) > 1 else ():
         click.echo(f"distdiag: parity: {origin.phrase()}", err=True)
@@ -193,3 +195,12 @@ def _table(outcome: Outcome) -> str:
             f"  {row.step:4d}  {row.candidate_loss:.7g}  {row.reference_loss:.7g}  {ratios}"
         )
     return "\n".join(lines)
+
+
+def _anew(outcome: Outcome) -> str:
+    names = outcome.result.drawn_anew
+    return (
+        f"distdiag: parity: {outcome.configuration.label}: {len(names)} parameters ({names[0]}) "
+        "begin with other values of the same size, since each rank draws its own part: losses, "
+        "gradients and updates are not compared"
+    )

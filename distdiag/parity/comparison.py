@@ -13,6 +13,7 @@ import numpy as np
 from distdiag.disparity import Difference, Disparity, Subject
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
+from distdiag.parity.loose_parts import compare_parts
 from distdiag.parity.recorded_run import Array, Recorded, RecordedRun
 from distdiag.parity.room import num_cores
 from distdiag.parity.tolerance import compare, distances
@@ -23,6 +24,8 @@ SHOWN: Final = 8
 MOST_EXPLAINED: Final = 24
 MOST_ELEMENTS: Final = 4_000_000
 MOST_THREADS: Final = 8
+
+_EMPTY: Final = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Result:
     rows: list[StepRow] = field(default_factory=list)
     not_compared: dict[str, str] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+    drawn_anew: list[str] = field(default_factory=list)
+    """Parameters that each rank draws its part of, so that no two runs train the same model."""
 
 
 class Absent(Enum):
@@ -77,8 +82,10 @@ class Comparison:
         """Go through the steps until something differs."""
         result = self._result
         result.disparity = self._data() or self._start()
+        if result.disparity is not None or result.drawn_anew:
+            return result
         num_steps = min(run.num_steps for run in (self._reference, self._candidate, *self._repeats))
-        for step in range(num_steps if result.disparity is None else 0):
+        for step in range(num_steps):
             row = StepRow(step, *self._losses(step), {})
             result.rows.append(row)
             result.disparity = self._step(step, row)
@@ -173,7 +180,8 @@ class Comparison:
             ours = self._reference.as_recorded(Kind.START, 0, name)
             theirs = self._candidate.as_recorded(Kind.START, 0, name)
             if ours is None or theirs is None or ours.shape != theirs.shape:
-                self._result.not_compared[name] = self._why_not(name)
+                loose = self._loose_parts(name)
+                differing += [_kept(loose, _EMPTY, _EMPTY)] if loose is not None else []
             elif not np.array_equal(ours, theirs, equal_nan=True):
                 unit = self._reference.unit(Kind.START, 0, name)
                 found = compare(name, ours, theirs, (), unit)
@@ -182,6 +190,16 @@ class Comparison:
         if not differing:
             return None
         return self._disparity(Subject.START, 0, differing, len(names))
+
+    def _loose_parts(self, name: str) -> Difference | None:
+        """Return in which scale a parameter begins whose parts no mesh puts together."""
+        parts = compare_parts(self._reference, self._candidate, name)
+        if parts is None or parts.are_same:
+            self._result.not_compared[name] = self._why_not(name)
+        elif parts.difference is None:
+            self._result.drawn_anew.append(name)
+            self._result.not_compared[name] = "its parts begin with other values, as large as these"
+        return None if parts is None else parts.difference
 
     def _why_not(self, name: str) -> str:
         for summary in self._candidate.summaries.values():
@@ -367,4 +385,4 @@ def _kept(found: Difference, reference: Recorded, candidate: Recorded) -> Pair:
     """Keep the values with what was measured if they may have to be explained."""
     if found.ratio > 1 and reference.size <= MOST_ELEMENTS:
         return Pair(found, reference.astype(np.float64), candidate.astype(np.float64))
-    return Pair(found, np.empty(0), np.empty(0))
+    return Pair(found, _EMPTY, _EMPTY)

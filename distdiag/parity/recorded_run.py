@@ -68,6 +68,9 @@ class RecordedRun:
         """The ranks of each data coordinate; those of one coordinate got the same batches."""
         groups = {rank: summary.data_group for rank, summary in self.summaries.items()}
         with_data = [rank for rank in groups if self.summaries[rank].num_batches]
+        if not with_data:
+            # Nobody tells who sees the same samples; a mean over all ranks is right either way.
+            return tuple((rank,) for rank in groups)
         if any(not groups[rank] for rank in with_data):
             return self._alike_by_content(with_data)
         found: dict[int, list[int]] = {}
