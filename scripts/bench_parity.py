@@ -3,7 +3,8 @@
 
 In each round the plain runs on one rank and on two are made, and then the comparison of both, all
 with the same global batch and number of steps. Time is that from the shell to the end of all
-processes; memory is the most that any one rank held, by the system's own mark (VmHWM).
+processes, and that of processors is given beside it, which other work on the machine changes less;
+memory is the most that any one rank held, by the system's own mark (VmHWM).
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import psutil
 WORKLOAD = Path(__file__).with_name("bench_parity_workload.py")
 SMALL = Path(__file__).parents[1] / "tests" / "parity" / "programs" / "language_model.py"
 LAUNCHER = "torch.distributed.run"
-POLL_S = 0.05
+POLL_S = 0.1
 
 
 class Cost(NamedTuple):
-    """What one command took: seconds, and the most bytes that one of its ranks held."""
+    """What one command took: seconds, those of processors, and the most bytes of one rank."""
 
     seconds: float
+    processor: float
     memory: int
     comparing: int = 0
 
@@ -60,12 +62,14 @@ def measure(command: list[str]) -> Cost:
     """Run a command to its end and return what it took."""
     started = time.perf_counter()
     ranks: dict[int, bool] = {}
+    processor: dict[int, float] = {}
     most = own = 0
     with tempfile.TemporaryFile() as log:
         process = psutil.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         while process.poll() is None:
-            for each in process.children(recursive=True):
+            for each in [process, *process.children(recursive=True)]:
                 try:
+                    processor[each.pid] = sum(each.cpu_times()[:2])
                     if ranks.setdefault(each.pid, is_rank(each)):
                         most = max(most, peak(each.pid))
                 except (psutil.Error, OSError):
@@ -78,7 +82,7 @@ def measure(command: list[str]) -> Cost:
         if process.returncode:
             log.seek(0)
             raise SystemExit(f"{' '.join(command)}:\n{log.read().decode(errors='replace')}")
-    return Cost(time.perf_counter() - started, most, own)
+    return Cost(time.perf_counter() - started, sum(processor.values()), most, own)
 
 
 def plain(num_ranks: int, script: list[str]) -> Cost:
@@ -103,18 +107,22 @@ def spread(values: list[float]) -> str:
 def bench(name: str, rounds: int, steps: int, scripts: tuple[list[str], ...]) -> None:
     """Measure one script, as it runs on one rank, on two, and in the comparison."""
     alone, shared, studied = scripts
-    times, memories = [], []
+    times, processors, memories = [], [], []
     for number in range(rounds):
         one, two, both = plain(1, alone), plain(2, shared), compared(steps, studied)
         times.append(both.seconds / (one.seconds + two.seconds))
+        processors.append(both.processor / (one.processor + two.processor))
         memories.append(both.memory / one.memory)
         say(
             f"{name} round {number + 1}: one rank {one.seconds:.1f} s, two {two.seconds:.1f} s, "
-            f"parity {both.seconds:.1f} s ({times[-1]:.2f} times); largest rank "
+            f"parity {both.seconds:.1f} s ({times[-1]:.2f} times, of processors {processors[-1]:.2f}); largest rank "
             f"{one.memory / 1e6:.0f} MB plain, {both.memory / 1e6:.0f} MB compared "
             f"({memories[-1]:.2f} times); comparing {both.comparing / 1e6:.0f} MB"
         )
-    say(f"{name}: time {spread(times)} times, memory {spread(memories)} times, {rounds} rounds")
+    say(
+        f"{name}: time {spread(times)} times, of processors {spread(processors)}, "
+        f"memory {spread(memories)} times, {rounds} rounds"
+    )
 
 
 def main() -> None:
