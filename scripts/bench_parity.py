@@ -115,7 +115,8 @@ def bench(name: str, rounds: int, steps: int, scripts: tuple[list[str], ...]) ->
         memories.append(both.memory / one.memory)
         say(
             f"{name} round {number + 1}: one rank {one.seconds:.1f} s, two {two.seconds:.1f} s, "
-            f"parity {both.seconds:.1f} s ({times[-1]:.2f} times, of processors {processors[-1]:.2f}); largest rank "
+            f"parity {both.seconds:.1f} s ({times[-1]:.2f} times, of processors "
+            f"{processors[-1]:.2f}); largest rank "
             f"{one.memory / 1e6:.0f} MB plain, {both.memory / 1e6:.0f} MB compared "
             f"({memories[-1]:.2f} times); comparing {both.comparing / 1e6:.0f} MB"
         )

@@ -16,7 +16,8 @@ def nudge_in_place(tensors: Iterable[torch.Tensor], seed: int) -> None:
     with torch.no_grad():
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
-                tensor.mul_(_factors(tensor, generator))
+                # Through `data`, a graph that was built already does not mind.
+                tensor.data.mul_(_factors(tensor, generator))
 
 
 def nudged(batch: Any, seed: int) -> Any:  # noqa: ANN401
@@ -33,5 +34,5 @@ def nudged(batch: Any, seed: int) -> Any:  # noqa: ANN401
 def _factors(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
     unit = torch.finfo(tensor.dtype).eps
-    factors = 1 + unit * (2 * signs.to(torch.float64) - 1)
-    return factors.to(tensor.device, tensor.dtype)
+    factors = signs.to(tensor.dtype).mul_(2 * unit).add_(1 - unit)  # exact: no wider copy is needed
+    return factors.to(tensor.device)

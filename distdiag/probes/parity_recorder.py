@@ -94,6 +94,9 @@ class ParityRecorder(Probe):
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._handles.append(hook)
+        if self._task.nudge is not None:
+            before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+            self._handles.append(before)
         if self._task.dropout == "off":
             switch_dropout_off(self._patches)
 
@@ -288,6 +291,13 @@ class ParityRecorder(Probe):
             self._leave()
 
     # Outputs
+
+    @_guarded
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        """Nudge before the first pass, of a script whose batches come from nowhere we see."""
+        is_first = not self._has_started and module.training and torch.is_grad_enabled()
+        if is_first and self._name_of(module) is not None:
+            self._start()
 
     @_guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
