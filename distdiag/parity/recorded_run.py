@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -59,6 +60,17 @@ class RecordedRun:
         return min(summary.num_steps for summary in self.summaries.values())
 
     @property
+    def compute_dtype(self) -> str:
+        """The coarsest dtype that anything was rounded to, empty if nothing is known."""
+        names = {summary.compute_dtype for summary in self.summaries.values()} & UNIT.keys()
+        return max(names, key=UNIT.__getitem__, default="")
+
+    @property
+    def compute_unit(self) -> float:
+        """The unit of rounding of the coarsest dtype that was computed in, 0 if not known."""
+        return UNIT.get(self.compute_dtype, 0.0)
+
+    @property
     def problem(self) -> str:
         """Why a rank could not record, empty if all could."""
         return next((s.problem for s in self.summaries.values() if s.problem), "")
@@ -76,18 +88,27 @@ class RecordedRun:
         found: dict[int, list[int]] = {}
         for rank in with_data:
             found.setdefault(groups[rank].index(rank), []).append(rank)
-        return tuple(tuple(ranks) for _, ranks in sorted(found.items()))
+        # Ranks in the same place of several groups got the same batches, or the groups are too
+        # small: then their data is none of one another's.
+        together = (
+            self._alike_by_content(ranks) if len(ranks) > 1 else ((ranks[0],),)
+            for _, ranks in sorted(found.items())
+        )
+        return tuple(ranks for each in together for ranks in each)
 
     def _alike_by_content(self, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        found: dict[tuple[bytes, ...], list[int]] = {}
+        found: dict[bytes, list[int]] = {}
         for rank in ranks:
-            content = tuple(
-                self._bytes(rank, by_rank[rank]).tobytes() + repr(by_rank[rank].values).encode()
-                for place, by_rank in self._records.items()
-                if place[0] is Kind.BATCH and rank in by_rank
-            )
-            found.setdefault(content, []).append(rank)
+            found.setdefault(self._digest_of_batches(rank), []).append(rank)
         return tuple(map(tuple, sorted(found.values())))
+
+    def _digest_of_batches(self, rank: int) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for place, by_rank in self._records.items():
+            if place[0] is Kind.BATCH and rank in by_rank:
+                digest.update(self._bytes(rank, by_rank[rank]).tobytes())
+                digest.update(repr(by_rank[rank].values).encode())
+        return digest.digest()
 
     def names(self, kind: Kind, step: int, micro: int = 0) -> list[str]:
         """Return the names of what was recorded then, in order."""
@@ -166,11 +187,18 @@ class RecordedRun:
         data = self._bytes(rank, record).tobytes()
         return [data[place : place + size] for place in range(0, len(data), size)]
 
-    def differing_replicas(self, kind: Kind, step: int) -> dict[str, dict[str, RankSet]]:
-        """Return the tensors of which ranks recorded unlike copies: the ranks by content."""
+    def differing_replicas(
+        self, kind: Kind, step: int, *, is_kept: bool = False
+    ) -> dict[str, dict[str, RankSet]]:
+        """Return the tensors of which ranks recorded unlike copies: the ranks by content.
+
+        With `is_kept` only those that a wrapper keeps alike.
+        """
         found = {}
         for place, records in self._records.items():
             if place[:2] != (kind, step):
+                continue
+            if is_kept and not all(record.is_kept for record in records.values()):
                 continue
             camps: dict[tuple[object, ...], dict[str, list[int]]] = {}
             for rank, record in records.items():

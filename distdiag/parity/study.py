@@ -17,7 +17,7 @@ from distdiag.parity.room import Slot, need_of, slots_for
 from distdiag.parity.runs import Configuration, Planned, Runs, sources_of, task_for
 from distdiag.parity_task import Dropout
 
-_NUDGE: Final = 20_240_607
+NUDGE: Final = 20_240_607
 NO_BATCHES: Final = (
     "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
     "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
@@ -75,14 +75,19 @@ class Study:
         first = max(others, key=lambda each: each.num_ranks)
         recorded = {first: self._record(first)}
         rest = [each for each in others if each != first]
+        dtype = self._source.compute_dtype if self._source is not None else ""
         again, nudged, self._reference, *replayed = self._run_all(
             [
                 self._planned("again", reference),
-                self._planned("nudged", reference, nudge=_NUDGE),
+                self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=dtype),
                 self._planned("reference", reference),
                 *(self._planned("", each) for each in rest),
             ]
         )
+        due = self._reference.compute_dtype
+        if due != dtype:  # the reference computes in another one than the recorded run
+            planned = self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=due)
+            (nudged,) = self._run_all([planned])
         self._repeats = [again, nudged]
         recorded.update(zip(rest, replayed, strict=True))
         outcomes = []
@@ -124,6 +129,7 @@ class Study:
         configuration: Configuration,
         *,
         nudge: int | None = None,
+        nudge_dtype: str = "",
         sources: Sequence[int] = (),
         num_steps: int = 0,
     ) -> Planned:
@@ -138,6 +144,7 @@ class Study:
                 "padding": settings.padding,
             },
             nudge=nudge,
+            nudge_dtype=nudge_dtype,
         )
         if settings.is_replayed and self._source is not None:
             task = msgspec.structs.replace(

@@ -35,7 +35,7 @@ from distdiag.probes.keepers import WrapTimes, unwrapped, walk
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.nudge import nudge_in_place
 from distdiag.probes.recorded_tensors import TensorRecorder
-from distdiag.probes.sample_figures import figures_of
+from distdiag.probes.sample_figures import coarser, figures_of
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held, Surroundings, local_part, plan_of
 from distdiag.recorder import Recorder
@@ -81,6 +81,7 @@ class ParityRecorder(Probe):
         self._draws = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._mesh_sizes: dict[str, int] = {}
+        self._compute_dtype = ""
         self._problem = ""
 
     def _install(self) -> None:
@@ -125,6 +126,7 @@ class ParityRecorder(Probe):
                 mesh_sizes=self._mesh_sizes,
                 devices=self._devices(),
                 peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
             )
@@ -199,7 +201,7 @@ class ParityRecorder(Probe):
         self._has_started = True
         if self._task.nudge is not None:
             parts = [local_part(held.tensor) for _, held in self._held() if not held.plan.tied_to]
-            nudge_in_place(parts, self._task.nudge)
+            nudge_in_place(parts, self._task.nudge, self._task.nudge_dtype)
         self._tensors.write(Kind.START, 0, self._held(), lambda each: each.tensor)
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
@@ -307,7 +309,8 @@ class ParityRecorder(Probe):
         found = figures_of(output, self._feed.batch_size) if name is not None else None
         if name is None or found is None:
             return
-        figures, num_elements = found
+        figures, num_elements, dtype = found
+        self._compute_dtype = coarser(self._compute_dtype, dtype)
         number = self._calls[name] = self._calls.get(name, -1) + 1
         record = Record(
             Kind.OUTPUT,
