@@ -46,13 +46,14 @@ class Tensors:
         self._repeats = repeats
         self._candidate = candidate
         self._not_compared = not_compared
+        self._leans: dict[Kind, float] = {}
 
     def pairs(self, kind: Kind, step: int) -> Iterator[Pair]:
         """Yield the gradients of a step in backward order, or its changes of parameters."""
         names = self._reference.names(kind, step)
         in_order = reversed(names) if kind is Kind.GRADIENT else names
         measured = list(self._all_measured(kind, step, list(in_order)))
-        common, num_kept = in_common(measured), 0
+        common, num_kept = self._common(kind, measured), 0
         for each in measured:
             difference = judge(each, common)
             if kind is Kind.PARAMETER and difference.ratio > 1:
@@ -62,6 +63,16 @@ class Tensors:
                 yield kept(difference, *self._both(kind, step, each.name))
             else:
                 yield Pair(difference, np.empty(0), np.empty(0))
+
+    def _common(self, kind: Kind, measured: Sequence[Measured]) -> Common:
+        """Return what rounding does to tensors of this kind.
+
+        When two runs drift apart, all tensors of a step lean the same way, so that one step of one
+        nudged run says too little of how far: what an earlier step showed counts too.
+        """
+        common = in_common(measured)
+        lean = self._leans[kind] = max(common.lean, self._leans.get(kind, 0.0))
+        return common._replace(lean=lean)
 
     def _all_measured(self, kind: Kind, step: int, names: Sequence[str]) -> Iterator[Measured]:
         """Measure some tensors at a time; numpy lets other threads run meanwhile."""
