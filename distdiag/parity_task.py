@@ -60,8 +60,10 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     wrapper tells), `lengths` what `len()` of each data loader was, by the order of their first
     use. `draws_in_forward`: random numbers were drawn between a batch and its backward pass.
     `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
-    that the parameters are on. `compute_dtype` is the coarsest one that a module returned something
-    in or gradients were rounded to. `unreadable` are tensors that could not be recorded, with why.
+    that the parameters are on. `devices` are the types of devices that were used, `peak_memory`
+    the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
+    module returned something in or gradients were rounded to. `unreadable` are tensors that could
+    not be recorded, with why.
     """
 
     rank: int
@@ -73,6 +75,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     draws_in_forward: bool = False
     num_microsteps: tuple[int, ...] = ()
     mesh_sizes: dict[str, int] = {}
+    devices: tuple[str, ...] = ()
+    peak_memory: int = 0
     compute_dtype: str = ""
     unreadable: dict[str, str] = {}
     problem: str = ""

@@ -13,11 +13,12 @@ import numpy as np
 from distdiag.disparity import Difference, Disparity, Subject
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
+from distdiag.parity.loose_parts import compare_parts
 from distdiag.parity.losses import loss_pairs, total_loss
 from distdiag.parity.outputs import differing_ranks, output_pairs
 from distdiag.parity.rates import Rates
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.tensors import MOST_EXPLAINED, Tensors
+from distdiag.parity.tensors import MOST_EXPLAINED, Tensors, kept
 from distdiag.parity.tolerance import compare
 from distdiag.ranks import RankSet
 from distdiag.recording import Kind
@@ -43,6 +44,8 @@ class Result:
     rows: list[StepRow] = field(default_factory=list)
     not_compared: dict[str, str] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+    drawn_anew: list[str] = field(default_factory=list)
+    """Parameters that each rank draws its part of, so that no two runs train the same model."""
 
 
 class Comparison:
@@ -72,8 +75,10 @@ class Comparison:
         """Go through the steps until something differs."""
         result = self._result
         result.disparity = self._data() or self._start()
+        if result.disparity is not None or result.drawn_anew:
+            return result
         num_steps = min(run.num_steps for run in (self._reference, self._candidate, *self._repeats))
-        for step in range(num_steps if result.disparity is None else 0):
+        for step in range(num_steps):
             row = StepRow(step, *self._losses(step), {})
             result.rows.append(row)
             result.disparity = self._step(step, row)
@@ -192,18 +197,29 @@ class Comparison:
     def _start(self) -> Disparity | None:
         differing, names = [], self._reference.names(Kind.START, 0)
         for name in names:
-            ours = self._reference.whole(Kind.START, 0, name)
-            theirs = self._candidate.whole(Kind.START, 0, name)
+            ours = self._reference.as_recorded(Kind.START, 0, name)
+            theirs = self._candidate.as_recorded(Kind.START, 0, name)
             if ours is None or theirs is None or ours.shape != theirs.shape:
-                self._result.not_compared[name] = self._why_not(name)
+                loose = self._loose_parts(name)
+                differing += [Pair(loose, np.empty(0), np.empty(0))] if loose is not None else []
             elif not np.array_equal(ours, theirs, equal_nan=True):
                 unit = self._reference.unit(Kind.START, 0, name)
                 found = compare(name, ours, theirs, (), unit)
                 if found is not None and found.ratio > 1:
-                    differing.append(Pair(found, ours, theirs))
+                    differing.append(kept(found, ours, theirs))
         if not differing:
             return None
         return self._disparity(Subject.START, 0, differing, len(names))
+
+    def _loose_parts(self, name: str) -> Difference | None:
+        """Return in which scale a parameter begins whose parts no mesh puts together."""
+        parts = compare_parts(self._reference, self._candidate, name)
+        if parts is None or parts.are_same:
+            self._result.not_compared[name] = self._why_not(name)
+        elif parts.difference is None:
+            self._result.drawn_anew.append(name)
+            self._result.not_compared[name] = "its parts begin with other values, as large as these"
+        return None if parts is None else parts.difference
 
     def _why_not(self, name: str) -> str:
         for summary in self._candidate.summaries.values():

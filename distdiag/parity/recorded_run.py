@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -18,6 +18,8 @@ from distdiag.ranks import RankSet
 from distdiag.recording import Kind, Record, read_index
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Recorded = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
+"""Numbers in single precision if they were recorded in that or a lower one."""
 Place = tuple[Kind, int, int, str]
 
 UNIT: Final[Mapping[str, float]] = {
@@ -43,7 +45,7 @@ class RecordedRun:
         self._folder = folder
         self._records: dict[Place, dict[int, Record]] = {}
         self._names: dict[tuple[Kind, int, int], list[str]] = {}
-        self._data: dict[int, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
+        self._data: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
         self.summaries = dict(sorted(_read_summaries(folder).items()))
         for rank in self.summaries:
             for record in read_index(folder / f"rank-{rank}.index"):
@@ -78,6 +80,9 @@ class RecordedRun:
         """The ranks of each data coordinate; those of one coordinate got the same batches."""
         groups = {rank: summary.data_group for rank, summary in self.summaries.items()}
         with_data = [rank for rank in groups if self.summaries[rank].num_batches]
+        if not with_data:
+            # Nobody tells who sees the same samples; a mean over all ranks is right either way.
+            return tuple((rank,) for rank in groups)
         if any(not groups[rank] for rank in with_data):
             return self._alike_by_content(with_data)
         found: dict[int, list[int]] = {}
@@ -130,6 +135,11 @@ class RecordedRun:
 
     def whole(self, kind: Kind, step: int, name: str, micro: int = 0) -> Array | None:
         """Put a tensor together from the parts of all ranks; None if there is not all of it."""
+        found = self.as_recorded(kind, step, name, micro)
+        return None if found is None else found.astype(np.float64)
+
+    def as_recorded(self, kind: Kind, step: int, name: str, micro: int = 0) -> Recorded | None:
+        """Do the same without another copy of a tensor that one rank holds wholly."""
         records = self.by_rank(kind, step, micro, name)
         parts = {rank: record for rank, record in records.items() if record.num_bytes}
         if not parts:
@@ -139,24 +149,35 @@ class RecordedRun:
             return None
         if any(record.part == shape for record in parts.values()):
             rank = min(rank for rank, record in parts.items() if record.part == shape)
-            return self.array(rank, parts[rank])
-        whole = np.full(shape, np.nan)
+            return self._numbers(rank, parts[rank])
+        arrays = {rank: self._numbers(rank, record) for rank, record in parts.items()}
+        whole = np.full(shape, np.nan, np.result_type(*{each.dtype for each in arrays.values()}))
         for rank, record in parts.items():
             where = tuple(slice(a, a + n) for a, n in zip(record.at, record.part, strict=True))
-            whole[where] = self.array(rank, record)
+            whole[where] = arrays[rank]
         return None if sum(_sizes(parts.values())) < math.prod(shape) else whole
+
+    def digest(self, kind: Kind, step: int, name: str) -> str:
+        """Return the digest of a tensor that one rank recorded wholly, empty if none did."""
+        parts = [each for each in self.by_rank(kind, step, 0, name).values() if each.num_bytes]
+        return parts[0].digest if len(parts) == 1 and parts[0].part == parts[0].shape else ""
 
     def array(self, rank: int, record: Record) -> Array:
         """Return the part of a tensor that one rank recorded."""
-        data = self._bytes(rank, record)
+        return self._numbers(rank, record).astype(np.float64)
+
+    def _numbers(self, rank: int, record: Record) -> Recorded:
+        data, shape = self._bytes(rank, record), record.part or record.shape
         if record.dtype == "bfloat16":
             wide = data.view(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).astype(np.float64).reshape(record.part or record.shape)
+            return wide.view(np.float32).reshape(shape)
         try:
             kind = np.dtype(record.dtype)
         except TypeError:
             kind = np.dtype(np.uint8)
-        return data.view(kind).astype(np.float64).reshape(record.part or record.shape)
+        exact = np.dtype(np.float32 if kind in (np.float16, np.float32) else np.float64)
+        numbers: Recorded = data.view(kind).astype(exact, copy=False)
+        return numbers.reshape(shape)
 
     def rows(self, rank: int, record: Record) -> list[bytes]:
         """Return the bytes of each sample of a recorded batch tensor."""
@@ -193,11 +214,11 @@ class RecordedRun:
             return np.empty(0, np.uint8)
         if rank not in self._data:
             path = self._folder / f"rank-{rank}.data"
-            self._data[rank] = np.memmap(path, np.uint8, "r")
+            self._data[rank] = np.asarray(np.memmap(path, np.uint8, "r"))
         data = self._data[rank][record.place : record.place + record.num_bytes]
         if len(data) < record.num_bytes:
             raise DamagedFileError(f"{self._folder}/rank-{rank}.data ends too early")
-        return np.array(data)
+        return data
 
 
 def _sizes(records: Iterable[Record]) -> Iterable[int]:

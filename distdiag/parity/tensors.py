@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 
 from distdiag.disparity import Difference
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import Array, RecordedRun
-from distdiag.parity.tolerance import Common, Exactness, Measured, in_common, judge, measure
+from distdiag.parity.recorded_run import Recorded, RecordedRun
+from distdiag.parity.room import num_cores
+from distdiag.parity.tolerance import (
+    Common,
+    Exactness,
+    Measured,
+    distances,
+    in_common,
+    judge,
+    measure,
+)
 from distdiag.recording import Kind
 
 MOST_EXPLAINED: Final = 24
 MOST_ELEMENTS: Final = 4_000_000
+MOST_THREADS: Final = 8
 FLIPPED: Final = 0.005
 """Optimizers that divide by the size of a gradient turn elements near zero round by chance."""
 
@@ -35,24 +46,43 @@ class Tensors:
         self._repeats = repeats
         self._candidate = candidate
         self._not_compared = not_compared
+        self._leans: dict[Kind, float] = {}
 
     def pairs(self, kind: Kind, step: int) -> Iterator[Pair]:
         """Yield the gradients of a step in backward order, or its changes of parameters."""
         names = self._reference.names(kind, step)
         in_order = reversed(names) if kind is Kind.GRADIENT else names
-        found = (self._measured(kind, step, name) for name in in_order)
-        measured = [each for each in found if each is not None]
-        common, num_kept = in_common(measured), 0
+        measured = list(self._all_measured(kind, step, list(in_order)))
+        common, num_kept = self._common(kind, measured), 0
         for each in measured:
             difference = judge(each, common)
             if kind is Kind.PARAMETER and difference.ratio > 1:
                 difference = self._by_chance(step, each.name, common) or difference
-            arrays: tuple[Array, Array] = (np.empty(0), np.empty(0))
-            if difference.ratio > 1 and each.num_elements <= MOST_ELEMENTS:
-                num_kept += 1
-                if num_kept <= MOST_EXPLAINED:
-                    arrays = self._both(kind, step, each.name)
-            yield Pair(difference, *arrays)
+            num_kept += difference.ratio > 1
+            if difference.ratio > 1 and num_kept <= MOST_EXPLAINED:
+                yield kept(difference, *self._both(kind, step, each.name))
+            else:
+                yield Pair(difference, np.empty(0), np.empty(0))
+
+    def _common(self, kind: Kind, measured: Sequence[Measured]) -> Common:
+        """Return what rounding does to tensors of this kind.
+
+        When two runs drift apart, all tensors of a step lean the same way, so that one step of one
+        nudged run says too little of how far: what an earlier step showed counts too.
+        """
+        common = in_common(measured)
+        lean = self._leans[kind] = max(common.lean, self._leans.get(kind, 0.0))
+        return common._replace(lean=lean)
+
+    def _all_measured(self, kind: Kind, step: int, names: Sequence[str]) -> Iterator[Measured]:
+        """Measure some tensors at a time; numpy lets other threads run meanwhile."""
+        with ThreadPoolExecutor(min(num_cores(), MOST_THREADS)) as pool:
+            found = pool.map(lambda name: self._measured(kind, step, name), names)
+            for name, each in zip(names, found, strict=True):
+                if isinstance(each, Measured):
+                    yield each
+                elif each and kind is Kind.GRADIENT:
+                    self._not_compared.setdefault(name, each)
 
     def gradients(self, step: int) -> list[Pair]:
         """Return the gradients of a step that are no larger than can be explained."""
@@ -69,16 +99,13 @@ class Tensors:
 
     def _measured(
         self, kind: Kind, step: int, name: str, *, has_flips: bool = True
-    ) -> Measured | None:
+    ) -> Measured | str:
+        """Measure a tensor, or say what is missing; the text is empty where rounding drowns it."""
         reference = _tensor(self._reference, kind, step, name)
         candidate = _tensor(self._candidate, kind, step, name)
-        repeats = [_tensor(run, kind, step, name) for run in self._repeats]
         if reference is None or candidate is None or reference.shape != candidate.shape:
-            if kind is Kind.GRADIENT:
-                self._not_compared.setdefault(
-                    name, f"its gradient was not recorded wholly in {self._candidate.label}"
-                )
-            return None
+            return f"its gradient was not recorded wholly in {self._candidate.label}"
+        repeats = [_tensor(run, kind, step, name) for run in self._unlike(kind, step, name)]
         known = [each for each in repeats if each is not None]
         own, computed = self._reference.unit(kind, step, name), self._reference.compute_unit
         error = own
@@ -87,7 +114,21 @@ class Tensors:
         if not has_flips:
             candidate, *known = (_without_flips(reference, each) for each in (candidate, *known))
         exactness = Exactness(max(own, computed), error, computed)
-        return measure(name, reference, candidate, known, exactness)
+        return measure(name, reference, candidate, known, exactness) or ""
+
+    def _unlike(self, kind: Kind, step: int, name: str) -> list[RecordedRun]:
+        """Return the repeats that have to be read: of another one all digests are the same."""
+        places = [(kind, step)]
+        if kind is Kind.PARAMETER:
+            places.append(_before(step))
+        ours = [self._reference.digest(*place, name) for place in places]
+        others, nudged = self._repeats[:-1], self._repeats[-1:]
+        found = [
+            run
+            for run in others
+            if not all(ours) or ours != [run.digest(*place, name) for place in places]
+        ]
+        return [*found, *nudged]
 
     def _by_chance(self, step: int, name: str, common: Common) -> Difference | None:
         """Return the difference of a change without the few elements that chance turns round.
@@ -95,31 +136,42 @@ class Tensors:
         None if it is too large even so.
         """
         typical = self._measured(Kind.PARAMETER, step, name, has_flips=False)
-        found = None if typical is None else judge(typical, common)
+        found = judge(typical, common) if isinstance(typical, Measured) else None
         return None if found is None or found.ratio > 1 else found
 
-    def _both(self, kind: Kind, step: int, name: str) -> tuple[Array, Array]:
+    def _both(self, kind: Kind, step: int, name: str) -> tuple[Recorded, Recorded]:
         reference = _tensor(self._reference, kind, step, name)
         candidate = _tensor(self._candidate, kind, step, name)
         assert reference is not None and candidate is not None, name
         return reference, candidate
 
-    def _rounding_of_changes(self, step: int, name: str, change: Array) -> float:
+    def _rounding_of_changes(self, step: int, name: str, change: Recorded) -> float:
         """Return how many units of a change one unit of the parameter itself is."""
-        whole = self._reference.whole(Kind.PARAMETER, step, name)
-        size = float(np.linalg.norm(change))
-        return 1.0 if whole is None or not size else 1 + float(np.linalg.norm(whole)) / size
+        whole = self._reference.as_recorded(Kind.PARAMETER, step, name)
+        size, _ = distances(change, ())
+        return 1.0 if whole is None or not size else 1 + distances(whole, ())[0] / size
 
 
-def _tensor(run: RecordedRun, kind: Kind, step: int, name: str) -> Array | None:
-    whole = run.whole(kind, step, name)
+def kept(found: Difference, reference: Recorded, candidate: Recorded) -> Pair:
+    """Keep the values with what was measured, unless they are too large to be explained by."""
+    if reference.size > MOST_ELEMENTS:
+        return Pair(found, np.empty(0), np.empty(0))
+    return Pair(found, reference.astype(np.float64), candidate.astype(np.float64))
+
+
+def _before(step: int) -> tuple[Kind, int]:
+    return (Kind.PARAMETER, step - 1) if step else (Kind.START, 0)
+
+
+def _tensor(run: RecordedRun, kind: Kind, step: int, name: str) -> Recorded | None:
+    whole = run.as_recorded(kind, step, name)
     if whole is None or kind is Kind.GRADIENT:
         return whole
-    before = run.whole(Kind.PARAMETER, step - 1, name) if step else run.whole(Kind.START, 0, name)
+    before = run.as_recorded(*_before(step), name)
     return None if before is None else whole - before
 
 
-def _without_flips(reference: Array, other: Array) -> Array:
+def _without_flips(reference: Recorded, other: Recorded) -> Recorded:
     """Return `other` with its few elements that are furthest off put right.
 
     The first step of Adam is as large for an element that is all rounding as for any other, with

@@ -19,7 +19,8 @@ def nudge_in_place(tensors: Iterable[torch.Tensor], seed: int, dtype: str = "") 
     with torch.no_grad():
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
-                tensor.mul_(_factors(tensor, generator, dtype))
+                # Through `data`, a graph that was built already does not mind.
+                tensor.data.mul_(_factors(tensor, generator, dtype))
 
 
 def nudged(batch: Any, seed: int, dtype: str = "") -> Any:  # noqa: ANN401
@@ -38,5 +39,6 @@ def _factors(tensor: torch.Tensor, generator: torch.Generator, dtype: str) -> to
     unit = torch.finfo(tensor.dtype).eps
     if dtype:
         unit = max(unit, torch.finfo(getattr(torch, dtype)).eps)
-    factors = 1 + unit * (2 * signs.to(torch.float64) - 1)
-    return factors.to(tensor.device, tensor.dtype)
+    # In the tensor's own dtype, so that a large one needs no wider copy.
+    factors = signs.to(tensor.dtype).mul_(2 * unit).add_(1 - unit)
+    return factors.to(tensor.device)

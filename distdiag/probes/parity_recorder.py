@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,9 @@ class ParityRecorder(Probe):
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._handles.append(hook)
+        if self._task.nudge is not None:
+            before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+            self._handles.append(before)
         if self._task.dropout == "off":
             switch_dropout_off(self._patches)
 
@@ -120,6 +124,8 @@ class ParityRecorder(Probe):
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._mesh_sizes,
+                devices=self._devices(),
+                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
@@ -153,6 +159,12 @@ class ParityRecorder(Probe):
                 if keeper.ranks:
                     return keeper.ranks
         return ()
+
+    def _devices(self) -> tuple[str, ...]:
+        found = {p.device.type for _, root in self._trained() for p in root.parameters()}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            found.add("cuda")
+        return tuple(sorted(found))
 
     def _coordinate(self) -> tuple[int, int]:
         """Return the data coordinate of this rank, and how many there are."""
@@ -281,6 +293,13 @@ class ParityRecorder(Probe):
             self._leave()
 
     # Outputs
+
+    @_guarded
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        """Nudge before the first pass, of a script whose batches come from nowhere we see."""
+        is_first = not self._has_started and module.training and torch.is_grad_enabled()
+        if is_first and self._name_of(module) is not None:
+            self._start()
 
     @_guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:

@@ -9,7 +9,6 @@ import torch
 import xxhash
 
 from distdiag.model_event import Basis
-from distdiag.probes.batch_store import bytes_of
 from distdiag.probes.sample_figures import coarser
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_kinds import is_dtensor
@@ -55,7 +54,7 @@ class TensorRecorder:
         shape, at, part = place
         with unseen():
             local = local.detach().cpu().contiguous()
-            data = bytes_of(local)
+            data = _memory_of(local)
             if record.kind is Kind.GRADIENT:
                 self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))
         replicas = held.plan.replicas
@@ -73,6 +72,11 @@ class TensorRecorder:
             is_kept=held.plan.basis is Basis.WRAPPER and len(replicas) > 1,
         )
         self._writer.write(record, data if is_writer else b"")
+
+
+def _memory_of(tensor: torch.Tensor) -> bytes | memoryview:
+    """Return the bytes of a contiguous tensor on the CPU without a copy of them."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def _rounded_to(tensor: torch.Tensor) -> str:

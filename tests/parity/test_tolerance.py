@@ -10,6 +10,7 @@ from distdiag.parity.tolerance import (
     Common,
     Exactness,
     compare,
+    distances,
     in_common,
     judge,
     measure,
@@ -106,3 +107,16 @@ def test_a_factor_that_the_nudge_had_by_chance_only_elsewhere_is_allowed(referen
     ]
     assert judge(measured[0], Common()).ratio > 1
     assert judge(measured[0], in_common(measured)).ratio < 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (65_536,), (3, 65_537)])
+def test_distances_in_blocks_are_those_of_the_whole(shape):
+    generator = np.random.default_rng(3)
+    reference = np.asarray(generator.normal(size=shape), np.float32)
+    others = [np.asarray(reference * 1.5, np.float32), reference]
+    size, found = distances(reference, others)
+    exact = reference.astype(np.float64)
+    assert size == pytest.approx(np.linalg.norm(exact))
+    assert found[0].size == pytest.approx(np.linalg.norm(others[0] - exact))
+    assert found[0].factor == pytest.approx(1.5 if size else 1.0)
+    assert found[1] == (0.0, 1.0)

@@ -28,3 +28,11 @@ def test_only_floating_point_parts_of_a_batch_change_and_the_generator_stays():
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(found["labels"], batch["labels"])
     assert not torch.equal(found["x"], batch["x"])
+
+
+def test_a_graph_that_was_built_before_can_still_be_used():
+    weight = torch.ones(4, requires_grad=True)
+    loss = (weight * weight).sum()
+    nudge_in_place([weight], 1)
+    loss.backward()
+    assert torch.allclose(weight.grad, torch.full((4,), 2.0))
