@@ -112,7 +112,7 @@ class LossReading:
         labels = [
             Counts(each.num_shifted, *(next(left) for _ in each[1:])) for each in self._labels
         ]
-        for kind in ("nll", "masked", "dense"):
+        for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]
             if mine:
                 found = None if None in mine else _sum([p for p in mine if p], self._place)

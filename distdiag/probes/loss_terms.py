@@ -112,7 +112,7 @@ def nll(node: Any, way: Way) -> list[Term]:  # noqa: ANN401
     return [
         Term(
             node,
-            "nll",
+            "pixels" if target.ndim == 3 and target.shape[1] > 1 else "nll",
             reduction,
             target.numel(),
             counted,
