@@ -25,7 +25,7 @@ from distdiag.config import Config
 from distdiag.dump_transport import DumpTransporter
 from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.engine import Engine
-from distdiag.finding import Finding, Report
+from distdiag.finding import Finding, Grade, Report
 from distdiag.forwarding import ForwardingMonitor
 from distdiag.local_ranks import LocalRanks
 from distdiag.native_pass import NativePass
@@ -252,7 +252,9 @@ class Monitor:
 
 def _news_of(finding: Finding) -> tuple[object, ...]:
     """Return what makes a finding worth a line: a race of files grows rank by rank, in silence."""
-    return finding.identity[:2] if finding.code.startswith("BAR") else finding.identity
+    if finding.code.startswith("BAR"):
+        return finding.identity[:2]
+    return (*finding.identity, finding.grade is Grade.NOTE)
 
 
 def main(arguments: list[str]) -> int:
