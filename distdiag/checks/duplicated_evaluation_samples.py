@@ -56,9 +56,9 @@ class DuplicatedEvaluationSamples(Check):
         is_proven = _is_of_samples(first) and _is_called_by_user(first) and not may_drop(first.site)
         ranks = RankSet(alignment.by_rank)
         yield self.finding(
-            f"the evaluation counts {num_extra} of the {first.num_samples} samples of "
-            f"{first.dataset} twice: {', '.join(first.tensors)} of the last batch is gathered from "
-            f"each rank with the samples that only fill it up",
+            f"the evaluation {'counts' if is_proven else 'may count'} {num_extra} of the "
+            f"{first.num_samples} samples of {first.dataset} twice: {', '.join(first.tensors)} of "
+            f"the last batch is gathered from each rank with the samples that only fill it up",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),
