@@ -75,8 +75,8 @@ class ReplicaView:
     tensors: tuple[Disagreement, ...]
     num_compared: int
     alike_at: int | None = None
-    apart_for: int = 0
     sites: Mapping[int, CallSite] = field(default_factory=dict)
+    apart_for: int = 0
 
 
 @dataclass(frozen=True, slots=True)

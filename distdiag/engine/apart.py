@@ -22,7 +22,7 @@ FIRST_STEPS: Final = 3
 FEWEST_STEPS: Final = 4
 """A run that is over after fewer steps tells nothing."""
 
-PATIENCE: Final = {Basis.UNSYNCED: 2000, Basis.SIBLING: 20}
+PATIENCE: Final = {Basis.UNSYNCED: 2000, Basis.SIBLING: 100}
 """After so many steps without a word between them the ranks are judged while they train."""
 
 _SMALL: Final = 32
