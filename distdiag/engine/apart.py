@@ -6,13 +6,13 @@ change is sent round. Whoever means them sends something of the size of the mode
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from distdiag.engine.judges import Judges
 from distdiag.engine.rank_tracker import RECORDS_OF_CALLS
 from distdiag.engine.siblings import Siblings
-from distdiag.engine.traffic import carried_bytes, element_bytes
+from distdiag.engine.traffic import Traffic, element_bytes
 from distdiag.engine.watch import Watch
 from distdiag.event import Collective, Event, Finished, GroupCreated, ProbeDisabled, StepEnd
 from distdiag.model_event import Basis, Moment
@@ -36,9 +36,7 @@ class _Pending:
     view: ReplicaView
     ranks: frozenset[int]
     has_drifted: bool
-    has_met: bool = False
-    total: int = 0
-    in_step: dict[int, tuple[int, int]] = field(default_factory=dict)
+    is_judged: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -47,17 +45,6 @@ class _Pending:
             next(iter(tensor.by_rank.values())).num_elements * element_bytes(tensor.plan.dtype)
             for tensor in self.view.tensors
         )
-
-    def carry(self, call: Collective) -> None:
-        """Take note of what passes between the ranks."""
-        size = carried_bytes(call, self.ranks)
-        if not size or self.has_met:
-            return
-        step, before = self.in_step.get(call.rank, (call.step, 0))
-        now = size + (before if step == call.step else 0)
-        self.in_step[call.rank] = (call.step, now)
-        self.total += size
-        self.has_met = now * _SMALL >= self.num_bytes or self.total >= self.num_bytes
 
 
 class Apart(Watch):
@@ -69,6 +56,7 @@ class Apart(Watch):
         """Know of no copies that differ."""
         self.siblings = Siblings()
         self._judges = judges
+        self._traffic = Traffic()
         self._pending: dict[tuple[str, Basis, frozenset[int]], _Pending] = {}
         self._steps: dict[int, int] = {}
         self._finished: set[int] = set()
@@ -79,8 +67,7 @@ class Apart(Watch):
         match event:
             case Collective():
                 self.siblings.feed_call(event)
-                for pending in self._pending.values():
-                    pending.carry(event)
+                self._traffic.add(event)
             case StepEnd():
                 self._steps[event.rank] = event.step + 1
                 self._judge(is_over=False)
@@ -111,11 +98,17 @@ class Apart(Watch):
         if self._is_blind:
             return
         for pending in self._pending.values():
-            if pending.has_met or not pending.has_drifted:
+            if pending.is_judged or not pending.has_drifted:
                 continue
             num_steps = min(self._steps.get(rank, 0) for rank in pending.ranks)
             is_late = num_steps >= PATIENCE[pending.view.basis]
             is_whole = is_over and pending.ranks <= self._finished and num_steps >= FEWEST_STEPS
-            if is_late or is_whole:
-                pending.has_met = True
+            if not (is_late or is_whole):
+                continue
+            pending.is_judged = True
+            if not self._have_met(pending):
                 self._judges.judge_model(replace(pending.view, apart_for=num_steps))
+
+    def _have_met(self, pending: _Pending) -> bool:
+        most, total = self._traffic.between(pending.ranks)
+        return most * _SMALL >= pending.num_bytes or total >= pending.num_bytes

@@ -102,7 +102,7 @@ def test_a_long_run_is_judged_while_it_trains():
     [
         [*steps(8), call(32), *ends()],
         [*steps(8), call(16), call(16, op="broadcast"), *ends()],
-        [*steps(8), *(call(1, step) for step in range(48)), *ends()],
+        [*steps(8), *(call(1, step) for step in range(1, 49)), *ends()],
         [*steps(8), call(32, op="send", peer=1), *ends()],
         [*steps(FEWEST_STEPS - 1), *ends()],
         [*steps(8), *ends(status=1)],
@@ -137,6 +137,11 @@ def test_it_stays_a_note_after(rest):
 def test_nobody_is_brought_together_by(small):
     (finding,) = found(*looks(drifting), small, *steps(8), *ends())
     assert finding.severity is Severity.WARNING
+
+
+def test_an_average_counts_though_it_is_told_before_what_the_models_hold():
+    (finding,) = found(call(64), *looks(drifting), *steps(8), *ends())
+    assert finding.severity is Severity.INFO
 
 
 def test_gradients_that_differ_and_lead_to_equal_updates_stay_a_note():
