@@ -92,8 +92,9 @@ class ModelFed(Event, frozen=True, kw_only=True):
     given, `batch_sizes` the sizes of their first dimension. `batch` is a digest of the indices of
     the last batch from a data loader (empty: there was none, or it has no indices), of `num_batch`
     samples out of `num_samples`; `samples` are digests of its tensors. `draws` were made since that
-    batch. `num_local_norms` layers normalise by the statistics of this rank's own samples. What the
-    rank did in the forward pass has the event numbers from `begin` to `end`.
+    batch, which came at event number `since`. `num_local_norms` layers normalise by the statistics
+    of this rank's own samples. What the rank did in the forward pass has the event numbers from
+    `begin` to `end`.
     """
 
     model: str
@@ -111,6 +112,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     begin: int
     end: int
     site: CallSite
+    since: int = -1
 
     @property
     def place(self) -> tuple[str, int]:

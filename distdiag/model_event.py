@@ -170,7 +170,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     state are those of parameters that it does not hold; `num_stateless` parameters have none, of
     which `stateless` are some. `forgotten` are parameters with a gradient that no optimizer holds
     and that were made after all of them. `without_gradient` are trainable parameters of models that
-    it holds and that have none; at most `MOST_NAMES`.
+    it holds and that have none; at most `MOST_NAMES`. At `num_idle` looks in a row, this
+    one included, none of its parameters had a gradient; `was_fed`: some had, at a look before.
     """
 
     optimizer: str
@@ -192,6 +193,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     greatest_count: int
     site: CallSite
     without_gradient: tuple[str, ...] = ()
+    num_idle: int = 0
+    was_fed: bool = False
 
 
 class PartialRead(Event, frozen=True, kw_only=True):

@@ -92,6 +92,8 @@ class OptimizerWatch:
             **fields_of(optimizer, self.alive(), self._roots()),
             "forgotten": self._forgotten(),
         }
+        is_idle = fields["num_without_gradient"] == fields["num_parameters"]
+        fields |= self._counts.looked(optimizer, is_idle=is_idle)
         self._seen[optimizer] = fields
         if fields["replaced"]:
             self._before[optimizer] = self._content(fields["replaced"])

@@ -37,6 +37,7 @@ class Batch(NamedTuple):
     size: int = 0
     num_samples: int = -1
     contents: Pending | None = None
+    since: int = -1
 
 
 @dataclass(slots=True)
@@ -170,7 +171,7 @@ class StepFeeds(Probe):
     def after_batch(self, batch: Batch, given: object) -> None:
         """Take note of a batch; what was drawn before belongs to another one."""
         if batch.digest and not self.is_off and self._is_due(self.recorder.num_backwards):
-            batch = batch._replace(contents=self._read(given))
+            batch = batch._replace(contents=self._read(given), since=self.recorder.num_events)
         self._batch = batch
         self._draws.clear()
 
@@ -219,6 +220,7 @@ class StepFeeds(Probe):
             "draws": draws,
             "begin": fed.begin,
             "end": self.recorder.num_events,
+            "since": batch.since,
             "site": fed.site,
         }
         self._waiting.append((fed.contents, batch.contents, fields))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Hashable
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -79,6 +80,7 @@ class StepClock(Probe):
         if torch.compiler.is_compiling() or self.is_off:
             return
         self._begin(sys._getframe(1))
+        self.recorder.stepped = weakref.ref(optimizer)
         if self._survey is not None:
             self._survey.before_step(optimizer, sys._getframe(1))
         if self._losses is not None:

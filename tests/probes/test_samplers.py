@@ -19,8 +19,8 @@ def loader(sampler: DistributedSampler[object] | None = None, **values: object) 
     return DataLoader(dataset, batch_size=4, sampler=sampler, **values)
 
 
-def train(batches: DataLoader) -> list[float]:
-    weight = torch.ones(1, requires_grad=True)
+def train(batches: DataLoader, weight: torch.Tensor | None = None) -> list[float]:
+    weight = torch.ones(1, requires_grad=True) if weight is None else weight
     optimizer = torch.optim.SGD([weight], lr=0.1)
     seen: list[float] = []
     for (batch,) in batches:
@@ -65,14 +65,29 @@ def test_passes_of_one_loader_are_compared_with_the_one_before(observed: Observe
     observed.install("steps", "data")
     batches = loader(DistributedSampler(data(), num_replicas=2, rank=0))
 
+    weight = torch.ones(1, requires_grad=True)
     for _ in range(2):
-        train(batches)
+        train(batches, weight)
 
     first, second = passes(observed)
     assert (first.number, second.number) == (0, 1)
     assert first.last_digest == ""
     assert second.last_digest == first.digest == second.digest
     assert second.last_epoch == 0
+
+
+def test_passes_that_train_something_else_each_are_not_compared(observed: Observed) -> None:
+    observed.install("steps", "data")
+    batches = loader(DistributedSampler(data(), num_replicas=2, rank=0))
+
+    weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    for weight in weights:
+        train(batches, weight)
+
+    first, second = passes(observed)
+    assert second.digest == first.digest
+    assert second.last_digest == ""
+
 
 
 def test_an_evaluation_is_no_training(observed: Observed) -> None:
