@@ -14,7 +14,8 @@ class SamplerState(msgspec.Struct, frozen=True, array_like=True):
     """What a sampler and those inside it say of themselves; None: they do not.
 
     `chain` are the classes from the outermost to the innermost. `replica` of `num_replicas` parts
-    is this rank's. `num_skipped` batches are left out at the beginning.
+    is this rank's. `num_skipped` batches are left out at the beginning. `uses_epoch`: the code that
+    yields the indices reads the epoch.
     """
 
     chain: tuple[str, ...]
@@ -24,6 +25,7 @@ class SamplerState(msgspec.Struct, frozen=True, array_like=True):
     num_replicas: int | None = None
     replica: int | None = None
     num_skipped: int = 0
+    uses_epoch: bool = True
 
 
 class EpochFed(Event, frozen=True, kw_only=True):

@@ -173,3 +173,31 @@ def test_neither_order_nor_generators_change(observed: Observed) -> None:
 
     assert plain[0] == watched[0]
     assert torch.equal(plain[1], watched[1])
+
+
+class Sorted(DistributedSampler[object]):
+    """Has an epoch, as its base has, and does not use it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, self.total_size, self.num_replicas)[::-1])
+
+
+class Reversed(DistributedSampler[object]):
+    """Turns the order of its base round, which uses the epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(super().__iter__())[::-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "uses_epoch"), [(Sorted, False), (Reversed, True), (DistributedSampler, True)]
+)
+def test_whether_the_order_comes_from_the_epoch_is_read_from_the_code(
+    observed: Observed, kind: type[DistributedSampler[object]], uses_epoch: bool
+) -> None:
+    observed.install("steps", "data")
+
+    train(loader(kind(data(), num_replicas=2, rank=0)))
+
+    (told,) = passes(observed)
+    assert told.sampler.uses_epoch is uses_epoch
