@@ -114,7 +114,7 @@ def fields_of(
         "without_gradient": _names(named, {id(each) for each in held if _lacks_gradient(each)}),
         "num_gradients": sum(parameter.grad is not None for _, parameter in named.values()),
         "num_foreign": len(foreign),
-        "num_stale_states": len(stateful - members),
+        "num_stale_states": len(stateful - members - set(named)),
         "num_stateless": len(members - stateful),
         "stateless": _names(named, members - stateful),
         "replaced": _replaced(foreign, named, owners_of(optimizers, {})),

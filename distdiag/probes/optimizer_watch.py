@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from distdiag.probes.tensor_plans import local_part
 from distdiag.recorder import Recorder
 
 _Change = tuple[Pending, Pending]
+_MOST_LOOKS: Final = 4
 
 
 class OptimizerWatch:
@@ -53,6 +54,8 @@ class OptimizerWatch:
         self._counts = StepCounts()
         self._seen: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._before: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
+        self._looks: weakref.WeakKeyDictionary[Any, list[tuple[tuple[str, ...], Pending]]]
+        self._looks = weakref.WeakKeyDictionary()
         self._doubtful: list[tuple[dict[str, Any], _Change]] = []
 
     def alive(self) -> list[torch.optim.Optimizer]:
@@ -90,7 +93,7 @@ class OptimizerWatch:
             "site": CallSite(frames_of(frame, self._recorder.main_script)),
             **counts,
             **fields_of(optimizer, self.alive(), self._roots()),
-            "forgotten": self._forgotten(),
+            "forgotten": self._forgotten(optimizer),
         }
         is_idle = fields["num_without_gradient"] == fields["num_parameters"]
         fields |= self._counts.looked(optimizer, is_idle=is_idle)
@@ -98,12 +101,25 @@ class OptimizerWatch:
         if fields["replaced"]:
             self._before[optimizer] = self._content(fields["replaced"])
 
-    def _forgotten(self) -> tuple[str, ...]:
+    def _forgotten(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         alive = self.alive()
         last = max(self._optimizers.number(each) for each in alive)
-        return forgotten(
+        names = forgotten(
             self._roots(), owners_of(alive, {}), lambda part: self._modules.number(part) > last
         )
+        return names if self._stay(optimizer, names[:1]) else ()
+
+    def _stay(self, optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> bool:
+        """Say whether parameters held the same before two steps of an optimizer in a row.
+
+        Else the program may train them by itself.
+        """
+        looks = [each for each in self._looks.get(optimizer, ()) if each[0] == names]
+        if names:
+            looks.append((names, self._content(names)))
+        found = [_digests(content) for _, each in looks if (content := each.take()) is not None]
+        self._looks[optimizer] = looks[-_MOST_LOOKS:]
+        return len(found) > 1 and None not in found[-1] and found[-1] == found[-2]
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
         """Write down what was seen, now that it has stepped."""

@@ -188,6 +188,16 @@ def test_state_of_parameters_that_are_gone_is_stale() -> None:
     assert (found["num_stale_states"], found["stateless"]) == (1, ("weight",))
 
 
+def test_state_of_parameters_that_a_model_still_has_is_not_stale() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    for parameter in model[0].parameters():
+        optimizer.state[parameter]["step"] = torch.tensor(4.0)
+    optimizer.param_groups[0]["params"] = list(model[1].parameters())
+
+    assert fields(optimizer, model)["num_stale_states"] == 0
+
+
 def test_looking_makes_no_state() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())

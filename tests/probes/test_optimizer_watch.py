@@ -90,6 +90,30 @@ def test_copies_that_are_written_back_replace_nothing(observed: Observed) -> Non
     assert (only(observed).replaced, only(observed).num_foreign) == ((), 2)
 
 
+# What no optimizer holds
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_new_parameters_are_forgotten_unless_the_program_moves_them(
+    observed: Observed, by_hand: bool
+) -> None:
+    observed.install("steps")
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.append(nn.Linear(2, 2))
+
+    for _ in range(2):
+        backward(model)
+        optimizer.step()
+        if by_hand:
+            for parameter in model[1].parameters():
+                parameter.data.sub_(0.1 * parameter.grad)
+
+    first, second = observed.events(OptimizerState)
+    assert not first.forgotten
+    assert second.forgotten == (() if by_hand else ("1.weight", "1.bias"))
+
+
 # When it is written
 
 
