@@ -30,6 +30,8 @@ from distdiag.recorder import Recorder
 
 _Change = tuple[Pending, Pending]
 _MOST_LOOKS: Final = 4
+_MOST_FRAMES: Final = 6
+_INITIALISER: Final = "/torch/distributed/checkpoint/state_dict.py"
 
 
 class OptimizerWatch:
@@ -84,7 +86,9 @@ class OptimizerWatch:
     ) -> None:
         """Look at an optimizer that is about to step."""
         counts = self._counts.fields(optimizer)
-        if has_only_zeros(optimizer) and counts["num_backwards"] == 0:
+        is_dummy = has_only_zeros(optimizer) and counts["num_backwards"] == 0
+        # Whoever asks torch for the state of a fresh optimizer does not know of such a step.
+        if is_dummy and not _is_made_by_torch(frame):
             self._counts.found_zeros(optimizer)
         fields = {
             "optimizer": self.labels().get(id(optimizer), type(optimizer).__name__),
@@ -95,7 +99,7 @@ class OptimizerWatch:
             **fields_of(optimizer, self.alive(), self._roots()),
             "forgotten": self._forgotten(optimizer),
         }
-        is_idle = fields["num_without_gradient"] == fields["num_parameters"]
+        is_idle = is_dummy or fields["num_without_gradient"] == fields["num_parameters"]
         fields |= self._counts.looked(optimizer, is_idle=is_idle)
         self._seen[optimizer] = fields
         if fields["replaced"]:
@@ -152,6 +156,18 @@ class OptimizerWatch:
         pending = contents([local_part(each) for name, each in named if name in wanted])
         pending.guard()
         return pending
+
+
+def _is_made_by_torch(frame: FrameType) -> bool:
+    """Say whether a step creates the state of an optimizer for a distributed checkpoint."""
+    caller: FrameType | None = frame
+    for _ in range(_MOST_FRAMES):
+        if caller is None:
+            return False
+        if caller.f_code.co_filename.endswith(_INITIALISER):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def _digests(found: Sequence[Any]) -> list[str | None]:

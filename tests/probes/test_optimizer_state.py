@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -246,4 +247,22 @@ def test_a_dummy_step_is_counted_as_one_with_zeros(observed: Observed, fake_grou
     assert [(s.num_steps, s.num_zero_steps, s.least_count) for s in states] == [
         (0, 0, -1),
         (1, 1, 1),
+    ]
+
+
+def test_the_step_by_which_torch_makes_a_state_is_not_the_programs(
+    observed: Observed, fake_group: None
+) -> None:
+    observed.install("steps")
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    get_optimizer_state_dict(model, optimizer)
+
+    backward(model)
+    optimizer.step()
+
+    states = observed.events(OptimizerState)
+    assert [(s.num_steps, s.num_zero_steps, s.least_count) for s in states] == [
+        (0, 0, -1),
+        (1, 0, 1),
     ]

@@ -89,7 +89,6 @@ def test_passes_that_train_something_else_each_are_not_compared(observed: Observ
     assert second.last_digest == ""
 
 
-
 def test_an_evaluation_is_no_training(observed: Observed) -> None:
     observed.install("steps", "data")
 
