@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from distdiag.model_event import MOST_NAMES
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import sharded_parameters
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_plans import local_part
@@ -49,9 +49,7 @@ class StepCounts:
 
     def __init__(self) -> None:
         """No step was taken yet."""
-        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._steps: WeakMap[torch.optim.Optimizer, _Steps] = WeakMap()
 
     def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """Count a step that begins, after so many backward passes of the process."""

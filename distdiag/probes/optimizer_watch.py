@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -13,6 +12,7 @@ from torch import nn
 from distdiag.event import CallSite
 from distdiag.model_event import OptimizerState, TensorPlan, kept_ranks
 from distdiag.probes.born import Born
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.optimizer_state import (
     StepCounts,
     fields_of,
@@ -54,10 +54,10 @@ class OptimizerWatch:
         self._roots = roots
         self._name = name
         self._counts = StepCounts()
-        self._seen: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self._before: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
-        self._looks: weakref.WeakKeyDictionary[Any, list[tuple[tuple[str, ...], Pending]]]
-        self._looks = weakref.WeakKeyDictionary()
+        self._seen: WeakMap[Any, dict[str, Any]] = WeakMap()
+        self._before: WeakMap[Any, Pending] = WeakMap()
+        self._looks: WeakMap[Any, list[tuple[tuple[str, ...], Pending]]]
+        self._looks = WeakMap()
         self._doubtful: list[tuple[dict[str, Any], _Change]] = []
 
     def alive(self) -> list[torch.optim.Optimizer]:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, dataloader
 from distdiag.data_event import EpochFed, SamplerState
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.index_stream import IndexStream
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.sample_rows import rows_of
@@ -74,12 +75,12 @@ class SamplerWatch(Probe):
         """Know of no pass yet; `feeds` is told of each batch."""
         super().__init__(recorder)
         self._feeds = feeds
-        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._open: list[_Pass] = []
         self._streams: dict[str, _Stream] = {}
         self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
         self._num_datasets = 0
-        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._epochs: WeakMap[Any, int] = WeakMap()
 
     def _install(self) -> None:
         kind = dataloader._BaseDataLoaderIter

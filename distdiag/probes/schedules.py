@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -12,6 +11,7 @@ from torch.optim import lr_scheduler
 from distdiag.data_event import ScheduleState
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
@@ -44,7 +44,7 @@ class Schedules(Probe):
     def __init__(self, recorder: Recorder) -> None:
         """Know of no scheduler yet."""
         super().__init__(recorder)
-        self._courses: weakref.WeakKeyDictionary[Any, _Course] = weakref.WeakKeyDictionary()
+        self._courses: WeakMap[Any, _Course] = WeakMap()
         self._counts: dict[str, int] = {}
         self._next_look = _LEAST_LOOK
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distdiag.data_event import Draw, ModelFed
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import keeper_of, unwrapped
 from distdiag.probes.sample_rows import first_tensors
 from distdiag.probes.stack import frames_of
@@ -68,9 +68,7 @@ class StepFeeds(Probe):
         self._draws: list[Draw] = []
         self.is_inside = False
         """Whether a wrapped model is in its forward pass."""
-        self._names: weakref.WeakKeyDictionary[nn.Module, tuple[str, tuple[int, ...]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._names: WeakMap[nn.Module, tuple[str, tuple[int, ...]]] = WeakMap()
         self._counts: dict[str, int] = {}
         self._waiting: deque[tuple[Pending, Pending | None, dict[str, Any]]] = deque()
 
