@@ -14,7 +14,8 @@ class SamplerState(msgspec.Struct, frozen=True, array_like=True):
     """What a sampler and those inside it say of themselves; None: they do not.
 
     `chain` are the classes from the outermost to the innermost. `replica` of `num_replicas` parts
-    is this rank's. `num_skipped` batches are left out at the beginning.
+    is this rank's. `num_skipped` batches are left out at the beginning. `uses_epoch`: the code that
+    yields the indices reads the epoch.
     """
 
     chain: tuple[str, ...]
@@ -24,6 +25,7 @@ class SamplerState(msgspec.Struct, frozen=True, array_like=True):
     num_replicas: int | None = None
     replica: int | None = None
     num_skipped: int = 0
+    uses_epoch: bool = True
 
 
 class EpochFed(Event, frozen=True, kw_only=True):
@@ -105,9 +107,10 @@ class ModelFed(Event, frozen=True, kw_only=True):
     digests of the tensors it was given, `batch_sizes` the sizes of their first dimension. `batch`
     is a digest of the indices of the last batch from a data loader (empty: there was none, or it
     has no indices), of `num_batch` samples out of `num_samples`; `samples` are digests of its
-    tensors. `draws` were made since that batch. `num_local_norms` layers normalise by the
-    statistics of this rank's own samples, `norms` are those of some of them. What the rank did in
-    the forward pass has the event numbers from `begin` to `end`.
+    tensors. `draws` were made since that batch, which came at event number `since`.
+    `num_local_norms` layers normalise by the statistics of this rank's own samples, `norms` are
+    those of some of them. What the rank did in the forward pass has the event numbers from `begin`
+    to `end`.
     """
 
     model: str
@@ -126,6 +129,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     end: int
     site: CallSite
     norms: tuple[NormStatistics, ...] = ()
+    since: int = -1
 
     @property
     def place(self) -> tuple[str, int]:

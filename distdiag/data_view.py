@@ -13,7 +13,8 @@ from distdiag.ranks import RankSet
 class FeedView:
     """What all ranks that train one model together were given, for several backward passes.
 
-    `is_shared_work`: some ranks exchange more than gradients and parameters, so that they may be
+    `is_shared_work`: some ranks exchange more than gradients and parameters (activations, rewards
+    of what they did with the samples), so that they may be
     meant to work on the same samples.
     """
 

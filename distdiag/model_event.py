@@ -168,10 +168,12 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     there are none; `num_backwards` passes were made since the step before, and `num_gradients`
     parameters of all models have a gradient. It has stepped `num_steps` times before,
     `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
-    state are those of parameters that it does not hold; `num_stateless` parameters have none, of
-    which `stateless` are some. `forgotten` are parameters with a gradient that no optimizer holds
-    and that were made after all of them. `without_gradient` are trainable parameters of models that
-    it holds and that have none; at most `MOST_NAMES`.
+    state are those of parameters that neither it nor a model holds; `num_stateless` parameters have
+    none, of which `stateless` are some. `forgotten` are parameters with a gradient that no
+    optimizer holds and that were made after all of them. `without_gradient` are trainable
+    parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle` looks
+    in a row, this one included, none of its parameters had a gradient; `was_fed`: some had, at a
+    look before.
     """
 
     optimizer: str
@@ -193,6 +195,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     greatest_count: int
     site: CallSite
     without_gradient: tuple[str, ...] = ()
+    num_idle: int = 0
+    was_fed: bool = False
 
 
 class PartialRead(Event, frozen=True, kw_only=True):

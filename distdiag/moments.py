@@ -22,6 +22,8 @@ class Moments:
         """Called before each all-reduce or broadcast of the program."""
         self.on_step: list[Callable[[], None]] = []
         """Called after each step."""
+        self.stepped: Callable[[], object] = lambda: None
+        """Returns the optimizer that stepped last, if it is still there."""
         self.before_model: Callable[[Any, object], bool] | None = None
         """Called with a wrapped model and its inputs; says whether it is the outermost one."""
         self.after_model: Callable[[object], None] | None = None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.alignment import Alignment
 from distdiag.checks.base import Check
-from distdiag.finding import Evidence, Finding, Severity
+from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.model_event import OptimizerState
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
+
+_MOST_SKIPPED: Final = 2
 
 
 class MissingGradients(Check):
@@ -17,7 +20,8 @@ class MissingGradients(Check):
 
     ## What it detects
     An optimizer that is about to step after a backward pass, all of whose parameters belong to
-    models, while no parameter of any model has a gradient, on some ranks or on all.
+    models, while no parameter of any model has a gradient, on some ranks or on all. A note for one
+    that had gradients before: a bad batch may have been left out on purpose.
 
     ## Why it matters
     Optimizers skip parameters without a gradient and say nothing. The step changes nothing.
@@ -62,6 +66,7 @@ class MissingGradients(Check):
             step=first.step,
             location=location,
             subjects=(first.optimizer,),
+            grade=Grade.NOTE if all(map(_is_skipped, empty.values())) else Grade.PROVEN,
             evidence=(
                 Evidence(ranks=ranks, summary="every `grad` is None", location=location),
                 *(
@@ -81,3 +86,7 @@ def _is_empty(state: OptimizerState) -> bool:
     is_idle = state.num_without_gradient == state.num_parameters > 0
     is_sole = state.num_gradients == 0  # else it may wait for its turn
     return is_idle and is_sole and not state.num_foreign and state.num_backwards > 0
+
+
+def _is_skipped(state: OptimizerState) -> bool:
+    return state.was_fed and state.num_idle <= _MOST_SKIPPED

@@ -78,7 +78,7 @@ class MissingSetEpoch(Check):
 def _is_repeated(one: EpochFed) -> bool:
     sampler = one.sampler
     is_shuffled = sampler.shuffle is not False and not one.is_ascending
-    is_told = sampler.epoch is None or sampler.num_replicas is None
+    is_told = sampler.epoch is None or sampler.num_replicas is None or not sampler.uses_epoch
     if is_told or not is_shuffled or not (one.is_training and one.is_complete):
         return False
     is_same = one.digest == one.last_digest and sampler.epoch == one.last_epoch

@@ -57,7 +57,8 @@ class UnshardedSampler(Check):
             return
         last = same[-1]
         first = last[min(last)]
-        also = "; they exchange activations too, so it may be meant" if view.is_shared_work else ""
+        other = "; they exchange activations or rewards too, so it may be meant"
+        also = other if view.is_shared_work else ""
         yield self.finding(
             f"{view.model} is given the same samples on {view.ranks.phrase()} in {len(same)} of "
             f"{len(same)} steps that were compared{also}",

@@ -12,13 +12,14 @@ from distdiag.data_view import FeedView
 from distdiag.engine.judges import Judges
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.engine.watch import Watch
-from distdiag.event import CallSite, Collective, Event, GroupCreated
+from distdiag.event import CallSite, Collective, Event, GroupCreated, Signature
 from distdiag.model_event import ModelPlan
 from distdiag.ranks import RankSet
 
 _MOST_CALLS: Final = 64
 _MOST_PASSES: Final = 8
-_REDUCTIONS: Final = ("all_reduce", "allreduce", "barrier", "reduce", "broadcast")
+_REDUCTIONS: Final = ("all_reduce", "allreduce", "reduce")
+_NO_EXCHANGES: Final = ("barrier", "broadcast")
 _OWN_FILES: Final = ("/torch/distributed/fsdp/", "/torch/nn/", "/torch/optim/", "/deepspeed/")
 _FRONTS: Final = (
     "/torch/distributed/distributed_c10d.py",
@@ -45,7 +46,7 @@ class DataWatch(Watch):
         self._events = SideBySide(world)
         self._feeds = SideBySide(world)
         self._passes: dict[tuple[str, RankSet], deque[Mapping[int, ModelFed]]] = {}
-        self._calls: dict[int, deque[int]] = {}
+        self._calls: dict[int, deque[tuple[int, int, bool]]] = {}
         self._is_foreign: dict[int, tuple[bool, CallSite]] = {}
         self._sharing: list[frozenset[int]] = []
 
@@ -78,14 +79,19 @@ class DataWatch(Watch):
                 self._sharing.append(frozenset(mesh.ranks))
 
     def _feed_call(self, call: Collective) -> None:
-        if call.signature.op.startswith(_REDUCTIONS) or len(call.group.ranks) < 2:
+        if call.signature.op.startswith(_NO_EXCHANGES):
+            return
+        is_reduction = call.signature.op.startswith(_REDUCTIONS)
+        num_rows = _num_rows(call.signature)
+        if len(call.group.ranks) < 2 or (is_reduction and num_rows < 2):
             return
         known = self._is_foreign.get(id(call.site))
         if known is None:
             # Kept with its site: the id must not come to belong to another one.
             known = self._is_foreign[id(call.site)] = (_is_foreign(call.site), call.site)
         if known[0]:
-            self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS)).append(call.seq)
+            known_calls = self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS))
+            known_calls.append((call.seq, num_rows, is_reduction))
 
     def _judge_feeds(self, model: str, by_rank: Mapping[int, ModelFed]) -> None:
         ranks = RankSet(by_rank)
@@ -98,8 +104,20 @@ class DataWatch(Watch):
             self._judges.judge_feeds(FeedView(model, ranks, tuple(passes), is_shared))
 
     def _exchanges(self, fed: ModelFed) -> bool:
-        """Say whether a rank has sent more than gradients and parameters in a forward pass."""
-        return any(fed.begin <= seq < fed.end for seq in self._calls.get(fed.rank, ()))
+        """Say whether a rank has sent more than gradients and parameters for these samples."""
+        fewest = min(fed.batch_sizes, default=0)
+        for seq, num_rows, is_reduction in self._calls.get(fed.rank, ()):
+            if fed.begin <= seq < fed.end and not is_reduction:
+                return True
+            # Before the forward pass: what was found for each sample, such as rewards of answers.
+            if 0 <= fed.since <= seq < fed.begin and num_rows >= max(fewest, 2):
+                return True
+        return False
+
+
+def _num_rows(signature: Signature) -> int:
+    """Return how many rows the tensors have that a rank gives, 0 for single figures."""
+    return max((sizes[0] for sizes in signature.input_sizes if sizes), default=0)
 
 
 def _is_foreign(site: CallSite) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from distdiag.parity_task import ParityTask
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.batch_leaves import UnknownBatchError, leaves, rebuild
 from distdiag.probes.batch_store import BatchStore, UnequalBatchesError, write_batch
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.nudge import nudged
 from distdiag.recording import RecordingWriter
 
@@ -46,9 +46,9 @@ class BatchFeed:
         self._task = task
         self._coordinate = coordinate
         self._store = BatchStore(Path(task.replayed), task.padding) if task.replayed else None
-        self._loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._loaders: WeakMap[Any, int] = WeakMap()
         self._lengths: dict[int, int] = {}
-        self._iterators: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        self._iterators: WeakMap[Any, list[Any]] = WeakMap()
         self._num_iterators = 0
         self._num_own = 0
 

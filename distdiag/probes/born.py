@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from distdiag.probes.base import AnyCallable, Patches
+from distdiag.probes.by_identity import WeakMap
 
 _NUMBERS = itertools.count()
 _NOTES: list[Callable[[object], None]] = []
@@ -33,7 +34,7 @@ class Born:
         self._ways = ways
         self._fail = fail
         self._references: list[weakref.ref[Any]] = []
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._numbers: WeakMap[Any, int] = WeakMap()
         self.count = 0
         """How many were ever made."""
 

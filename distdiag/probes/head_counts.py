@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from typing import Final
 
 from torch import nn
 
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.tensor_kinds import is_dtensor
 
 _NAMES: Final = ("num_heads", "n_heads", "n_head", "num_attention_heads")
@@ -18,7 +18,7 @@ class HeadCounts:
 
     def __init__(self) -> None:
         """Nothing was looked at yet."""
-        self._first: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._first: WeakMap[nn.Module, int] = WeakMap()
 
     def divided(self, root: nn.Module) -> dict[int, int]:
         """Return by what the heads of modules were divided, by the ids of all their parts.

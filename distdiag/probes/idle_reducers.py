@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 
 from torch.nn.parallel import DistributedDataParallel
+
+from distdiag.probes.by_identity import WeakMap
 
 
 class IdleReducers:
@@ -13,9 +14,7 @@ class IdleReducers:
 
     def __init__(self) -> None:
         """Know of none yet."""
-        self._before: weakref.WeakKeyDictionary[DistributedDataParallel, list[int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._before: WeakMap[DistributedDataParallel, list[int]] = WeakMap()
 
     def mark(self, modules: Iterable[DistributedDataParallel]) -> None:
         """Ask from now on whether these work."""

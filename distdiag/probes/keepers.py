@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.model_event import Policy
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.policies import policy_of_group, policy_of_wrapper
 
@@ -121,9 +121,7 @@ class WrapTimes:
 
     def __init__(self) -> None:
         """Nothing was wrapped yet."""
-        self._known: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._known: WeakMap[nn.Module, frozenset[str]] = WeakMap()
 
     def wrapped(self, module: nn.Module) -> None:
         """Take note of what is there now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from types import FrameType
@@ -17,6 +16,7 @@ from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
 from distdiag.probes.averaging import averaging_of
 from distdiag.probes.base import Probe
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.label_tensors import LabelTensors
 from distdiag.probes.loss_graph import losses_of
 from distdiag.probes.loss_reading import LossReading
@@ -57,7 +57,7 @@ class LossWatch(Probe):
         self._site = CallSite(())
         self._running: LossReading | None = None
         self._given = LabelTensors()
-        self._labels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._labels: WeakMap[Any, str] = WeakMap()
         self._num_labels: dict[str, int] = {}
         self._waiting: deque[tuple[dict[str, Any], list[LossReading]]] = deque()
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from distdiag.event import CallSite
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import unwrapped
 from distdiag.probes.key_matching import Renaming, Shape, holes, renaming
 from distdiag.probes.module_names import clean_name
@@ -86,8 +87,8 @@ class ModelLoads:
 
     def __init__(self) -> None:
         """Nothing was loaded yet."""
-        self._written: weakref.WeakKeyDictionary[nn.Module, dict[str, int]]
-        self._written = weakref.WeakKeyDictionary()
+        self._written: WeakMap[nn.Module, dict[str, int]]
+        self._written = WeakMap()
         self._open: dict[int, _Load] = {}
         self.count = 0
         """How many loads there were."""

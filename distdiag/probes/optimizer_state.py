@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from distdiag.model_event import MOST_NAMES
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import sharded_parameters
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_plans import local_part
@@ -40,6 +40,8 @@ class _Steps:
     zero: int = 0
     backwards: int = 0
     backwards_before: int = 0
+    idle_looks: int = 0
+    was_fed: bool = False
 
 
 class StepCounts:
@@ -47,9 +49,7 @@ class StepCounts:
 
     def __init__(self) -> None:
         """No step was taken yet."""
-        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Steps] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._steps: WeakMap[torch.optim.Optimizer, _Steps] = WeakMap()
 
     def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
         """Count a step that begins, after so many backward passes of the process."""
@@ -64,6 +64,13 @@ class StepCounts:
     def found_zeros(self, optimizer: torch.optim.Optimizer) -> None:
         """Count a step whose gradients are all zero."""
         self._steps[optimizer].zero += 1
+
+    def looked(self, optimizer: torch.optim.Optimizer, *, is_idle: bool) -> dict[str, Any]:
+        """Count a look at the gradients of an optimizer; return what all have shown."""
+        steps = self._steps[optimizer]
+        steps.idle_looks = steps.idle_looks + 1 if is_idle else 0
+        steps.was_fed = steps.was_fed or not is_idle
+        return {"num_idle": steps.idle_looks, "was_fed": steps.was_fed}
 
     def fields(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
         """Return the counts before this step, as fields of an `OptimizerState`."""
@@ -105,7 +112,7 @@ def fields_of(
         "without_gradient": _names(named, {id(each) for each in held if _lacks_gradient(each)}),
         "num_gradients": sum(parameter.grad is not None for _, parameter in named.values()),
         "num_foreign": len(foreign),
-        "num_stale_states": len(stateful - members),
+        "num_stale_states": len(stateful - members - set(named)),
         "num_stateless": len(members - stateful),
         "stateless": _names(named, members - stateful),
         "replaced": _replaced(foreign, named, owners_of(optimizers, {})),

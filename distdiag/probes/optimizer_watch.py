@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch import nn
 from distdiag.event import CallSite
 from distdiag.model_event import OptimizerState, TensorPlan, kept_ranks
 from distdiag.probes.born import Born
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.optimizer_state import (
     StepCounts,
     fields_of,
@@ -29,6 +29,9 @@ from distdiag.probes.tensor_plans import local_part
 from distdiag.recorder import Recorder
 
 _Change = tuple[Pending, Pending]
+_MOST_LOOKS: Final = 4
+_MOST_FRAMES: Final = 6
+_INITIALISER: Final = "/torch/distributed/checkpoint/state_dict.py"
 
 
 class OptimizerWatch:
@@ -51,8 +54,10 @@ class OptimizerWatch:
         self._roots = roots
         self._name = name
         self._counts = StepCounts()
-        self._seen: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-        self._before: weakref.WeakKeyDictionary[Any, Pending] = weakref.WeakKeyDictionary()
+        self._seen: WeakMap[Any, dict[str, Any]] = WeakMap()
+        self._before: WeakMap[Any, Pending] = WeakMap()
+        self._looks: WeakMap[Any, list[tuple[tuple[str, ...], Pending]]]
+        self._looks = WeakMap()
         self._doubtful: list[tuple[dict[str, Any], _Change]] = []
 
     def alive(self) -> list[torch.optim.Optimizer]:
@@ -81,7 +86,9 @@ class OptimizerWatch:
     ) -> None:
         """Look at an optimizer that is about to step."""
         counts = self._counts.fields(optimizer)
-        if has_only_zeros(optimizer) and counts["num_backwards"] == 0:
+        is_dummy = has_only_zeros(optimizer) and counts["num_backwards"] == 0
+        # Whoever asks torch for the state of a fresh optimizer does not know of such a step.
+        if is_dummy and not _is_made_by_torch(frame):
             self._counts.found_zeros(optimizer)
         fields = {
             "optimizer": self.labels().get(id(optimizer), type(optimizer).__name__),
@@ -90,18 +97,33 @@ class OptimizerWatch:
             "site": CallSite(frames_of(frame, self._recorder.main_script)),
             **counts,
             **fields_of(optimizer, self.alive(), self._roots()),
-            "forgotten": self._forgotten(),
+            "forgotten": self._forgotten(optimizer),
         }
+        is_idle = is_dummy or fields["num_without_gradient"] == fields["num_parameters"]
+        fields |= self._counts.looked(optimizer, is_idle=is_idle)
         self._seen[optimizer] = fields
         if fields["replaced"]:
             self._before[optimizer] = self._content(fields["replaced"])
 
-    def _forgotten(self) -> tuple[str, ...]:
+    def _forgotten(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         alive = self.alive()
         last = max(self._optimizers.number(each) for each in alive)
-        return forgotten(
+        names = forgotten(
             self._roots(), owners_of(alive, {}), lambda part: self._modules.number(part) > last
         )
+        return names if self._stay(optimizer, names[:1]) else ()
+
+    def _stay(self, optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> bool:
+        """Say whether parameters held the same before two steps of an optimizer in a row.
+
+        Else the program may train them by itself.
+        """
+        looks = [each for each in self._looks.get(optimizer, ()) if each[0] == names]
+        if names:
+            looks.append((names, self._content(names)))
+        found = [_digests(content) for _, each in looks if (content := each.take()) is not None]
+        self._looks[optimizer] = looks[-_MOST_LOOKS:]
+        return len(found) > 1 and None not in found[-1] and found[-1] == found[-2]
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
         """Write down what was seen, now that it has stepped."""
@@ -134,6 +156,18 @@ class OptimizerWatch:
         pending = contents([local_part(each) for name, each in named if name in wanted])
         pending.guard()
         return pending
+
+
+def _is_made_by_torch(frame: FrameType) -> bool:
+    """Say whether a step creates the state of an optimizer for a distributed checkpoint."""
+    caller: FrameType | None = frame
+    for _ in range(_MOST_FRAMES):
+        if caller is None:
+            return False
+        if caller.f_code.co_filename.endswith(_INITIALISER):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def _digests(found: Sequence[Any]) -> list[str | None]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.idle_reducers import IdleReducers
 from distdiag.probes.keepers import sharded_parameters
 from distdiag.probes.optimizer_state import parameters_of
@@ -27,19 +28,17 @@ class OwnSteps:
         """No model has stepped yet; while `now` says the same, the models are the same."""
         self._roots = roots
         self._now = now
-        self._counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._fresh: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._stepped_at: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._links: weakref.WeakKeyDictionary[
+        self._counts: WeakMap[nn.Module, int] = WeakMap()
+        self._fresh: WeakMap[nn.Module, int] = WeakMap()
+        self._stepped_at: WeakMap[nn.Module, int] = WeakMap()
+        self._links: WeakMap[
             torch.optim.Optimizer, tuple[Hashable, list[weakref.ref[nn.Module]]]
-        ] = weakref.WeakKeyDictionary()
-        self._wrapped: weakref.WeakKeyDictionary[
-            nn.Module, list[weakref.ref[DistributedDataParallel]]
-        ] = weakref.WeakKeyDictionary()
-        self._unsynced: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._local: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._uneven: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._bypassed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        ] = WeakMap()
+        self._wrapped: WeakMap[nn.Module, list[weakref.ref[DistributedDataParallel]]] = WeakMap()
+        self._unsynced: WeakMembers[nn.Module] = WeakMembers()
+        self._local: WeakMembers[nn.Module] = WeakMembers()
+        self._uneven: WeakMembers[nn.Module] = WeakMembers()
+        self._bypassed: WeakMembers[nn.Module] = WeakMembers()
         self._reducers = IdleReducers()
 
     def start(self, root: nn.Module) -> None:

@@ -28,6 +28,7 @@ _CANDIDATES: Final = range(signal.SIGRTMAX - 5, signal.SIGRTMIN + 8, -1)
 _DEFAULT: Final = 0
 _IGNORE: Final = 1
 _MOST_NAMES: Final = 512
+_MOST_LOST: Final = 16
 _LONGEST_NAME: Final = 100
 _ROOM: Final = 512
 """Bytes that no C library's ``struct sigaction`` needs; it begins with the handler's address."""
@@ -46,18 +47,22 @@ class PostMortem(Probe):
         self._signal = 0
         self._handler = _DEFAULT
         self._told: StackSignal | None = None
+        self._num_lost = 0
 
     def _install(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         # No file object: Python would warn at its end that nobody closed it.
         descriptor = os.open(self._run_dir.stacks(self.recorder.rank), flags, 0o600)
         self._signal = _free_signal()
+        self._take(descriptor)
+        self._descriptor = descriptor
+
+    def _take(self, descriptor: int) -> None:
         # What faulthandler puts back when Python ends: a late signal then changes nothing.
         _set_handler(self._signal, _IGNORE)
         self._handler = _IGNORE
         faulthandler.register(self._signal, file=descriptor, all_threads=True, chain=False)
         self._handler = _handler_of(self._signal)
-        self._descriptor = descriptor
 
     def uninstall(self) -> None:
         """Answer no longer; the signal is free again."""
@@ -84,7 +89,13 @@ class PostMortem(Probe):
             self.uninstall()
 
     def _tell_signal(self) -> None:
-        if _handler_of(self._signal) != self._handler:
+        found = _handler_of(self._signal)
+        if found == _DEFAULT and self._num_lost < _MOST_LOST:
+            # Frameworks put all signals back when they end, as far as Python knows them.
+            self._num_lost += 1
+            faulthandler.unregister(self._signal)
+            self._take(self._descriptor)
+        elif found != self._handler:
             raise RuntimeError(f"the handler of signal {self._signal} was replaced by another one")
         now = StackSignal(
             pid=os.getpid(),

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
+from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.model_loads import ModelLoads
 from distdiag.probes.module_slots import slots_of
 from distdiag.probes.optimizer_state import parameters_of
@@ -46,13 +47,13 @@ class Resumes:
         self._roots = roots
         self._files: deque[_File] = deque(maxlen=_MOST_FILES)
         self._offered = -1
-        self._restored: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._restored: WeakMembers[torch.optim.Optimizer] = WeakMembers()
         self._given: list[_Given] = []
-        self._schedules: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
-        self._schedules = weakref.WeakKeyDictionary()
-        self._stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, Any]]
-        self._seen = weakref.WeakKeyDictionary()
+        self._schedules: WeakMap[torch.optim.Optimizer, int]
+        self._schedules = WeakMap()
+        self._stepped: WeakMembers[torch.optim.Optimizer] = WeakMembers()
+        self._seen: WeakMap[torch.optim.Optimizer, dict[str, Any]]
+        self._seen = WeakMap()
 
     def read_file(self, found: object) -> None:
         """Take note of what `torch.load` has returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ from distdiag.data_event import SamplerState
 
 _INSIDE: Final = ("batch_sampler", "sampler", "base_sampler", "_sampler", "_base_sampler")
 _DEEPEST: Final = 6
+_NOT_ORDER: Final = ("__init__", "set_epoch", "state_dict", "load_state_dict", "__repr__")
 _NAMES: Final = {
     "epoch": ("epoch", "_epoch"),
     "seed": ("seed", "initial_seed", "_seed"),
@@ -34,7 +36,24 @@ def state_of(sampler: object) -> SamplerState:
     found: dict[str, Any] = {field: _first_int(chain, names) for field, names in _NAMES.items()}
     found["num_skipped"] = found["num_skipped"] or 0
     shuffle = next((s for one in chain if isinstance(s := _own(one).get("shuffle"), bool)), None)
+    found["uses_epoch"] = any(map(_uses_epoch, chain))
     return SamplerState(tuple(type(one).__name__ for one in chain), shuffle=shuffle, **found)
+
+
+def _uses_epoch(sampler: object) -> bool:
+    """Say whether what a sampler does to yield its indices reads an epoch, by its code."""
+    for kind in type(sampler).__mro__:
+        methods = [each for each in vars(kind).values() if inspect.isfunction(each)]
+        names = {n for m in methods if m.__name__ not in _NOT_ORDER for n in m.__code__.co_names}
+        if any("epoch" in name for name in names):
+            return True
+        own = vars(kind).get("__iter__")
+        if (
+            own is not None
+            and "super" not in getattr(own, "__code__", _uses_epoch.__code__).co_names
+        ):
+            return False  # what its bases do plays no part
+    return False
 
 
 def _first_int(chain: list[object], names: tuple[str, ...]) -> int | None:

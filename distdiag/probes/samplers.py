@@ -19,12 +19,14 @@ from torch.utils.data import DataLoader, dataloader
 from distdiag.data_event import EpochFed, SamplerState
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.index_stream import IndexStream
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.sample_rows import rows_of
 from distdiag.probes.sampler_state import chain_of, state_of
 from distdiag.probes.stack import frames_of
 from distdiag.probes.step_feeds import Batch, StepFeeds
+from distdiag.probes.trained import Trained, may_overlap
 from distdiag.recorder import Recorder
 
 _MOST_ROWS: Final = 512
@@ -50,6 +52,7 @@ class _Pass:
     num_before_training: int = 0
     is_exhausted: bool = False
     is_over: bool = False
+    trained: Trained | None = None
     contents: list[str] = field(default_factory=list)
 
 
@@ -60,6 +63,7 @@ class _Stream:
     count: int = 0
     last_digest: str = ""
     last_epoch: int | None = None
+    last_trained: Trained | None = None
 
 
 class SamplerWatch(Probe):
@@ -71,12 +75,12 @@ class SamplerWatch(Probe):
         """Know of no pass yet; `feeds` is told of each batch."""
         super().__init__(recorder)
         self._feeds = feeds
-        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._open: list[_Pass] = []
         self._streams: dict[str, _Stream] = {}
         self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
         self._num_datasets = 0
-        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._epochs: WeakMap[Any, int] = WeakMap()
 
     def _install(self) -> None:
         kind = dataloader._BaseDataLoaderIter
@@ -234,8 +238,15 @@ class SamplerWatch(Probe):
     # Writing
 
     def _after_step(self) -> None:
-        if not self.is_off and any(each.is_exhausted for each in self._open):
+        if self.is_off:
+            return
+        self._guard(self._note_trained)
+        if any(each.is_exhausted for each in self._open):
             self._guard(self._settle)
+
+    def _note_trained(self) -> None:
+        for each in self._open:
+            each.trained = each.trained or Trained.by(self.recorder.stepped())
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Write down passes that are over: the last batch of them was used by now."""
@@ -265,7 +276,7 @@ class SamplerWatch(Probe):
             contents=tuple(mine.contents),
             is_complete=mine.is_exhausted,
             is_ascending=indices.is_ascending,
-            last_digest=known.last_digest,
+            last_digest=known.last_digest if may_overlap(mine.trained, known.last_trained) else "",
             last_epoch=known.last_epoch,
             epoch_before=mine.epoch_before,
             num_before_training=mine.num_before_training,
@@ -274,6 +285,7 @@ class SamplerWatch(Probe):
             site=mine.site,
         )
         if num_backwards:
+            known.last_trained = mine.trained
             known.last_digest = indices.digest if mine.is_exhausted else ""
             known.last_epoch = mine.sampler.epoch
 

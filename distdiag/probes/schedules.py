@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from distdiag.data_event import ScheduleState
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
@@ -56,7 +57,7 @@ class Schedules(Probe):
     def __init__(self, recorder: Recorder) -> None:
         """Know of no scheduler yet."""
         super().__init__(recorder)
-        self._courses: weakref.WeakKeyDictionary[Any, _Course] = weakref.WeakKeyDictionary()
+        self._courses: WeakMap[Any, _Course] = WeakMap()
         self._all: deque[_Course] = deque(maxlen=_MOST_COURSES)
         self._counts: dict[str, int] = {}
         self._next_look = _LEAST_LOOK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from distdiag.data_event import Draw, ModelFed
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe
 from distdiag.probes.batch_norms import NormReading, local_norms
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import keeper_of, unwrapped
 from distdiag.probes.sample_rows import first_tensors
 from distdiag.probes.stack import frames_of
@@ -38,6 +38,7 @@ class Batch(NamedTuple):
     size: int = 0
     num_samples: int = -1
     contents: Pending | None = None
+    since: int = -1
 
 
 @dataclass(slots=True)
@@ -72,9 +73,7 @@ class StepFeeds(Probe):
         self._draws: list[Draw] = []
         self.is_inside = False
         """Whether a wrapped model is in its forward pass."""
-        self._names: weakref.WeakKeyDictionary[nn.Module, tuple[str, tuple[int, ...]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._names: WeakMap[nn.Module, tuple[str, tuple[int, ...]]] = WeakMap()
         self._counts: dict[str, int] = {}
         self._last, self._is_fed = "", False
         self._num_passes: dict[str, int] = {}
@@ -188,7 +187,7 @@ class StepFeeds(Probe):
     def after_batch(self, batch: Batch, given: object) -> None:
         """Take note of a batch; what was drawn before belongs to another one."""
         if batch.digest and not self.is_off and self._is_due:
-            batch = batch._replace(contents=self._read(given))
+            batch = batch._replace(contents=self._read(given), since=self.recorder.num_events)
         self._batch = batch
         self._draws.clear()
         for tell in self.recorder.on_given:
@@ -248,6 +247,7 @@ class StepFeeds(Probe):
             "draws": draws,
             "begin": fed.begin,
             "end": self.recorder.num_events,
+            "since": batch.since,
             "site": fed.site,
         }
         self._waiting.append((fed.contents, batch.contents, fed.norms, fields))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Hashable
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -74,15 +76,42 @@ class StepClock(Probe):
         while self._handles:
             self._handles.pop().remove()
 
-    def _before_step(self, optimizer: object, *_: object) -> None:
+    def _before_step(
+        self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         # A compiled step must stay one graph: nothing of the probe may get into it.
         if torch.compiler.is_compiling() or self.is_off:
-            return
-        self._begin(sys._getframe(1))
+            return None
+        frame = sys._getframe(1)
+        self._begin(frame)
+        self.recorder.stepped = weakref.ref(optimizer)
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._then_look(args[1], optimizer, frame), *args[2:]), kwargs
+        if callable(closure := kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._then_look(closure, optimizer, frame)}
+        self._look(optimizer, frame)
+        return None
+
+    def _then_look(self, closure: AnyCallable, optimizer: object, frame: FrameType) -> AnyCallable:
+        """Return a closure that looks at the gradients that it has made, when first called."""
+        has_looked = False
+
+        @functools.wraps(closure)  # it may be a partial, without a name
+        def made(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            nonlocal has_looked
+            result = closure(*args, **kwargs)
+            if not has_looked and not self.is_off:
+                has_looked = True
+                self._look(optimizer, frame)
+            return result
+
+        return made
+
+    def _look(self, optimizer: object, frame: FrameType) -> None:
         if self._survey is not None:
-            self._survey.before_step(optimizer, sys._getframe(1))
+            self._survey.before_step(optimizer, frame)
         if self._losses is not None:
-            self._losses.before_step(optimizer, sys._getframe(1))
+            self._losses.before_step(optimizer, frame)
 
     def _after_step(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:

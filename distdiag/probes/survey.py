@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -22,6 +21,7 @@ from distdiag.event import CallSite
 from distdiag.model_event import ModelPlan, ModelState, Moment, SliceSaved, TensorPlan
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.born import Born, roots_of
+from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.head_counts import HeadCounts
 from distdiag.probes.keepers import WrapTimes, is_wrapped, keeps, unwrapped, walk
 from distdiag.probes.optimizer_state import owners_of
@@ -66,8 +66,8 @@ class Survey(Probe):
         self._modules = Born(nn.Module, ("__init__", "__setstate__"), self.fail)
         self._born = Born(torch.optim.Optimizer, ("_patch_step_function",), self.fail)
         self._readings = Readings()
-        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._started: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._names: WeakMap[nn.Module, str] = WeakMap()
+        self._started: WeakMembers[nn.Module] = WeakMembers()
         self._num_models: dict[str, int] = {}
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
         self._num_born = 0

@@ -46,3 +46,16 @@ def test_the_one_rank_without_is_named_and_the_others_are_evidence():
 )
 def test_steps_that_may_be_idle_are_silent(change):
     assert not judged(MissingGradients, optimizers(change, change))
+
+
+def test_a_step_that_was_left_out_once_is_a_note():
+    skipped = {**EMPTY, "was_fed": True, "num_idle": 1}
+    (finding,) = judged(MissingGradients, optimizers(skipped, skipped))
+    assert finding.grade is Grade.NOTE
+    assert finding.severity is Severity.INFO
+
+
+def test_gradients_that_never_come_back_are_an_error():
+    idle = {**EMPTY, "was_fed": True, "num_idle": 3}
+    (finding,) = judged(MissingGradients, optimizers(idle, idle))
+    assert finding.severity is Severity.ERROR

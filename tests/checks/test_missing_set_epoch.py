@@ -37,6 +37,7 @@ def test_a_rank_that_is_told_the_epoch_is_no_culprit():
     [
         {"last_digest": "another order"},
         {"shuffle": False},
+        {"uses_epoch": False},
         {"is_ascending": True},
         {"num_backwards": 0},
         {"is_complete": False},

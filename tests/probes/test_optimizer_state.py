@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -188,6 +189,16 @@ def test_state_of_parameters_that_are_gone_is_stale() -> None:
     assert (found["num_stale_states"], found["stateless"]) == (1, ("weight",))
 
 
+def test_state_of_parameters_that_a_model_still_has_is_not_stale() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model[0].parameters())
+    for parameter in model[0].parameters():
+        optimizer.state[parameter]["step"] = torch.tensor(4.0)
+    optimizer.param_groups[0]["params"] = list(model[1].parameters())
+
+    assert fields(optimizer, model)["num_stale_states"] == 0
+
+
 def test_looking_makes_no_state() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -236,4 +247,22 @@ def test_a_dummy_step_is_counted_as_one_with_zeros(observed: Observed, fake_grou
     assert [(s.num_steps, s.num_zero_steps, s.least_count) for s in states] == [
         (0, 0, -1),
         (1, 1, 1),
+    ]
+
+
+def test_the_step_by_which_torch_makes_a_state_is_not_the_programs(
+    observed: Observed, fake_group: None
+) -> None:
+    observed.install("steps")
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    get_optimizer_state_dict(model, optimizer)
+
+    backward(model)
+    optimizer.step()
+
+    states = observed.events(OptimizerState)
+    assert [(s.num_steps, s.num_zero_steps, s.least_count) for s in states] == [
+        (0, 0, -1),
+        (1, 0, 1),
     ]

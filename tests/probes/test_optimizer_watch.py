@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -90,6 +91,30 @@ def test_copies_that_are_written_back_replace_nothing(observed: Observed) -> Non
     assert (only(observed).replaced, only(observed).num_foreign) == ((), 2)
 
 
+# What no optimizer holds
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_new_parameters_are_forgotten_unless_the_program_moves_them(
+    observed: Observed, by_hand: bool
+) -> None:
+    observed.install("steps")
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.append(nn.Linear(2, 2))
+
+    for _ in range(2):
+        backward(model)
+        optimizer.step()
+        if by_hand:
+            for parameter in model[1].parameters():
+                parameter.data.sub_(0.1 * parameter.grad)
+
+    first, second = observed.events(OptimizerState)
+    assert not first.forgotten
+    assert second.forgotten == (() if by_hand else ("1.weight", "1.bias"))
+
+
 # When it is written
 
 
@@ -154,3 +179,29 @@ def test_the_ranks_that_keep_its_model_together_are_told(observed: Observed) -> 
     observed.install("steps")
     train(fsdp2(nn.Sequential(nn.Linear(2, 4))))
     assert (only(observed).optimizer, only(observed).members) == ("SGD of FSDP2 Sequential", (0, 1))
+
+
+# Gradients that a step makes itself
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_that_a_closure_makes_are_seen(observed: Observed, by_name: bool) -> None:
+    observed.install("steps")
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    results = []
+
+    def closure(number: int) -> float:
+        optimizer.zero_grad()
+        backward(model)
+        results.append(number)
+        return 7.0
+
+    backward(model)
+    optimizer.zero_grad()
+    given = functools.partial(closure, 3)  # has no name
+    result = optimizer.step(closure=given) if by_name else optimizer.step(given)
+
+    assert (result, results) == (7.0, [3])
+    assert only(observed).num_without_gradient == 0
+    assert not observed.events(ProbeDisabled)

@@ -110,6 +110,21 @@ def test_a_signal_that_the_script_takes_is_given_up(
         signal.signal(number, signal.SIG_DFL)
 
 
+def test_a_signal_that_was_only_put_back_is_taken_again(
+    observed: Observed, probe: PostMortem, run_dir: RunDir
+) -> None:
+    probe.beat()
+    number = told(run_dir).signal
+    signal.signal(number, signal.getsignal(number))  # as Python knows it
+    assert _handler_of(number) == signal.SIG_DFL
+
+    probe.beat()
+
+    assert not observed.events(ProbeDisabled)
+    signal.raise_signal(number)
+    assert b"most recent call first" in run_dir.stacks(0).read_bytes()
+
+
 def test_stacks_are_written_on_request(probe: PostMortem, run_dir: RunDir) -> None:
     probe.beat()
     assert run_dir.stacks(0).read_bytes() == b""

@@ -19,8 +19,8 @@ def loader(sampler: DistributedSampler[object] | None = None, **values: object) 
     return DataLoader(dataset, batch_size=4, sampler=sampler, **values)
 
 
-def train(batches: DataLoader) -> list[float]:
-    weight = torch.ones(1, requires_grad=True)
+def train(batches: DataLoader, weight: torch.Tensor | None = None) -> list[float]:
+    weight = torch.ones(1, requires_grad=True) if weight is None else weight
     optimizer = torch.optim.SGD([weight], lr=0.1)
     seen: list[float] = []
     for (batch,) in batches:
@@ -65,14 +65,28 @@ def test_passes_of_one_loader_are_compared_with_the_one_before(observed: Observe
     observed.install("steps", "data")
     batches = loader(DistributedSampler(data(), num_replicas=2, rank=0))
 
+    weight = torch.ones(1, requires_grad=True)
     for _ in range(2):
-        train(batches)
+        train(batches, weight)
 
     first, second = passes(observed)
     assert (first.number, second.number) == (0, 1)
     assert first.last_digest == ""
     assert second.last_digest == first.digest == second.digest
     assert second.last_epoch == 0
+
+
+def test_passes_that_train_something_else_each_are_not_compared(observed: Observed) -> None:
+    observed.install("steps", "data")
+    batches = loader(DistributedSampler(data(), num_replicas=2, rank=0))
+
+    weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    for weight in weights:
+        train(batches, weight)
+
+    first, second = passes(observed)
+    assert second.digest == first.digest
+    assert second.last_digest == ""
 
 
 def test_an_evaluation_is_no_training(observed: Observed) -> None:
@@ -158,3 +172,31 @@ def test_neither_order_nor_generators_change(observed: Observed) -> None:
 
     assert plain[0] == watched[0]
     assert torch.equal(plain[1], watched[1])
+
+
+class Sorted(DistributedSampler[object]):
+    """Has an epoch, as its base has, and does not use it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, self.total_size, self.num_replicas)[::-1])
+
+
+class Reversed(DistributedSampler[object]):
+    """Turns the order of its base round, which uses the epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(super().__iter__())[::-1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "uses_epoch"), [(Sorted, False), (Reversed, True), (DistributedSampler, True)]
+)
+def test_whether_the_order_comes_from_the_epoch_is_read_from_the_code(
+    observed: Observed, kind: type[DistributedSampler[object]], uses_epoch: bool
+) -> None:
+    observed.install("steps", "data")
+
+    train(loader(kind(data(), num_replicas=2, rank=0)))
+
+    (told,) = passes(observed)
+    assert told.sampler.uses_epoch is uses_epoch
