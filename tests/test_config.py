@@ -76,6 +76,7 @@ def test_every_key_can_be_set_with_either_spelling():
         strict = true
         strict{s}timeout = 2.5
         poison{s}empty = true
+        verify{s}sequence = true
         parity{s}task = "task.json"
     """
     expected = Config(
@@ -92,9 +93,10 @@ def test_every_key_can_be_set_with_either_spelling():
         strict=True,
         strict_timeout_s=2.5,
         poison_empty=True,
+        verify_sequence=True,
         parity_task="task.json",
     )
-    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 1  # [plan]: no flag
+    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 2  # the tables: no flag
     assert load_config(write(text.format(s="_"))) == expected
     assert load_config(write(text.format(s="-"))) == expected
 
