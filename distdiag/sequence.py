@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ from distdiag.ranks import RankSet
 from distdiag.reasoning.token_fault import FaultKind, TokenFault
 from distdiag.reasoning.token_passport import faults_of
 from distdiag.sequence_event import Reduction, TokenPassport
-from distdiag.sequence_plan import SequencePlan
+from distdiag.sequence_plan import Dtype, SequencePlan
 
 __all__ = ["FaultKind", "SequenceVerdict", "TokenFault", "verify"]
 
@@ -96,7 +96,7 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
     process group meanwhile.
 
     Raises:
-        ValueError: the tensor would be too large, or its form makes no sense.
+        ValueError: the tensor would be too large, or its form or dtype makes no sense.
 
     """
     functions = Functions(split, gather, attention)
@@ -112,7 +112,7 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
             batch=batch,
             heads=heads,
             hidden=hidden,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=_name_of(dtype),
             causal=causal,
             documents=tuple(documents),
             reduction=reduction,
@@ -127,6 +127,13 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
         own = TokenPassport(rank=rank, seq=0, time_ns=0, name=name, number=0, site=site, **passport)
         faults += _compared(_exchanged(own, group))
     return SequenceVerdict(tuple(dict.fromkeys(faults)), members or _all_ranks(group))
+
+
+def _name_of(dtype: torch.dtype) -> Dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in get_args(Dtype):
+        raise ValueError(f"tokens cannot be numbered in {name}: use {', '.join(get_args(Dtype))}")
+    return cast(Dtype, name)
 
 
 def _has_group() -> bool:

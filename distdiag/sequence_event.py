@@ -60,14 +60,15 @@ class TokenSpec(msgspec.Struct, frozen=True, array_like=True):
 class Context(msgspec.Struct, frozen=True, array_like=True):
     """Over which tokens of its row one token attended, as runs: first, behind the last, how often.
 
-    `padding` is the share that went to padding. `is_mixed`: what it got is that of another head or
-    row.
+    It did so in these `heads` (none: in all). `padding` is the share that went to padding.
+    `is_mixed`: what it got is that of another head or row.
     """
 
     token: int
     runs: tuple[Run, ...]
     padding: float = 0.0
     is_mixed: bool = False
+    heads: tuple[int, ...] = ()
 
 
 class TokenPassport(Event, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ MOST_TOKENS: Final = 8192
 MOST_ATTENDING: Final = 1024
 """So many tokens at most are numbered, and so many where attention is looked at."""
 
+Dtype = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Reference = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
@@ -32,7 +33,7 @@ class SequencePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch: Count = 2
     heads: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] = 0
     hidden: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] = 8
-    dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32"] = "float32"
+    dtype: Dtype = "float32"
     causal: bool = False
     documents: tuple[Count, ...] = ()
     reduction: Reduction = ""

@@ -105,18 +105,20 @@ class AttentionPasses:
         for index, token in enumerate(tokens):
             if token < 0:
                 continue
-            for pattern in times[index].unique(dim=0):
-                of_heads = (times[index] == pattern).all(-1)
+            patterns = dict.fromkeys(tuple(each) for each in times[index].tolist())
+            for pattern in patterns:
+                of_heads = (times[index] == torch.tensor(pattern)).all(-1)
                 share = padding[index][of_heads].max().item()
                 yield Context(
                     token,
-                    _runs(pattern.tolist()),
+                    _runs(pattern),
                     round(share, 4) if share > _ROOM else 0.0,
                     bool(is_mixed[index][of_heads].any()),
+                    () if of_heads.all() else tuple(of_heads.nonzero().flatten().tolist()),
                 )
 
 
-def _runs(times: list[int]) -> tuple[Run, ...]:
+def _runs(times: tuple[int, ...]) -> tuple[Run, ...]:
     runs: list[Run] = []
     for count, group in groupby(enumerate(times), key=lambda item: item[1]):
         places = [place for place, _ in group]

@@ -19,13 +19,15 @@ _BASES: Final = {
     torch.bfloat16: 1 << 4,
 }
 _UNKNOWN: Final = -1
+_INTEGER_OFFSET: Final = 1 << 20
+"""Added to integers, so that ids and labels of padding are none of our digits."""
 
 
 class TokenCodes:
     """The numbers of all elements of one tensor, written in as many digits as its dtype needs.
 
-    Digits begin at 1, and so do numbers: 0 and 1 in all digits mean padding, as negative numbers
-    do. The elements of a token (its channels) are numbered one after the other.
+    Digits begin at 1, and so do numbers: 0 or 1 in all digits is padding, and what is less too.
+    The elements of a token (its channels) are numbered one after the other.
     """
 
     def __init__(self, spec: TokenSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -37,7 +39,8 @@ class TokenCodes:
         for each in spec.shape:
             size *= each
         self.num_channels = size // spec.num_tokens
-        self._base = _BASES.get(dtype) or min(torch.iinfo(dtype).max >> 1, 1 << 40)
+        self._base = _BASES.get(dtype, 1 << 28)
+        self._offset = 0 if dtype.is_floating_point else _INTEGER_OFFSET
         self.num_digits = 1
         while self._base**self.num_digits <= size:
             self.num_digits += 1
@@ -47,16 +50,14 @@ class TokenCodes:
 
     def digit(self, index: int) -> Tensor:
         """Return the tensor of one digit of all numbers, the lowest first."""
-        digit = self._numbers // self._base**index % self._base + 1
+        digit: Tensor = self._numbers // self._base**index % self._base + 1 + self._offset
         return digit.to(self._device, self._dtype).contiguous()
 
     def tokens(self, digits: Sequence[Tensor]) -> tuple[int, ...]:
         """Return which token is at each place of a tensor that was made of ours, row by row."""
         if digits[0].ndim != len(self._spec.shape):
             return ()
-        numbers = self._read(digits).movedim(self._spec.dim, 1).flatten(2)
-        if numbers.ndim < 3:
-            numbers = numbers.unsqueeze(-1)
+        numbers = self._read(digits).unsqueeze(-1).movedim(self._spec.dim, 1).flatten(2)
         tokens = (numbers[..., 0] - 1) // self.num_channels
         result = torch.full_like(tokens, MIXED)
         if numbers.shape[-1] == self.num_channels:
@@ -70,6 +71,7 @@ class TokenCodes:
     def _read(self, digits: Sequence[Tensor]) -> Tensor:
         """Return the number of each element: 0 for padding, `_UNKNOWN` for no number of ours."""
         values = torch.stack([each.detach().cpu().to(torch.float64) for each in digits])
+        values = values - self._offset
         weights = [float(self._base**index) for index in range(len(digits))]
         weighed = torch.tensor(weights, dtype=torch.float64).reshape(-1, *[1] * digits[0].ndim)
         numbers = ((values - 1) * weighed).sum(0)
@@ -87,9 +89,8 @@ def _others(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
 
 def by_token(spec: TokenSpec, values: Tensor) -> tuple[float, ...]:
     """Return the value of each token in a tensor of the full form; NaN where channels disagree."""
-    if values.ndim == 2:
-        values = values.unsqueeze(-1)
-    lanes = values.detach().cpu().to(torch.float64).movedim(spec.dim, 1).flatten(2)
+    values = values.detach().cpu().to(torch.float64).unsqueeze(-1)
+    lanes = values.movedim(spec.dim, 1).flatten(2)
     least, greatest = lanes.amin(-1).flatten(), lanes.amax(-1).flatten()
     coarse = spec.dtype in ("bfloat16", "float16")
     room = (2e-2 if coarse else 1e-3) * torch.maximum(least.abs(), greatest.abs())

@@ -31,7 +31,8 @@ class UsedGroups:
 
 def _counters() -> dict[Any, int]:
     counters: dict[Any, int] = {}
-    for group in distributed_c10d._world.pg_map:
+    groups: list[Any] = list(distributed_c10d._world.pg_map)
+    for group in groups:
         try:
             counters[group] = group._get_sequence_number_for_group()
         except RuntimeError:  # a backend that does not count

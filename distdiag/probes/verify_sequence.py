@@ -67,8 +67,9 @@ class VerifySequence(Probe):
         for split, gather, attention in zip(
             self._plan.split, self._plan.gather, attentions, strict=True
         ):
-            named = [_resolved(each) if each else None for each in (split, gather, attention)]
-            yield _Pair(f"{split}, {gather}", Functions(*named), self._plan.dim)
+            attends = _resolved(attention) if attention else None
+            functions = Functions(_resolved(split), _resolved(gather), attends)
+            yield _Pair(f"{split}, {gather}", functions, self._plan.dim)
         for (role, name), mark in tuple(MARKED.items()):
             other = MARKED.get(("gather", name))
             if role == "split" and other is not None:
@@ -156,9 +157,7 @@ def label_of(functions: Functions) -> str:
     return ", ".join(names)
 
 
-def definitions(
-    functions: Functions, main_script: str | None
-) -> tuple[tuple[str, Frame], ...]:
+def definitions(functions: Functions, main_script: str | None) -> tuple[tuple[str, Frame], ...]:
     """Return where the functions are defined, by stage, as far as they are written in Python."""
     found: dict[str, Frame] = {}
     for stage, function in zip(Functions._fields, functions, strict=True):

@@ -43,8 +43,8 @@ def _wrong(one: TokenPassport) -> Iterator[tuple[tuple[int, ...], str]]:
     text = next(text for text, tokens in by_text.items() if wrong[0] in tokens)
     first = tokens_phrase(spec, [wrong[0]])
     others = len(wrong) - 1
-    more = f"; so do {others} other tokens in their way" if others else ""
-    yield wrong, f"{tokens_phrase(spec, wrong)}: {first} {text}{more}"
+    more = f"; wrong are {tokens_phrase(spec, wrong)}" if others else ""
+    yield wrong, f"{first} {text}{more}"
 
 
 def _problem(spec: TokenSpec, context: Context) -> str:
@@ -64,4 +64,5 @@ def _problem(spec: TokenSpec, context: Context) -> str:
         said.append(f"gives {context.padding:.0%} of its attention to padding")
     if context.is_mixed:
         said.append("gets what belongs to another head or row")
-    return ", ".join(said)
+    where = f" (in {'head' if len(context.heads) == 1 else 'heads'} {RankSet(context.heads)})"
+    return ", ".join(said) + (where if said and context.heads else "")

@@ -86,10 +86,8 @@ def _faults(spec: TokenSpec, scales: Scales, stage: str, reduction: str) -> Iter
             by_tokens.setdefault((*tokens,), []).append(rank)
     for those, ranks in by_tokens.items():
         times = sorted({round(looked[ranks[0]][token] / usual, 4) for token in those})
-        said = (
-            f"the gradient of {tokens_phrase(spec, those)} is "
-            f"{', '.join(f'{each:g}' for each in times)} times that of the others"
-        )
+        how = f"{times[0]:g}" if len(times) == 1 else f"{times[0]:g} to {times[-1]:g}"
+        said = f"the gradient of {tokens_phrase(spec, those)} is {how} times what others get"
         yield fault(ranks, those, said)
     if not by_tokens:
         yield from _scale_faults(spec, usual, stage, reduction, scales=scales, is_whole=is_whole)
@@ -178,7 +176,9 @@ def _is_whole(scales: Scales) -> bool:
 
 
 def _usual(values: Iterator[float] | Sequence[float]) -> float:
-    return Counter(round(value, 4) for value in values).most_common(1)[0][0]
+    """Return the most frequent value, of several the one nearest to 1."""
+    counts = Counter(round(value, 4) for value in values)
+    return max(counts, key=lambda value: (counts[value], -abs(value - 1)))
 
 
 def _is_near(value: float, wanted: float) -> bool:

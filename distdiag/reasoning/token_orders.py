@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from distdiag.ranks import RankSet
 
@@ -31,14 +32,22 @@ def known_layouts(length: int, num_ranks: int) -> dict[str, Parts]:
     return layouts
 
 
-def best_layout(parts: Parts, length: int) -> tuple[str, Parts, tuple[int, ...]]:
-    """Return the layout that fits most ranks, its parts, and the indices of ranks that it fits."""
+class Layout(NamedTuple):
+    """The parts that all ranks should have, and the indices of those that have them."""
+
+    name: str
+    parts: Parts
+    fitting: tuple[int, ...]
+
+
+def best_layout(parts: Parts, length: int) -> Layout:
+    """Return the layout that fits most ranks."""
     fits: dict[str, tuple[int, ...]] = {}
     layouts = known_layouts(length, len(parts))
     for name, wanted in layouts.items():
         fits[name] = tuple(i for i, part in enumerate(parts) if part == wanted[i])
     name = max(fits, key=lambda each: len(fits[each]))
-    return name, layouts[name], fits[name]
+    return Layout(name, layouts[name], fits[name])
 
 
 def part_phrase(part: Sequence[int], index: int, wanted: Parts, ranks: Sequence[int]) -> str:

@@ -209,17 +209,14 @@ def exchanged(x, cut_dim, join_dim, turned=False):
     return torch.cat(parts[::-1] if turned else parts, join_dim)
 
 
-def ulysses(query, key, value, *, causal=False, turned_back=False, swapped=False, mask_on=None):
+def ulysses(query, key, value, *, causal=False, turned_back=False, mask_on=None):
     """Each rank has all tokens of some heads meanwhile."""
-    cut_dim, join_dim = (1, 2) if swapped else (2, 1)
-    query, key, value = (
-        Exchange.apply(each, cut_dim, join_dim, False) for each in (query, key, value)
-    )
+    query, key, value = (Exchange.apply(each, 2, 1, False) for each in (query, key, value))
     causal = causal and (mask_on is None or rank() == mask_on)
     places = torch.arange(query.shape[1])
     seen = visible(places, places, causal=causal, documents=(), length=0)
     out = attend(query, key, value, seen)
-    return Exchange.apply(out, join_dim, cut_dim, turned_back)
+    return Exchange.apply(out, 1, 2, turned_back)
 
 
 class Ring(torch.autograd.Function):
@@ -230,7 +227,7 @@ class Ring(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, order, causal, faults):
+    def forward(ctx, value, order, causal, faults):
         ctx.saved = (order, causal, faults, value.shape)
         total, count = torch.zeros_like(value), 0
         for owner, part in Ring.steps(raw_gather(value), faults):
@@ -264,11 +261,11 @@ class Ring(torch.autograd.Function):
             target = rank() if faults.get("stale") else owner
             sent[target] += torch.einsum("qk,bqhd->bkhd", seen, grad)
         dist.all_reduce(sent)
-        return None, None, sent[rank()], None, None, None
+        return sent[rank()], None, None, None
 
 
 def ring(query, key, value, *, order="contiguous", causal=False, **faults):
-    return Ring.apply(query, key, value, order, causal, faults)
+    return Ring.apply(value, order, causal, faults)
 
 
 def both(split_options=None, gather_options=None):

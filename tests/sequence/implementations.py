@@ -1,7 +1,8 @@
 """Right and wrong implementations of sequence parallelism, and what is wrong with the latter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ class Case(NamedTuple):
     functions: tuple[Callable[..., Any], ...]
     kinds: tuple[FaultKind, ...] = ()
     tokens: Callable[[int], set[int]] = lambda ranks: set(range(LENGTH))
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
     culprits: Callable[[int], tuple[int, ...]] = lambda ranks: tuple(range(ranks))
 
 
@@ -69,14 +70,6 @@ RIGHT = [
 
 def step(ranks):
     return LENGTH // ranks
-
-
-def last_of_each(ranks):
-    return {0} | {LENGTH - 1}
-
-
-def moved_ranks(ranks):
-    return tuple(range(ranks))
 
 
 def only(rank, right, wrong):
@@ -128,7 +121,7 @@ WRONG = [
     Case("head-tail order not undone", both(ZIGZAG), (K.PERMUTED,), zigzag_moved),
     Case("order undone that was not used", both(None, ZIGZAG), (K.PERMUTED,), zigzag_moved),
     Case("interleaved order not undone", both(STRIPES), (K.PERMUTED,),
-         lambda ranks: {t for t in range(LENGTH) if t != t % step(ranks) * ranks + t // step(ranks)}),
+         lambda ranks: {t for t in range(LENGTH) if t % step(ranks) * ranks + t // step(ranks) != t}),
     Case("tail dropped", (blocks.dropping_split, gather), (K.LOST,),
          lambda ranks: set(range(ODD // ranks * ranks, ODD)), options=options(length=ODD)),
     Case("padding stays", (blocks.padded_split, gather), (K.PADDED,), lambda ranks: set(),
