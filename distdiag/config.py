@@ -48,11 +48,11 @@ KEYS: Final[Mapping[str, Any]] = {
 }
 """What a TOML file may set: the names of the flags, and the type of each value."""
 
-PLAN: Final = "plan"
-"""The table of a TOML file that says how tensors should be sharded; it has no flag."""
-
-SEQUENCE: Final = "sequence"
-"""The table that names what splits and gathers sequences; it has no flag either."""
+TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
+    "plan": rules_of,
+    "sequence": sequence_plan_of,
+}
+"""The tables of a TOML file, which have no flags, and what reads each of them."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,13 +165,13 @@ def _file_settings(named: str | Path | None) -> dict[str, Any]:
 
 
 def _file_value(path: Path, written: str, key: str, value: Any) -> Any:  # noqa: ANN401
-    if key in (PLAN, SEQUENCE):
+    if key in TABLES:
         try:
-            return rules_of(value) if key == PLAN else sequence_plan_of(value)
+            return TABLES[key](value)
         except ValueError as error:
             raise UsageError(f"{path}: {error}") from None
     if key not in KEYS:
-        close = get_close_matches(key, [*KEYS, PLAN, SEQUENCE], n=1)
+        close = get_close_matches(key, [*KEYS, *TABLES], n=1)
         hint = f' (did you mean "{close[0]}"?)' if close else ""
         raise UsageError(f"{path}: unknown key {written!r}{hint}")
     kind = KEYS[key]
