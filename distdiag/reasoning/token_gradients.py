@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from distdiag.finding import Grade
 from distdiag.reasoning.token_fault import FaultKind, TokenFault, tokens_phrase
@@ -22,112 +23,110 @@ def gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault
     if any(len(one.scales) != spec.num_tokens for one in passports):
         return
     scales = {rank: one.scales for rank, one in by_rank.items()}
-    yield from _faults(spec, scales, "gradient", spec.reduction)
+    yield from _faults(spec, scales)
 
 
 def attention_gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault]:
-    """Yield what is wrong with the gradients that came back through attention as well.
+    """Yield which values get another gradient than those that attend to them say.
 
-    What split and gather do to them is known, and left out.
+    What split and gather do to gradients is known, and left out.
     """
     passports = list(by_rank.values())
     spec = passports[0].spec
-    if any(len(one.attended) != spec.num_tokens for one in passports):
+    before = _factor(spec, {rank: one.scales for rank, one in by_rank.items()})
+    if not before or any(len(one.attended) != spec.num_tokens for one in passports):
         return
     counts = [spec.num_attending(position) for position in range(spec.length)] * spec.batch
-    scales = {
-        rank: [value / count for value, count in zip(one.attended, counts, strict=True)]
-        for rank, one in by_rank.items()
-    }
-    found = list(_faults(spec, scales, "attention gradient", ""))
-    plain = {rank: one.scales for rank, one in by_rank.items()}
-    factor, before = _factor(spec, scales), _factor(spec, plain)
-    yield from (fault for fault in found if fault.grade is not Grade.NOTE)
-    if factor and before and not _is_near(factor, before):
+    sums = _sums({rank: one.attended for rank, one in by_rank.items()})
+    times = [value / before / count for value, count in zip(sums, counts, strict=True)]
+    wrong = [token for token, value in enumerate(times) if not _is_near(value, 1)]
+    if wrong:
+        found = sorted({round(times[token], 4) for token in wrong})
+        how = "another" if math.isnan(sum(found)) else f"{_range(found)} times the"
         yield TokenFault(
             kind=FaultKind.GRADIENT,
             stage="attention gradient",
             ranks=tuple(by_rank),
-            tokens=tuple(range(spec.num_tokens)),
-            said=f"attention multiplies the gradients of all values by {factor / before:g}",
+            tokens=tuple(wrong),
+            said=f"the values of {tokens_phrase(spec, wrong)} get {how} gradient that they should",
         )
 
 
-def _faults(spec: TokenSpec, scales: Scales, stage: str, reduction: str) -> Iterator[TokenFault]:
-    def fault(ranks: Sequence[int], tokens: Sequence[int], said: str) -> TokenFault:
-        kind = FaultKind.GRADIENT
-        return TokenFault(kind=kind, stage=stage, ranks=(*ranks,), tokens=(*tokens,), said=said)
+def _range(values: Sequence[float]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
-    odd = {rank: [t for t, s in enumerate(each) if math.isnan(s)] for rank, each in scales.items()}
-    if any(odd.values()):
-        for rank, tokens in odd.items():
-            if tokens:
-                said = f"the gradient of {tokens_phrase(spec, tokens)} is not that of its output"
-                yield fault([rank], tokens, said)
+
+def _faults(spec: TokenSpec, scales: Scales) -> Iterator[TokenFault]:
+    mixed = list(_mixed(spec, scales))
+    if mixed:
+        yield from mixed
         return
     sums = _sums(scales)
     lost = [token for token, value in enumerate(sums) if value == 0]
     if lost:
         said = f"no gradient comes back to {tokens_phrase(spec, lost)} on any rank"
-        yield fault([*scales], lost, said)
+        yield _fault([*scales], lost, said)
         return
     is_whole = _is_whole(scales)
-    usual = (
-        _usual(value for each in scales.values() for value in each) if is_whole else _usual(sums)
-    )
     looked = scales if is_whole else {rank: sums for rank in scales}
-    uneven = {
-        rank: [t for t, value in enumerate(each) if not _is_near(value, usual)]
-        for rank, each in looked.items()
-    }
-    by_tokens: dict[tuple[int, ...], list[int]] = {}
-    for rank, tokens in uneven.items():
-        if tokens:
-            by_tokens.setdefault((*tokens,), []).append(rank)
-    for those, ranks in by_tokens.items():
-        times = sorted({round(looked[ranks[0]][token] / usual, 4) for token in those})
-        how = f"{times[0]:g}" if len(times) == 1 else f"{times[0]:g} to {times[-1]:g}"
-        said = f"the gradient of {tokens_phrase(spec, those)} is {how} times what others get"
-        yield fault(ranks, those, said)
-    if not by_tokens:
-        yield from _scale_faults(spec, usual, stage, reduction, scales=scales, is_whole=is_whole)
+    usual = _usual(chain.from_iterable(looked.values()))
+    uneven = list(_uneven(spec, scales, looked, usual))
+    yield from uneven or _scale_faults(spec, usual, tuple(scales), is_whole=is_whole)
 
 
-def _scale_faults(
-    spec: TokenSpec,
-    factor: float,
-    stage: str,
-    reduction: str,
-    *,
-    scales: Scales,
-    is_whole: bool,
-) -> Iterator[TokenFault]:
-    num_ranks = len(scales)
-    wanted = _wanted(reduction, num_ranks, is_whole=is_whole)
-    if wanted is None:
-        if _is_near(factor, 1) or num_ranks == 1:
-            return
-        grade = Grade.NOTE
-        said = f"gradients come back {_times(factor, num_ranks)}; {_rights(factor, num_ranks)}"
-    elif _is_near(factor, wanted):
-        return
-    else:
-        grade = Grade.PROVEN
-        what = {"none": "are not reduced"}.get(reduction, f"are reduced by their {reduction}")
-        where = "each rank gets all of them" if is_whole else "each comes to one rank"
-        said = (
-            f"gradients come back {_times(factor, num_ranks)} instead of "
-            f"{_times(wanted, num_ranks)}: {where}, and parameters' gradients {what} over these "
-            "ranks"
-        )
-    yield TokenFault(
+def _fault(
+    ranks: Sequence[int], tokens: Sequence[int], said: str, grade: Grade = Grade.PROVEN
+) -> TokenFault:
+    return TokenFault(
         kind=FaultKind.GRADIENT,
-        stage=stage,
-        ranks=tuple(scales),
-        tokens=tuple(range(spec.num_tokens)),
+        stage="gradient",
+        ranks=tuple(ranks),
+        tokens=tuple(tokens),
         said=said,
         grade=grade,
     )
+
+
+def _mixed(spec: TokenSpec, scales: Scales) -> Iterator[TokenFault]:
+    for rank, each in scales.items():
+        tokens = [token for token, value in enumerate(each) if math.isnan(value)]
+        if tokens:
+            said = f"the gradient of {tokens_phrase(spec, tokens)} is not that of its output"
+            yield _fault([rank], tokens, said)
+
+
+def _uneven(spec: TokenSpec, scales: Scales, looked: Scales, usual: float) -> Iterator[TokenFault]:
+    """Yield tokens whose gradients are multiplied otherwise than those of the others."""
+    by_tokens: dict[tuple[int, ...], list[int]] = {}
+    for rank, each in looked.items():
+        tokens = tuple(t for t, value in enumerate(each) if not _is_near(value, usual))
+        if any(scales[rank][token] != 0 for token in tokens):
+            by_tokens.setdefault(tokens, []).append(rank)
+    for tokens, ranks in by_tokens.items():
+        times = sorted({round(looked[ranks[0]][token] / usual, 4) for token in tokens})
+        said = f"the gradient of {tokens_phrase(spec, tokens)} is {_range(times)} times that of "
+        yield _fault(ranks, tokens, said + "others")
+
+
+def _scale_faults(
+    spec: TokenSpec, factor: float, ranks: tuple[int, ...], *, is_whole: bool
+) -> Iterator[TokenFault]:
+    """Yield a common factor that does not fit what the program does to gradients."""
+    num_ranks, tokens = len(ranks), range(spec.num_tokens)
+    came = f"gradients come back {_times(factor, num_ranks)}"
+    wanted = _wanted(spec.reduction, num_ranks, is_whole=is_whole)
+    if wanted is None:
+        if not _is_near(factor, 1):
+            yield _fault(ranks, tokens, f"{came}; {_rights(factor, num_ranks)}", Grade.NOTE)
+    elif not _is_near(factor, wanted):
+        is_reduced = spec.reduction != "none"
+        what = f"are reduced by their {spec.reduction}" if is_reduced else "are not reduced"
+        where = "each rank gets all of them" if is_whole else "each comes to one rank"
+        said = (
+            f"{came} instead of {_times(wanted, num_ranks)}: {where}, and parameters' gradients "
+            f"{what} over these ranks"
+        )
+        yield _fault(ranks, tokens, said)
 
 
 def _wanted(reduction: str, num_ranks: int, *, is_whole: bool) -> float | None:
@@ -175,7 +174,7 @@ def _is_whole(scales: Scales) -> bool:
     return len(scales) > 1 and all(value != 0 for each in scales.values() for value in each)
 
 
-def _usual(values: Iterator[float] | Sequence[float]) -> float:
+def _usual(values: Iterable[float]) -> float:
     """Return the most frequent value, of several the one nearest to 1."""
     counts = Counter(round(value, 4) for value in values)
     return max(counts, key=lambda value: (counts[value], -abs(value - 1)))

@@ -16,9 +16,10 @@ ODD = 13
 
 
 class Case(NamedTuple):
-    """One implementation. `kinds` of faults are expected, and of the first of them these tokens.
+    """One implementation. `kinds` of faults are expected, and of the first of them these `tokens`.
 
-    `tokens` gets the number of ranks and returns positions in a row; None: those of all rows.
+    `tokens` and `culprits` get the number of ranks. Tokens are positions in each row, or numbers
+    over all rows where these are not alike (`is_flat`). `num_exact` kinds have the tokens together.
     """
 
     name: str
@@ -26,7 +27,9 @@ class Case(NamedTuple):
     kinds: tuple[FaultKind, ...] = ()
     tokens: Callable[[int], set[int]] = lambda ranks: set(range(LENGTH))
     options: Mapping[str, Any] = MappingProxyType({})
-    culprits: Callable[[int], tuple[int, ...]] = lambda ranks: tuple(range(ranks))
+    culprits: Callable[[int], set[int]] = lambda ranks: set(range(ranks))
+    is_flat: bool = False
+    num_exact: int = 1
 
 
 def options(**more):
@@ -99,15 +102,21 @@ def zigzag_moved(ranks):
     return {token for place, token in enumerate(dealt) if token != place}
 
 
+def interleaved_moved(ranks):
+    """Positions at which another token stands when interleaved order is not undone."""
+    dealt = [token for r in range(ranks) for token in range(r, LENGTH, ranks)]
+    return {token for place, token in enumerate(dealt) if token != place}
+
+
 K = FaultKind
 WRONG = [
     Case("begins one late", (partial(blocks.window, begin=1), gather), (K.LOST, K.DUPLICATED),
-         lambda ranks: {0}),
+         lambda ranks: {0}, culprits=lambda ranks: set(range(ranks - 1))),
     Case("begins one early", (partial(blocks.window, begin=-1), gather), (K.LOST, K.DUPLICATED),
-         lambda ranks: {LENGTH - 1}),
+         lambda ranks: {LENGTH - 1}, culprits=lambda ranks: set(range(1, ranks))),
     Case("begins two early on the last rank",
          (only(1, split, partial(blocks.window, begin=-2)), gather), (K.LOST, K.DUPLICATED),
-         lambda ranks: {2 * step(ranks) - 2, 2 * step(ranks) - 1}, culprits=lambda ranks: (1,)),
+         lambda ranks: {2 * step(ranks) - 2, 2 * step(ranks) - 1}, culprits=lambda ranks: {1}),
     Case("is not split", (lambda x: x, lambda x: x), (K.DUPLICATED,)),
     Case("is not gathered", (split, lambda part: part), (K.LOST,), options=options(backward=False)),
     Case("gathered in reverse order", (split, partial(blocks.joined, join=reversed_cat)),
@@ -121,7 +130,7 @@ WRONG = [
     Case("head-tail order not undone", both(ZIGZAG), (K.PERMUTED,), zigzag_moved),
     Case("order undone that was not used", both(None, ZIGZAG), (K.PERMUTED,), zigzag_moved),
     Case("interleaved order not undone", both(STRIPES), (K.PERMUTED,),
-         lambda ranks: {t for t in range(LENGTH) if t % step(ranks) * ranks + t // step(ranks) != t}),
+         interleaved_moved),
     Case("tail dropped", (blocks.dropping_split, gather), (K.LOST,),
          lambda ranks: set(range(ODD // ranks * ranks, ODD)), options=options(length=ODD)),
     Case("padding stays", (blocks.padded_split, gather), (K.PADDED,), lambda ranks: set(),
@@ -130,8 +139,9 @@ WRONG = [
          (partial(blocks.padded_split, front=True), partial(blocks.cut, length=ODD)), (K.LOST,),
          lambda ranks: set(range(ODD - (-ODD % ranks), ODD)), options=options(length=ODD)),
     Case("buffers added over one another", (split, partial(blocks.summed_gather, stays=True)),
-         (K.FOREIGN,)),
-    Case("rows viewed across ranks", (split, blocks.viewed_gather), (K.PERMUTED,)),
+         (K.FOREIGN, K.MIXED), num_exact=2),
+    Case("rows viewed across ranks", (split, blocks.viewed_gather), (K.PERMUTED,),
+         lambda ranks: set(range(LENGTH // 2, LENGTH // 2 * 3)), is_flat=True),
     Case("one buffer for all parts", (split, blocks.alias_gather), (K.LOST, K.DUPLICATED),
          lambda ranks: set(range(LENGTH - step(ranks)))),
     Case("no way back", (split, lambda part: torch.cat(blocks.raw_gather(part), 1)),
@@ -144,7 +154,7 @@ WRONG = [
     Case("missing scale of the gather", both(WHOLE, SUM), (K.GRADIENT,), options=NONE),
     Case("divided twice", both(None, {"back": "sum", "factor": 0.5}), (K.GRADIENT,), options=MEAN),
     Case("scaled on one rank", (only(0, split, partial(split, factor=3.0)), gather), (K.GRADIENT,),
-         lambda ranks: set(range(step(ranks)))),
+         lambda ranks: set(range(step(ranks))), culprits=lambda ranks: {0}),
     Case("gradient of the next part", both(None, {"back": "next"}), (K.GRADIENT,)),
     Case("attends to its own part only", (*both(), blocks.local_attention), (K.CONTEXT,)),
     Case("heads come back in reverse order", (*both(), partial(blocks.ulysses, turned_back=True)),
