@@ -53,8 +53,8 @@ def sequence_plan_of(table: object) -> SequencePlan:
         raise ValueError(f'key "sequence": {error}') from None
     if len(plan.split) != len(plan.gather):
         raise ValueError(
-            f'key "sequence": {len(plan.split)} functions that split and {len(plan.gather)} that '
-            "gather: each needs its counterpart"
+            f'key "sequence": split names {len(plan.split)} and gather {len(plan.gather)}: each '
+            "function needs its counterpart"
         )
     if len(plan.attention) not in (0, len(plan.split)):
         raise ValueError('key "sequence": name an attention for each pair, or none')

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from distdiag.config import KEYS, Config, check_options, load_config, to_arguments
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.placement_rule import rules_of
+from distdiag.sequence_plan import SequencePlan
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 
@@ -110,6 +111,14 @@ def test_the_table_of_placements_becomes_rules_in_their_order():
     ]
 
 
+def test_the_table_of_sequences_names_functions():
+    text = "verify_sequence = true\n[sequence]\nsplit = ['a.b:c']\ngather = ['a.b:D.e']\ndim = 0\n"
+    config = load_config(write(text))
+    assert config.active_modes == ("verify-sequence",)
+    assert config.sequence == SequencePlan(split=("a.b:c",), gather=("a.b:D.e",), dim=0)
+    assert Config.from_json(config.to_json()) == config
+
+
 def test_auto_stands_for_an_adapting_threshold():
     assert load_config(write('hang_timeout = "auto"')).hang_timeout_s is None
     assert load_config(write("hang_timeout = 9") | {"hang_timeout": "auto"}).hang_timeout_s is None
@@ -123,6 +132,9 @@ def test_auto_stands_for_an_adapting_threshold():
         ("[distdiag]\nprofile = 'deep'", "unknown key 'distdiag'"),
         ("'a\\nb' = 1", "unknown key 'a\\\\nb'"),
         ("profile = 'deepest'", 'key "profile": expected one of light, standard, deep'),
+        ("[sequence]\nsplit = ['a:b']", 'key "sequence": split names 1 and gather 0: each'),
+        ("[sequence]\nsplit = ['ab']\ngather = ['a:b']", 'key "sequence": Expected `str` matching'),
+        ("[sequence]\nlenght = 3", 'key "sequence": Object contains unknown field `lenght`'),
         ("profile = 3", 'key "profile": expected one of light, standard, deep, got 3'),
         ("on-hang = true", 'key "on-hang": expected one of report, abort, got True'),
         ("select = 'COL'", 'key "select": Expected `array`, got `str`'),
