@@ -96,7 +96,8 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
     process group meanwhile.
 
     Raises:
-        ValueError: the tensor would be too large, or its form or dtype makes no sense.
+        ValueError: the tensor would be too large, its form or dtype makes no sense, or several
+            process groups were used and none is named.
 
     """
     functions = Functions(split, gather, attention)
@@ -145,9 +146,7 @@ def _process_group(group: Any) -> Any:  # noqa: ANN401
 
 
 def _members(group: Any) -> tuple[int, ...] | None:  # noqa: ANN401
-    if group is None:
-        return None
-    return tuple(dist.get_process_group_ranks(_process_group(group)))
+    return None if group is None else _all_ranks(group)
 
 
 def _all_ranks(group: Any) -> tuple[int, ...]:  # noqa: ANN401

@@ -14,7 +14,8 @@ MOST_ATTENDING: Final = 1024
 
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
-Reference = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+_REFERENCE: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+Reference = Annotated[str, msgspec.Meta(pattern=_REFERENCE)]
 
 
 class SequencePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,12 +23,14 @@ class SequencePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Functions are named as ``package.module:function``. The numbered tensor has the dimensions
     batch, heads and hidden (0: has none), with the length, in tokens, put in at `dim`; a length of
-    0 means eight tokens for each rank.
+    0 means eight tokens for each rank. `group` are the ranks that share a sequence, or a function
+    that returns them; without it they are those of the process group that the functions use.
     """
 
     split: tuple[Reference, ...] = ()
     gather: tuple[Reference, ...] = ()
     attention: tuple[Reference, ...] = ()
+    group: Annotated[str, msgspec.Meta(pattern=_REFERENCE + "|^$")] = ""
     dim: Annotated[int, msgspec.Meta(ge=0, le=3)] = 1
     length: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] = 0
     batch: Count = 2

@@ -1,11 +1,15 @@
 """Verification that a person asks for, on one rank: what it returns, refuses and raises."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import distdiag
 from distdiag import sequence
 from distdiag.errors import SequenceFaultError
+from distdiag.probes.used_groups import ranks_of
 from distdiag.sequence import FaultKind, verify
 from distdiag.sequence_marks import MARKED
 
@@ -91,3 +95,26 @@ def test_the_names_of_the_module_exist():
     assert distdiag.sequence is sequence
     assert sequence.__all__ == sorted(sequence.__all__)
     assert [name for name in sequence.__all__ if not hasattr(sequence, name)] == []
+
+
+@pytest.fixture
+def two_groups():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD, dist.new_group([0])
+    dist.destroy_process_group()
+
+
+def test_the_group_is_the_one_that_was_used(two_groups):
+    def gather(part):
+        dist.barrier(two_groups[1])
+        return part
+
+    assert verify(same, gather, length=8).ok
+    assert verify(same, gather, length=8, group=two_groups[0]).ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    "group", [[2, 3], (2, 3), lambda: [2, 3], SimpleNamespace(mesh=torch.tensor([2, 3]))]
+)
+def test_ranks_of_whatever_a_program_keeps_as_its_group(group):
+    assert ranks_of(group) == (2, 3)

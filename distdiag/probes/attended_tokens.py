@@ -17,7 +17,9 @@ from distdiag.sequence_event import Context, Run, TokenSpec
 
 _LEAST_WEIGHT: Final = 1e-6
 _ROOM: Final = 0.02
+_MOST_LANES: Final = 40
 _MOST_RUNS: Final = 64
+_MOST_RUNS_IN_ALL: Final = 8192
 
 OnTensor = Callable[..., Tensor]
 
@@ -75,7 +77,8 @@ class AttentionPasses:
         return marks[None, :, None, :]
 
     def _lane_numbers(self) -> Tensor:
-        numbers = torch.arange(2, 2 + self._spec.batch * self._num_heads)
+        # bfloat16 holds them all, and tells an average of one from its neighbours.
+        numbers = 2 + torch.arange(self._spec.batch * self._num_heads) % _MOST_LANES
         return numbers.reshape(self._spec.batch, 1, self._num_heads, 1)
 
     def _counts(self) -> Tensor:
@@ -102,16 +105,19 @@ class AttentionPasses:
         padding = (1 - total).flatten(0, 1).squeeze(-1)
         wanted = self._lane_numbers().double()
         is_mixed = ((lanes / total - wanted).abs() > _ROOM * wanted).any(-1).flatten(0, 1)
+        left = _MOST_RUNS_IN_ALL
         for index, token in enumerate(tokens):
-            if token < 0:
+            if token < 0 or left <= 0:
                 continue
             patterns = dict.fromkeys(tuple(each) for each in times[index].tolist())
             for pattern in patterns:
                 of_heads = (times[index] == torch.tensor(pattern)).all(-1)
                 share = padding[index][of_heads].max().item()
+                runs = _runs(pattern)
+                left -= max(len(runs), 1)
                 yield Context(
                     token,
-                    _runs(pattern),
+                    runs,
                     round(share, 4) if share > _ROOM else 0.0,
                     bool(is_mixed[index][of_heads].any()),
                     () if of_heads.all() else tuple(of_heads.nonzero().flatten().tolist()),

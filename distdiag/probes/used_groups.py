@@ -16,17 +16,31 @@ class UsedGroups:
         self._before = _counters()
 
     def members(self) -> tuple[int, ...]:
-        """Return the ranks of the group that was used since, in its order; none if not one was.
+        """Return the ranks of the group that was used since, in its order; none if none was.
 
-        Of several groups it is the largest, if the others are parts of it.
+        Raises:
+            ValueError: several were used, and nothing tells which of them is meant.
+
         """
         after = _counters()
         used = [group for group, count in after.items() if count != self._before.get(group, 0)]
-        ranks = [tuple(dist.get_process_group_ranks(group)) for group in used]
-        if not ranks:
-            return ()
-        largest = max(ranks, key=len)
-        return largest if all(set(each) <= set(largest) for each in ranks) else ()
+        ranks = {tuple(dist.get_process_group_ranks(group)) for group in used}
+        if len(ranks) > 1:
+            raise ValueError(
+                "several process groups were used: name the `group` whose ranks share a sequence"
+            )
+        return ranks.pop() if ranks else ()
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:  # noqa: ANN401 (what programs keep as their group)
+    """Return the global ranks of a process group, a mesh, a list, or what a function returns."""
+    if callable(group) and not hasattr(group, "get_group"):
+        group = group()
+    if isinstance(group, list | tuple):
+        return tuple(map(int, group))
+    if hasattr(group, "mesh"):
+        return tuple(int(rank) for rank in group.mesh.flatten().tolist())
+    return tuple(dist.get_process_group_ranks(group))
 
 
 def _counters() -> dict[Any, int]:

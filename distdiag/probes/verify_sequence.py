@@ -16,7 +16,7 @@ from distdiag.event import CallSite, Frame
 from distdiag.probes.base import Probe
 from distdiag.probes.stack import frames_of
 from distdiag.probes.token_passes import Functions, seen_by
-from distdiag.probes.used_groups import UsedGroups
+from distdiag.probes.used_groups import UsedGroups, ranks_of
 from distdiag.recorder import Recorder
 from distdiag.sequence_event import TokenPassport, TokenSpec
 from distdiag.sequence_marks import MARKED
@@ -52,10 +52,16 @@ class VerifySequence(Probe):
         self._is_done = True
         try:
             device = self._device()
-            for pair in self._pairs():
+            members = ranks_of(_found(self._plan.group)) if self._plan.group else None
+            pairs = list(self._pairs())
+            if not pairs:
+                raise ValueError(
+                    "no function is named in [sequence], and no split and gather marked"
+                )
+            for pair in pairs:
                 spec = spec_of(self._plan, _world_size(), pair.dim, pair.functions)
                 with _unnoticed(self.recorder):
-                    passport = passport_of(pair.functions, spec, device)
+                    passport = passport_of(pair.functions, spec, device, members)
                 passport["functions"] = definitions(pair.functions, self.recorder.main_script)
                 site = CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
                 write_passport(self.recorder, pair.name, site, passport)
@@ -131,6 +137,10 @@ def passport_of(
     """Run the functions; return all that a `TokenPassport` has but its name, number and site.
 
     Without `members` they are the ranks of the group that was used, this rank alone if none was.
+
+    Raises:
+        ValueError: several groups were used.
+
     """
     is_group = dist.is_available() and dist.is_initialized()
     used = UsedGroups() if is_group else None
@@ -180,11 +190,16 @@ def _unnoticed(recorder: Recorder) -> Iterator[None]:
         recorder.before_share, recorder.on_share = before_share, on_share
 
 
-def _resolved(reference: str) -> Callable[..., Any]:
+def _found(reference: str) -> Any:  # noqa: ANN401 (whatever the program has there)
     module, _, path = reference.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
         found = getattr(found, name)
+    return found
+
+
+def _resolved(reference: str) -> Callable[..., Any]:
+    found = _found(reference)
     if not callable(found):
         raise TypeError(f"{reference} is no function")
     return found  # type: ignore[no-any-return]
