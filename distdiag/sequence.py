@@ -122,7 +122,7 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
         passport = passport_of(functions, spec_of(plan, 1, dim, functions), where, members)
         passport["functions"] = definitions(functions, main_script)
         name = label_of(functions)
-        if agent is not None:
+        if agent is not None and not agent.recorder.closed:
             write_passport(agent.recorder, name, site, passport)
         rank = dist.get_rank() if _has_group() else 0
         own = TokenPassport(rank=rank, seq=0, time_ns=0, name=name, number=0, site=site, **passport)

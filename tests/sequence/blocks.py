@@ -4,7 +4,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import pad
+import torch.distributed.nn.functional as dist_functions
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 
 def size():
@@ -149,6 +152,21 @@ def summed_gather(part, *, stays):
     return whole
 
 
+def torch_gather(part):
+    return torch.cat(dist_functions.all_gather(part.contiguous()), 1)
+
+
+def redistributed(x, before, after):
+    """What torch's own tensors of many ranks do."""
+    mesh = init_device_mesh("cpu", (size(),))
+    spread = DTensor.from_local(x, mesh, [before], run_check=False)
+    return spread.redistribute(placements=[after]).to_local()
+
+
+dtensor_split = partial(redistributed, before=Replicate(), after=Shard(1))
+dtensor_gather = partial(redistributed, before=Shard(1), after=Replicate())
+
+
 # Attention over parts of the sequence, with the dimensions batch, length, heads and hidden.
 
 
@@ -182,6 +200,16 @@ def gathered_attention(query, key, value, *, order="contiguous", **seen):
     mine = positions(query.shape[1], seen.pop("believed", order))
     options = {"causal": False, "documents": (), "length": 0} | seen
     return attend(query, key, value, visible(mine, theirs, **options))
+
+
+def torch_attention(query, key, value):
+    """Torch's own, causal, over gathered keys and values."""
+    begin = rank() * query.shape[1]
+    key, value = torch_gather(key), torch_gather(value)
+    mine = torch.arange(begin, begin + query.shape[1])
+    mask = mine[:, None] >= torch.arange(key.shape[1])[None, :]
+    heads_first = [each.transpose(1, 2) for each in (query, key, value)]
+    return scaled_dot_product_attention(*heads_first, attn_mask=mask).transpose(1, 2)
 
 
 def local_attention(query, key, value):
