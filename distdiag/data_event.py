@@ -85,15 +85,29 @@ class Draw(msgspec.Struct, frozen=True, array_like=True):
     site: CallSite
 
 
-class ModelFed(Event, frozen=True, kw_only=True):
-    """What a model that ranks train together was given for one backward pass, number `number`.
+class NormStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """By what a layer of batch normalisation has normalised on one rank, in some channels.
 
-    `members` are the ranks that train it together. `inputs` are digests of the tensors it was
-    given, `batch_sizes` the sizes of their first dimension. `batch` is a digest of the indices of
-    the last batch from a data loader (empty: there was none, or it has no indices), of `num_batch`
-    samples out of `num_samples`; `samples` are digests of its tensors. `draws` were made since that
-    batch. `num_local_norms` layers normalise by the statistics of this rank's own samples. What the
-    rank did in the forward pass has the event numbers from `begin` to `end`.
+    They are of `num_values` values for each channel, from `num_samples` samples.
+    """
+
+    name: str
+    num_samples: int
+    num_values: int
+    means: tuple[float, ...]
+    variances: tuple[float, ...]
+
+
+class ModelFed(Event, frozen=True, kw_only=True):
+    """What a model that ranks train together was given for one backward pass of it.
+
+    `number` counts these passes. `members` are the ranks that train it together. `inputs` are
+    digests of the tensors it was given, `batch_sizes` the sizes of their first dimension. `batch`
+    is a digest of the indices of the last batch from a data loader (empty: there was none, or it
+    has no indices), of `num_batch` samples out of `num_samples`; `samples` are digests of its
+    tensors. `draws` were made since that batch. `num_local_norms` layers normalise by the
+    statistics of this rank's own samples, `norms` are those of some of them. What the rank did in
+    the forward pass has the event numbers from `begin` to `end`.
     """
 
     model: str
@@ -111,6 +125,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     begin: int
     end: int
     site: CallSite
+    norms: tuple[NormStatistics, ...] = ()
 
     @property
     def place(self) -> tuple[str, int]:
@@ -122,8 +137,9 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     """How far a learning-rate scheduler has come, in how many steps of its optimizer.
 
     `name` is its class with a number. It was advanced `num_advances` times, always `least_pace` to
-    `greatest_pace` times for each optimizer step; `last_rate` holds since optimizer step
-    `settled_at`, and `peak_rate` was the highest.
+    `greatest_pace` times for each optimizer step after which it was at all; `last_rate` holds since
+    optimizer step `settled_at`, and `peak_rate` was the highest. It was made for `num_planned`
+    training steps (0: it does not say).
     """
 
     name: str
@@ -136,6 +152,7 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     last_rate: float
     settled_at: int
     site: CallSite
+    num_planned: int = 0
 
     @property
     def place(self) -> tuple[str, int]:

@@ -22,10 +22,13 @@ class Factor(msgspec.Struct, frozen=True, array_like=True):
 class LossPass(msgspec.Struct, frozen=True, array_like=True):
     """The loss of one backward pass: `num_counted` of its `num_elements` elements have a weight.
 
-    `kind` is ``nll`` (a cross entropy), ``masked`` (a sum or mean over what a mask lets through) or
-    ``dense``; `reduction` is that of the innermost loss. `weight` is what each counted element has
-    in the gradient of this rank. `num_rows` is the number of sequences, 0 if it is not known.
-    `place` numbers the lines from which passes of one step were started.
+    `kind` is ``nll`` (a cross entropy), ``pixels`` (one over pixels of images), ``masked`` (a sum or
+    mean over what a mask lets through) or ``dense``; `reduction` is that of the innermost loss.
+    `weight` is what each counted element has in the gradient of this rank. `num_rows` is the number
+    of sequences, 0 if it is not known.
+    `place` numbers the lines from which passes of one step were started. `num_first` further
+    labels, the first ones of sequences, would count if the loss did not leave them out by its
+    shift; -1 if that is not known.
     """
 
     kind: str
@@ -36,6 +39,7 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     weight: float
     factors: tuple[Factor, ...] = ()
     place: int = 0
+    num_first: int = -1
 
     @property
     def mass(self) -> float:

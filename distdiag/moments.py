@@ -24,8 +24,10 @@ class Moments:
         """Called after each step."""
         self.before_model: Callable[[Any, object], bool] | None = None
         """Called with a wrapped model and its inputs; says whether it is the outermost one."""
-        self.after_model: Callable[[], None] | None = None
-        """Called when the forward pass of the outermost wrapped model is over."""
+        self.after_model: Callable[[object], None] | None = None
+        """Called with the output when the forward pass of the outermost wrapped model is over."""
+        self.on_given: list[Callable[[object], None]] = []
+        """Called with batches of loaders, and with what wrapped models are given in training."""
         self.on_backward: list[Callable[[], None]] = []
         """Called before each backward pass."""
         self.before_share: Callable[[object, object], None] | None = None

@@ -25,7 +25,7 @@ from distdiag.config import Config
 from distdiag.dump_transport import DumpTransporter
 from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.engine import Engine
-from distdiag.finding import Finding, Report
+from distdiag.finding import Finding, Report, Severity
 from distdiag.forwarding import ForwardingMonitor
 from distdiag.local_ranks import LocalRanks
 from distdiag.native_pass import NativePass
@@ -176,7 +176,8 @@ class Monitor:
             return
         self._publish()
         for news, finding in new.items():
-            self._announced.add(news)
+            # What is softened later is no news; what turns out to be worse than a note is.
+            self._announced |= {news, (False, *news[1:])}
             say(f"{one_line(finding)}\n")
 
     def _publish(self, *, complete: bool = False) -> Report:
@@ -252,7 +253,10 @@ class Monitor:
 
 def _news_of(finding: Finding) -> tuple[object, ...]:
     """Return what makes a finding worth a line: a race of files grows rank by rank, in silence."""
-    return finding.identity[:2] if finding.code.startswith("BAR") else finding.identity
+    is_alarm = finding.severity is not Severity.INFO
+    if finding.code.startswith("BAR"):
+        return (is_alarm, *finding.identity[:2])
+    return (is_alarm, *finding.identity)
 
 
 def main(arguments: list[str]) -> int:

@@ -64,6 +64,13 @@ FOUND_STATUS: Final = 1
     default="on",
     help="off: nothing is dropped, in all runs [on].",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="The most runs at the same time [as many as there are cores, GPUs and memory for].",
+)
 @click.option("--timeout", "timeout_s", type=float, default=1800.0, metavar="SECONDS")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here.")
 @click.option("--report", "name", default="terminal", help="Show it as terminal or json.")
@@ -78,6 +85,7 @@ def parity(  # noqa: PLR0913 (click passes each option by name)
     global_batch: int | None,
     pads: tuple[str, ...],
     dropout: str,
+    jobs: int | None,
     timeout_s: float,
     run_dir: Path | None,
     name: str,
@@ -103,13 +111,15 @@ def parity(  # noqa: PLR0913 (click passes each option by name)
     if any(folder.glob("*")):
         raise UsageError(f"run directory {folder} is not empty")
     runs = Runs(folder.resolve(), Script(str(script), script_args), timeout_s)
-    settings = Settings(num_steps, is_replayed, dropout, _padding(pads))  # type: ignore[arg-type]
+    settings = Settings(num_steps, is_replayed, dropout, _padding(pads), jobs)  # type: ignore[arg-type]
     study = Study(folder.resolve(), runs, settings, _progress(len(configurations)))
     outcomes = study.compare(configurations)
     report = report_of(outcomes, tuple(sys.argv), folder, started)
     write_report(folder / "report.json", report)
     for outcome in outcomes:
         click.echo(_table(outcome), err=True)
+        if outcome.result.drawn_anew:
+            click.echo(_anew(outcome), err=True)
     differs = {each.configuration.label: each.result.disparity is not None for each in outcomes}
     for origin in origins(differs) if len(differs) > 1 else ():
         click.echo(f"distdiag: parity: {origin.phrase()}", err=True)
@@ -185,3 +195,12 @@ def _table(outcome: Outcome) -> str:
             f"  {row.step:4d}  {row.candidate_loss:.7g}  {row.reference_loss:.7g}  {ratios}"
         )
     return "\n".join(lines)
+
+
+def _anew(outcome: Outcome) -> str:
+    names = outcome.result.drawn_anew
+    return (
+        f"distdiag: parity: {outcome.configuration.label}: {len(names)} parameters ({names[0]}) "
+        "begin with other values of the same size, since each rank draws its own part: losses, "
+        "gradients and updates are not compared"
+    )

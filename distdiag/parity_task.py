@@ -19,7 +19,8 @@ class ParityTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `replayed` is the folder of a recorded run whose batches are used instead of the script's own:
     those of the ranks `sources`, one for each of its data coordinates, joined in this order and
     dealt out evenly to the data coordinates of this run. `nudge` seeds a change of all initial
-    parameters by one unit of rounding; None leaves them. `padding` has the values by which batches
+    parameters by one unit of rounding, of `nudge_dtype` where that is the coarser one; None leaves
+    them. `padding` has the values by which batches
     of unequal lengths are filled up, by the last part of the name. With `dropout` off nothing is
     dropped.
     """
@@ -29,6 +30,7 @@ class ParityTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     replayed: str = ""
     sources: tuple[int, ...] = ()
     nudge: int | None = None
+    nudge_dtype: str = ""
     padding: dict[str, float] = {}
     dropout: Dropout = "on"
     keeps_batches: bool = True
@@ -58,7 +60,10 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     wrapper tells), `lengths` what `len()` of each data loader was, by the order of their first
     use. `draws_in_forward`: random numbers were drawn between a batch and its backward pass.
     `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
-    that the parameters are on. `unreadable` are tensors that could not be recorded, with why.
+    that the parameters are on. `devices` are the types of devices that were used, `peak_memory`
+    the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
+    module returned something in or gradients were rounded to. `unreadable` are tensors that could
+    not be recorded, with why.
     """
 
     rank: int
@@ -70,6 +75,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     draws_in_forward: bool = False
     num_microsteps: tuple[int, ...] = ()
     mesh_sizes: dict[str, int] = {}
+    devices: tuple[str, ...] = ()
+    peak_memory: int = 0
+    compute_dtype: str = ""
     unreadable: dict[str, str] = {}
     problem: str = ""
 

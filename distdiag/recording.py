@@ -39,7 +39,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     `at` and `part` say where in the `shape` of the whole the part lies and how large it is; of a
     flat part the whole is taken as one row. `micro` is the backward pass within the step, or the
     number of the batch. Without bytes (`num_bytes` 0) another rank has recorded the same, and
-    `digest` tells whether it is the same. `values` are those of what is no tensor.
+    `digest` tells whether it is the same; with `is_kept` a wrapper sees to that. `values` are those
+    of what is no tensor.
     """
 
     kind: Kind
@@ -55,6 +56,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     digest: str = ""
     is_flat: bool = False
     values: tuple[float | int | str | bool | None, ...] | None = None
+    is_kept: bool = False
 
 
 class RecordingWriter:

@@ -260,3 +260,34 @@ def test_parity_of_a_closure_is_measured_on_real_ranks(run):
     result.stdout.fnmatch_lines(
         ["world size 2 against 1: loss at step 0 is 2 on 2 ranks and 1 on one*the world size*"]
     )
+
+
+SCRIPT = ROOT / "tests" / "parity" / "programs" / "language_model.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_script_is_compared_by_the_command_and_the_failure_is_its_report(run):
+    result = run(f"""
+def test_right(assert_parity):
+    assert_parity({str(SCRIPT)!r}, steps=2)
+
+def test_summed(assert_parity):
+    arguments = ["--keeper", "hand", "--bug", "summed"]
+    assert_parity({str(SCRIPT)!r}, world_sizes=[1, 2], args=arguments, steps=2)
+""")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*PAR011*", "*times the number of ranks (2)*"])
+
+
+def test_a_script_that_cannot_be_compared_fails_with_the_reason(run):
+    result = run("""
+def test_absent(assert_parity):
+    assert_parity("absent.py", timeout=30)
+
+def test_own_bound(assert_parity):
+    assert_parity("absent.py", rtol=1e-3)
+""")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*absent.py cannot be compared:", "*does not exist*"])
+    result.stdout.fnmatch_lines(["*a script takes no rtol*"])

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.data_event import ModelFed
+from distdiag.data_event import ModelFed, NormStatistics
 from distdiag.data_view import FeedView
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.reasoning.descriptions import user_location
+from distdiag.reasoning.spread import Spread, spread_over_ranks
 
 _TINY: Final = 2
 _SMALL: Final = 4
+_LEAST_PASSES: Final = 4
+_MOST_SHOWN: Final = 8
 
 
 class LocalBatchStatistics(Check):
     """Batch normalisation uses the statistics of the few samples of one rank.
 
     ## What it detects
-    A model with plain batch normalisation in training mode, whose ranks average their gradients and
-    are given one or two samples each (a note for up to four).
+    A model with plain batch normalisation in training mode, whose ranks average their gradients,
+    where layers are given one or two samples on each rank (a note for up to four) and the means
+    that they find differ between the ranks by more than chance explains for so many values.
 
     ## Why it matters
-    Each rank normalises by the mean and variance of its own samples. From so few they are noise:
-    the same batch on one GPU trains to a better model.
+    Each rank normalises by the mean and variance of its own samples. Samples differ as wholes (an
+    image is dark, another one bright), so that those of a few say little of all: the same batch on
+    one GPU trains to a better model.
 
     ## Example
     A detector with `nn.BatchNorm2d` under DDP, with two images on each GPU.
@@ -48,36 +53,51 @@ class LocalBatchStatistics(Check):
     disproof = "The mean of a layer's input, printed on each rank, is nearly the same."
 
     def check_feeds(self, view: FeedView) -> Iterator[Finding]:
-        """Look at the numbers of samples."""
-        if not all(_has_own_samples(each) for each in view.passes):
+        """Compare what the layers normalise by on each rank."""
+        if len(view.passes) < _LEAST_PASSES or not all(map(_has_own_samples, view.passes)):
             return
-        number = max(max(fed.batch_sizes) for each in view.passes for fed in each.values())
-        if number > _SMALL:
+        layers = [[by_rank[rank].norms for rank in by_rank] for by_rank in view.passes]
+        few = _few_samples(layers)
+        spreads = {name: spread_over_ranks(layers, name) for name in few}
+        apart = {name: s for name, s in spreads.items() if s is not None and s.is_beyond_chance}
+        if not apart:
             return
         last = view.passes[-1]
-        first = last[min(last)]
+        first, number = last[min(last)], max(few[name] for name in apart)
+        most = max(apart, key=lambda name: apart[name].of_deviation)
+        is_sure = number <= _TINY and not view.is_shared_work
         yield self.finding(
             f"{first.num_local_norms} layers of {view.model} normalise by the statistics of "
-            f"{number} samples, each rank by its own",
+            f"{number} samples, each rank by its own: the means of {most} are "
+            f"{apart[most].of_deviation:.1f} standard deviations apart",
             ranks=view.ranks,
             step=first.step,
             location=user_location(first.site.frames),
-            subjects=(view.model,),
-            grade=Grade.LIKELY if number <= _TINY and not view.is_shared_work else Grade.NOTE,
+            subjects=tuple(few)[:_MOST_SHOWN],
+            grade=Grade.LIKELY if is_sure else Grade.NOTE,
             confidence=0.8,
-            evidence=(
-                Evidence(
-                    ranks=view.ranks,
-                    summary=f"{number} samples on each rank, which differ between the ranks, in "
-                    f"{len(view.passes)} steps that were compared",
-                    values={"num_norms": first.num_local_norms, "num_samples": number},
-                ),
-            ),
+            evidence=(_evidence(view, most, apart[most]),),
         )
+
+
+def _evidence(view: FeedView, name: str, spread: Spread) -> Evidence:
+    return Evidence(
+        ranks=view.ranks,
+        summary=f"in {len(view.passes)} steps the means of {name} differ between the ranks by "
+        f"{spread.of_deviation:.2f} standard deviations, {spread.of_chance:.0f} times the variance "
+        "that chance explains",
+        values={"of_deviation": spread.of_deviation, "of_chance": spread.of_chance},
+    )
+
+
+def _few_samples(layers: Sequence[Sequence[tuple[NormStatistics, ...]]]) -> dict[str, int]:
+    """Return the layers that never have many samples, and how many at most."""
+    most: dict[str, int] = {}
+    for each in (each for by_rank in layers for norms in by_rank for each in norms):
+        most[each.name] = max(each.num_samples, most.get(each.name, 0))
+    return {name: number for name, number in most.items() if number <= _SMALL}
 
 
 def _has_own_samples(by_rank: Mapping[int, ModelFed]) -> bool:
     fed = list(by_rank.values())
-    # With several sizes it is not known which one counts the samples.
-    is_told = all(each.num_local_norms and len(each.batch_sizes) == 1 for each in fed)
-    return is_told and len({each.inputs for each in fed}) == len(fed) > 1
+    return len({each.inputs for each in fed}) == len(fed) > 1

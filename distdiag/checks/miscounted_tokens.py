@@ -23,7 +23,8 @@ class MiscountedTokens(Check):
 
     ## What it detects
     A sum over tokens is divided by an integer that is greater than the number of tokens with a
-    weight, by exactly the number of sequences, in every step that was looked at.
+    weight, in every step that was looked at, by exactly the number of sequences whose first label
+    is valid (of all sequences, if these labels were not seen).
 
     ## Why it matters
     The loss of a causal model scores each label but the first of a sequence. A count of all labels
@@ -95,20 +96,30 @@ def _excess(window: LossWindow) -> tuple[int, int] | None:
 
 
 def _divided(passes: Sequence[LossPass]) -> tuple[int, int] | None:
-    counted, rows = num_counted(passes), sum(each.num_rows for each in passes)
-    if not rows or any(not each.num_rows or each.kind == "dense" for each in passes):
+    counted, num_more = num_counted(passes), _num_left_out(passes)
+    if not num_more or any(each.kind == "dense" for each in passes):
         return None
     for each in passes:
         divisors = [f.value for f in own_factors(each) if f.op == "/"]
-        if each.num_counted and counted + rows not in divisors:
+        if each.num_counted and counted + num_more not in divisors:
             return None
-    return counted + rows, counted
+    return counted + num_more, counted
+
+
+def _num_left_out(passes: Sequence[LossPass]) -> int:
+    """Return how many first labels a shift has left out, 0 if that is not known."""
+    if all(each.num_first >= 0 for each in passes):
+        return sum(each.num_first for each in passes)
+    is_known = all(each.num_rows for each in passes)
+    return sum(each.num_rows for each in passes) if is_known else 0
 
 
 def _is_ragged(window: LossWindow) -> bool:
     """Say whether the divisor is none of the sizes that batches have anyway."""
     excess = _excess(window)
     passes = [each for _, each in window.passes()]
+    if all(each.num_first >= 0 for each in passes):
+        return any(each.num_counted + each.num_first < each.num_elements for each in passes)
     sizes = {(each.num_elements, each.num_elements + each.num_rows) for each in passes}
     is_ragged = all(each.num_counted + 2 * each.num_rows <= each.num_elements for each in passes)
     return excess is not None and is_ragged and not any(excess[0] in pair for pair in sizes)

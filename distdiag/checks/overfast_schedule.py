@@ -21,7 +21,8 @@ class OverfastSchedule(Check):
 
     ## What it detects
     A scheduler that is advanced as many times for each optimizer step as there are ranks, whose
-    rate has come to nothing, and at least as many steps of the optimizer after that as before.
+    rate has come to nothing or whose planned training steps are over, and at least half as many
+    steps of the optimizer after that as before.
 
     ## Why it matters
     The rest of the training changes nothing: the rate came to its end too early by the number of
@@ -61,10 +62,9 @@ class OverfastSchedule(Check):
         first = found[min(found)]
         yield self.finding(
             f"{first.name} is advanced {world} times for each optimizer step, once for each rank: "
-            f"the learning rate fell to {first.last_rate:g} by step {first.settled_at}, and "
-            f"{first.num_steps - first.settled_at} more steps were taken with it",
+            f"{_ending(first, world)}",
             ranks=RankSet(found),
-            step=first.settled_at,
+            step=_end(first, world),
             location=user_location(first.site.frames),
             subjects=(first.name,),
             grade=Grade.LIKELY,
@@ -79,6 +79,7 @@ class OverfastSchedule(Check):
                         "num_steps": first.num_steps,
                         "settled_at": first.settled_at,
                         "last_rate": first.last_rate,
+                        "num_planned": first.num_planned,
                     },
                 ),
             ),
@@ -87,6 +88,24 @@ class OverfastSchedule(Check):
 
 def _is_overfast(state: ScheduleState, world: int) -> bool:
     is_each = world > 1 and state.least_pace == state.greatest_pace == world
-    has_ended = state.last_rate <= _NOTHING * state.peak_rate
-    num_after = state.num_steps - state.settled_at
-    return is_each and has_ended and num_after >= max(state.settled_at, 2)
+    end = _end(state, world)
+    return is_each and end > 0 and state.num_steps - end >= max(end / 2, 2)
+
+
+def _end(state: ScheduleState, world: int) -> int:
+    """Return the step at which a schedule came to its end, 0 if it did not."""
+    if state.last_rate <= _NOTHING * state.peak_rate:
+        return state.settled_at
+    is_over = 0 < state.num_planned < state.num_advances
+    return -(-state.num_planned // world) if is_over else 0
+
+
+def _ending(state: ScheduleState, world: int) -> str:
+    end = _end(state, world)
+    more = state.num_steps - end
+    if end == state.settled_at:
+        return (
+            f"the learning rate fell to {state.last_rate:g} by step {end}, and {more} more steps "
+            "were taken with it"
+        )
+    return f"the {state.num_planned} steps of its plan were over by step {end}, and {more} followed"

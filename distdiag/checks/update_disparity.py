@@ -48,11 +48,17 @@ class UpdateDisparity(Check):
         """Name the first parameter whose change differs, and what explains it."""
         if event.subject is not Subject.UPDATE:
             return
+        first = event.differences[0]
         message = (
             f"at step {event.step} {how_many(event)} of {event.num_compared} parameters of "
             f"{event.candidate} are changed otherwise than in {event.reference}: the change of "
-            f"{figures(event.differences[0])}{reason(event)}"
+            f"{figures(first)}{reason(event)}"
         )
+        if "/" not in first.name:  # no parameter, and rounding hides what it does to them
+            message = (
+                f"at step {event.step} of {event.candidate} the {figures(first)}, with respect to "
+                f"{event.reference}"
+            )
         yield self.finding(
             message,
             ranks=event.culprits,

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from distdiag.disparity import Difference, Disparity, Subject
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
-from distdiag.parity.recorded_run import Array, RecordedRun
+from distdiag.parity.loose_parts import compare_parts
+from distdiag.parity.losses import loss_pairs, total_loss
+from distdiag.parity.outputs import differing_ranks, output_pairs
+from distdiag.parity.rates import Rates
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.tensors import MOST_EXPLAINED, Tensors, kept
 from distdiag.parity.tolerance import compare
 from distdiag.ranks import RankSet
 from distdiag.recording import Kind
 
 SHOWN: Final = 8
-MOST_EXPLAINED: Final = 24
-MOST_ELEMENTS: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Result:
     rows: list[StepRow] = field(default_factory=list)
     not_compared: dict[str, str] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
+    drawn_anew: list[str] = field(default_factory=list)
+    """Parameters that each rank draws its part of, so that no two runs train the same model."""
 
 
 class Comparison:
@@ -61,13 +68,17 @@ class Comparison:
         self._candidate = candidate
         self._is_replayed = is_replayed
         self._result = Result()
+        self._tensors = Tensors(reference, repeats, candidate, self._result.not_compared)
+        self._rates = Rates(reference, candidate)
 
     def run(self) -> Result:
         """Go through the steps until something differs."""
         result = self._result
         result.disparity = self._data() or self._start()
+        if result.disparity is not None or result.drawn_anew:
+            return result
         num_steps = min(run.num_steps for run in (self._reference, self._candidate, *self._repeats))
-        for step in range(num_steps if result.disparity is None else 0):
+        for step in range(num_steps):
             row = StepRow(step, *self._losses(step), {})
             result.rows.append(row)
             result.disparity = self._step(step, row)
@@ -77,10 +88,13 @@ class Comparison:
 
     def _step(self, step: int, row: StepRow) -> Disparity | None:
         stages = (
-            (Subject.OUTPUT, self._outputs(step) if self._is_replayed else iter(())),
-            (Subject.LOSS, self._loss(step)),
-            (Subject.GRADIENT, self._tensors(Subject.GRADIENT, step)),
-            (Subject.UPDATE, self._tensors(Subject.UPDATE, step)),
+            (Subject.OUTPUT, self._outputs(step)),
+            (
+                Subject.LOSS,
+                loss_pairs(self._reference, self._repeats, self._candidate, step),
+            ),
+            (Subject.GRADIENT, self._tensors.pairs(Kind.GRADIENT, step)),
+            (Subject.UPDATE, self._updates(step)),
         )
         for subject, found in stages:
             pairs = list(found)
@@ -89,7 +103,31 @@ class Comparison:
             if differing:
                 self._result.pairs = differing
                 return self._disparity(subject, step, differing, len(pairs))
-        return None
+        return self._copies(step)
+
+    def _copies(self, step: int) -> Disparity | None:
+        """Find parameters of which a wrapper should keep all copies alike, to the bit."""
+        before = self._candidate.differing_replicas(Kind.START, 0)
+        found = self._candidate.differing_replicas(Kind.PARAMETER, step, is_kept=True)
+        unlike = {name: camps for name, camps in found.items() if name not in before}
+        if not unlike:
+            return None
+        # What the first rank holds is what was compared with the reference, and agrees.
+        camps = next(iter(unlike.values())).values()
+        first = min(min(ranks) for ranks in camps)
+        others = RankSet(rank for ranks in camps if first not in ranks for rank in ranks)
+        differences = [
+            Difference(name=name, measured=math.nan, bound=0.0, ratio=math.inf, factor=math.nan)
+            for name in unlike
+        ]
+        pairs = [Pair(each, np.empty(0), np.empty(0)) for each in differences]
+        num_compared = len(self._candidate.names(Kind.PARAMETER, step))
+        return msgspec.structs.replace(
+            self._disparity(Subject.UPDATE, step, pairs, num_compared),
+            explanation=f"that of {'ranks' if len(others) > 1 else 'rank'} {others} is no longer "
+            "what the others hold, though the wrapper keeps them alike",
+            culprits=others,
+        )
 
     def _disparity(
         self, subject: Subject, step: int, pairs: Sequence[Pair], num_compared: int
@@ -97,12 +135,12 @@ class Comparison:
         first = pairs[0]
         culprits, details = RankSet(), []
         if subject is Subject.OUTPUT:
-            culprits = self._output_ranks(first)
+            culprits = differing_ranks(first, self._candidate.coordinates)
             explanation = ""
         else:
             explanation = explain(pairs[:MOST_EXPLAINED], self.sizes(step))
         if subject is Subject.UPDATE:
-            details += self._rates(step)
+            details += self._rates.details(step)
         if subject is Subject.GRADIENT:
             details += self._unlike_replicas(step)
         return Disparity(
@@ -159,18 +197,29 @@ class Comparison:
     def _start(self) -> Disparity | None:
         differing, names = [], self._reference.names(Kind.START, 0)
         for name in names:
-            ours = self._reference.whole(Kind.START, 0, name)
-            theirs = self._candidate.whole(Kind.START, 0, name)
+            ours = self._reference.as_recorded(Kind.START, 0, name)
+            theirs = self._candidate.as_recorded(Kind.START, 0, name)
             if ours is None or theirs is None or ours.shape != theirs.shape:
-                self._result.not_compared[name] = self._why_not(name)
+                loose = self._loose_parts(name)
+                differing += [Pair(loose, np.empty(0), np.empty(0))] if loose is not None else []
             elif not np.array_equal(ours, theirs, equal_nan=True):
                 unit = self._reference.unit(Kind.START, 0, name)
                 found = compare(name, ours, theirs, (), unit)
                 if found is not None and found.ratio > 1:
-                    differing.append(Pair(found, ours, theirs))
+                    differing.append(kept(found, ours, theirs))
         if not differing:
             return None
         return self._disparity(Subject.START, 0, differing, len(names))
+
+    def _loose_parts(self, name: str) -> Difference | None:
+        """Return in which scale a parameter begins whose parts no mesh puts together."""
+        parts = compare_parts(self._reference, self._candidate, name)
+        if parts is None or parts.are_same:
+            self._result.not_compared[name] = self._why_not(name)
+        elif parts.difference is None:
+            self._result.drawn_anew.append(name)
+            self._result.not_compared[name] = "its parts begin with other values, as large as these"
+        return None if parts is None else parts.difference
 
     def _why_not(self, name: str) -> str:
         for summary in self._candidate.summaries.values():
@@ -185,125 +234,21 @@ class Comparison:
     # One step
 
     def _losses(self, step: int) -> tuple[float, float]:
-        micros = range(self._reference.num_micro(step))
-        ours = [self._loss_of(self._reference, step, micro) for micro in micros]
-        theirs = [self._loss_of(self._candidate, step, micro) for micro in micros]
-        total = [sum(float(each.mean()) for each in run if each.size) for run in (ours, theirs)]
-        return total[0], total[1]
-
-    def _loss_of(self, run: RecordedRun, step: int, micro: int) -> Array:
-        """Return the losses of all data coordinates in one pass."""
-        records = run.by_rank(Kind.LOSS, step, micro, "loss")
-        ranks = [coordinate[0] for coordinate in run.coordinates]
-        values = [records[rank].values for rank in ranks if rank in records]
-        return np.array([value[0] for value in values if value], dtype=np.float64)
-
-    def _loss(self, step: int) -> Iterator[Pair]:
-        unit = self._reference.unit(Kind.LOSS, step, "loss")
-        for micro in range(self._reference.num_micro(step)):
-            ours = self._loss_of(self._reference, step, micro)
-            theirs = self._loss_of(self._candidate, step, micro)
-            repeats = [self._loss_of(run, step, micro) for run in self._repeats]
-            if not ours.size or not theirs.size or any(not each.size for each in repeats):
-                continue
-            means = [np.array([each.mean()]) for each in repeats]
-            candidates = [np.array([theirs.mean()]), np.array([theirs.sum()])]
-            reference = np.array([ours.mean()])
-            name = f"loss of pass {micro + 1}"
-            found = [
-                Pair(difference, reference, candidate)
-                for candidate in candidates
-                if (difference := compare(name, reference, candidate, means, 2 * unit)) is not None
-            ]
-            # Whether losses are averaged or summed over ranks, the gradients will show.
-            if found:
-                yield min(found, key=lambda pair: pair.difference.ratio)
-
-    def _tensors(self, subject: Subject, step: int) -> Iterator[Pair]:
-        kind = Kind.GRADIENT if subject is Subject.GRADIENT else Kind.PARAMETER
-        names = self._reference.names(kind, step)
-        for name in reversed(names) if subject is Subject.GRADIENT else names:
-            reference = self._tensor(self._reference, kind, step, name)
-            candidate = self._tensor(self._candidate, kind, step, name)
-            repeats = [self._tensor(run, kind, step, name) for run in self._repeats]
-            known = [each for each in repeats if each is not None]
-            if reference is None or candidate is None or reference.shape != candidate.shape:
-                if kind is Kind.GRADIENT:
-                    self._result.not_compared.setdefault(
-                        name, f"its gradient was not recorded wholly in {self._candidate.label}"
-                    )
-                continue
-            unit = self._reference.unit(kind, step, name)
-            if kind is Kind.PARAMETER:
-                unit *= self._rounding_of_changes(step, name, reference)
-            found = compare(name, reference, candidate, known, unit)
-            if found is not None:
-                is_kept = found.ratio > 1 and reference.size <= MOST_ELEMENTS
-                empty = np.empty(0)
-                yield Pair(found, reference, candidate) if is_kept else Pair(found, empty, empty)
-
-    def _rounding_of_changes(self, step: int, name: str, change: Array) -> float:
-        """Return how many units of a change one unit of the parameter itself is."""
-        whole = self._reference.whole(Kind.PARAMETER, step, name)
-        size = float(np.linalg.norm(change))
-        return 1.0 if whole is None or not size else 1 + float(np.linalg.norm(whole)) / size
-
-    def _tensor(self, run: RecordedRun, kind: Kind, step: int, name: str) -> Array | None:
-        whole = run.whole(kind, step, name)
-        if whole is None or kind is Kind.GRADIENT:
-            return whole
-        before = (
-            run.whole(Kind.PARAMETER, step - 1, name) if step else run.whole(Kind.START, 0, name)
-        )
-        return None if before is None else whole - before
+        num = self._reference.num_micro(step)
+        return total_loss(self._reference, step, num), total_loss(self._candidate, step, num)
 
     def _outputs(self, step: int) -> Iterator[Pair]:
-        for micro in range(self._reference.num_micro(step)):
-            for name in self._reference.names(Kind.OUTPUT, step, micro):
-                runs = (self._reference, self._candidate, *self._repeats)
-                figures = [self._figures(run, step, micro, name) for run in runs]
-                known = [each for each in figures if each is not None]
-                if len(known) < len(runs) or len({each.shape for each in known}) > 1:
-                    continue
-                # Relative to the size of each sample's values, not to a mean that may be near zero.
-                sizes = known[0][:, 1:2] + 1e-30
-                scaled = [each / sizes + 1 for each in known]
-                found = compare(name, scaled[0], scaled[1], scaled[2:], 2.0**-23)
-                if found is not None:
-                    yield Pair(found, scaled[0], scaled[1])
+        if self._is_replayed:
+            yield from output_pairs(self._reference, self._repeats, self._candidate, step)
 
-    def _figures(self, run: RecordedRun, step: int, micro: int, name: str) -> Array | None:
-        records = run.by_rank(Kind.OUTPUT, step, micro, name)
-        ranks = [coordinate[0] for coordinate in run.coordinates]
-        if any(rank not in records for rank in ranks):
-            return None
-        if len({records[rank].values for rank in ranks}) > 1:
-            return None
-        return np.concatenate([run.array(rank, records[rank]) for rank in ranks])
-
-    def _output_ranks(self, pair: Pair) -> RankSet:
-        """Return the ranks whose samples differ, if those of others do not."""
-        rows = np.linalg.norm(pair.candidate - pair.reference, axis=1)
-        coordinates = self._candidate.coordinates
-        if not len(rows) or len(rows) % len(coordinates):
-            return RankSet()
-        parts = np.split(rows, len(coordinates))
-        worst = [float(part.max()) for part in parts]
-        guilty = [n for n, size in enumerate(worst) if size > 0.3 * max(worst)]
-        if len(guilty) == len(coordinates):
-            return RankSet()
-        return RankSet(rank for number in guilty for rank in coordinates[number])
+    def _updates(self, step: int) -> Iterator[Pair]:
+        """Yield the changes of parameters; the learning rates if rounding hides what they do."""
+        pairs = list(self._tensors.pairs(Kind.PARAMETER, step))
+        yield from pairs
+        if all(pair.difference.ratio <= 1 for pair in pairs):
+            yield from self._rates.pairs(step)
 
     # Details
-
-    def _rates(self, step: int) -> list[str]:
-        found = []
-        ours = self._reference.by_rank(Kind.RATE, step, 0, "rates")
-        for rank, record in self._candidate.by_rank(Kind.RATE, step, 0, "rates").items():
-            due = next(iter(ours.values())).values if ours else None
-            if due is not None and record.values != due:
-                found.append(f"rank {rank} has the learning rates {record.values}, not {due}")
-        return found
 
     def _unlike_replicas(self, step: int) -> list[str]:
         found = self._candidate.differing_replicas(Kind.GRADIENT, step)
@@ -314,16 +259,7 @@ class Comparison:
 
     def gradient_pairs(self, step: int) -> list[Pair]:
         """Return the gradients of a step that are no larger than can be explained."""
-        found, room = [], MOST_ELEMENTS
-        for name in self._reference.names(Kind.GRADIENT, step):
-            ours = self._reference.whole(Kind.GRADIENT, step, name)
-            theirs = self._candidate.whole(Kind.GRADIENT, step, name)
-            if ours is None or theirs is None or ours.shape != theirs.shape or ours.size > room:
-                continue
-            room -= ours.size
-            none = Difference(name=name, measured=0.0, bound=0.0, ratio=0.0)
-            found.append(Pair(none, ours, theirs))
-        return found
+        return self._tensors.gradients(step)
 
     def weights(self, pairs: Sequence[Pair], alone: Sequence[RecordedRun]) -> Weights | None:
         """Find the weights of the coordinates' data, from runs on the data of each alone."""

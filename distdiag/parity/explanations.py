@@ -19,7 +19,7 @@ _FIT: Final = 0.02
 
 
 class Pair(NamedTuple):
-    """A quantity of both runs, with what was measured of it."""
+    """A quantity of both runs, with what was measured of it. Too large a one has no values."""
 
     difference: Difference
     reference: Array
@@ -34,7 +34,7 @@ def explain(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> str:
     factor = common_factor(pairs)
     if factor is not None:
         name = _named(factor, sizes)
-        if name or any(pair.reference.size > 1 for pair in pairs):
+        if name or any(pair.reference.size != 1 for pair in pairs):
             return f"{_subject(pairs)} {factor:.5g} times as large{name}"
         return ""  # of a single number, any other one is a multiple
     for pair in pairs[:1]:
@@ -60,6 +60,11 @@ def common_factor(pairs: Sequence[Pair]) -> float | None:
 
 
 def _is_scaled(pair: Pair, factor: float) -> bool:
+    if not pair.reference.size:
+        # The same as below, relative to the reference, from what was measured.
+        moved, best, away = pair.difference.measured, pair.difference.factor, 1 - factor
+        rest = math.sqrt(max(moved**2 + 2 * away * (best - 1) + away**2, 0.0))
+        return rest <= max(0.2 * moved, 1e-6 * abs(factor)) and rest <= 0.05 * abs(factor)
     size = abs(factor) * float(np.linalg.norm(pair.reference))
     rest = float(np.linalg.norm(pair.candidate - factor * pair.reference))
     moved = float(np.linalg.norm(pair.candidate - pair.reference))
@@ -89,7 +94,7 @@ def _named(factor: float, sizes: Mapping[str, int]) -> str:
 def _order(pair: Pair, sizes: Mapping[str, int]) -> str:
     """Find the parts along the first dimension that stand in another order."""
     reference, candidate = pair.reference, pair.candidate
-    if not reference.ndim:
+    if not reference.ndim or not reference.size:
         return ""
     counts = sorted({size for size in sizes.values() if 1 < size <= _MOST_SHARDS})
     for count in counts:

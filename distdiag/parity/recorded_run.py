@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -17,6 +18,8 @@ from distdiag.ranks import RankSet
 from distdiag.recording import Kind, Record, read_index
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Recorded = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
+"""Numbers in single precision if they were recorded in that or a lower one."""
 Place = tuple[Kind, int, int, str]
 
 UNIT: Final[Mapping[str, float]] = {
@@ -42,7 +45,7 @@ class RecordedRun:
         self._folder = folder
         self._records: dict[Place, dict[int, Record]] = {}
         self._names: dict[tuple[Kind, int, int], list[str]] = {}
-        self._data: dict[int, np.memmap[tuple[int], np.dtype[np.uint8]]] = {}
+        self._data: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
         self.summaries = dict(sorted(_read_summaries(folder).items()))
         for rank in self.summaries:
             for record in read_index(folder / f"rank-{rank}.index"):
@@ -57,6 +60,17 @@ class RecordedRun:
         return min(summary.num_steps for summary in self.summaries.values())
 
     @property
+    def compute_dtype(self) -> str:
+        """The coarsest dtype that anything was rounded to, empty if nothing is known."""
+        names = {summary.compute_dtype for summary in self.summaries.values()} & UNIT.keys()
+        return max(names, key=UNIT.__getitem__, default="")
+
+    @property
+    def compute_unit(self) -> float:
+        """The unit of rounding of the coarsest dtype that was computed in, 0 if not known."""
+        return UNIT.get(self.compute_dtype, 0.0)
+
+    @property
     def problem(self) -> str:
         """Why a rank could not record, empty if all could."""
         return next((s.problem for s in self.summaries.values() if s.problem), "")
@@ -66,23 +80,35 @@ class RecordedRun:
         """The ranks of each data coordinate; those of one coordinate got the same batches."""
         groups = {rank: summary.data_group for rank, summary in self.summaries.items()}
         with_data = [rank for rank in groups if self.summaries[rank].num_batches]
+        if not with_data:
+            # Nobody tells who sees the same samples; a mean over all ranks is right either way.
+            return tuple((rank,) for rank in groups)
         if any(not groups[rank] for rank in with_data):
             return self._alike_by_content(with_data)
         found: dict[int, list[int]] = {}
         for rank in with_data:
             found.setdefault(groups[rank].index(rank), []).append(rank)
-        return tuple(tuple(ranks) for _, ranks in sorted(found.items()))
+        # Ranks in the same place of several groups got the same batches, or the groups are too
+        # small: then their data is none of one another's.
+        together = (
+            self._alike_by_content(ranks) if len(ranks) > 1 else ((ranks[0],),)
+            for _, ranks in sorted(found.items())
+        )
+        return tuple(ranks for each in together for ranks in each)
 
     def _alike_by_content(self, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-        found: dict[tuple[bytes, ...], list[int]] = {}
+        found: dict[bytes, list[int]] = {}
         for rank in ranks:
-            content = tuple(
-                self._bytes(rank, by_rank[rank]).tobytes() + repr(by_rank[rank].values).encode()
-                for place, by_rank in self._records.items()
-                if place[0] is Kind.BATCH and rank in by_rank
-            )
-            found.setdefault(content, []).append(rank)
+            found.setdefault(self._digest_of_batches(rank), []).append(rank)
         return tuple(map(tuple, sorted(found.values())))
+
+    def _digest_of_batches(self, rank: int) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for place, by_rank in self._records.items():
+            if place[0] is Kind.BATCH and rank in by_rank:
+                digest.update(self._bytes(rank, by_rank[rank]).tobytes())
+                digest.update(repr(by_rank[rank].values).encode())
+        return digest.digest()
 
     def names(self, kind: Kind, step: int, micro: int = 0) -> list[str]:
         """Return the names of what was recorded then, in order."""
@@ -109,6 +135,11 @@ class RecordedRun:
 
     def whole(self, kind: Kind, step: int, name: str, micro: int = 0) -> Array | None:
         """Put a tensor together from the parts of all ranks; None if there is not all of it."""
+        found = self.as_recorded(kind, step, name, micro)
+        return None if found is None else found.astype(np.float64)
+
+    def as_recorded(self, kind: Kind, step: int, name: str, micro: int = 0) -> Recorded | None:
+        """Do the same without another copy of a tensor that one rank holds wholly."""
         records = self.by_rank(kind, step, micro, name)
         parts = {rank: record for rank, record in records.items() if record.num_bytes}
         if not parts:
@@ -118,24 +149,35 @@ class RecordedRun:
             return None
         if any(record.part == shape for record in parts.values()):
             rank = min(rank for rank, record in parts.items() if record.part == shape)
-            return self.array(rank, parts[rank])
-        whole = np.full(shape, np.nan)
+            return self._numbers(rank, parts[rank])
+        arrays = {rank: self._numbers(rank, record) for rank, record in parts.items()}
+        whole = np.full(shape, np.nan, np.result_type(*{each.dtype for each in arrays.values()}))
         for rank, record in parts.items():
             where = tuple(slice(a, a + n) for a, n in zip(record.at, record.part, strict=True))
-            whole[where] = self.array(rank, record)
+            whole[where] = arrays[rank]
         return None if sum(_sizes(parts.values())) < math.prod(shape) else whole
+
+    def digest(self, kind: Kind, step: int, name: str) -> str:
+        """Return the digest of a tensor that one rank recorded wholly, empty if none did."""
+        parts = [each for each in self.by_rank(kind, step, 0, name).values() if each.num_bytes]
+        return parts[0].digest if len(parts) == 1 and parts[0].part == parts[0].shape else ""
 
     def array(self, rank: int, record: Record) -> Array:
         """Return the part of a tensor that one rank recorded."""
-        data = self._bytes(rank, record)
+        return self._numbers(rank, record).astype(np.float64)
+
+    def _numbers(self, rank: int, record: Record) -> Recorded:
+        data, shape = self._bytes(rank, record), record.part or record.shape
         if record.dtype == "bfloat16":
             wide = data.view(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).astype(np.float64).reshape(record.part or record.shape)
+            return wide.view(np.float32).reshape(shape)
         try:
             kind = np.dtype(record.dtype)
         except TypeError:
             kind = np.dtype(np.uint8)
-        return data.view(kind).astype(np.float64).reshape(record.part or record.shape)
+        exact = np.dtype(np.float32 if kind in (np.float16, np.float32) else np.float64)
+        numbers: Recorded = data.view(kind).astype(exact, copy=False)
+        return numbers.reshape(shape)
 
     def rows(self, rank: int, record: Record) -> list[bytes]:
         """Return the bytes of each sample of a recorded batch tensor."""
@@ -145,11 +187,18 @@ class RecordedRun:
         data = self._bytes(rank, record).tobytes()
         return [data[place : place + size] for place in range(0, len(data), size)]
 
-    def differing_replicas(self, kind: Kind, step: int) -> dict[str, dict[str, RankSet]]:
-        """Return the tensors of which ranks recorded unlike copies: the ranks by content."""
+    def differing_replicas(
+        self, kind: Kind, step: int, *, is_kept: bool = False
+    ) -> dict[str, dict[str, RankSet]]:
+        """Return the tensors of which ranks recorded unlike copies: the ranks by content.
+
+        With `is_kept` only those that a wrapper keeps alike.
+        """
         found = {}
         for place, records in self._records.items():
             if place[:2] != (kind, step):
+                continue
+            if is_kept and not all(record.is_kept for record in records.values()):
                 continue
             camps: dict[tuple[object, ...], dict[str, list[int]]] = {}
             for rank, record in records.items():
@@ -165,11 +214,11 @@ class RecordedRun:
             return np.empty(0, np.uint8)
         if rank not in self._data:
             path = self._folder / f"rank-{rank}.data"
-            self._data[rank] = np.memmap(path, np.uint8, "r")
+            self._data[rank] = np.asarray(np.memmap(path, np.uint8, "r"))
         data = self._data[rank][record.place : record.place + record.num_bytes]
         if len(data) < record.num_bytes:
             raise DamagedFileError(f"{self._folder}/rank-{rank}.data ends too early")
-        return np.array(data)
+        return data
 
 
 def _sizes(records: Iterable[Record]) -> Iterable[int]:

@@ -1,24 +1,29 @@
-"""Starts the runs of a comparison, one after the other, each on ranks of its own."""
+"""Starts the runs of a comparison, each on ranks of its own, at the same time where they fit."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.room import Slot
 from distdiag.parity_task import ParityTask
 from distdiag.run_dir import RunDir
 
 GRACE_S: Final = 10.0
 FINDINGS: Final = "findings.json"
+TASK: Final = "task.json"
 
 
 class Configuration(NamedTuple):
@@ -36,6 +41,19 @@ class Script(NamedTuple):
     arguments: tuple[str, ...]
 
 
+class Planned(NamedTuple):
+    """One run that is to be made."""
+
+    name: str
+    configuration: Configuration
+    task: ParityTask
+    is_reference: bool
+
+
+class FailedRunError(UsageError):
+    """The script itself did not run to the end."""
+
+
 class Runs:
     """The runs of one comparison; their recordings are below one folder."""
 
@@ -44,57 +62,117 @@ class Runs:
         self._folder = folder
         self._script = script
         self._timeout_s = timeout_s
+        self._live: set[subprocess.Popen[bytes]] = set()
+        self._is_stopped = False
 
-    def run(self, name: str, configuration: Configuration, task: ParityTask) -> RecordedRun:
+    def run_all(self, planned: Sequence[Planned], slots: Sequence[Slot]) -> list[RecordedRun]:
+        """Make these runs, as many at the same time as there are slots for.
+
+        Runs of one script may get into each other's way (a port, a file): what fails beside others
+        runs once more alone.
+
+        Raises:
+            UsageError: as of `run`.
+
+        """
+        free: SimpleQueue[Slot] = SimpleQueue()
+        for slot in slots:
+            free.put(slot)
+
+        def run(each: Planned) -> RecordedRun | Slot:
+            slot = free.get()
+            try:
+                return self.run(each, slot)
+            except FailedRunError:
+                if len(slots) == 1:
+                    raise
+                return slot
+            finally:
+                free.put(slot)
+
+        with ThreadPoolExecutor(len(slots)) as pool:
+            futures = [pool.submit(run, each) for each in planned]
+            try:
+                made = [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self._stop()
+                raise
+        return [
+            found if isinstance(found, RecordedRun) else self.run(each, found)
+            for each, found in zip(planned, made, strict=True)
+        ]
+
+    def _stop(self) -> None:
+        """End all that runs, and let nothing start."""
+        self._is_stopped = True
+        for process in list(self._live):
+            _end(process)
+
+    def run(self, planned: Planned, slot: Slot) -> RecordedRun:
         """Run the script once and return what it recorded.
 
         Raises:
-            UsageError: the script failed, recorded nothing, or could not be given the batches.
+            FailedRunError: the script failed or recorded nothing.
+            UsageError: it took too long, or could not be given the batches.
 
         """
+        name, configuration, task, _ = planned
         folder = self._folder / name
-        folder.mkdir(parents=True, exist_ok=True)
-        task_file = folder / "task.json"
-        task.write(task_file)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        task.write(folder / TASK)
         log = folder / "output.log"
-        status = self._launch(configuration, folder, task_file, log)
+        status = self._launch(self._command(planned, folder), configuration.label, log, slot)
         self._keep_findings(folder)
         label = configuration.label
         try:
             recorded = RecordedRun(Path(task.folder), label)
         except (DamagedFileError, OSError):
-            raise UsageError(self._failure(label, status, log)) from None
+            raise FailedRunError(self._failure(label, status, log)) from None
         if recorded.problem:
             raise UsageError(f"{label} cannot be given the same batches: {recorded.problem}")
         missing = configuration.num_ranks - len(recorded.summaries)
         if status or missing or not recorded.num_steps:
-            raise UsageError(self._failure(label, status, log))
+            raise FailedRunError(self._failure(label, status, log))
         return recorded
 
-    def _launch(
-        self, configuration: Configuration, folder: Path, task_file: Path, log: Path
-    ) -> int:
-        command = [
+    def _command(self, planned: Planned, folder: Path) -> list[str]:
+        configuration = planned.configuration
+        # What is found in a run is told of those that are compared with the reference alone.
+        light = ("--profile", "light", "--select", "DIA,HNG") if planned.is_reference else ()
+        return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
             *("--nproc-per-node", str(configuration.num_ranks), "-m", "distdiag.check"),
-            *("--run-dir", str(folder / "run"), "--overwrite", "--report", "json"),
-            *("--fail-on", "never", "--on-hang", "abort", "--parity-task", str(task_file)),
+            *("--run-dir", str(folder / "run"), "--overwrite", "--report", "json", *light),
+            *("--fail-on", "never", "--on-hang", "abort", "--parity-task", str(folder / TASK)),
             self._script.path,
             *self._script.arguments,
             *configuration.arguments,
         ]
+
+    def _launch(self, command: Sequence[str], label: str, log: Path, slot: Slot) -> int:
+        environment = {**os.environ, **slot}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
             )
+            self._live.add(process)
             try:
+                if self._is_stopped:
+                    raise UsageError(f"{label}: stopped")
                 return process.wait(self._timeout_s)
             except subprocess.TimeoutExpired:
                 raise UsageError(
-                    f"{configuration.label} did not end within {self._timeout_s:g} s (--timeout); "
+                    f"{label} did not end within {self._timeout_s:g} s (--timeout); "
                     f"what it wrote is in {log}"
                 ) from None
             finally:
+                self._live.discard(process)
                 _end(process)
 
     def _keep_findings(self, folder: Path) -> None:

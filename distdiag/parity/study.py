@@ -13,10 +13,11 @@ from distdiag.disparity import Disparity, Subject
 from distdiag.errors import UsageError
 from distdiag.parity.comparison import Comparison, Result
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.runs import Configuration, Runs, sources_of, task_for
+from distdiag.parity.room import Slot, need_of, slots_for
+from distdiag.parity.runs import Configuration, Planned, Runs, sources_of, task_for
 from distdiag.parity_task import Dropout
 
-_NUDGE: Final = 20_240_607
+NUDGE: Final = 20_240_607
 NO_BATCHES: Final = (
     "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
     "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
@@ -35,6 +36,7 @@ class Settings:
     is_replayed: bool
     dropout: Dropout = "on"
     padding: dict[str, float] = field(default_factory=dict)
+    most_at_once: int | None = None
 
 
 @dataclass(slots=True)
@@ -72,11 +74,25 @@ class Study:
         reference, *others = configurations
         first = max(others, key=lambda each: each.num_ranks)
         recorded = {first: self._record(first)}
-        self._repeats = [self._refer(reference, "again"), self._refer(reference, "nudged")]
-        self._reference = self._refer(reference, "reference")
+        rest = [each for each in others if each != first]
+        dtype = self._source.compute_dtype if self._source is not None else ""
+        again, nudged, self._reference, *replayed = self._run_all(
+            [
+                self._planned("again", reference),
+                self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=dtype),
+                self._planned("reference", reference),
+                *(self._planned("", each) for each in rest),
+            ]
+        )
+        due = self._reference.compute_dtype
+        if due != dtype:  # the reference computes in another one than the recorded run
+            planned = self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=due)
+            (nudged,) = self._run_all([planned])
+        self._repeats = [again, nudged]
+        recorded.update(zip(rest, replayed, strict=True))
         outcomes = []
         for configuration in others:
-            run = recorded.get(configuration) or self._replay(configuration)
+            run = recorded[configuration]
             comparison = Comparison(
                 self._reference, self._repeats, run, is_replayed=self._settings.is_replayed
             )
@@ -88,7 +104,7 @@ class Study:
     # The runs
 
     def _record(self, configuration: Configuration) -> RecordedRun:
-        run = self._run(_folder_of(configuration), configuration)
+        (run,) = self._run_all([self._planned("", configuration)])
         if self._settings.is_replayed and not any(s.num_batches for s in run.summaries.values()):
             raise UsageError(NO_BATCHES)
         if any(summary.draws_in_forward for summary in run.summaries.values()):
@@ -96,32 +112,39 @@ class Study:
         self._source = run
         return run
 
-    def _refer(self, configuration: Configuration, name: str) -> RecordedRun:
-        nudge = _NUDGE if name == "nudged" else None
-        return self._run(f"{_folder_of(configuration)}-{name}", configuration, nudge=nudge)
+    def _run_all(self, planned: Sequence[Planned]) -> list[RecordedRun]:
+        """Make runs at the same time where the machine has room for that."""
+        slots: Sequence[Slot] = [{}]
+        if self._source is not None and len(planned) > 1:
+            num_ranks = max(each.configuration.num_ranks for each in planned)
+            need = need_of(self._source.summaries.values(), num_ranks)
+            slots = slots_for(need, len(planned), self._settings.most_at_once)
+        for each in planned:
+            self._say(f"{each.name}: {each.configuration.label}")
+        return self._runs.run_all(planned, slots)
 
-    def _replay(self, configuration: Configuration) -> RecordedRun:
-        return self._run(_folder_of(configuration), configuration)
-
-    def _run(
+    def _planned(
         self,
-        name: str,
+        purpose: str,
         configuration: Configuration,
         *,
         nudge: int | None = None,
+        nudge_dtype: str = "",
         sources: Sequence[int] = (),
         num_steps: int = 0,
-    ) -> RecordedRun:
-        self._say(f"{name}: {configuration.label}")
-        folder, settings = self._folder / name, self._settings
+    ) -> Planned:
+        """Plan a run; one with a purpose belongs to the reference and is not judged itself."""
+        name = "-".join(filter(None, (_folder_of(configuration), purpose)))
+        settings = self._settings
         task = task_for(
-            folder,
+            self._folder / name,
             {
                 "num_steps": num_steps or settings.num_steps,
                 "dropout": settings.dropout,
                 "padding": settings.padding,
             },
             nudge=nudge,
+            nudge_dtype=nudge_dtype,
         )
         if settings.is_replayed and self._source is not None:
             task = msgspec.structs.replace(
@@ -129,7 +152,7 @@ class Study:
                 replayed=str(self._folder / self._source_name / "records"),
                 sources=tuple(sources or sources_of(self._source)),
             )
-        return self._runs.run(name, configuration, task)
+        return Planned(name, configuration, task, is_reference=bool(purpose))
 
     @property
     def _source_name(self) -> str:
@@ -151,9 +174,12 @@ class Study:
         sources = sources_of(self._source)
         if len(sources) < 2:
             return found
-        alone = [
-            self._run(f"alone-{rank}", reference, sources=(rank,), num_steps=1) for rank in sources
-        ]
+        alone = self._run_all(
+            [
+                self._planned(f"alone-{rank}", reference, sources=(rank,), num_steps=1)
+                for rank in sources
+            ]
+        )
         weights = comparison.weights(comparison.gradient_pairs(0), alone)
         if weights is None:
             return found

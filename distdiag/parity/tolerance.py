@@ -2,23 +2,38 @@
 
 The reference runs once more as it is (what is not deterministic shows), and once more with all
 parameters and floating-point inputs changed by one unit of rounding (what rounding is amplified to
-shows). Another way to split the same sums does no worse than `MARGIN` times that.
+shows). Another way to split the same sums does no worse than `MARGIN` times what rounding does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from distdiag.disparity import Difference
-from distdiag.parity.recorded_run import Array
+from distdiag.parity.recorded_run import Recorded
 
 MARGIN: Final = 8.0
 DROWNED: Final = 0.3
 """A quantity that rounding changes by such a share of itself is not compared."""
+
+ROUNDING: Final = 1 / math.sqrt(12)
+"""What is rounded once is off by this share of a unit on average; the nudge is a whole one.
+
+In a coarse dtype a result is rounded once, since its sum is accumulated in a finer one. Where sums
+are accumulated in the dtype itself, rounding does as much as a whole unit.
+"""
+
+COARSE: Final = 2.0**-16
+"""Sums of dtypes with a larger unit than this are accumulated in a finer one."""
+
+_BLOCK: Final = 65_536
+_FEW: Final = 16
+"""What so few elements do in one run says little of what they may do."""
 
 
 class Distance(NamedTuple):
@@ -28,46 +43,157 @@ class Distance(NamedTuple):
     factor: float
 
 
-def distance(reference: Array, other: Array) -> Distance:
-    """Return how far `other` is from `reference` (any shape, the same for both)."""
-    square = float(np.vdot(reference, reference))
-    factor = float(np.vdot(reference, other)) / square if square else 1.0
-    return Distance(float(np.linalg.norm(other - reference)), factor)
+class Common(NamedTuple):
+    """What rounding does to the quantities of one kind on the whole.
 
-
-def compare(
-    name: str, reference: Array, candidate: Array, repeats: Sequence[Array], unit: float
-) -> Difference | None:
-    """Compare one quantity with what the repeats of the reference allow.
-
-    None if rounding alone changes it so much that nothing can be said. `unit` is the relative
-    distance between two neighbouring numbers of its dtype.
+    `noise` is how much it changes them, and `lean` which share of that is a common factor.
     """
-    size = float(np.linalg.norm(reference))
-    measured = distance(reference, candidate)
-    if not math.isfinite(measured.size):
-        both = not np.isfinite(reference).all()
-        return None if both else _infinite(name)
-    if size == 0.0:
-        noise = max((float(np.linalg.norm(repeat)) for repeat in repeats), default=0.0)
-        ratio = measured.size / (MARGIN * noise) if noise else math.inf if measured.size else 0.0
-        return Difference(name=name, measured=measured.size, bound=MARGIN * noise, ratio=ratio)
-    found = [distance(reference, repeat) for repeat in repeats]
-    noise = max((each.size for each in found), default=0.0) / size
-    if noise > DROWNED:
+
+    noise: float = 0.0
+    lean: float = 0.0
+
+
+class Exactness(NamedTuple):
+    """How exact a quantity is, relative to itself.
+
+    `unit` is the distance between two neighbouring numbers, `error` what one element of it may be
+    off by if that is more (of a change, the unit of what is changed), and `computed` the unit of
+    the coarsest dtype that it was computed in.
+    """
+
+    unit: float
+    error: float = 0.0
+    computed: float = 0.0
+
+
+class Measured(NamedTuple):
+    """How far a quantity of the candidate is from that of the reference, and the repeats are.
+
+    `size` is that of the reference; what follows is relative to it, unless it is zero. `noise` is
+    what rounding changes, and `spread` how much of that a common factor is.
+    """
+
+    name: str
+    size: float
+    difference: float
+    factor: float
+    noise: float
+    spread: float
+    num_elements: int
+    exactness: Exactness
+
+
+def distances(reference: Recorded, others: Sequence[Recorded]) -> tuple[float, list[Distance]]:
+    """Return the size of `reference`, and how far each of `others` is from it.
+
+    All have the same shape. They are read once, in blocks that stay in the processor's cache.
+    """
+    flat, rest = reference.reshape(-1), [each.reshape(-1) for each in others]
+    square, sums = 0.0, [(0.0, 0.0)] * len(rest)
+    for place in range(0, flat.size, _BLOCK):
+        part = flat[place : place + _BLOCK].astype(np.float64)
+        square += float(part @ part)
+        for number, each in enumerate(rest):
+            moved = each[place : place + _BLOCK] - part
+            apart, along = sums[number]
+            sums[number] = (apart + float(moved @ moved), along + float(moved @ part))
+    return math.sqrt(square), [
+        Distance(math.sqrt(apart), 1 + along / square if square else 1.0) for apart, along in sums
+    ]
+
+
+def measure(
+    name: str,
+    reference: Recorded,
+    candidate: Recorded,
+    repeats: Sequence[Recorded],
+    exactness: Exactness,
+) -> Measured | None:
+    """Measure one quantity of a run, and what the repeats of the reference do to it.
+
+    The last of the `repeats` is the one that was nudged. None if rounding alone changes the
+    quantity so much that nothing can be said. Others that are the reference to the last bit may be
+    left out.
+    """
+    size, (measured, *found) = distances(reference, [candidate, *repeats])
+    if not math.isfinite(measured.size) and not np.isfinite(reference).all():
         return None
-    bound = MARGIN * max(noise, unit)
-    # A common factor is known better than each element: rounding averages out over them.
-    spread = max((abs(each.factor - 1) for each in found), default=0.0)
-    factor_bound = MARGIN * max(spread, noise / math.sqrt(reference.size)) + 2 * unit
-    relative = measured.size / size
-    ratio = max(relative / bound, abs(measured.factor - 1) / factor_bound)
-    if abs(measured.factor - 1) / factor_bound > relative / bound:
-        bound = factor_bound
-    return Difference(
-        name=name, measured=relative, bound=bound, ratio=ratio, factor=measured.factor
+    is_coarse = max(exactness.unit, exactness.computed) > COARSE
+    shares = [1.0] * (len(found) - 1) + [ROUNDING if is_coarse else 1.0]
+    whole = size or 1.0
+    if size and any(each.size > DROWNED * size for each in found):
+        return None
+    noises = (share * each.size / whole for share, each in zip(shares, found, strict=False))
+    spreads = (share * abs(each.factor - 1) for share, each in zip(shares, found, strict=False))
+    return Measured(
+        name=name,
+        size=size,
+        difference=measured.size / whole,
+        factor=measured.factor,
+        noise=max(noises, default=0.0),
+        spread=max(spreads, default=0.0),
+        num_elements=reference.size,
+        exactness=exactness,
     )
 
 
-def _infinite(name: str) -> Difference:
-    return Difference(name=name, measured=math.inf, bound=0.0, ratio=math.inf, factor=math.nan)
+def in_common(measured: Iterable[Measured]) -> Common:
+    """Return what rounding does to all of these: one run says too little of each alone."""
+    noisy = [each for each in measured if each.noise and each.size]
+    if not noisy:
+        return Common()
+    lean = statistics.median(each.spread / each.noise for each in noisy)
+    return Common(statistics.median(each.noise for each in noisy), lean)
+
+
+def judge(found: Measured, common: Common, *, sees_factor: bool = True) -> Difference:
+    """Say how many times what rounding explains a difference is.
+
+    `sees_factor`: a common factor is known better than each element.
+    """
+    if not math.isfinite(found.difference):
+        return Difference(
+            name=found.name, measured=math.inf, bound=0.0, ratio=math.inf, factor=math.nan
+        )
+    if not found.size:
+        bound = MARGIN * found.noise
+        ratio = found.difference / bound if bound else math.inf if found.difference else 0.0
+        return Difference(name=found.name, measured=found.difference, bound=bound, ratio=ratio)
+    noise = max(found.noise, common.noise) if found.num_elements < _FEW else found.noise
+    bound = MARGIN * max(noise, found.exactness.unit, found.exactness.error)
+    ratio = found.difference / bound
+    if sees_factor:
+        allowed = _allowed_factor(found, noise, common)
+        if abs(found.factor - 1) / allowed > ratio:
+            bound, ratio = allowed, abs(found.factor - 1) / allowed
+    return Difference(
+        name=found.name,
+        measured=found.difference,
+        bound=bound,
+        ratio=ratio,
+        factor=found.factor,
+    )
+
+
+def _allowed_factor(found: Measured, noise: float, common: Common) -> float:
+    """Return how far a common factor may be from 1.
+
+    The rounding of single elements averages out over them. What is left is what rounding does to
+    all of them together, and one rounding of a scalar in either run, such as one over the number of
+    samples.
+    """
+    averaged = max(noise, found.exactness.unit, found.exactness.error) / math.sqrt(
+        found.num_elements
+    )
+    return MARGIN * max(found.spread, common.lean * noise, averaged) + found.exactness.unit
+
+
+def compare(
+    name: str, reference: Recorded, candidate: Recorded, repeats: Sequence[Recorded], unit: float
+) -> Difference | None:
+    """Compare one quantity by itself with what the repeats of the reference allow.
+
+    None if rounding alone changes it so much that nothing can be said.
+    """
+    found = measure(name, reference, candidate, repeats, Exactness(unit))
+    return None if found is None else judge(found, Common())

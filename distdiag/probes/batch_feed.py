@@ -106,7 +106,7 @@ class BatchFeed:
             elif self._store is not None:
                 batch = self._replayed(self._store, batch, iterator, number)
             if self._task.nudge is not None:
-                batch = nudged(batch, self._task.nudge + number)
+                batch = nudged(batch, self._task.nudge + number, self._task.nudge_dtype)
         except (UnknownBatchError, UnequalBatchesError) as error:
             self._refuse(Refusal(str(error)))
         except StopIteration:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import torch
 
 from distdiag.loss_event import Factor, LossPass
+from distdiag.probes.label_tensors import Counts, num_first
 from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_content import Pending, contents
@@ -21,10 +23,15 @@ class LossReading:
     """The losses of one backward pass, and what is found out while it runs."""
 
     def __init__(
-        self, terms: Sequence[Term], place: int, fail: Callable[[Exception], None]
+        self,
+        terms: Sequence[Term],
+        place: int,
+        fail: Callable[[Exception], None],
+        labels: Sequence[Counts] = (),
     ) -> None:
-        """Watch the nodes of these losses until `end`."""
+        """Watch the nodes of these losses until `end`; `labels` may be what they score."""
         self._terms = list(terms)
+        self._labels = list(labels)
         self._place = place
         self._fail = fail
         self._gradients: dict[int, tuple[Scalar, Scalar, Scalar]] = {}
@@ -92,14 +99,27 @@ class LossReading:
             for step in term.steps:
                 yield step.value
             yield from term.doubts
+            yield term.label_sum
+        for counts in self._labels:
+            yield from counts[1:]
 
     def _combine(self, values: Sequence[float]) -> LossPass | None:
         left = iter(values)
-        passes = [_resolve(term, left) for term in self._terms]
-        for kind in ("nll", "masked", "dense"):
+        passes, label_sum = [], 0.0
+        for term in self._terms:
+            passes.append(_resolve(term, left))
+            label_sum += next(left)
+        labels = [
+            Counts(each.num_shifted, *(next(left) for _ in each[1:])) for each in self._labels
+        ]
+        for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]
             if mine:
-                return None if None in mine else _sum([p for p in mine if p], self._place)
+                found = None if None in mine else _sum([p for p in mine if p], self._place)
+                if found is None:
+                    return None
+                number_of = num_first(labels, found, label_sum)
+                return msgspec.structs.replace(found, num_first=number_of)
         return None
 
 

@@ -37,7 +37,7 @@ class Term:
 
     `valid` tells which elements may count where `node` gets a gradient for each. `divisor` is what
     the node itself divides by, and `num_outer` of the steps lie above it. `doubts` are numbers that
-    must be true for all this to hold.
+    must be true for all this to hold. `label_sum` is that of the labels that are not `ignored`.
     """
 
     node: Any
@@ -51,6 +51,8 @@ class Term:
     divisor: Scalar = 1.0
     num_outer: int = 1 << 16
     doubts: tuple[Scalar, ...] = ()
+    ignored: int = 0
+    label_sum: Scalar = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def nll(node: Any, way: Way) -> list[Term]:  # noqa: ANN401
     return [
         Term(
             node,
-            "nll",
+            "pixels" if target.ndim == 3 and target.shape[1] > 1 else "nll",
             reduction,
             target.numel(),
             counted,
@@ -119,6 +121,8 @@ def nll(node: Any, way: Way) -> list[Term]:  # noqa: ANN401
             valid if reduction == "none" else None,
             counted if reduction == "mean" else 1.0,
             doubts=(is_plain, *way.doubts),
+            ignored=ignored,
+            label_sum=number(torch.where(valid, target, 0).sum()),
         )
     ]
 

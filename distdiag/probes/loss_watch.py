@@ -17,6 +17,7 @@ from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
 from distdiag.probes.averaging import averaging_of
 from distdiag.probes.base import Probe
+from distdiag.probes.label_tensors import LabelTensors
 from distdiag.probes.loss_graph import losses_of
 from distdiag.probes.loss_reading import LossReading
 from distdiag.probes.own_steps import OwnSteps, is_due
@@ -55,17 +56,24 @@ class LossWatch(Probe):
         self._places: dict[Hashable, int] = {}
         self._site = CallSite(())
         self._running: LossReading | None = None
+        self._given = LabelTensors()
         self._labels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._num_labels: dict[str, int] = {}
         self._waiting: deque[tuple[dict[str, Any], list[LossReading]]] = deque()
 
     def _install(self) -> None:
         self.recorder.on_step.append(self._forget)
+        self.recorder.on_given.append(self._see)
 
     def flush(self) -> None:
         """Write down what has been read by now."""
         if not self.is_off:
             self._write()
+
+    @_guarded
+    def _see(self, given: object) -> None:
+        if is_due(self.recorder.step):
+            self._given.see(given)
 
     @_guarded
     def before_backward(self, outputs: object) -> None:
@@ -82,7 +90,8 @@ class LossWatch(Probe):
         root = None if _is_compiled() else _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
-        self._running = LossReading(terms, place, self.fail)
+            labels = self._given.counts_for(terms)
+        self._running = LossReading(terms, place, self.fail, labels)
 
     @_guarded
     def after_backward(self) -> None:

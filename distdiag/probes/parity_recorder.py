@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ from distdiag.probes.keepers import WrapTimes, unwrapped, walk
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.nudge import nudge_in_place
 from distdiag.probes.recorded_tensors import TensorRecorder
-from distdiag.probes.sample_figures import figures_of
+from distdiag.probes.sample_figures import coarser, figures_of
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held, Surroundings, local_part, plan_of
 from distdiag.recorder import Recorder
@@ -80,6 +81,7 @@ class ParityRecorder(Probe):
         self._draws = False
         self._optimizers: list[torch.optim.Optimizer] = []
         self._mesh_sizes: dict[str, int] = {}
+        self._compute_dtype = ""
         self._problem = ""
 
     def _install(self) -> None:
@@ -93,6 +95,9 @@ class ParityRecorder(Probe):
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._handles.append(hook)
+        if self._task.nudge is not None:
+            before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+            self._handles.append(before)
         if self._task.dropout == "off":
             switch_dropout_off(self._patches)
 
@@ -119,6 +124,9 @@ class ParityRecorder(Probe):
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
                 mesh_sizes=self._mesh_sizes,
+                devices=self._devices(),
+                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
             )
@@ -151,6 +159,12 @@ class ParityRecorder(Probe):
                 if keeper.ranks:
                     return keeper.ranks
         return ()
+
+    def _devices(self) -> tuple[str, ...]:
+        found = {p.device.type for _, root in self._trained() for p in root.parameters()}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            found.add("cuda")
+        return tuple(sorted(found))
 
     def _coordinate(self) -> tuple[int, int]:
         """Return the data coordinate of this rank, and how many there are."""
@@ -187,7 +201,7 @@ class ParityRecorder(Probe):
         self._has_started = True
         if self._task.nudge is not None:
             parts = [local_part(held.tensor) for _, held in self._held() if not held.plan.tied_to]
-            nudge_in_place(parts, self._task.nudge)
+            nudge_in_place(parts, self._task.nudge, self._task.nudge_dtype)
         self._tensors.write(Kind.START, 0, self._held(), lambda each: each.tensor)
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
@@ -281,6 +295,13 @@ class ParityRecorder(Probe):
     # Outputs
 
     @_guarded
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        """Nudge before the first pass, of a script whose batches come from nowhere we see."""
+        is_first = not self._has_started and module.training and torch.is_grad_enabled()
+        if is_first and self._name_of(module) is not None:
+            self._start()
+
+    @_guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
         if self._is_in_backward or not torch.is_grad_enabled() or not module.training:
             return
@@ -288,7 +309,8 @@ class ParityRecorder(Probe):
         found = figures_of(output, self._feed.batch_size) if name is not None else None
         if name is None or found is None:
             return
-        figures, num_elements = found
+        figures, num_elements, dtype = found
+        self._compute_dtype = coarser(self._compute_dtype, dtype)
         number = self._calls[name] = self._calls.get(name, -1) + 1
         record = Record(
             Kind.OUTPUT,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import torch
 import xxhash
 
-from distdiag.probes.batch_store import bytes_of
+from distdiag.model_event import Basis
+from distdiag.probes.sample_figures import coarser
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held
 from distdiag.recording import Kind, Record, RecordingWriter
+
+_FEWEST: Final = 16
+_LOST_BITS: Final = {"bfloat16": 0xFFFF, "float16": 0x1FFF}
 
 
 class TensorRecorder:
@@ -22,6 +27,8 @@ class TensorRecorder:
         self._writer = writer
         self._rank = rank
         self.unreadable: dict[str, str] = {}
+        self.gradient_dtype = ""
+        """The coarsest dtype that all elements of a gradient were rounded to."""
 
     def write(
         self,
@@ -46,7 +53,10 @@ class TensorRecorder:
             return
         shape, at, part = place
         with unseen():
-            data = bytes_of(local.detach().cpu().contiguous())
+            local = local.detach().cpu().contiguous()
+            data = _memory_of(local)
+            if record.kind is Kind.GRADIENT:
+                self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))
         replicas = held.plan.replicas
         is_writer = not replicas or self._rank == min(replicas)
         record = Record(
@@ -59,8 +69,26 @@ class TensorRecorder:
             at=at,
             part=part,
             digest=xxhash.xxh3_128_hexdigest(data),
+            is_kept=held.plan.basis is Basis.WRAPPER and len(replicas) > 1,
         )
         self._writer.write(record, data if is_writer else b"")
+
+
+def _memory_of(tensor: torch.Tensor) -> bytes | memoryview:
+    """Return the bytes of a contiguous tensor on the CPU without a copy of them."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+
+
+def _rounded_to(tensor: torch.Tensor) -> str:
+    """Return the coarse dtype that all elements of a float32 tensor fit into, empty if none does.
+
+    Mixed precision and compressed communication leave their marks so.
+    """
+    if tensor.dtype is not torch.float32 or int(tensor.count_nonzero()) < _FEWEST:
+        return ""
+    bits = tensor.view(torch.int32)
+    fitting = (dtype for dtype, mask in _LOST_BITS.items() if not bool((bits & mask).any()))
+    return next(fitting, "")
 
 
 def _place(

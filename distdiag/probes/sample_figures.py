@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from distdiag.probes.tensor_kinds import is_dtensor
 _weights: dict[tuple[int, torch.device], torch.Tensor] = {}
 
 
-def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int] | None:  # noqa: ANN401
-    """Return figures of shape (samples, 3) and the number of elements of each sample.
+def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int, str] | None:  # noqa: ANN401
+    """Return figures of shape (samples, 3) the number of elements of each sample, and the dtype.
 
     They are the mean, the root of the mean square, and a mean with fixed weights that sees
     permutations. None if the output has no floating-point tensor whose samples can be told apart.
@@ -25,27 +26,40 @@ def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int] | None:
         rows = _rows(tensor.detach(), batch_size)
         if rows is None or not rows.shape[1]:
             return None
-        values = rows.float()
+        values, dtype = rows.float(), str(rows.dtype).removeprefix("torch.")
         weights = _weights_of(values.shape[1], values.device)
         mean = values.mean(1)
         square = values.square().mean(1).sqrt()
         weighted = (values @ weights) / values.shape[1]
-        return torch.stack((mean, square, weighted), 1).cpu(), values.shape[1]
+        return torch.stack((mean, square, weighted), 1).cpu(), values.shape[1], dtype
+
+
+def coarser(first: str, second: str) -> str:
+    """Return which of two dtypes has the larger unit of rounding; an empty name is none."""
+    if not first or not second:
+        return first or second
+    units = [torch.finfo(getattr(torch, name)).eps for name in (first, second)]
+    return first if units[0] >= units[1] else second
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:  # noqa: ANN401
-    if is_dtensor(output):
-        whole = all(placement.is_replicate() for placement in output.placements)
-        return _first_tensor(output._local_tensor) if whole else None
+    """Return the first floating-point tensor, None if this rank cannot read it as a whole."""
+    found = next(_floating(output), None)
+    if found is not None and is_dtensor(found):
+        whole = all(placement.is_replicate() for placement in found.placements)  # type: ignore[attr-defined]
+        found = found._local_tensor if whole else None  # type: ignore[attr-defined]
+    return found if found is not None and is_readable(found) else None
+
+
+def _floating(output: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
     if isinstance(output, torch.Tensor):
-        is_usable = output.is_floating_point() and output.ndim and is_readable(output)
-        return output if is_usable else None
-    if isinstance(output, list | tuple):
-        found = (_first_tensor(each) for each in output)
-        return next((each for each in found if each is not None), None)
-    if isinstance(output, dict):
-        return _first_tensor(list(output.values()))
-    return None
+        if output.is_floating_point() and output.ndim:
+            yield output
+    elif isinstance(output, list | tuple):
+        for each in output:
+            yield from _floating(each)
+    elif isinstance(output, dict):
+        yield from _floating(list(output.values()))
 
 
 def _rows(tensor: torch.Tensor, batch_size: int) -> torch.Tensor | None:

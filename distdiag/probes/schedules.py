@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import torch
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from distdiag.data_event import ScheduleState
 from distdiag.event import CallSite
@@ -16,24 +19,33 @@ from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
 _LEAST_LOOK: Final = 16
+_MOST_COURSES: Final = 64
 
 
 @dataclass(slots=True)
 class _Course:
-    """What one scheduler has done so far."""
+    """What one scheduler has done so far; the scheduler itself may be gone."""
 
     name: str
+    scheduler: weakref.ref[Any]
     site: CallSite
-    first_step: int
+    num_planned: int = 0
     num_advances: int = 0
     num_since_step: int = 0
     num_steps: int = 0
     least_pace: int = -1
     greatest_pace: int = -1
+    last_pace: int = 0
     first_rate: float = 0.0
     peak_rate: float = 0.0
     last_rate: float = 0.0
     settled_at: int = 0
+
+    def see(self, rate: float) -> None:
+        """Take note of a rate that holds from now on."""
+        self.peak_rate = max(self.peak_rate, rate)
+        if rate != self.last_rate:
+            self.last_rate, self.settled_at = rate, self.num_steps
 
 
 class Schedules(Probe):
@@ -45,8 +57,10 @@ class Schedules(Probe):
         """Know of no scheduler yet."""
         super().__init__(recorder)
         self._courses: weakref.WeakKeyDictionary[Any, _Course] = weakref.WeakKeyDictionary()
+        self._all: deque[_Course] = deque(maxlen=_MOST_COURSES)
         self._counts: dict[str, int] = {}
         self._next_look = _LEAST_LOOK
+        self._handle: Any = None
 
     def _install(self) -> None:
         kind = lr_scheduler.LRScheduler
@@ -54,6 +68,13 @@ class Schedules(Probe):
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
         self._patches.replace(kind, name, self._front(vars(kind)[name]))
         self.recorder.on_step.append(self._after_step)
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+
+    def uninstall(self) -> None:
+        """Remove the hook and the patch."""
+        super().uninstall()
+        if self._handle is not None:
+            self._handle.remove()
 
     def flush(self) -> None:
         """Write down how far all have come."""
@@ -82,60 +103,86 @@ class Schedules(Probe):
             number = self._counts[name] = self._counts.get(name, 0) + 1
             course = _Course(
                 name if number == 1 else f"{name}#{number}",
+                weakref.ref(scheduler),
                 CallSite(frames_of(sys._getframe(2), self.recorder.main_script)),
-                self.recorder.step,
+                _num_planned(scheduler),
                 first_rate=rate,
                 peak_rate=rate,
                 last_rate=rate,
             )
             self._courses[scheduler] = course
+            self._all.append(course)
             return
         if course.num_advances == 0:
             course.site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
         course.num_advances += 1
         course.num_since_step += 1
-        course.peak_rate = max(course.peak_rate, rate)
-        if rate != course.last_rate:
-            course.last_rate, course.settled_at = rate, self.recorder.step - course.first_step
+        course.see(rate)
 
-    def _after_step(self) -> None:
-        if self.is_off:
+    def _stepped(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
+        # A compiled step must stay one graph: nothing of the probe may get into it.
+        if torch.compiler.is_compiling() or self.is_off:
             return
         try:
-            for course in list(self._courses.values()):
-                self._count_step(course)
-            if self.recorder.step >= self._next_look:
-                self._next_look *= 2
-                self._write_all()
+            for course in self._all:
+                scheduler = course.scheduler()
+                # A wrapper of an optimizer has the same list.
+                own = None if scheduler is None else scheduler.optimizer.param_groups
+                if own is not None and own is optimizer.param_groups:
+                    self._count_step(course)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _after_step(self) -> None:
+        if self.is_off or self.recorder.step < self._next_look:
+            return
+        try:
+            self._next_look *= 2
+            self._write_all()
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self.fail(error)
 
     def _count_step(self, course: _Course) -> None:
+        course.see(_rate(course.scheduler()))  # another scheduler may have set it
         pace, course.num_since_step = course.num_since_step, 0
         course.num_steps += 1
-        if course.num_steps == 1:
-            return  # it is advanced after the step
-        is_first = course.least_pace < 0
-        course.least_pace = pace if is_first else min(course.least_pace, pace)
-        course.greatest_pace = max(course.greatest_pace, pace)
+        if course.num_steps == 1 or not pace:
+            return  # it is advanced after the step, and not after each one
+        # What comes last may be cut off by the end of the schedule, and counts if it does not.
+        before, course.last_pace = course.last_pace, pace
+        if before:
+            is_first = course.least_pace < 0
+            course.least_pace = before if is_first else min(course.least_pace, before)
+            course.greatest_pace = max(course.greatest_pace, before)
 
     def _write_all(self) -> None:
-        for course in list(self._courses.values()):
+        for course in self._all:
             if course.num_steps < 2:
                 continue
+            is_new = course.least_pace < 0
             self.recorder.event(
                 ScheduleState,
                 name=course.name,
                 num_advances=course.num_advances,
                 num_steps=course.num_steps,
-                least_pace=course.least_pace,
-                greatest_pace=course.greatest_pace,
+                num_planned=course.num_planned,
+                least_pace=course.last_pace if is_new else course.least_pace,
+                greatest_pace=course.last_pace if is_new else course.greatest_pace,
                 first_rate=course.first_rate,
                 peak_rate=course.peak_rate,
                 last_rate=course.last_rate,
                 settled_at=course.settled_at,
                 site=course.site,
             )
+
+
+def _num_planned(scheduler: Any) -> int:  # noqa: ANN401
+    """Return the number of training steps that a schedule was made with, 0 if it does not say."""
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        planned = getattr(function, "keywords", {}).get("num_training_steps")
+        if isinstance(planned, int):
+            return planned
+    return 0
 
 
 def _rate(scheduler: Any) -> float:  # noqa: ANN401

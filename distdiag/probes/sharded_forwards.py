@@ -50,7 +50,7 @@ class ShardedForwards(Probe):
             is_root = getattr(self_._state_ctx, "iter_forward_root", None) is self_
             result = original(self_, *args, **kwargs)
             if is_root:
-                recorder.after_model()
+                recorder.after_model(result)
             return result
 
         return post_forward
@@ -63,10 +63,12 @@ class ShardedForwards(Probe):
             if torch.compiler.is_compiling() or recorder.before_model is None:
                 return original(self_, *args, **kwargs)
             is_outermost = recorder.before_model(self_, (args, kwargs))
+            result = None
             try:
-                return original(self_, *args, **kwargs)
+                result = original(self_, *args, **kwargs)
             finally:
                 if is_outermost and recorder.after_model is not None:
-                    recorder.after_model()
+                    recorder.after_model(result)
+            return result
 
         return forward

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from distdiag.data_event import Draw, ModelFed
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.batch_norms import NormReading, local_norms
 from distdiag.probes.keepers import keeper_of, unwrapped
 from distdiag.probes.sample_rows import first_tensors
 from distdiag.probes.stack import frames_of
@@ -47,9 +48,13 @@ class _Fed:
     members: tuple[int, ...]
     contents: Pending
     batch_sizes: tuple[int, ...]
-    num_local_norms: int
+    norm_layers: dict[str, nn.Module]
     begin: int
     site: CallSite
+    norms: NormReading | None = None
+
+
+_Waiting = tuple[Pending, Pending | None, NormReading | None, dict[str, Any]]
 
 
 class StepFeeds(Probe):
@@ -71,7 +76,9 @@ class StepFeeds(Probe):
             weakref.WeakKeyDictionary()
         )
         self._counts: dict[str, int] = {}
-        self._waiting: deque[tuple[Pending, Pending | None, dict[str, Any]]] = deque()
+        self._last, self._is_fed = "", False
+        self._num_passes: dict[str, int] = {}
+        self._waiting: deque[_Waiting] = deque()
 
     def _install(self) -> None:
         kind = DistributedDataParallel
@@ -118,7 +125,7 @@ class StepFeeds(Probe):
         @functools.wraps(original)
         def post_forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if not torch.compiler.is_compiling():
-                _FEEDS[number].leave()
+                _FEEDS[number].leave((args[1:], kwargs))
             return original(*args, **kwargs)
 
         return post_forward
@@ -131,22 +138,33 @@ class StepFeeds(Probe):
         self._guard(self._enter_forward, module, given)
         return True
 
-    def leave(self) -> None:
+    def leave(self, output: object) -> None:
         """Take note that the forward pass of a wrapped model is over."""
         self.is_inside = False
+        self._guard(self._leave_forward, output)
+
+    def _leave_forward(self, output: object) -> None:
+        fed = self._fed
+        if fed is not None and fed.norms is None and fed.norm_layers:
+            fed.norms = NormReading(output, fed.norm_layers)
 
     def _enter_forward(self, module: nn.Module, given: object) -> None:
         if not (torch.is_grad_enabled() and module.training and dist.is_initialized()):
             return
+        for tell in self.recorder.on_given:
+            tell(given)
         model, self.members = self._name(module)
-        if self._fed is not None or not self._is_due(self.recorder.num_backwards):
+        if self._is_fed:
+            return  # the pass is known by the model that was fed first
+        self._last, self._is_fed = model, True
+        if not self._is_due:
             return
         tensors, pending = first_tensors(given), self._read(given)
         frames = frames_of(sys._getframe(2), self.recorder.main_script)
         sizes = tuple(dict.fromkeys(tensor.shape[0] for tensor in tensors))
         begin = self.recorder.num_events
-        num_norms = sum(map(_is_local_norm, module.modules()))
-        self._fed = _Fed(model, self.members, pending, sizes, num_norms, begin, CallSite(frames))
+        norms = local_norms(unwrapped(module))
+        self._fed = _Fed(model, self.members, pending, sizes, norms, begin, CallSite(frames))
 
     @staticmethod
     def _read(given: object) -> Pending:
@@ -169,17 +187,18 @@ class StepFeeds(Probe):
 
     def after_batch(self, batch: Batch, given: object) -> None:
         """Take note of a batch; what was drawn before belongs to another one."""
-        if batch.digest and not self.is_off and self._is_due(self.recorder.num_backwards):
+        if batch.digest and not self.is_off and self._is_due:
             batch = batch._replace(contents=self._read(given))
         self._batch = batch
         self._draws.clear()
+        for tell in self.recorder.on_given:
+            tell(given)
 
     @property
     def wants_draws(self) -> bool:
         """Whether it matters now what the program draws."""
-        number = self.recorder.num_backwards
         # What is drawn before the first pass may be weights or the data themselves.
-        return number > 0 and not self.is_off and self._is_due(number) and self._has_room
+        return self._number > 0 and not self.is_off and self._is_due and self._has_room
 
     @property
     def _has_room(self) -> bool:
@@ -189,9 +208,16 @@ class StepFeeds(Probe):
         """Take note of random numbers that were drawn."""
         self._draws.append(draw)
 
-    @staticmethod
-    def _is_due(number: int) -> bool:
-        return number < _FIRST or number % _EVERY < 2
+    @property
+    def _number(self) -> int:
+        """How many passes the model has had that is or was fed; all, if none has been fed yet."""
+        if not self._last:
+            return self.recorder.num_backwards
+        return self._num_passes.get(self._last, 0)
+
+    @property
+    def _is_due(self) -> bool:
+        return self._number < _FIRST or self._number % _EVERY < 2
 
     # Backward passes
 
@@ -202,26 +228,29 @@ class StepFeeds(Probe):
     def _backward(self) -> None:
         self._write()
         fed, self._fed = self._fed, None
+        number = self._number
+        if self._is_fed:
+            self._is_fed, self._num_passes[self._last] = False, number + 1
         draws, self._draws = tuple(self._draws), []
         if fed is None:
             return
         batch = self._batch
         fields = {
             "model": fed.model,
-            "number": self.recorder.num_backwards,
+            "number": number,
             "members": fed.members,
             "batch_sizes": fed.batch_sizes,
             "stream": batch.stream,
             "batch": batch.digest,
             "num_batch": batch.size,
             "num_samples": batch.num_samples,
-            "num_local_norms": fed.num_local_norms,
+            "num_local_norms": len(fed.norm_layers),
             "draws": draws,
             "begin": fed.begin,
             "end": self.recorder.num_events,
             "site": fed.site,
         }
-        self._waiting.append((fed.contents, batch.contents, fields))
+        self._waiting.append((fed.contents, batch.contents, fed.norms, fields))
         self._write()
 
     def _after_step(self) -> None:
@@ -229,20 +258,14 @@ class StepFeeds(Probe):
 
     def _write(self) -> None:
         while self._waiting:
-            inputs, batch, fields = self._waiting[0]
+            inputs, batch, reading, fields = self._waiting[0]
             found = inputs.take(), [] if batch is None else batch.take()
-            if found[0] is None or found[1] is None:
+            norms = () if reading is None else reading.take()
+            if found[0] is None or found[1] is None or norms is None:
                 return
             self._waiting.popleft()
             given, samples = (_digests(each) for each in found if each is not None)
-            self.recorder.event(ModelFed, inputs=given, samples=samples, **fields)
-
-
-def _is_local_norm(module: nn.Module) -> bool:
-    """Say whether a layer is batch normalisation of torch's that is not frozen, nor shared."""
-    kind = nn.modules.batchnorm._BatchNorm
-    is_plain = isinstance(module, kind) and type(module).forward is kind.forward
-    return is_plain and module.training
+            self.recorder.event(ModelFed, inputs=given, samples=samples, norms=norms, **fields)
 
 
 def _digests(found: Sequence[Any]) -> tuple[str, ...]:

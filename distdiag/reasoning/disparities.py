@@ -11,6 +11,8 @@ from distdiag.finding import Evidence
 
 def figures(difference: Difference) -> str:
     """Say how large a difference is, and what rounding explains of it."""
+    if math.isnan(difference.measured):
+        return f"{difference.name} differs between the ranks that hold it"
     if math.isinf(difference.ratio):
         return f"{difference.name} differs by {difference.measured:.3g}, rounding explains nothing"
     return (

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from distdiag.testing.parity import Rtol, parity_problem, replicas_problem
 from distdiag.testing.plan import Mark, Measured, ParityRun
 from distdiag.testing.rank_plugin import NAME, RankPlugin
 from distdiag.testing.run import run_ranks
+from distdiag.testing.script_parity import ScriptOptions, script_problem
 
 StepFunction = Callable[[int, int], Any]
 """Called with the rank and the world size; returns what must be equal for all world sizes."""
@@ -38,12 +36,15 @@ class AssertParity:
         rtol: Rtol = "auto",
         *,
         args: Sequence[str] = (),
+        steps: int = 10,
+        parity_args: Sequence[str] = (),
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Fail the test unless all world sizes return the same.
 
-        `step_fn` is a function, or the path of a script, which then gets `args`. `options` are
-        those of the mark: backend, timeout, fail_on.
+        `step_fn` is a function, or the path of a script, which then gets `args`, and is compared
+        for so many `steps` with the options `parity_args` of ``distdiag parity``. `options` are
+        those of the mark: backend, timeout, fail_on; of a script, the timeout of each run.
         """
         __tracebackhide__ = True
         call, self._num_calls = self._num_calls, self._num_calls + 1
@@ -54,7 +55,9 @@ class AssertParity:
             pytest.fail(str(error).replace("distdiag mark", "assert_parity"), pytrace=False)
         others = [size for size in sizes if size != 1]
         if not callable(step_fn):
-            _compare_script(Path(step_fn), others, rtol, args, timeout_s=mark.timeout)
+            more = ("--timeout", str(mark.timeout)) if "timeout" in options else ()
+            chosen = ScriptOptions(others, steps, tuple(args), (*more, *parity_args))
+            _compare_script(Path(step_fn), chosen, rtol=rtol, mark_options=options)
             return
         base = self._run(mark, call, 1)[0]
         noise = self._run(mark, call, 1)[0] if rtol == "auto" else None
@@ -139,27 +142,15 @@ def loss_parity(losses: Mapping[int, Sequence[float]], rtol: Rtol = "auto") -> N
             pytest.fail(f"world size {size} against {smallest}: {problem}", pytrace=False)
 
 
-def parity_command(
-    script: Path, world_size: int, rtol: Rtol, args: Sequence[str], report: Path
-) -> list[str]:
-    """Return the command that compares a script on one rank with it on several."""
-    return [
-        *(sys.executable, "-m", "distdiag.cli", "parity"),
-        *("--world-size", str(world_size), "--rtol", str(rtol), "--json", str(report)),
-        *(str(script), *args),
-    ]
-
-
 def _compare_script(
-    script: Path, others: Sequence[int], rtol: Rtol, args: Sequence[str], *, timeout_s: float
+    script: Path, options: ScriptOptions, *, rtol: Rtol, mark_options: Mapping[str, Any]
 ) -> None:
     __tracebackhide__ = True
-    for size in others:
-        with tempfile.TemporaryDirectory(prefix="distdiag-parity-") as folder:
-            command = parity_command(script, size, rtol, args, Path(folder, "report.json"))
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                pytest.fail(f"world size {size}: not compared in {timeout_s:g} s", pytrace=False)
-        if done.returncode:
-            pytest.fail(f"world size {size}: {done.stdout}{done.stderr}".strip(), pytrace=False)
+    for name in ("rtol",) if rtol != "auto" else sorted(mark_options.keys() - {"timeout"}):
+        pytest.fail(f"assert_parity: a script takes no {name}", pytrace=False)
+    try:
+        problem = script_problem(script, options)
+    except UsageError as error:
+        pytest.fail(f"assert_parity: {script} cannot be compared:\n{error}", pytrace=False)
+    if problem:
+        pytest.fail(problem, pytrace=False)

@@ -29,6 +29,7 @@ def part(num_counted, weight, *factors, **values):
         weight,
         factors,
         values.pop("place", 0),
+        values.pop("num_first", -1),
     )
 
 

@@ -51,6 +51,24 @@ def test_a_size_that_batches_have_anyway_is_a_note():
     assert finding.grade is Grade.NOTE
 
 
+def test_only_first_labels_that_are_valid_count_more():
+    def parts(divisor):
+        first = part(18, 1 / divisor, over(divisor), num_first=3, num_rows=0)
+        return [first], [part(11, 1 / divisor, over(divisor), num_first=0)]
+
+    (finding,) = judged(MiscountedTokens, losses(*parts(18 + 11 + 3)))
+    assert finding.grade is Grade.LIKELY
+    assert "divided by 32 tokens, but sums 29" in finding.message
+    assert not judged(MiscountedTokens, losses(*parts(18 + 11)))
+    assert not judged(MiscountedTokens, losses(*parts(18 + 11 + 4)))
+
+
+def test_full_sequences_of_one_length_are_a_note():
+    each = part(40, 1 / 44, over(44), num_first=4)
+    (finding,) = judged(MiscountedTokens, losses([each], [each]))
+    assert finding.grade is Grade.NOTE
+
+
 def test_a_count_by_a_framework_that_runs_the_loop_is_a_note():
     inner = [Frame("/site-packages/hf/trainer.py", n, "train", user=False) for n in range(3)]
     site = CallSite((*inner, *plain_site(50).frames))

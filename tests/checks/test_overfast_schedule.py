@@ -23,6 +23,12 @@ def test_a_schedule_that_ended_too_early_is_named():
     assert "fell to 0 by step 20, and 20 more steps" in finding.message
 
 
+def test_a_rate_that_rises_again_after_the_planned_steps_is_named():
+    (finding,) = judged(**{**FAST, "last_rate": 0.1, "num_planned": 40, "settled_at": 40})
+    assert finding.step == 20
+    assert "the 40 steps of its plan were over by step 20, and 20 followed" in finding.message
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -31,6 +37,7 @@ def test_a_schedule_that_ended_too_early_is_named():
         {"least_pace": 4, "greatest_pace": 4},
         {"settled_at": 39},
         {"last_rate": 0.01},
+        {"last_rate": 0.01, "num_planned": 80},
     ],
     ids=[
         "once for each step",
@@ -38,6 +45,7 @@ def test_a_schedule_that_ended_too_early_is_named():
         "as often as gradients are accumulated",
         "ends with the training",
         "constant after a warm-up",
+        "planned for all ranks",
     ],
 )
 def test_right_schedules_are_silent(change):

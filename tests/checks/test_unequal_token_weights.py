@@ -78,3 +78,9 @@ def test_counts_that_differ_as_by_chance_are_a_note():
 
 def test_a_rank_without_a_token_counts_for_nothing():
     assert not judged(UnequalTokenWeights, losses([mean(30)], [mean(0)]))
+
+
+def test_the_mean_over_the_only_sequence_of_each_pass_is_a_note():
+    first, second = mean(30, num_rows=1), mean(10, num_rows=1)
+    (finding,) = judged(UnequalTokenWeights, losses([first], [second]))
+    assert finding.severity is Severity.INFO

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import math
+
+import msgspec
+
 from distdiag.checks.update_disparity import UpdateDisparity
-from distdiag.disparity import Subject
+from distdiag.disparity import Difference, Subject
+from distdiag.ranks import RankSet
 from tests.checks.disparities import disparity, findings
 
 
@@ -14,3 +19,25 @@ def test_it_names_the_parameter_and_the_rates():
 
 def test_a_disparity_of_another_kind_is_left_to_another_check():
     assert findings(UpdateDisparity, disparity(Subject.LOSS)) == []
+
+
+def test_copies_that_part_are_told_without_a_size():
+    difference = Difference(
+        name="Net/a.weight", measured=math.nan, bound=0.0, ratio=math.inf, factor=math.nan
+    )
+    shown = disparity(Subject.UPDATE, culprits=[1])
+    shown = msgspec.structs.replace(shown, differences=(difference,))
+    (found,) = findings(UpdateDisparity, shown)
+    assert "a.weight differs between the ranks that hold it" in found.message
+    assert "nan" not in found.message
+    assert found.ranks == RankSet([1])
+
+
+def test_a_learning_rate_is_not_called_a_parameter():
+    difference = Difference(
+        name="learning rate of parameter group 0", measured=0.01, bound=1e-6, ratio=1e4, factor=1.01
+    )
+    shown = msgspec.structs.replace(disparity(Subject.UPDATE), differences=(difference,))
+    (found,) = findings(UpdateDisparity, shown)
+    assert "at step 3 of 2 ranks the learning rate of parameter group 0 differs" in found.message
+    assert found.subjects == ("learning rate of parameter group 0",)

@@ -78,7 +78,14 @@ def test_a_wrong_run_is_named_and_explained(compared, arguments, code, subject, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
-    [("--keeper", "fsdp2"), ("--keeper", "hand"), ("--own-batches",)],
+    [
+        ("--keeper", "fsdp2"),
+        ("--keeper", "hand"),
+        ("--own-batches",),
+        ("--mixed",),
+        ("--keeper", "fsdp2", "--mixed"),
+        ("--compressed",),
+    ],
     ids=lambda value: " ".join(value),
 )
 def test_other_right_runs_agree(compared, arguments):

@@ -5,13 +5,13 @@ import pytest
 
 from distdiag.disparity import Difference
 from distdiag.parity.explanations import Pair, explain, weights_of
-from distdiag.parity.tolerance import distance
+from distdiag.parity.tolerance import distances
 
 SIZES = {"the number of ranks": 4, "the number of accumulation steps": 3}
 
 
 def pair(reference, candidate, name="w"):
-    factor = distance(reference, candidate).factor
+    factor = distances(reference, [candidate])[1][0].factor
     found = Difference(name=name, measured=1.0, bound=0.1, ratio=10.0, factor=factor)
     return Pair(found, reference, candidate)
 
@@ -82,3 +82,13 @@ def test_gradients_that_are_no_mixture_have_no_weights():
     alone = [[random.normal(size=(6, 4))] for _ in range(2)]
     reference = 0.5 * (alone[0][0] + alone[1][0])
     assert weights_of([pair(reference, random.normal(size=(6, 4)))], alone) is None
+
+
+def test_the_factor_of_tensors_too_large_to_keep_is_told_by_what_was_measured():
+    measured = {"bound": 1e-6, "ratio": 1e6}
+    doubled = Difference(name="w", measured=1.0, factor=2.0, **measured)
+    empty = np.empty(0)
+    sizes = {"the number of ranks": 2}
+    assert "times the number of ranks (2)" in explain([Pair(doubled, empty, empty)], sizes)
+    noise = Difference(name="w", measured=1.4, factor=2.0, **measured)
+    assert explain([Pair(noise, empty, empty)], sizes) == ""

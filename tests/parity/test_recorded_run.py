@@ -81,3 +81,18 @@ def test_foreign_files_are_one_clear_error(tmp_path):
         RecordedRun(tmp_path, "1 rank")
     with pytest.raises(DamagedFileError, match="no rank has recorded"):
         RecordedRun(tmp_path / "empty", "1 rank")
+
+
+def test_ranks_in_the_same_place_of_groups_that_are_too_small_are_not_one_coordinate(tmp_path):
+    for rank, group in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
+        writer = Rank(tmp_path, rank, data_group=group)
+        writer.batch(0, 0, "x", [rank, rank])
+        writer.close(1, 4)
+    assert RecordedRun(tmp_path, "4 ranks").coordinates == ((0,), (2,), (1,), (3,))
+
+
+def test_the_coarsest_dtype_of_all_ranks_is_what_a_run_computes_in(tmp_path):
+    for rank, dtype in enumerate(("float32", "bfloat16", "")):
+        Rank(tmp_path, rank, compute_dtype=dtype).close(1, 3)
+    run = RecordedRun(tmp_path, "3 ranks")
+    assert (run.compute_dtype, run.compute_unit) == ("bfloat16", 2.0**-7)

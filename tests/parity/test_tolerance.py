@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from distdiag.parity.tolerance import DROWNED, compare
+from distdiag.parity.tolerance import (
+    DROWNED,
+    Common,
+    Exactness,
+    compare,
+    distances,
+    in_common,
+    judge,
+    measure,
+)
 
 UNIT = 2.0**-23
 
@@ -56,3 +65,58 @@ def test_zero_is_compared_too():
     zero, one = np.zeros(4), np.ones(4)
     assert compare("w", zero, zero, [zero], UNIT).ratio == 0.0
     assert compare("w", zero, one, [zero], UNIT).ratio == math.inf
+
+
+def test_in_a_coarse_dtype_rounding_once_is_less_than_the_nudge(reference):
+    repeats = [reference, noisy(reference, 1e-2, 1)]
+    candidate = noisy(reference, 5e-2, 2)
+    fine = measure("w", reference, candidate, repeats, Exactness(UNIT))
+    coarse = measure("w", reference, candidate, repeats, Exactness(UNIT, computed=2.0**-7))
+    assert (
+        judge(fine, Common(), sees_factor=False).ratio
+        < 1
+        < judge(coarse, Common(), sees_factor=False).ratio
+    )
+
+
+def test_what_is_not_deterministic_counts_as_it_is(reference):
+    repeats = [noisy(reference, 1e-2, 1), reference]
+    candidate = noisy(reference, 5e-2, 2)
+    found = measure("w", reference, candidate, repeats, Exactness(UNIT, computed=2.0**-7))
+    assert judge(found, Common(), sees_factor=False).ratio < 1
+
+
+def test_few_elements_that_the_nudge_left_alone_by_chance_borrow_the_noise_of_others():
+    scalar, others = np.array([2.0]), np.ones((64, 64))
+    measured = [measure("s", scalar, scalar * 1.001, [scalar, scalar], Exactness(UNIT))]
+    for seed in range(3):
+        repeats = [others, noisy(others, 1e-3, seed)]
+        measured.append(measure("w", others, others, repeats, Exactness(UNIT)))
+    assert judge(measured[0], Common()).ratio > 1
+    assert judge(measured[0], in_common(measured)).ratio < 1
+
+
+def test_a_factor_that_the_nudge_had_by_chance_only_elsewhere_is_allowed(reference):
+    leaning = [1.0003 * noisy(reference, 1e-4, seed) for seed in range(3)]
+    measured = [
+        measure(name, reference, candidate, [reference, nudged], Exactness(UNIT))
+        for name, candidate, nudged in (
+            ("a", 1.0003 * reference, noisy(reference, 3e-4, 7)),
+            *(("b", reference, each) for each in leaning),
+        )
+    ]
+    assert judge(measured[0], Common()).ratio > 1
+    assert judge(measured[0], in_common(measured)).ratio < 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (65_536,), (3, 65_537)])
+def test_distances_in_blocks_are_those_of_the_whole(shape):
+    generator = np.random.default_rng(3)
+    reference = np.asarray(generator.normal(size=shape), np.float32)
+    others = [np.asarray(reference * 1.5, np.float32), reference]
+    size, found = distances(reference, others)
+    exact = reference.astype(np.float64)
+    assert size == pytest.approx(np.linalg.norm(exact))
+    assert found[0].size == pytest.approx(np.linalg.norm(others[0] - exact))
+    assert found[0].factor == pytest.approx(1.5 if size else 1.0)
+    assert found[1] == (0.0, 1.0)

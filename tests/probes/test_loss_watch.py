@@ -290,3 +290,44 @@ def test_nothing_is_read_on_a_rank_of_its_own(observed: Observed) -> None:
     optimizer.step()
     assert not observed.events(LossWeights)
     assert math.isfinite(loss.item())
+
+
+class Scorer(nn.Module):
+    """Scores each label but the first of a sequence, a few tokens at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, 3), nn.Linear(3, VOCAB)
+
+    def forward(self, labels: Tensor, masked: bool = False) -> Tensor:
+        hidden = self.embed(labels.clamp(min=0))[:, :-1]
+        if masked:
+            logs = self.head(hidden).log_softmax(-1)
+            chosen = logs.gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            return -(chosen * (labels[:, 1:] != IGNORED)).sum() / 7
+        total = torch.zeros(())
+        hidden, targets = hidden.flatten(0, 1), labels[:, 1:].flatten()
+        for some, target in zip(hidden.split(4), targets.split(4), strict=True):
+            total = total + F.cross_entropy(self.head(some), target, reduction="sum")
+        return total / 7
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_first_labels_that_a_shift_leaves_out_are_counted(observed: Observed, masked: bool) -> None:
+    observed.install("data")
+    model = ddp(Scorer())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    some = torch.tensor([[1, 2, 3, 4, 2, 1], [IGNORED, IGNORED, IGNORED, 2, 1, 3]])
+    whole = torch.ones_like(some)
+    for labels in (some, whole, some):
+        model(labels, masked).backward()
+    optimizer.step()
+
+    (event,) = observed.events(LossWeights)
+    assert [each and each.num_counted for each in event.passes] == [8, 10, 8]
+    assert [each and each.num_first for each in event.passes] == [1, 2, 1]
+
+
+def test_labels_that_were_not_seen_or_were_shifted_before_tell_nothing(observed: Observed) -> None:
+    found = passes(observed, lambda x: F.cross_entropy(*flat(x)))
+    assert [each and each.num_first for each in found] == [-1]

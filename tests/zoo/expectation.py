@@ -38,7 +38,8 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     `evidence_lines` are the sides of a conflict: of each side the same finding must also show one
     line, as its location or in its evidence. `world_size` is the number of ranks to run.
     `codes` document the best answers, and `hang_class` the kind of hang; the score uses neither.
-    `missed` says why distdiag does not find the bug yet.
+    `missed` says why distdiag does not find the bug yet. With `mode` "parity" only a comparison of
+    runs can find it: `distdiag parity` with the options `parity_args` takes the place of one run.
     """
 
     source: str
@@ -54,6 +55,8 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     hang_class: HangClass | None = None
     world_size: int = 2
     missed: str = ""
+    mode: Literal["check", "parity"] = "check"
+    parity_args: tuple[str, ...] = ()
 
 
 class ZooEntry(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 POLL_S = 0.2
 # A monitor lives on for a moment after its ranks; whoever is still there later was left behind.
 GRACE_S = 15.0
+RUNS_OF_PARITY = 4
 
 Mode = Literal["distdiag", "detail", "plain"]
 Outcome = Literal["finished", "failed", "hung"]
@@ -87,6 +89,11 @@ def _command_of(process: psutil.Process) -> str:
         return f"pid {process.pid}"
 
 
+def _parity_command(script: Path, run_dir: Path, parity_args: Sequence[str]) -> list[str]:
+    options = ["--run-dir", str(run_dir), "--report", "json", *parity_args]
+    return [sys.executable, "-m", "distdiag.cli", "parity", *options, str(script)]
+
+
 def _command(script: Path, mode: Mode, run_dir: Path, num_ranks: int) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     launcher += ["--nproc-per-node", str(num_ranks)]
@@ -124,8 +131,19 @@ def _outcome(status: int | None, log: str) -> Outcome:
     return "failed"
 
 
-def run_script(script: Path, mode: Mode, timeout_s: float, *, num_ranks: int = 2) -> Run:
-    """Run a script under torchrun in a temporary folder and return how it ended."""
+def run_script(
+    script: Path,
+    mode: Mode,
+    timeout_s: float,
+    *,
+    num_ranks: int = 2,
+    parity_args: Sequence[str] | None = None,
+) -> Run:
+    """Run a script under torchrun in a temporary folder and return how it ended.
+
+    With `parity_args` distdiag compares it with itself on one rank, which takes several runs.
+    """
+    is_compared = mode == "distdiag" and parity_args is not None
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         run_dir = Path(folder, "run")
         work_dir = Path(folder, "work")
@@ -135,7 +153,9 @@ def run_script(script: Path, mode: Mode, timeout_s: float, *, num_ranks: int = 2
         started = time.monotonic()
         with log_path.open("wb") as log_file:
             process = subprocess.Popen(
-                _command(script, mode, run_dir, num_ranks),
+                _parity_command(script, run_dir, parity_args or ())
+                if is_compared
+                else _command(script, mode, run_dir, num_ranks),
                 cwd=work_dir,
                 env=_environment(mode),
                 stdin=subprocess.DEVNULL,
@@ -145,7 +165,9 @@ def run_script(script: Path, mode: Mode, timeout_s: float, *, num_ranks: int = 2
             )
             tree = _ProcessTree(process.pid)
             try:
-                status = _wait(process, tree, timeout_s)
+                status = _wait(
+                    process, tree, RUNS_OF_PARITY * timeout_s if is_compared else timeout_s
+                )
                 duration_s = time.monotonic() - started
             finally:
                 left_behind = tree.kill(0.0 if process.poll() is None else GRACE_S)

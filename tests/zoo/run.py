@@ -103,7 +103,11 @@ def run_entry_script(
 ) -> ScriptResult:
     """Run and score the bug or the fix of one entry."""
     script: Path = entry.bug if name == "bug" else entry.fix
-    run = run_script(script, mode, timeout_s, num_ranks=entry.expectation.world_size)
+    expected = entry.expectation
+    parity_args = expected.parity_args if expected.mode == "parity" else None
+    run = run_script(
+        script, mode, timeout_s, num_ranks=expected.world_size, parity_args=parity_args
+    )
     score = score_run(entry, name, mode, run)
     return ScriptResult(
         outcome=run.outcome,

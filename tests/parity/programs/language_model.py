@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
@@ -59,13 +60,19 @@ class LanguageModel(nn.Module):
 
 def wrapped(model, args):
     if args.keeper == "ddp":
-        return DistributedDataParallel(model)
+        model = DistributedDataParallel(model)
+        if args.compressed:
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return model
     if args.keeper == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        policy = MixedPrecisionPolicy()
+        if args.mixed:
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
     return model
 
 
@@ -90,16 +97,22 @@ def reduce_by_hand(model, bug):
             parameter.grad /= dist.get_world_size()
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--keeper", choices=("ddp", "fsdp2", "hand"), default="ddp")
     parser.add_argument("--bug", default="")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--compressed", action="store_true")
     parser.add_argument("--own-batches", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
     device = torch.device(args.device)
     if args.device == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -120,8 +133,9 @@ def main():
         labels = batch["labels"]
         if args.bug == "shifted" and is_last and is_several:
             labels = labels.roll(1, 1)
-        logits = model(batch["input_ids"])
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.mixed and args.keeper == "ddp"):
+            logits = model(batch["input_ids"])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
         if args.keeper == "hand":

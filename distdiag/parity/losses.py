@@ -1,0 +1,78 @@
+"""What backward was called on in two runs: one number for each pass and data coordinate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from distdiag.parity.explanations import Pair
+from distdiag.parity.recorded_run import Array, RecordedRun
+from distdiag.parity.tolerance import Common, Exactness, Measured, judge, measure
+from distdiag.recording import Kind
+
+_FIRST_STEPS: Final = 4
+
+
+def total_loss(run: RecordedRun, step: int, num_micro: int) -> float:
+    """Return the loss of a step: the mean over coordinates, summed over passes."""
+    losses = (_losses(run, step, micro) for micro in range(num_micro))
+    return sum(float(each.mean()) for each in losses if each.size)
+
+
+def loss_pairs(
+    reference: RecordedRun, repeats: Sequence[RecordedRun], candidate: RecordedRun, step: int
+) -> Iterator[Pair]:
+    """Yield the losses of all passes of a step."""
+    common = _noise(reference, repeats, step)
+    for micro in range(reference.num_micro(step)):
+        ours, theirs = _losses(reference, step, micro), _losses(candidate, step, micro)
+        if not ours.size or not theirs.size:
+            continue
+        found = []
+        for value in (theirs.mean(), theirs.sum()):
+            measured = _measured(reference, repeats, value, step, micro)
+            if measured is not None:
+                pair = np.array([ours.mean()]), np.array([value])
+                found.append(Pair(judge(measured, common), *pair))
+        # Whether losses are averaged or summed over ranks, the gradients will show.
+        if found:
+            yield min(found, key=lambda pair: pair.difference.ratio)
+
+
+def _losses(run: RecordedRun, step: int, micro: int) -> Array:
+    """Return the losses of all data coordinates in one pass."""
+    records = run.by_rank(Kind.LOSS, step, micro, "loss")
+    ranks = [coordinate[0] for coordinate in run.coordinates]
+    values = [records[rank].values for rank in ranks if rank in records]
+    return np.array([value[0] for value in values if value], dtype=np.float64)
+
+
+def _measured(
+    reference: RecordedRun, repeats: Sequence[RecordedRun], value: float, step: int, micro: int
+) -> Measured | None:
+    ours, *others = (_losses(run, step, micro) for run in (reference, *repeats))
+    if not ours.size or any(not each.size for each in others):
+        return None
+    means = [np.array([each.mean()]) for each in others]
+    unit = 2 * reference.unit(Kind.LOSS, step, "loss")
+    # One number is judged with the whole nudge, whatever it was computed in: chance has no average.
+    exactness = Exactness(unit)
+    name = f"loss of pass {micro + 1}"
+    return measure(name, np.array([ours.mean()]), np.array([value]), means, exactness)
+
+
+def _noise(reference: RecordedRun, repeats: Sequence[RecordedRun], step: int) -> Common:
+    """Return the most that rounding did to a loss up to this step, and soon after.
+
+    The loss of one pass is one number: by chance it may be the same in the repeats.
+    """
+    num_steps = min(run.num_steps for run in (reference, *repeats))
+    found = [
+        _measured(reference, repeats, math.nan, each, micro)
+        for each in range(min(max(step + 1, _FIRST_STEPS), num_steps))
+        for micro in range(reference.num_micro(each))
+    ]
+    return Common(max((each.noise for each in found if each is not None), default=0.0))

@@ -1,0 +1,44 @@
+"""Tests of the comparison of what modules return."""
+
+import numpy as np
+
+from distdiag.parity.outputs import output_pairs
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.recording import Kind, Record
+from tests.parity.recordings import Rank
+
+ROWS = np.random.default_rng(3).normal(size=(16, 3)) + 3
+
+
+def recorded(folder, parts, *, num_elements=64):
+    for rank, rows in enumerate(parts):
+        writer = Rank(folder, rank, data_group=tuple(range(len(parts))))
+        array = np.asarray(rows, np.float32)
+        record = Record(
+            Kind.OUTPUT, 0, 0, "Net/a#0", "float32", array.shape, part=array.shape,
+            values=(num_elements,),
+        )  # fmt: skip
+        writer.writer.write(record, array.tobytes())
+        writer.close(1, len(parts))
+    return RecordedRun(folder, folder.name)
+
+
+def ratio(tmp_path, parts, **more):
+    reference = recorded(tmp_path / "1", [ROWS])
+    noise = 1 + 1e-3 * np.random.default_rng(4).normal(size=ROWS.shape)
+    nudged = recorded(tmp_path / "nudged", [ROWS * noise])
+    candidate = recorded(tmp_path / "n", parts, **more)
+    pairs = list(output_pairs(reference, [reference, nudged], candidate, 0))
+    return [pair.difference.ratio for pair in pairs]
+
+
+def test_the_part_of_an_output_that_a_rank_has_is_not_compared(tmp_path):
+    assert ratio(tmp_path, [2 * ROWS], num_elements=32) == []
+
+
+def test_wrong_samples_of_one_rank_do_not_drown_in_those_of_the_others(tmp_path):
+    parts = np.split(ROWS * (1 + 1e-4), 16)
+    parts[7] = parts[7] * [1.02, 1.0, 1.0]
+    together = ratio(tmp_path / "together", [np.concatenate(parts)])
+    apart = ratio(tmp_path / "apart", parts)
+    assert together[0] < 1 < apart[0]
