@@ -45,8 +45,11 @@ class SequenceVerdict(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong; notes do not count."""
-        return all(fault.grade is Grade.NOTE for fault in self.faults)
+        """Whether nothing is wrong; notes do not count, but functions that raised do."""
+        return all(
+            fault.grade is Grade.NOTE and fault.kind is not FaultKind.RAISED
+            for fault in self.faults
+        )
 
     def raise_on_fault(self) -> None:
         """Raise if something is wrong.

@@ -37,8 +37,10 @@ def test_a_function_that_raises_is_told_with_its_stage():
     def broken(part):
         raise RuntimeError("no such group")
 
-    (fault,) = verify(same, broken, length=8).faults
+    verdict = verify(same, broken, length=8)
+    (fault,) = verdict.faults
     assert fault.kind is FaultKind.RAISED
+    assert not verdict.ok
     assert fault.stage == "gather"
     assert "RuntimeError: no such group" in fault.said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from distdiag.finding import Evidence, Grade, Location
+from distdiag.finding import Evidence, Grade, Location, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
 from distdiag.reasoning.token_fault import TokenFault
@@ -26,6 +26,7 @@ def parts_of(fault: TokenFault, by_rank: Mapping[int, TokenPassport]) -> dict[st
         "step": one.step,
         "location": _location(fault, one),
         "subjects": (one.name, fault.stage, fault.kind.value),
+        "severity": Severity.WARNING if fault.grade is Grade.LIKELY else None,
         "grade": fault.grade,
         "confidence": _CONFIDENCE[fault.grade],
         "evidence": tuple(

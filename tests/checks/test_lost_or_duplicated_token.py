@@ -46,7 +46,7 @@ def test_what_raises_everywhere_is_a_note_and_on_one_rank_a_warning():
     view = passports(HALVES, error=[error, ""], stage=[stage, ""])
     (finding,) = judged(LostOrDuplicatedToken, view)
     assert finding.ranks == RankSet([0])
-    assert finding.grade is Grade.LIKELY
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
 
 
 @pytest.mark.parametrize(
