@@ -9,7 +9,7 @@ from distdiag.checkpoint_event import (
     TrainingResumed,
     WeightsLoaded,
 )
-from distdiag.data_event import EpochFed, ModelFed, ScheduleState
+from distdiag.data_event import EpochFed, ModelFed, RowsGathered, ScheduleState
 from distdiag.event import (
     Collective,
     CollectiveState,
@@ -78,5 +78,6 @@ AnyEvent = (
     | EpochFed
     | ModelFed
     | ScheduleState
+    | RowsGathered
     | TokenPassport
 )

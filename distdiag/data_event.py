@@ -163,3 +163,33 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     def members(self) -> tuple[int, ...]:
         """Who trains together is not known here."""
         return ()
+
+
+class RowsGathered(Event, frozen=True, kw_only=True):
+    """The program gathered rows of the last batch of a pass without backward passes, all of them.
+
+    Of the `num_rows` rows that all ranks hold together `num_real` are samples that no batch had
+    before; the others fill it up, from the beginning of the `num_samples` samples. `tensors` are
+    what was gathered, such as ``int64 8``. `is_dropped_elsewhere`: other rows of this batch were
+    gathered so that these are dropped. `name` says where, `number` counts.
+    """
+
+    name: str
+    number: int
+    dataset: str
+    num_samples: int
+    num_rows: int
+    num_real: int
+    tensors: tuple[str, ...]
+    is_dropped_elsewhere: bool
+    site: CallSite
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is the same on all ranks for the same call."""
+        return (self.name, self.number)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """All ranks take part."""
+        return ()

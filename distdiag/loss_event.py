@@ -22,8 +22,8 @@ class Factor(msgspec.Struct, frozen=True, array_like=True):
 class LossPass(msgspec.Struct, frozen=True, array_like=True):
     """The loss of one backward pass: `num_counted` of its `num_elements` elements have a weight.
 
-    `kind` is ``nll`` (a cross entropy), ``pixels`` (one over pixels of images), ``masked`` (a sum or
-    mean over what a mask lets through) or ``dense``; `reduction` is that of the innermost loss.
+    `kind` is ``nll`` (a cross entropy), ``pixels`` (one over images), ``masked`` (a sum or mean
+    over what a mask lets through) or ``dense``; `reduction` is that of the innermost loss.
     `weight` is what each counted element has in the gradient of this rank. `num_rows` is the number
     of sequences, 0 if it is not known.
     `place` numbers the lines from which passes of one step were started. `num_first` further

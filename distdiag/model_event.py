@@ -36,6 +36,7 @@ class Basis(StrEnum):
     MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model
     MODEL = "model"  # other tensors of the same model are sharded over these ranks
     BESIDE = "beside"  # a frozen model beside one that all ranks train together
+    SIBLING = "sibling"  # the groups that were made beside theirs reduce gradients
     WORLD = "world"  # nothing: all ranks, by guess
 
 

@@ -63,7 +63,8 @@ class ReplicaView:
     """Tensors of a model that differ between the ranks that should hold the same.
 
     `alike_at` is the last step at which all of these tensors were seen to be the same, None if that
-    was never seen. `num_compared` tensors were compared.
+    was never seen. `num_compared` tensors were compared. For `apart_for` steps nothing of the size
+    of these tensors has passed between the ranks; 0: something has, or it is not known.
     """
 
     model: str
@@ -75,6 +76,7 @@ class ReplicaView:
     num_compared: int
     alike_at: int | None = None
     sites: Mapping[int, CallSite] = field(default_factory=dict)
+    apart_for: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,15 +62,19 @@ class UnreducedGradient(Check):
             return
         names = names_of(tensors)
         # Steps inside no_sync may be meant: local ones, and an average now and then.
-        is_meant = view.basis is Basis.UNSYNCED
+        is_meant = view.basis is Basis.UNSYNCED and not view.apart_for
+        if view.basis is Basis.SIBLING and not view.apart_for:
+            return  # they may yet be reduced in another way
+        never = f"; in {view.apart_for} steps nothing as large was exchanged between them"
         yield self.finding(
             f"the gradient of {first_and_more(names)} of {view.model} differs between "
-            f"{view.ranks.phrase()}, which hold copies of it, when step {view.step} begins",
+            f"{view.ranks.phrase()}, which hold copies of it, when step {view.step} begins"
+            f"{never if view.apart_for else ''}",
             ranks=view.ranks,
             step=view.step,
             location=location_on(view, view.ranks),
             subjects=names,
-            severity=Severity.WARNING if view.basis is Basis.LONE else None,
+            severity=Severity.WARNING if view.basis is Basis.LONE or view.apart_for else None,
             grade=Grade.NOTE if is_meant else grade_of(view, has_culprit=True),
             confidence=0.5 if is_meant else 0.95,
             evidence=evidence_of(view, tensors),

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.finding import Finding, Severity
+from distdiag.finding import Finding, Grade, Severity
 
 Identity = tuple[object, ...]
 
@@ -31,8 +31,10 @@ class Conclusions:
         return tuple(found.values())
 
     def add(self, finding: Finding) -> None:
-        """Take in a finding; one that is there already stays as it is."""
-        self._findings.setdefault(finding.identity, finding)
+        """Take in a finding; one that is there already stays as it is, unless it was but a note."""
+        known = self._findings.setdefault(finding.identity, finding)
+        if known.grade is Grade.NOTE and finding.grade is not Grade.NOTE:
+            self._findings[finding.identity] = finding
 
     def revise(self, subject: object, findings: list[Finding]) -> None:
         """Replace what was concluded about something that has grown since."""

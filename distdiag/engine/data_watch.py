@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from distdiag.data_event import EpochFed, ModelFed, ScheduleState
+from distdiag.data_event import EpochFed, ModelFed, RowsGathered, ScheduleState
 from distdiag.data_view import FeedView
 from distdiag.engine.judges import Judges
 from distdiag.engine.side_by_side import SideBySide
@@ -37,7 +37,7 @@ _SHARING: Final = re.compile(
 class DataWatch(Watch):
     """Feed events as they come; what is complete is judged at once, the rest at the end."""
 
-    kinds = (ModelFed, EpochFed, ScheduleState, Collective, GroupCreated, ModelPlan)
+    kinds = (ModelFed, EpochFed, ScheduleState, RowsGathered, Collective, GroupCreated, ModelPlan)
 
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Watch what these ranks are fed."""
@@ -56,7 +56,7 @@ class DataWatch(Watch):
                 alignment = self._feeds.add(event)
                 if alignment is not None and event.members:
                     self._judge_feeds(event.model, alignment.by_rank)
-            case EpochFed() | ScheduleState():
+            case EpochFed() | ScheduleState() | RowsGathered():
                 alignment = self._events.add(event)
                 if alignment is not None:
                     self._judges.judge(alignment)

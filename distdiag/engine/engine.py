@@ -9,6 +9,7 @@ from typing import Final
 
 from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
+from distdiag.engine.apart import Apart
 from distdiag.engine.collectives import CollectiveStreams
 from distdiag.engine.data_watch import DataWatch
 from distdiag.engine.file_watch import FileWatch
@@ -74,15 +75,10 @@ class Engine:
         self._stall = Stall(hang_timeout_s)
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
-        self._watches = Watches(
-            (
-                ModelWatch(world, self._judges, rules, only_start=only_start),
-                StateLoads(world, self._judges),
-                DataWatch(world, self._judges),
-                SequenceWatch(world, self._judges),
-                ComparedRuns(self._judges),
-            )
-        )
+        apart = Apart(self._judges)
+        models = ModelWatch(world, self._judges, rules, only_start=only_start, apart=apart)
+        rest = tuple(kind(world, self._judges) for kind in (StateLoads, DataWatch, SequenceWatch))
+        self._watches = Watches((models, apart, *rest, ComparedRuns(self._judges)))
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distdiag.engine.apart import Apart
 from distdiag.engine.judges import Judges
 from distdiag.engine.loss_watch import LossWatch
 from distdiag.engine.model_coverage import KINDS, ModelCoverage
@@ -23,6 +24,7 @@ from distdiag.model_event import (
     PartialRead,
     SliceSaved,
 )
+from distdiag.model_view import ReplicaView
 from distdiag.placement_rule import PlacementRule
 from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
@@ -53,13 +55,16 @@ class ModelWatch(Watch):
         rules: Sequence[PlacementRule] = (),
         *,
         only_start: bool = False,
+        apart: Apart | None = None,
     ) -> None:
         """Watch the models of these ranks.
 
         `rules` are the user's own plan for them; `only_start`: the ranks leave the steps out.
+        `apart` is told of copies that differ.
         """
         self._judges = judges
-        self._models = Models()
+        self._apart = apart or Apart(judges)
+        self._models = Models(self._apart.siblings)
         self._optimizers = OptimizerSteps(world)
         self._untrained = Untrained()
         self._saves = SliceSaves()
@@ -119,6 +124,8 @@ class ModelWatch(Watch):
             self._coverage.compared(type(view))
             self._judges.judge_model(view)
             self._losses.note(view)
+            if isinstance(view, ReplicaView):
+                self._apart.note(view)
         for moment in self._models.compared:
             self._coverage.compared(moment)
 

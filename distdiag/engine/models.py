@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from distdiag.engine.model_states import Key, RankModels
+from distdiag.engine.siblings import Siblings
 from distdiag.event import CallSite, Event
 from distdiag.model_event import (
     Basis,
@@ -59,8 +60,9 @@ class _State:
 class Models:
     """Feed the events of models as they come; each yields the views that it completes."""
 
-    def __init__(self) -> None:
-        """Know of no model yet."""
+    def __init__(self, siblings: Siblings | None = None) -> None:
+        """Know of no model yet; `siblings` sees what all ranks hold in their first steps."""
+        self._siblings = siblings or Siblings()
         self._ranks: dict[int, RankModels] = {}
         self._open: dict[Key, dict[int, _State]] = {}
         self._begun: dict[tuple[int, str], int] = {}
@@ -125,6 +127,7 @@ class Models:
         if event.moment is Moment.START:
             yield from self._contents(key, states, state.expected() | {event.rank})
         yield from self._compare(key, states, state)
+        yield from self._siblings.add(key[:3], event.rank, state.held(), event.site)
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
 

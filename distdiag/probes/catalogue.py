@@ -207,6 +207,12 @@ def _rank_states(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [RankStates(recorder)]
 
 
+def _evaluation_gathers(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.evaluation_gathers import EvaluationGathers
+
+    return [EvaluationGathers(recorder)]
+
+
 _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
@@ -267,5 +273,10 @@ PLANS: Final = (
         "rank-states",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
         _rank_states,
+    ),
+    Plan(
+        "evaluation-gathers",
+        ("torch", "accelerate.accelerator", "accelerate.data_loader"),
+        _evaluation_gathers,
     ),
 )

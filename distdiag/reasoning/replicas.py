@@ -36,6 +36,7 @@ _BASES: Final = {
     Basis.MARKED: "it is not marked as a part, as others of its model are",
     Basis.MODEL: "other tensors of the same model are sharded over them",
     Basis.BESIDE: "the frozen model stands beside one that they train together",
+    Basis.SIBLING: "the ranks of the groups beside theirs reduce their gradients",
     Basis.WORLD: "nothing tells which ranks should hold the same, all are compared",
 }
 
@@ -54,6 +55,8 @@ def grade_of(view: ReplicaView, *, has_culprit: bool) -> Grade:
     # Stages of a pipeline are marked in the same way, and do not begin alike; nor do models that
     # ranks train for themselves.
     is_guess = view.basis in (Basis.MARKED, Basis.LONE) and view.alike_at is None
+    if view.apart_for:
+        return Grade.LIKELY
     if view.basis in (Basis.WORLD, Basis.UNSYNCED) or is_guess:
         return Grade.NOTE
     is_told = view.basis not in (Basis.BESIDE, Basis.MODEL, Basis.MARKED, Basis.LONE)

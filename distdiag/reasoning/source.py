@@ -57,6 +57,11 @@ def is_readable(frame: Frame) -> bool:
     return _read(frame.file).tree is not None
 
 
+def module_of(frame: Frame) -> ast.Module | None:
+    """Return the whole of the file that the frame is in."""
+    return _read(frame.file).tree
+
+
 def nodes_around(frame: Frame) -> tuple[ast.AST, ...]:
     """Return the nodes around the frame's line, from its function (or module) to the innermost."""
     return tuple(_chain(_read(frame.file), frame.line))

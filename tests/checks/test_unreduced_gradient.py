@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from distdiag.checks.unreduced_gradient import UnreducedGradient
@@ -72,3 +74,16 @@ def test_ddp_over_a_group_of_one_is_an_alarm_where_ranks_began_alike(alike_at, s
     (finding,) = judged(UnreducedGradient, view)
     assert finding.severity is severity
     assert "a group of one rank" in finding.evidence[-1].summary
+
+
+@pytest.mark.parametrize("basis", [Basis.UNSYNCED, Basis.SIBLING])
+def test_ranks_that_exchange_nothing_in_many_steps_are_an_alarm(basis):
+    view = replicas(differing(0.1, 0.3, basis=basis), moment=Moment.GRADIENT, alike_at=0)
+    (finding,) = judged(UnreducedGradient, replace(view, apart_for=2000))
+    assert finding.severity is Severity.WARNING
+    assert finding.grade is Grade.LIKELY
+    assert "in 2000 steps nothing as large was exchanged" in finding.message
+
+
+def test_a_stage_beside_one_that_reduces_is_silent_at_first():
+    assert not gradients(differing(0.1, 0.3, basis=Basis.SIBLING), alike_at=0)

@@ -73,6 +73,11 @@ PROGRAMS = (
     Program(name="fsdp2_compile", args=("--backend", "inductor"), slow=True),
     Program(name="functional_collectives", slow=True),
     Program(name="gan", slow=True),
+    Program(name="gathered_evaluation", args=("--way", "by_number"), slow=True),
+    Program(name="gathered_evaluation", args=("--way", "cut_at_the_end"), slow=True),
+    Program(name="gathered_evaluation", args=("--way", "cut_the_last"), slow=True),
+    Program(name="gathered_evaluation", args=("--way", "for_metrics"), slow=True),
+    Program(name="gathered_evaluation", args=("--way", "in_training"), slow=True),
     Program(name="gathered_files", slow=True),
     Program(name="hand_made_parallelism", slow=True),
     Program(name="hf_trainer"),
@@ -124,6 +129,11 @@ PROGRAMS = (
     Program(name="token_weights", args=("--way", "sequences"), slow=True),
     Program(name="token_weights", args=("--way", "two-losses"), slow=True),
     Program(name="unequal_but_legal"),
+    Program(name="unreduced_on_purpose", args=("--way", "averages"), slow=True),
+    Program(name="unreduced_on_purpose", args=("--way", "flat"), slow=True),
+    Program(name="unreduced_on_purpose", args=("--way", "gossip"), slow=True),
+    Program(name="unreduced_on_purpose", args=("--way", "signs"), slow=True),
+    Program(name="unreduced_on_purpose", args=("--way", "streams"), slow=True),
     Program(name="zero_redundancy", slow=True),
 )
 

@@ -65,8 +65,10 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
     alone |= {"verify-sequence"}
     alone |= {"parallelize-plans", "veomni-plans", "transformers-plans"}
+    alone |= {"parity"}  # distdiag parity asks for it
     alone |= {"random-draws"}
     alone |= {"rank-states"}
+    alone |= {"evaluation-gathers"}  # only where Accelerate fills batches up for several ranks
     alone |= {"sharded-forwards"}
     alone |= {"data"}  # of which each probe is made to fail
     alone |= {"parity"}  # an active mode: what goes wrong there ends the comparison
