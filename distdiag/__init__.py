@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["attach", "detach"]
+from distdiag.sequence_marks import gathers_sequence, splits_sequence
+
+if TYPE_CHECKING:
+    from distdiag import sequence as sequence
+
+__all__ = ["attach", "detach", "gathers_sequence", "sequence", "splits_sequence"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    # Imports torch, which is left to who needs it.
+    if name == "sequence":
+        import importlib
+
+        return importlib.import_module("distdiag.sequence")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def attach(**options: Any) -> None:  # noqa: ANN401

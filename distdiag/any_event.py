@@ -40,6 +40,7 @@ from distdiag.model_event import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
+from distdiag.sequence_event import TokenPassport
 
 AnyEvent = (
     RankStarted
@@ -78,4 +79,5 @@ AnyEvent = (
     | ModelFed
     | ScheduleState
     | RowsGathered
+    | TokenPassport
 )

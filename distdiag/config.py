@@ -14,6 +14,7 @@ import msgspec
 from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.placement_rule import PlacementRule, rules_of
 from distdiag.selection import EVERYTHING, Selection
+from distdiag.sequence_plan import SequencePlan, sequence_plan_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,18 +43,22 @@ KEYS: Final[Mapping[str, Any]] = {
     "strict": bool,
     "strict_timeout": Seconds,
     "poison_empty": bool,
+    "verify_sequence": bool,
     "parity_task": str,
 }
 """What a TOML file may set: the names of the flags, and the type of each value."""
 
-PLAN: Final = "plan"
-"""The table of a TOML file that says how tensors should be sharded; it has no flag."""
+TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
+    "plan": rules_of,
+    "sequence": sequence_plan_of,
+}
+"""The tables of a TOML file, which have no flags, and what reads each of them."""
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run was asked for. `hang_timeout_s` is None when the threshold adapts to the run.
 
-    `plan` is how tensors should be sharded, by the user's own table.
+    `plan` is how tensors should be sharded, `sequence` what splits sequences, by the user's tables.
     The file report.json is always written, whatever `report` says.
     """
 
@@ -70,8 +75,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strict: bool = False
     strict_timeout_s: float = 30.0
     poison_empty: bool = False
+    verify_sequence: bool = False
     parity_task: str = ""
     plan: tuple[PlacementRule, ...] = ()
+    sequence: SequencePlan = SequencePlan()
 
     @property
     def active_modes(self) -> tuple[str, ...]:
@@ -79,6 +86,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         modes = {
             "strict": self.strict,
             "poison-empty": self.poison_empty,
+            "verify-sequence": self.verify_sequence,
             "parity": bool(self.parity_task),
         }
         return tuple(name for name, is_on in modes.items() if is_on)
@@ -157,13 +165,13 @@ def _file_settings(named: str | Path | None) -> dict[str, Any]:
 
 
 def _file_value(path: Path, written: str, key: str, value: Any) -> Any:  # noqa: ANN401
-    if key == PLAN:
+    if key in TABLES:
         try:
-            return rules_of(value)
+            return TABLES[key](value)
         except ValueError as error:
             raise UsageError(f"{path}: {error}") from None
     if key not in KEYS:
-        close = get_close_matches(key, [*KEYS, PLAN], n=1)
+        close = get_close_matches(key, [*KEYS, *TABLES], n=1)
         hint = f' (did you mean "{close[0]}"?)' if close else ""
         raise UsageError(f"{path}: unknown key {written!r}{hint}")
     kind = KEYS[key]
@@ -266,6 +274,11 @@ _OPTIONS: Final = (
         "--poison-empty/--no-poison-empty",
         default=None,
         help="Fill memory that nobody has written with NaN until the first step.",
+    ),
+    click.option(
+        "--verify-sequence/--no-verify-sequence",
+        default=None,
+        help="Send numbered tokens through split and gather before the first backward pass.",
     ),
     click.option("--parity-task", metavar="FILE", hidden=True),  # given by `distdiag parity`
 )

@@ -3,7 +3,8 @@
 DistdiagError
 ├── UsageError            the command line, the configuration or the run directory is wrong: exit 2
 ├── DamagedFileError      a file of a run cannot be read; the rest of the run still can
-└── CollectiveMismatchError  raised at the user's line by the active mode ``--strict``
+├── CollectiveMismatchError  raised at the user's line by the active mode ``--strict``
+└── SequenceFaultError    raised on request where sequence parallelism loses or moves tokens
 """
 
 from __future__ import annotations
@@ -31,3 +32,7 @@ class DamagedFileError(DistdiagError):
 
 class CollectiveMismatchError(DistdiagError):
     """The ranks are about to issue collectives that contradict one another (``--strict``)."""
+
+
+class SequenceFaultError(DistdiagError):
+    """Tokens did not come through split, attention and gather as they should."""

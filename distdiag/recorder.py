@@ -6,6 +6,7 @@ then named by numbers; `tables` says which numbers are known at the moment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from itertools import count
 from pathlib import Path
@@ -102,6 +103,7 @@ class Recorder(Moments):
         self.num_backwards = 0
         self.num_events = 0
         self.generation = 0
+        self.num_verified: Counter[str] = Counter()
         self.main_script = main_script
         self.closed = False
         self.here = Here()

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from distdiag.config import KEYS, Config, check_options, load_config, to_arguments
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.placement_rule import rules_of
+from distdiag.sequence_plan import SequencePlan
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.toml"))
 
@@ -76,6 +77,7 @@ def test_every_key_can_be_set_with_either_spelling():
         strict = true
         strict{s}timeout = 2.5
         poison{s}empty = true
+        verify{s}sequence = true
         parity{s}task = "task.json"
     """
     expected = Config(
@@ -92,9 +94,10 @@ def test_every_key_can_be_set_with_either_spelling():
         strict=True,
         strict_timeout_s=2.5,
         poison_empty=True,
+        verify_sequence=True,
         parity_task="task.json",
     )
-    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 1  # [plan]: no flag
+    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 2  # the tables: no flag
     assert load_config(write(text.format(s="_"))) == expected
     assert load_config(write(text.format(s="-"))) == expected
 
@@ -106,6 +109,14 @@ def test_the_table_of_placements_becomes_rules_in_their_order():
         ("b.*", "Shard(0) over ep"),
         ("a", "Replicate over *"),
     ]
+
+
+def test_the_table_of_sequences_names_functions():
+    text = "verify_sequence = true\n[sequence]\nsplit = ['a.b:c']\ngather = ['a.b:D.e']\ndim = 0\n"
+    config = load_config(write(text))
+    assert config.active_modes == ("verify-sequence",)
+    assert config.sequence == SequencePlan(split=("a.b:c",), gather=("a.b:D.e",), dim=0)
+    assert Config.from_json(config.to_json()) == config
 
 
 def test_auto_stands_for_an_adapting_threshold():
@@ -121,6 +132,9 @@ def test_auto_stands_for_an_adapting_threshold():
         ("[distdiag]\nprofile = 'deep'", "unknown key 'distdiag'"),
         ("'a\\nb' = 1", "unknown key 'a\\\\nb'"),
         ("profile = 'deepest'", 'key "profile": expected one of light, standard, deep'),
+        ("[sequence]\nsplit = ['a:b']", 'key "sequence": split names 1 and gather 0: each'),
+        ("[sequence]\nsplit = ['ab']\ngather = ['a:b']", 'key "sequence": Expected `str` matching'),
+        ("[sequence]\nlenght = 3", 'key "sequence": Object contains unknown field `lenght`'),
         ("profile = 3", 'key "profile": expected one of light, standard, deep, got 3'),
         ("on-hang = true", 'key "on-hang": expected one of report, abort, got True'),
         ("select = 'COL'", 'key "select": Expected `array`, got `str`'),

@@ -137,6 +137,14 @@ def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [PoisonedMemory(recorder)]
 
 
+def _verify_sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    if not config.verify_sequence:
+        return []
+    from distdiag.probes.verify_sequence import VerifySequence
+
+    return [VerifySequence(recorder, config.sequence)]
+
+
 def _parity(recorder: Recorder, config: Config) -> Sequence[Probe]:
     if not config.parity_task:
         return []
@@ -217,6 +225,7 @@ PLANS: Final = (
     Plan("random-states", ("torch",), _random_states),
     Plan("random-draws", ("torch", "torch.distributed.tensor._random"), _random_draws),
     Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
+    Plan("verify-sequence", ("torch", _C10D), _verify_sequence),
     Plan("parity", ("torch",), _parity),
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),

@@ -63,6 +63,7 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     # The files probe is there before any script is; tests/probes/test_files.py makes it fail.
     alone = {"sharding-context", "checkpoint", "compile", "files"}
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
+    alone |= {"verify-sequence"}
     alone |= {"parallelize-plans", "veomni-plans", "transformers-plans"}
     alone |= {"parity"}  # distdiag parity asks for it
     alone |= {"random-draws"}

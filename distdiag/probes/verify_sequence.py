@@ -1,0 +1,209 @@
+"""The active mode ``--verify-sequence``: numbered tokens go through the program's own functions."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from distdiag.event import CallSite, Frame
+from distdiag.probes.base import Probe
+from distdiag.probes.stack import frames_of
+from distdiag.probes.token_passes import Functions, seen_by
+from distdiag.probes.used_groups import UsedGroups, ranks_of
+from distdiag.recorder import Recorder
+from distdiag.sequence_event import TokenPassport, TokenSpec
+from distdiag.sequence_marks import MARKED
+from distdiag.sequence_plan import MOST_ATTENDING, MOST_TOKENS, SequencePlan
+from distdiag.user_code import is_user_file
+
+_MANY_RANKS = 32
+
+
+class _Pair(NamedTuple):
+    name: str
+    functions: Functions
+    dim: int
+
+
+class VerifySequence(Probe):
+    """Verifies before the first backward pass, when the ranks' groups and models are all there."""
+
+    name: ClassVar[str] = "verify-sequence"
+
+    def __init__(self, recorder: Recorder, plan: SequencePlan) -> None:
+        """Verify what the plan names, and what is marked by then."""
+        super().__init__(recorder)
+        self._plan = plan
+        self._is_done = False
+
+    def _install(self) -> None:
+        self.recorder.on_backward.append(self._before_backward)
+
+    def _before_backward(self) -> None:
+        if self._is_done or self.is_off or torch.compiler.is_compiling():
+            return
+        self._is_done = True
+        try:
+            device = self._device()
+            members = ranks_of(_found(self._plan.group)) if self._plan.group else None
+            pairs = list(self._pairs())
+            if not pairs:
+                raise ValueError(
+                    "no function is named in [sequence], and no split and gather marked"
+                )
+            for pair in pairs:
+                spec = spec_of(self._plan, _world_size(), pair.dim, pair.functions)
+                with _unnoticed(self.recorder):
+                    passport = passport_of(pair.functions, spec, device, members)
+                passport["functions"] = definitions(pair.functions, self.recorder.main_script)
+                site = CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
+                write_passport(self.recorder, pair.name, site, passport)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _pairs(self) -> Iterator[_Pair]:
+        attentions = self._plan.attention or ("",) * len(self._plan.split)
+        for split, gather, attention in zip(
+            self._plan.split, self._plan.gather, attentions, strict=True
+        ):
+            attends = _resolved(attention) if attention else None
+            functions = Functions(_resolved(split), _resolved(gather), attends)
+            yield _Pair(f"{split}, {gather}", functions, self._plan.dim)
+        for (role, name), mark in tuple(MARKED.items()):
+            other = MARKED.get(("gather", name))
+            if role == "split" and other is not None:
+                functions = Functions(mark.function, other.function)
+                yield _Pair(label_of(functions), functions, mark.dim)
+
+    def _device(self) -> torch.device:
+        models = self.recorder.live_models() if self.recorder.live_models is not None else []
+        for model in models:
+            for parameter in model.parameters():
+                if parameter.device.type != "meta":
+                    device: torch.device = parameter.device
+                    return device
+        return torch.device("cpu")
+
+
+def spec_of(
+    plan: SequencePlan, num_ranks: int, dim: int, functions: Functions | None = None
+) -> TokenSpec:
+    """Return the numbered tensor that a plan asks for.
+
+    Raises:
+        ValueError: it has too many tokens, or documents that do not fill a row.
+
+    """
+    length = plan.length or sum(plan.documents)
+    length = length or num_ranks * (8 if num_ranks <= _MANY_RANKS else 2)
+    shape = [size for size in (plan.batch, plan.heads, plan.hidden) if size]
+    if not 0 <= dim <= len(shape):
+        raise ValueError(f"a tensor with the dimensions {shape} and the length has no dim {dim}")
+    shape.insert(dim, length)
+    attends = functions is not None and functions.attention is not None
+    most = MOST_ATTENDING if attends else MOST_TOKENS
+    if plan.batch * length > most:
+        raise ValueError(f"at most {most} tokens can be followed, not {plan.batch} * {length}")
+    if attends and not plan.hidden:
+        raise ValueError("attention needs values with a hidden dimension")
+    if plan.documents and sum(plan.documents) != length:
+        raise ValueError(f"documents of {sum(plan.documents)} tokens do not fill {length}")
+    return TokenSpec(
+        shape=tuple(shape),
+        dim=dim,
+        batch=plan.batch,
+        length=length,
+        dtype=plan.dtype,
+        is_causal=plan.causal,
+        documents=plan.documents,
+        reduction=plan.reduction,
+        has_backward=plan.backward,
+    )
+
+
+def passport_of(
+    functions: Functions,
+    spec: TokenSpec,
+    device: torch.device,
+    members: tuple[int, ...] | None = None,
+) -> dict[str, Any]:
+    """Run the functions; return all that a `TokenPassport` has but its name, number and site.
+
+    Without `members` they are the ranks of the group that was used, this rank alone if none was.
+
+    Raises:
+        ValueError: several groups were used.
+
+    """
+    is_group = dist.is_available() and dist.is_initialized()
+    used = UsedGroups() if is_group else None
+    seen = seen_by(functions, spec, device)
+    rank = dist.get_rank() if is_group else 0
+    if members is None:
+        members = (used.members() if used is not None else ()) or (rank,)
+    return {"members": members, "spec": spec, **seen}
+
+
+def write_passport(recorder: Recorder, name: str, site: CallSite, passport: dict[str, Any]) -> None:
+    """Write down what this rank saw, for the report."""
+    number = recorder.num_verified[name]
+    recorder.num_verified[name] += 1
+    recorder.event(TokenPassport, name=name, number=number, site=site, **passport)
+
+
+def label_of(functions: Functions) -> str:
+    """Return the names of split and gather."""
+    names = []
+    for function in functions[:2]:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        names.append(f"{getattr(function, '__module__', '')}:{name}")
+    return ", ".join(names)
+
+
+def definitions(functions: Functions, main_script: str | None) -> tuple[tuple[str, Frame], ...]:
+    """Return where the functions are defined, by stage, as far as they are written in Python."""
+    found: dict[str, Frame] = {}
+    for stage, function in zip(Functions._fields, functions, strict=True):
+        code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+        if code is not None:
+            file = code.co_filename
+            is_user = is_user_file(file, main_script)
+            found[stage] = Frame(file, code.co_firstlineno, code.co_name, is_user)
+    return tuple(found.items())
+
+
+@contextmanager
+def _unnoticed(recorder: Recorder) -> Iterator[None]:
+    """Let nobody take the exchange of tokens for that of gradients or parameters."""
+    before_share, on_share = recorder.before_share, recorder.on_share
+    recorder.before_share, recorder.on_share = None, []
+    try:
+        yield
+    finally:
+        recorder.before_share, recorder.on_share = before_share, on_share
+
+
+def _found(reference: str) -> Any:  # noqa: ANN401 (whatever the program has there)
+    module, _, path = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _resolved(reference: str) -> Callable[..., Any]:
+    found = _found(reference)
+    if not callable(found):
+        raise TypeError(f"{reference} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,0 +1,185 @@
+"""Verifies a program's own sequence parallelism with numbered tokens, exactly.
+
+``verify(split, gather, length=64)`` is called on all ranks of a group at the same place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, get_args
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from distdiag.agent import RankAgent
+from distdiag.errors import SequenceFaultError
+from distdiag.event import CallSite
+from distdiag.finding import Grade
+from distdiag.probes.stack import frames_of
+from distdiag.probes.token_passes import Functions
+from distdiag.probes.verify_sequence import (
+    definitions,
+    label_of,
+    passport_of,
+    spec_of,
+    write_passport,
+)
+from distdiag.ranks import RankSet
+from distdiag.reasoning.token_fault import FaultKind, TokenFault
+from distdiag.reasoning.token_passport import faults_of
+from distdiag.sequence_event import Reduction, TokenPassport
+from distdiag.sequence_plan import Dtype, SequencePlan
+
+__all__ = ["FaultKind", "SequenceVerdict", "TokenFault", "verify"]
+
+AnyFunction = Callable[..., Any]
+
+
+class SequenceVerdict(msgspec.Struct, frozen=True):
+    """What became of the tokens on the ranks that were compared; the same on all ranks."""
+
+    faults: tuple[TokenFault, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong; notes do not count, but functions that raised do."""
+        return all(
+            fault.grade is Grade.NOTE and fault.kind is not FaultKind.RAISED
+            for fault in self.faults
+        )
+
+    def raise_on_fault(self) -> None:
+        """Raise if something is wrong.
+
+        Raises:
+            SequenceFaultError: a fault was found.
+
+        """
+        if not self.ok:
+            raise SequenceFaultError(str(self))
+
+    def __str__(self) -> str:
+        if not self.faults:
+            return f"the tokens of {RankSet(self.ranks).phrase()} came through as they should"
+        return "\n".join(map(str, self.faults))
+
+
+def verify(  # noqa: PLR0913 (all but two are keywords)
+    split: AnyFunction,
+    gather: AnyFunction,
+    *,
+    attention: AnyFunction | None = None,
+    length: int,
+    batch: int = 2,
+    heads: int = 0,
+    hidden: int = 8,
+    dim: int = 1,
+    group: Any = None,  # noqa: ANN401 (torch's groups and meshes)
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+    causal: bool = False,
+    documents: Sequence[int] = (),
+    reduction: Reduction = "",
+    backward: bool = True,
+    device: torch.device | str | None = None,
+) -> SequenceVerdict:
+    """Send numbered tokens through the functions once, and say what became of each of them.
+
+    `split` gets the whole tensor, which is the same on all ranks, and returns this rank's part;
+    `attention` gets query, key and value of that part, with queries and keys of zeros; `gather`
+    makes the whole from the parts. The tensor has the dimensions batch, heads and hidden (0: none),
+    with the length put in at `dim`. `documents` are the lengths of those that are packed in a row.
+    `reduction` is what the program does to gradients of parameters over these ranks ("sum", "mean"
+    or "none"): it decides by what gradients must be multiplied.
+
+    This is a collective call: all ranks of `group` (None: the default group) make it. They exchange
+    what they saw by one object gather. Without a `group` those ranks are compared that used one
+    process group meanwhile.
+
+    Raises:
+        ValueError: the tensor would be too large, its form or dtype makes no sense, or several
+            process groups were used and none is named.
+
+    """
+    functions = Functions(split, gather, attention)
+    members = _members(group)
+    where = torch.device(device) if device is not None else _device(group)
+    agent = RankAgent.current
+    main_script = agent.recorder.main_script if agent is not None else None
+    site = CallSite(frames_of(sys._getframe(1), main_script))
+    faults: list[TokenFault] = []
+    for dtype in dtypes:
+        plan = SequencePlan(
+            length=length,
+            batch=batch,
+            heads=heads,
+            hidden=hidden,
+            dtype=_name_of(dtype),
+            causal=causal,
+            documents=tuple(documents),
+            reduction=reduction,
+            backward=backward,
+        )
+        passport = passport_of(functions, spec_of(plan, 1, dim, functions), where, members)
+        passport["functions"] = definitions(functions, main_script)
+        name = label_of(functions)
+        if agent is not None and not agent.recorder.closed:
+            write_passport(agent.recorder, name, site, passport)
+        rank = dist.get_rank() if _has_group() else 0
+        own = TokenPassport(rank=rank, seq=0, time_ns=0, name=name, number=0, site=site, **passport)
+        faults += _compared(_exchanged(own, group))
+    return SequenceVerdict(tuple(dict.fromkeys(faults)), members or _all_ranks(group))
+
+
+def _name_of(dtype: torch.dtype) -> Dtype:
+    name = str(dtype).removeprefix("torch.")
+    if name not in get_args(Dtype):
+        raise ValueError(f"tokens cannot be numbered in {name}: use {', '.join(get_args(Dtype))}")
+    return cast(Dtype, name)
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _process_group(group: Any) -> Any:  # noqa: ANN401
+    return group.get_group() if hasattr(group, "get_group") else group
+
+
+def _members(group: Any) -> tuple[int, ...] | None:  # noqa: ANN401
+    return None if group is None else _all_ranks(group)
+
+
+def _all_ranks(group: Any) -> tuple[int, ...]:  # noqa: ANN401
+    if not _has_group():
+        return (0,)
+    return tuple(dist.get_process_group_ranks(_process_group(group)))
+
+
+def _device(group: Any) -> torch.device:  # noqa: ANN401
+    backend = str(dist.get_backend(_process_group(group))) if _has_group() else ""
+    if "nccl" in backend:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _exchanged(own: TokenPassport, group: Any) -> dict[int, TokenPassport]:  # noqa: ANN401
+    ranks = _all_ranks(group)
+    if len(ranks) == 1:
+        return {own.rank: own}
+    everybody: list[bytes] = [b""] * len(ranks)
+    dist.all_gather_object(everybody, msgspec.msgpack.encode(own), group=_process_group(group))
+    passports = [msgspec.msgpack.decode(each, type=TokenPassport) for each in everybody]
+    return {passport.rank: passport for passport in passports}
+
+
+def _compared(by_rank: Mapping[int, TokenPassport]) -> list[TokenFault]:
+    """Compare the ranks of each group with one another."""
+    faults: list[TokenFault] = []
+    for members in dict.fromkeys(passport.members for passport in by_rank.values()):
+        those = {rank: by_rank[rank] for rank in members if rank in by_rank}
+        if all(passport.members == members for passport in those.values()):
+            faults += faults_of(those)
+    return faults
