@@ -40,6 +40,7 @@ from distdiag.model_event import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
+from distdiag.routing_event import Routing
 
 AnyEvent = (
     RankStarted
@@ -77,4 +78,5 @@ AnyEvent = (
     | EpochFed
     | ModelFed
     | ScheduleState
+    | Routing
 )

@@ -17,6 +17,7 @@ from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
+from distdiag.engine.routing_watch import RoutingWatch
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.state_loads import StateLoads
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
@@ -78,6 +79,7 @@ class Engine:
                 ModelWatch(world, self._judges, rules, only_start=only_start),
                 StateLoads(world, self._judges),
                 DataWatch(world, self._judges),
+                RoutingWatch(world, self._judges),
                 ComparedRuns(self._judges),
             )
         )
