@@ -119,7 +119,7 @@ def _reroutings(events: Sequence[Routing]) -> Iterator[Rerouting]:
     first: dict[Key, list[Routing]] = {}
     repeated: dict[Key, list[Routing]] = {}
     for event in events:
-        place = (event.layer, event.number, event.choice)
+        place: Key = (event.layer, event.number, event.choice)
         (repeated if event.is_recompute else first).setdefault(place, []).append(event)
     for place, again in repeated.items():
         before = first.get(place, [])
@@ -136,8 +136,8 @@ def _alike(events: Sequence[Routing]) -> Iterator[Divergence]:
     groups: dict[Key, dict[int, Routing]] = {}
     for e in events:
         if e.given and e.chosen and e.choice.num_tokens and not e.is_random:
-            place = (e.layer, e.call, e.number, e.choice, e.given, e.members)
-            groups.setdefault(place, {}).setdefault(e.rank, e)
+            group: Key = (e.layer, e.call, e.number, e.choice, e.given, e.members)
+            groups.setdefault(group, {}).setdefault(e.rank, e)
     for by_rank in groups.values():
         if len(by_rank) > 1:
             yield Divergence(dict(sorted(by_rank.items())))

@@ -183,20 +183,20 @@ class RoutingWatch(Probe):
 
     def _entering(self, layer: _Layer) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-            self._guard(self._enter, layer, module, (args, kwargs))
+            self._guard(self._begin, layer, module, (args, kwargs))
 
         return enter
 
     def _leaving(self, layer: _Layer) -> Callable[..., None]:
         def leave(*_: Any) -> None:  # noqa: ANN401
             try:
-                self._leave(layer)  # also when the probe is off: the mode must go
+                self._end(layer)  # also when the probe is off: the mode must go
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
 
         return leave
 
-    def _enter(self, layer: _Layer, module: nn.Module, given: object) -> None:
+    def _begin(self, layer: _Layer, module: nn.Module, given: object) -> None:
         is_recompute = torch._C._current_graph_task_id() != -1
         call = layer.calls.get(is_recompute, 0)
         is_observed = module.training and self._num_events < _MOST_EVENTS
@@ -209,9 +209,9 @@ class RoutingWatch(Probe):
         outer.append(opened)
         if self._thread.mode is None:
             self._thread.mode = RoutingMode(self._on_choice, self._on_draw)
-            self._thread.mode.__enter__()
+            self._thread.mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def _leave(self, layer: _Layer) -> None:
+    def _end(self, layer: _Layer) -> None:
         thread = self._thread
         if not any(each.layer is layer for each in thread.open):
             return
@@ -219,7 +219,7 @@ class RoutingWatch(Probe):
             pass
         if not thread.open and thread.mode is not None:
             mode, thread.mode = thread.mode, None
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _on_draw(self) -> None:
         for opened in self._thread.open:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -21,7 +20,11 @@ class RoutingReading:
     """Reads a choice without waiting; `take` says what came of it."""
 
     def __init__(
-        self, chosen: Chosen, given: torch.Tensor | None, counts: frozenset[int], fields: Any  # noqa: ANN401
+        self,
+        chosen: Chosen,
+        given: torch.Tensor | None,
+        counts: frozenset[int],
+        fields: Any,  # noqa: ANN401
     ) -> None:
         """Begin to read; experts are counted if the scores are of one of the `counts`."""
         scores, indices = chosen.scores, chosen.indices
@@ -45,8 +48,9 @@ class RoutingReading:
                 if loads:
                     self._add("counts", _counts(indices, scores.shape[1]), tensors)
             if is_readable(scores) and 0 < indices.shape[1] < scores.shape[1] and len(scores):
-                for name, figures in zip(("ties", "near"), _margins(scores, indices.shape[1]), strict=True):
-                    self._add(name, figures, tensors)
+                ties, near = _margins(scores, indices.shape[1])
+                self._add("ties", ties, tensors)
+                self._add("near", near, tensors)
         self._pending: Pending = contents(tensors)
         self._pending.guard()  # whatever comes next may write
 
@@ -77,7 +81,7 @@ def _counts(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
     return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
 
 
-def _margins(scores: torch.Tensor, k: int) -> Sequence[torch.Tensor]:
+def _margins(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return for some tokens whether the scores at the boundary are equal, and whether nearly."""
     rows = scores[:: max(1, len(scores) // _MOST_ROWS)].double()
     best = rows.topk(k + 1, -1).values[:, -2:]

@@ -60,7 +60,7 @@ def _totals(by_rank: Held) -> dict[str, int]:
     for held in by_rank.values():
         for plan, _ in held:
             match = _ROUTER.match(plan.name)
-            if match is not None and len(plan.shape) == 2 and "expert" not in plan.name:  # noqa: PLR2004
+            if match is not None and len(plan.shape) == 2 and "expert" not in plan.name:
                 totals.setdefault(match["layer"] or "", set()).add(plan.shape[0])
     return {layer: sizes.pop() for layer, sizes in totals.items() if len(sizes) == 1}
 
