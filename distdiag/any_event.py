@@ -40,7 +40,7 @@ from distdiag.model_event import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
-from distdiag.routing_event import Routing
+from distdiag.routing_event import CounterWritten, Routing
 
 AnyEvent = (
     RankStarted
@@ -79,4 +79,5 @@ AnyEvent = (
     | ModelFed
     | ScheduleState
     | Routing
+    | CounterWritten
 )

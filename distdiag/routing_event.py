@@ -60,3 +60,19 @@ class Routing(Event, frozen=True, kw_only=True):
     near_share: float
     load: Load | None
     site: CallSite
+
+
+class CounterWritten(Event, frozen=True, kw_only=True):
+    """A forward pass of a module that routes has changed a tensor that the module keeps.
+
+    `name` is that of the buffer or attribute, `after` a digest of what it holds then. The rest is
+    as for `Routing`.
+    """
+
+    model: str
+    layer: str
+    name: str
+    call: int
+    is_recompute: bool
+    after: str
+    site: CallSite

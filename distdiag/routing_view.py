@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distdiag.ranks import RankSet
-from distdiag.routing_event import Routing
+from distdiag.routing_event import CounterWritten, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class Recount:
+    """A counter that a repeated pass has left otherwise than any of the first passes did."""
+
+    repeated: CounterWritten
+    first: tuple[CounterWritten, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingView:
     """What was seen so far of the routing in one model.
 
@@ -56,3 +64,4 @@ class RoutingView:
     divergences: tuple[Divergence, ...]
     num_compared: int
     choices: tuple[Routing, ...]
+    recounts: tuple[Recount, ...] = ()

@@ -11,8 +11,8 @@ from distdiag.engine.judges import Judges
 from distdiag.engine.watch import Watch
 from distdiag.event import Event, ProbeDisabled, StepEnd
 from distdiag.ranks import RankSet
-from distdiag.routing_event import Routing
-from distdiag.routing_view import Divergence, Rerouting, RoutingView
+from distdiag.routing_event import CounterWritten, Routing
+from distdiag.routing_view import Divergence, Recount, Rerouting, RoutingView
 
 _MOST_KEPT: Final = 256
 _LAG: Final = 2
@@ -30,6 +30,8 @@ class _Known:
     reroutings: list[Rerouting] = field(default_factory=list)
     divergences: list[Divergence] = field(default_factory=list)
     choices: deque[Routing] = field(default_factory=lambda: deque(maxlen=4 * _MOST_KEPT))
+    counters: dict[int, dict[int, list[CounterWritten]]] = field(default_factory=dict)
+    recounts: list[Recount] = field(default_factory=list)
     num_repeated: int = 0
     num_compared: int = 0
 
@@ -37,7 +39,7 @@ class _Known:
 class RoutingWatch(Watch):
     """Feed choices as they come; a step is judged when all ranks have gone on."""
 
-    kinds = (Routing, StepEnd, ProbeDisabled)
+    kinds = (Routing, CounterWritten, StepEnd, ProbeDisabled)
 
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Watch the routing of these ranks."""
@@ -67,6 +69,10 @@ class RoutingWatch(Watch):
                 known = self._models.setdefault(event.model, _Known())
                 known.ranks.add(event.rank)
                 known.steps.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
+            case CounterWritten():
+                known = self._models.setdefault(event.model, _Known())
+                known.ranks.add(event.rank)
+                known.counters.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
             case StepEnd():
                 self._reached[event.rank] = event.step
                 if self._models:
@@ -78,9 +84,13 @@ class RoutingWatch(Watch):
 
     def _judge_until(self, last: int | None) -> None:
         for name, known in self._models.items():
-            ripe = [step for step in known.steps if last is None or step <= last]
+            steps = known.steps.keys() | known.counters.keys()
+            ripe = [step for step in steps if last is None or step <= last]
             for step in sorted(ripe):
-                self._take(known, known.steps.pop(step))
+                self._take(known, known.steps.pop(step, {}))
+                for counters in known.counters.pop(step, {}).values():
+                    known.recounts.extend(_recounts(counters))
+                del known.recounts[_MOST_KEPT:]
             if ripe:
                 self._judges.judge_routing(_view(name, known))
 
@@ -107,6 +117,7 @@ def _view(name: str, known: _Known) -> RoutingView:
         divergences=tuple(known.divergences),
         num_compared=known.num_compared,
         choices=tuple(known.choices),
+        recounts=tuple(known.recounts),
     )
 
 
@@ -129,6 +140,23 @@ def _reroutings(events: Sequence[Routing]) -> Iterator[Rerouting]:
         for event in again:
             if event.chosen and event.chosen not in known:
                 yield Rerouting(event, tuple(before))
+
+
+def _recounts(events: Sequence[CounterWritten]) -> Iterator[Recount]:
+    """Yield the counters of one rank and step that repeated passes have changed once more."""
+    first: dict[Key, list[CounterWritten]] = {}
+    repeated: dict[Key, list[CounterWritten]] = {}
+    for event in events:
+        place: Key = (event.layer, event.name)
+        (repeated if event.is_recompute else first).setdefault(place, []).append(event)
+    for place, again in repeated.items():
+        before = first.get(place, [])
+        known = {event.after for event in before}
+        if not before or len(again) > len(before) or "" in known:
+            continue
+        for event in again:
+            if event.after and event.after not in known:
+                yield Recount(event, tuple(before))
 
 
 def _alike(events: Sequence[Routing]) -> Iterator[Divergence]:

@@ -23,12 +23,14 @@ from distdiag.probes.keepers import keeper_of, unwrapped
 from distdiag.probes.module_hook import ModuleHook
 from distdiag.probes.own_steps import EVERY
 from distdiag.probes.router_modules import expert_counts, is_meant_random, routing_modules
+from distdiag.probes.routing_counters import Versions, changed_since, read, versions_of
 from distdiag.probes.routing_mode import Chosen, RoutingMode
 from distdiag.probes.routing_reading import RoutingReading
 from distdiag.probes.sample_rows import tensors_in
 from distdiag.probes.stack import frames_of
+from distdiag.probes.tensor_content import Pending
 from distdiag.recorder import Recorder
-from distdiag.routing_event import Routing
+from distdiag.routing_event import CounterWritten, Routing
 
 _FIRST_STEPS: Final = 4
 _MOST_EVENTS: Final = 512
@@ -58,7 +60,9 @@ class _Open:
     is_observed: bool
     is_random: bool
     call: int
+    versions: Versions
     number: int = 0
+    sites: dict[int, CallSite] = field(default_factory=dict)
 
 
 class _Thread(threading.local):
@@ -85,6 +89,7 @@ class RoutingWatch(Probe):
         self._handles: list[Any] = []
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
+        self._counters: deque[tuple[Pending, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
 
     def _install(self) -> None:
@@ -188,7 +193,8 @@ class RoutingWatch(Probe):
         return enter
 
     def _leaving(self, layer: _Layer) -> Callable[..., None]:
-        def leave(*_: Any) -> None:  # noqa: ANN401
+        def leave(module: nn.Module, *_: Any) -> None:  # noqa: ANN401
+            self._guard(self._count, layer, module)
             try:
                 self._end(layer)  # also when the probe is off: the mode must go
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
@@ -205,11 +211,22 @@ class RoutingWatch(Probe):
         tensors = (t for t in tensors_in(given) if t.is_floating_point() and t.ndim > 1)
         outer = self._thread.open
         is_random = layer.is_random or any(each.is_random for each in outer)
-        opened = _Open(layer, next(tensors, None), is_recompute, is_observed, is_random, call)
-        outer.append(opened)
+        given, kept = next(tensors, None), versions_of(module) if is_observed else {}
+        outer.append(_Open(layer, given, is_recompute, is_observed, is_random, call, kept))
         if self._thread.mode is None:
-            self._thread.mode = RoutingMode(self._on_choice, self._on_draw)
+            self._thread.mode = RoutingMode(self._on_choice, self._on_draw, self._on_write)
             self._thread.mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _count(self, layer: _Layer, module: nn.Module) -> None:
+        opened = self._thread.open[-1] if self._thread.open else None
+        if opened is None or opened.layer is not layer:
+            return
+        for name, tensor in changed_since(module, opened.versions):
+            site = opened.sites.get(id(tensor))
+            fields = {**self._fields(opened), "name": name}
+            fields["site"] = site or fields["site"]
+            del fields["members"], fields["number"], fields["is_random"]
+            self._counters.append((read(tensor), fields))
 
     def _end(self, layer: _Layer) -> None:
         thread = self._thread
@@ -225,16 +242,30 @@ class RoutingWatch(Probe):
         for opened in self._thread.open:
             opened.is_random = True
 
+    def _on_write(self, written: object) -> None:
+        opened = self._thread.open[-1] if self._thread.open else None
+        if opened is not None and any(kept == id(written) for kept, _ in opened.versions.values()):
+            self._guard(opened.sites.update, {id(written): self._site()})
+
+    def _site(self) -> CallSite:
+        return CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
+
     def _on_choice(self, chosen: Chosen) -> None:
         if self._thread.open and self._thread.open[-1].is_observed:
             self._guard(self._note, self._thread.open[-1], chosen)
 
     def _note(self, opened: _Open, chosen: Chosen) -> None:
-        layer = opened.layer
         counts = frozenset().union(*(each.layer.counts for each in self._thread.open))
         if not chosen.is_sure and chosen.scores.shape[1] not in counts:
             return
-        fields = {
+        fields = self._fields(opened)
+        opened.number += 1
+        self._num_events += 1
+        self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
+
+    def _fields(self, opened: _Open) -> dict[str, Any]:
+        layer = opened.layer
+        return {
             "step": self.recorder.step,
             "model": layer.model,
             "layer": layer.name,
@@ -243,13 +274,14 @@ class RoutingWatch(Probe):
             "number": opened.number,
             "is_recompute": opened.is_recompute,
             "is_random": opened.is_random,
-            "site": CallSite(frames_of(sys._getframe(1), self.recorder.main_script)),
+            "site": self._site(),
         }
-        opened.number += 1
-        self._num_events += 1
-        self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
 
     def _write(self) -> None:
+        while self._counters and (found := self._counters[0][0].take()) is not None:
+            _, values = self._counters.popleft()
+            after = "" if found[0] is None else found[0].digest
+            self.recorder.event(CounterWritten, after=after, **values)
         while self._waiting:
             fields = self._waiting[0].take()
             if fields is None:

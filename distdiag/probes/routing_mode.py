@@ -21,6 +21,9 @@ _DRAWS: Final = frozenset(
 )
 _TOP_K: Final = (torch.topk, torch.Tensor.topk)
 _BEST: Final = (torch.max, torch.Tensor.max, torch.argmax, torch.Tensor.argmax)
+_WRITES: Final = frozenset(
+    ("__iadd__", "__isub__", "__setitem__", "add_", "sub_", "copy_", "index_add_", "scatter_add_")
+)
 _CHOICES: Final = frozenset((*_TOP_K, *_BEST))
 
 
@@ -35,13 +38,19 @@ class Chosen(NamedTuple):
 
 
 class RoutingMode(TorchFunctionMode):
-    """Tells of calls that choose, and of random draws; all calls run as they would."""
+    """Tells of calls that choose, draw or write in place; all calls run as they would."""
 
-    def __init__(self, on_choice: Callable[[Chosen], None], on_draw: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_choice: Callable[[Chosen], None],
+        on_draw: Callable[[], None],
+        on_write: Callable[[object], None],
+    ) -> None:
         """Tell these; they raise nothing."""
         super().__init__()
         self._on_choice = on_choice
         self._on_draw = on_draw
+        self._on_write = on_write
 
     def __torch_function__(
         self,
@@ -61,6 +70,8 @@ class RoutingMode(TorchFunctionMode):
                 self._on_choice(chosen)
         elif func in _DRAWS:
             self._on_draw()
+        elif getattr(func, "__name__", "") in _WRITES and args:
+            self._on_write(args[0])
         return result
 
 

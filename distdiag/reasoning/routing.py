@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from distdiag.routing_event import Routing
 
 _MOST_NAMES: Final = 3
+_HALVING: Final = re.compile(
+    r"^(?=.*(count|token|load|usage|expert)).*(//?=? *2\b|sign\()", re.M | re.I
+)
 
 
 def layer_names(events: Iterable[Routing]) -> str:
@@ -35,3 +40,11 @@ def boundary_phrase(event: Routing) -> str:
         f"{event.tie_share:.1%} of the tokens have equal scores at the boundary, "
         f"{event.near_share:.1%} almost equal ones"
     )
+
+
+def mentions_halving(file: str) -> bool:
+    """Say whether a source file halves a count, or looks at its sign only."""
+    try:
+        return bool(_HALVING.search(Path(file).read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -3,7 +3,7 @@
 from itertools import count
 
 from distdiag.ranks import RankSet
-from distdiag.routing_event import Choice, Load, Routing
+from distdiag.routing_event import Choice, CounterWritten, Load, Routing
 from distdiag.routing_view import Divergence, Rerouting, RoutingView
 from tests.checks.streams import plain_site
 
@@ -51,7 +51,7 @@ def divergence(**values):
     return Divergence({rank: routing(rank, **values) for rank in (0, 1)})
 
 
-def view(*choices, reroutings=(), divergences=()):
+def view(*choices, reroutings=(), divergences=(), recounts=()):
     return RoutingView(
         model="Net",
         ranks=RankSet([0, 1]),
@@ -60,4 +60,19 @@ def view(*choices, reroutings=(), divergences=()):
         divergences=tuple(divergences),
         num_compared=8,
         choices=choices,
+        recounts=tuple(recounts),
     )
+
+
+def counter(rank=0, **values):
+    """A pass has counted tokens."""
+    fields = {
+        "model": "Net",
+        "layer": "layers.0",
+        "name": "tokens_per_expert",
+        "call": 0,
+        "is_recompute": False,
+        "after": "counted once",
+        "site": plain_site(12),
+    }
+    return CounterWritten(rank=rank, seq=next(_SEQS), time_ns=0, step=0, **{**fields, **values})

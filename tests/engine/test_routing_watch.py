@@ -1,14 +1,15 @@
 from distdiag.checks.divergent_routing import DivergentRouting
+from distdiag.checks.recounted_tokens import RecountedTokens
 from distdiag.checks.rerouted_recompute import ReroutedRecompute
 from distdiag.engine.judges import Judges
 from distdiag.engine.routing_watch import RoutingWatch
 from distdiag.event import ProbeDisabled, StepEnd
 from distdiag.ranks import RankSet
-from tests.checks.routing import routing
+from tests.checks.routing import counter, routing
 
 
 def watched(*events, ends=True):
-    judges = Judges([ReroutedRecompute(), DivergentRouting()])
+    judges = Judges([ReroutedRecompute(), DivergentRouting(), RecountedTokens()])
     watch = RoutingWatch(RankSet([0, 1]), judges)
     for event in events:
         watch.feed(event)
@@ -70,3 +71,14 @@ def test_what_was_not_seen_is_said():
     off = ProbeDisabled(rank=1, seq=0, time_ns=0, step=0, probe="routing", reason="", traceback="")
     watch, _ = watched(routing(), off)
     assert "rank 1" in watch.not_checked["MOE001"]
+
+
+def test_a_counter_that_is_only_set_again_is_no_fault():
+    first = [counter(after=str(i), call=i) for i in range(2)]
+    again = [counter(after=str(1 - i), call=i, is_recompute=True) for i in range(2)]
+    assert watched(*first, *again)[1] == []
+
+
+def test_a_counter_that_goes_on_in_a_repeated_pass_is_one():
+    assert watched(counter(), counter(after="more", is_recompute=True))[1] == ["MOE008"]
+    assert watched(counter(after="more", is_recompute=True))[1] == []

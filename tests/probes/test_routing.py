@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distdiag.event import ProbeDisabled
 from distdiag.probes.routing import RoutingWatch
-from distdiag.routing_event import Choice, Routing
+from distdiag.routing_event import Choice, CounterWritten, Routing
 from tests.probes.conftest import Observed
 from tests.probes.models import ddp
 
@@ -179,3 +179,39 @@ def test_copies_of_a_model_have_hooks_that_do_nothing(observed: Observed) -> Non
         each(tokens())
     assert b"distdiag" not in pickle.dumps(model[0]._forward_hooks)
     assert told(observed) == []
+
+
+class Counting(Checkpointed):
+    """Counts tokens in the layer that is checkpointed."""
+
+    class Layer(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("tokens_per_expert", torch.zeros(4))
+            self.last = torch.zeros(4)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            counts = self.gate(tokens).argmax(-1).bincount(minlength=4)
+            self.tokens_per_expert += counts
+            self.last = counts
+            return super().forward(tokens)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = self.Layer()
+
+
+def test_counters_that_a_pass_changes_are_told_with_their_line(observed: Observed) -> None:
+    observed.install("steps", "routing")
+    train(ddp(Counting()))
+    told(observed)
+    written = {
+        name: [e for e in observed.events(CounterWritten) if e.name == name]
+        for name in ("tokens_per_expert", "last")
+    }
+    assert [e.is_recompute for e in written["tokens_per_expert"]] == [False, True]
+    assert len({e.after for e in written["tokens_per_expert"]}) == 2
+    assert len({e.after for e in written["last"]}) == 1
+    location = written["tokens_per_expert"][0].site.location
+    assert location is not None
+    assert location.function == "forward"
