@@ -79,7 +79,8 @@ class ReroutedRecompute(Check):
 
 
 def _is_random(each: Rerouting) -> bool:
-    return each.repeated.is_random or any(event.is_random for event in each.first)
+    # What only the repeated pass draws, no gate is meant to draw.
+    return any(event.is_random for event in each.first)
 
 
 def _evidence(wrong: Sequence[Rerouting]) -> tuple[Evidence, ...]:

@@ -210,7 +210,9 @@ class RoutingWatch(Probe):
             layer.calls[is_recompute] = call + 1
         tensors = (t for t in tensors_in(given) if t.is_floating_point() and t.ndim > 1)
         outer = self._thread.open
-        is_random = layer.is_random or any(each.is_random for each in outer)
+        parent = layer.name.rpartition(".")[0]
+        is_around = bool(outer) and outer[-1].layer.name == parent
+        is_random = layer.is_random or (is_around and outer[-1].is_random)
         given, kept = next(tensors, None), versions_of(module) if is_observed else {}
         outer.append(_Open(layer, given, is_recompute, is_observed, is_random, call, kept))
         if self._thread.mode is None:
@@ -239,8 +241,8 @@ class RoutingWatch(Probe):
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _on_draw(self) -> None:
-        for opened in self._thread.open:
-            opened.is_random = True
+        if self._thread.open:
+            self._thread.open[-1].is_random = True
 
     def _on_write(self, written: object) -> None:
         opened = self._thread.open[-1] if self._thread.open else None

@@ -15,7 +15,7 @@ _DRAWS: Final = frozenset(
     for owner in (torch, torch.Tensor, torch.nn.functional)
     for name in (
         *("rand", "randn", "rand_like", "randn_like", "multinomial", "bernoulli", "normal"),
-        *("uniform_", "normal_", "exponential_", "bernoulli_", "gumbel_softmax", "randperm"),
+        *("uniform_", "normal_", "exponential_", "bernoulli_", "gumbel_softmax"),
     )
     if hasattr(owner, name)
 )

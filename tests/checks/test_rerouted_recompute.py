@@ -3,6 +3,7 @@ import pytest
 from distdiag.checks.rerouted_recompute import ReroutedRecompute
 from distdiag.finding import Grade, Severity
 from distdiag.ranks import RankSet
+from distdiag.routing_view import Rerouting
 from tests.checks.routing import rerouting, routing, view
 
 
@@ -39,7 +40,12 @@ def test_activations_that_are_not_the_same_are_said_to_be_so():
 
 
 def test_gates_that_draw_random_numbers_are_left_alone():
-    assert not judged(rerouting(is_random=True))
+    drawn = Rerouting(routing(is_recompute=True, chosen="others"), (routing(is_random=True),))
+    assert not judged(drawn)
+
+
+def test_numbers_that_only_the_repeated_pass_draws_are_not_meant():
+    assert judged(rerouting(is_random=True))
 
 
 def test_passes_that_are_repeated_alike_are_silent():
