@@ -102,7 +102,7 @@ IDS = [
     "ultralytics-26085-forked-lock",
     "verl-6176-dynamic-mb",
 ]
-FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "PAR", "REP", "SHD"}
+FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "PAR", "REP", "SHD"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
