@@ -40,6 +40,7 @@ from distdiag.model_event import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
+from distdiag.routing_event import CounterWritten, Routing
 from distdiag.sequence_event import TokenPassport
 
 AnyEvent = (
@@ -80,4 +81,6 @@ AnyEvent = (
     | ScheduleState
     | RowsGathered
     | TokenPassport
+    | Routing
+    | CounterWritten
 )

@@ -14,6 +14,7 @@ from distdiag.model_event import Moment
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
 from distdiag.plan_view import ProgramPlanView, RuleView
 from distdiag.ranks import RankSet
+from distdiag.routing_view import RoutingView
 
 
 class Check:
@@ -90,6 +91,10 @@ class Check:
 
     def check_feeds(self, view: FeedView) -> Iterator[Finding]:
         """Judge what ranks that train one model together were given, over several passes."""
+        yield from ()
+
+    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+        """Judge how a model routes tokens to experts; shown again after further steps."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

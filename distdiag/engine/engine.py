@@ -18,6 +18,7 @@ from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
+from distdiag.engine.routing_watch import RoutingWatch
 from distdiag.engine.sequence_watch import SequenceWatch
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.state_loads import StateLoads
@@ -77,7 +78,8 @@ class Engine:
         self._files = FileWatch(world) if watches_files else None
         apart = Apart(self._judges)
         models = ModelWatch(world, self._judges, rules, only_start=only_start, apart=apart)
-        rest = tuple(kind(world, self._judges) for kind in (StateLoads, DataWatch, SequenceWatch))
+        kinds = (StateLoads, DataWatch, SequenceWatch, RoutingWatch)
+        rest = tuple(kind(world, self._judges) for kind in kinds)
         self._watches = Watches((models, apart, *rest, ComparedRuns(self._judges)))
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()

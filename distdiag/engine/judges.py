@@ -27,6 +27,8 @@ from distdiag.model_view import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.plan_view import PlanView, ProgramPlanView, RuleView
+from distdiag.routing_event import Routing
+from distdiag.routing_view import RoutingView
 
 States = Mapping[int, RankState]
 
@@ -107,6 +109,12 @@ class Judges:
         """Show what a model was fed."""
         for check in self.needing(ModelFed):
             self._take(check, check.check_feeds, view)
+
+    def judge_routing(self, view: RoutingView) -> None:
+        """Show the routing in a model; what is found replaces what was found before."""
+        for check in self.needing(Routing):
+            found = self._ask(check, check.check_routing, view)
+            self.conclusions.revise((check.code, "routing", view.model), found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

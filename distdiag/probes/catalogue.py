@@ -171,6 +171,14 @@ def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [feeds, samplers, StepDraws(recorder, feeds), Schedules(recorder)]
 
 
+def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    if config.profile == "light":
+        return []
+    from distdiag.probes.routing import RoutingWatch
+
+    return [RoutingWatch(recorder)]
+
+
 def _sharded_forwards(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.sharded_forwards import ShardedForwards
 
@@ -229,6 +237,7 @@ PLANS: Final = (
     Plan("parity", ("torch",), _parity),
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
+    Plan("routing", ("torch",), _routing),
     Plan("data", ("torch", "torch.utils.data.dataloader"), _data),
     Plan(
         "sharded-forwards",

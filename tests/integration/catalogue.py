@@ -109,6 +109,7 @@ PROGRAMS = (
     Program(name="main_process_first"),
     Program(name="marker_file"),
     Program(name="moe_all_to_all", slow=True),
+    Program(name="moe_checkpointed", slow=True),
     Program(name="no_destroy", slow=True),
     Program(name="object_collectives"),
     Program(name="objectives", args=("--way", "contrast-own"), slow=True),

@@ -19,6 +19,7 @@ PROBES = (
     "models",
     "process-groups",
     "random-states",
+    "routing",
     "samplers",
     "save",
     "schedules",

@@ -23,6 +23,7 @@ IDS = [
     "automodel-3822-tp-replicas",
     "bigcode-megatron-37-mqa",
     "dali-585-memory-limit",
+    "deepspeed-6809-capacity",
     "deepspeed-7998-call-count",
     "dscourse-16-guard-before-init",
     "easyr1-11012-max-count",
@@ -40,6 +41,7 @@ IDS = [
     "llm-foundry-733-slow-save",
     "loongforge-152-local-clip",
     "megatron-1685-no-finalize",
+    "megatron-1877-zero-tokens",
     "megatron-5974-init-step-counted",
     "megatron-656-untied-pp",
     "megatron-6920-resume-no-sync",
@@ -54,6 +56,7 @@ IDS = [
     "monai-5595-cache-owner-exit",
     "moviepy-576-decoder-pipe",
     "mpich-1997-lock-across-barrier",
+    "nemo-rl-1203-ac-moe",
     "olmo-234-initial-ckpt",
     "olmo-core-319-hsdp-seed",
     "picotron-5-pp-dp-sync",
@@ -79,9 +82,11 @@ IDS = [
     "specforge-781-cleanup-barrier",
     "torchcomms-294-store-key",
     "torchrec-4149-group-order",
+    "torchtitan-1593-count-twice",
     "torchtitan-1618-validation",
     "torchtitan-166-noshard-seed",
     "torchtitan-2329-hsdp-placements",
+    "torchtitan-3146-histc",
     "transformers-24088-lr-steps",
     "transformers-28244-zero3-missing",
     "transformers-29980-prompt-tuning-save",
@@ -97,7 +102,7 @@ IDS = [
     "ultralytics-26085-forked-lock",
     "verl-6176-dynamic-mb",
 ]
-FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "PAR", "REP", "SHD"}
+FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "PAR", "REP", "SHD"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

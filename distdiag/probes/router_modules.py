@@ -1,0 +1,79 @@
+"""Which modules may route tokens to experts, and what they say of it themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from torch import nn
+
+from distdiag.probes.module_names import clean_name
+
+_CLASSES: Final = re.compile(
+    r"Router|Gat(e|ing)(?![a-z])|Top_?[Kk]|MoE|Moe(?![a-z])|MOE|OfExperts|Switch|Sparse"
+)
+_PARTS: Final = frozenset(
+    {"experts", "expert", "local_experts", "router", "gate", "gating", "wg", "w_gate", "routing"}
+)
+_COUNTS: Final = ("num_experts", "n_routed_experts", "num_local_experts", "n_experts")
+_RANDOM: Final = re.compile(r"jitter|nois[ey]|rsample|sampling|stochastic|use_rts|random")
+_OFF: Final = frozenset({"", "none", "off", "false"})
+_MOST_EXPERTS: Final = 4096
+
+
+def routing_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules in whose forward pass experts may be chosen, with their names.
+
+    Modules that are compiled, or are part of one, are left alone: hooks would change their graphs.
+    """
+    compiled: set[int] = set()
+    for name, module in root.named_modules():
+        if id(module) in compiled or _is_compiled(module):
+            compiled.update(map(id, module.children()))
+        elif _may_route(module) and not any(map(_is_compiled, module.modules())):
+            yield clean_name(name), module
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    is_wrapper = type(module).__name__ == "OptimizedModule"
+    return is_wrapper or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _may_route(module: nn.Module) -> bool:
+    if isinstance(module, (nn.Linear, nn.ModuleList, nn.ModuleDict)):
+        return False
+    if not _PARTS.isdisjoint(module._modules) or not _PARTS.isdisjoint(module._parameters):
+        return True
+    return bool(_CLASSES.search(type(module).__name__))
+
+
+def expert_counts(module: nn.Module) -> frozenset[int]:
+    """Return how many experts there may be, by what the module has; empty if nothing tells."""
+    found: set[int] = set()
+    for owner in (module, getattr(module, "config", None)):
+        for name in _COUNTS:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                found.add(value)
+    for name, part in module._modules.items():
+        if isinstance(part, nn.ModuleList) and "expert" in name:
+            found.add(len(part))
+        if isinstance(part, nn.Linear) and name in _PARTS:
+            found.add(part.out_features)
+    return frozenset(number for number in found if 1 < number <= _MOST_EXPERTS)
+
+
+def is_meant_random(module: nn.Module) -> bool:
+    """Say whether a gate is told to draw random numbers while it trains."""
+    for owner in (module, getattr(module, "config", None)):
+        values = getattr(owner, "__dict__", {})
+        if any(_RANDOM.search(str(name)) and _is_on(value) for name, value in values.items()):
+            return True
+    return False
+
+
+def _is_on(value: object) -> bool:
+    if isinstance(value, str):
+        return value.lower() not in _OFF
+    return isinstance(value, (bool, int, float)) and value > 0

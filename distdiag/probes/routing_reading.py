@@ -1,0 +1,105 @@
+"""What one choice of experts looks like: digests and figures that a device may still compute."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from distdiag.probes.routing_mode import Chosen
+from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_content import Content, Pending, contents
+from distdiag.routing_event import Choice, Load
+
+_MOST_ROWS: Final = 1 << 12
+_ROUNDING: Final = 2.0**-8
+"""The relative rounding error of bfloat16."""
+
+
+class RoutingReading:
+    """Reads a choice without waiting; `take` says what came of it."""
+
+    def __init__(
+        self,
+        chosen: Chosen,
+        given: torch.Tensor | None,
+        counts: frozenset[int],
+        fields: Any,  # noqa: ANN401
+    ) -> None:
+        """Begin to read; experts are counted if the scores are of one of the `counts`."""
+        scores, indices = chosen.scores, chosen.indices
+        num_tokens, num_experts = scores.shape
+        dtype = str(scores.dtype).removeprefix("torch.")
+        choice = Choice(chosen.api, num_tokens, num_experts, indices.shape[1], dtype)
+        self._fields = {**fields, "choice": choice}
+        is_of_experts = num_experts in counts or (not counts and choice.k < num_experts)
+        self._read(chosen, given, loads=is_of_experts and num_tokens > 0)
+
+    def _read(self, chosen: Chosen, given: torch.Tensor | None, *, loads: bool) -> None:
+        scores, indices = chosen.scores, chosen.indices
+        self._parts: list[str] = []
+        tensors: list[torch.Tensor] = []
+        with unseen():
+            if given is not None:
+                self._add("given", given, tensors)
+            self._add("scores", scores, tensors)
+            if is_readable(indices):
+                self._add("chosen", indices.sort(-1).values, tensors)
+                if loads:
+                    self._add("counts", _counts(indices, scores.shape[1]), tensors)
+            if is_readable(scores) and 0 < indices.shape[1] < scores.shape[1] and len(scores):
+                ties, near = _margins(scores, indices.shape[1])
+                self._add("ties", ties, tensors)
+                self._add("near", near, tensors)
+        self._pending: Pending = contents(tensors)
+        self._pending.guard()  # whatever comes next may write
+
+    def _add(self, part: str, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+        self._parts.append(part)
+        tensors.append(tensor.detach())
+
+    def take(self, *, may_wait: bool = False) -> dict[str, Any] | None:
+        """Return the fields of the event, None if the device has not finished."""
+        found = self._pending.wait() if may_wait else self._pending.take()
+        if found is None:
+            return None
+        known = dict(zip(self._parts, found, strict=True))
+        digests = {part: _digest(known.get(part)) for part in ("given", "scores", "chosen")}
+        return {
+            **self._fields,
+            **digests,
+            "tie_share": _mean(known.get("ties")),
+            "near_share": _mean(known.get("near")),
+            "load": _load(known.get("counts")),
+        }
+
+
+def _counts(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Count without the wait that `bincount` costs on a GPU."""
+    flat = indices.reshape(-1).clamp(0, num_experts - 1)
+    counts = torch.zeros(num_experts, dtype=torch.float64, device=indices.device)
+    return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+
+
+def _margins(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return for some tokens whether the scores at the boundary are equal, and whether nearly."""
+    rows = scores[:: max(1, len(scores) // _MOST_ROWS)].double()
+    best = rows.topk(k + 1, -1).values[:, -2:]
+    inner, outer = best[:, 0], best[:, 1]
+    is_known = inner.isfinite() & outer.isfinite()
+    near = is_known & (inner - outer <= _ROUNDING * inner.abs())
+    return ((is_known & (inner == outer)).double(), near.double())
+
+
+def _digest(content: Content | None) -> str:
+    return "" if content is None else content.digest
+
+
+def _mean(content: Content | None) -> float:
+    return -1.0 if content is None else content.mean
+
+
+def _load(content: Content | None) -> Load | None:
+    if content is None or not content.mean > 0:
+        return None
+    return Load(content.greatest / content.mean, content.zero_share)

@@ -1,0 +1,78 @@
+"""What probes observe of the routing of tokens to experts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from distdiag.event import CallSite, Event
+
+
+class Choice(msgspec.Struct, frozen=True, array_like=True):
+    """How many of how many experts each token is sent to, and by scores of which type.
+
+    `api` is the function that chose. `num_experts` may be the number of groups of experts, where
+    these are chosen first.
+    """
+
+    api: str
+    num_tokens: int
+    num_experts: int
+    k: int
+    dtype: str
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """How the tokens of one choice spread over the experts of this rank's router.
+
+    `peak` is what the most loaded expert gets, in multiples of an even share; `idle_share` of the
+    experts get nothing.
+    """
+
+    peak: float
+    idle_share: float
+
+
+class Routing(Event, frozen=True, kw_only=True):
+    """A router has chosen experts for the tokens of one call.
+
+    `layer` is the FQN of the module that chose, `call` numbers its calls in a step apart for first
+    forward passes and for those that activation checkpointing repeats (`is_recompute`), `number`
+    the choices in one call. `members` are the ranks that train the model together, empty if
+    unknown. `given`, `scores` and `chosen` are digests of the tokens, of the scores and of the
+    indices in ascending order; empty: not readable. `is_random`: the gate is meant to draw random
+    numbers, or did so. `tie_share` of the tokens have equal scores at the boundary between the
+    experts that were chosen and the next one, `near_share` scores that a rounding error of bfloat16
+    could exchange; -1 if not known. `load` is None where the indices are not those of experts.
+    """
+
+    model: str
+    layer: str
+    members: tuple[int, ...]
+    call: int
+    number: int
+    is_recompute: bool
+    is_random: bool
+    choice: Choice
+    given: str
+    scores: str
+    chosen: str
+    tie_share: float
+    near_share: float
+    load: Load | None
+    site: CallSite
+
+
+class CounterWritten(Event, frozen=True, kw_only=True):
+    """A forward pass of a module that routes has changed a tensor that the module keeps.
+
+    `name` is that of the buffer or attribute, `after` a digest of what it holds then. The rest is
+    as for `Routing`.
+    """
+
+    model: str
+    layer: str
+    name: str
+    call: int
+    is_recompute: bool
+    after: str
+    site: CallSite

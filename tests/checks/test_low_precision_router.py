@@ -1,0 +1,29 @@
+import pytest
+
+from distdiag.checks.low_precision_router import LowPrecisionRouter
+from distdiag.finding import Severity
+from tests.checks.routing import routing, view
+
+
+def judged(**values):
+    return list(LowPrecisionRouter().check_routing(view(routing(**values))))
+
+
+def test_ties_of_a_coarse_type_are_told():
+    (finding,) = judged(dtype="bfloat16", tie_share=0.068)
+    assert finding.severity is Severity.INFO
+    assert "scores of bfloat16" in finding.message
+    assert "7% of the tokens" in finding.message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dtype": "float32", "tie_share": 0.5},
+        {"dtype": "bfloat16", "tie_share": 0.001},
+        {"dtype": "bfloat16", "tie_share": -1.0},
+    ],
+    ids=["a fine type", "hardly any ties", "nothing known"],
+)
+def test_other_routers_are_silent(values):
+    assert not judged(**values)

@@ -1,0 +1,37 @@
+"""Experts that are kept wrongly, under a real launcher."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launch import run_checked
+
+SCRIPT = Path(__file__).with_name("routing_faults.py")
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def findings(fault):
+    outcome = run_checked(SCRIPT, [fault])
+    assert outcome.report is not None, outcome.describe()
+    assert outcome.leftovers == (), outcome.describe()
+    found = {finding["code"]: finding for finding in outcome.report["findings"]}
+    assert "DIA003" not in found, outcome.describe()
+    return found
+
+
+def test_experts_that_both_ranks_start_with_are_told():
+    found = findings("twice")
+    assert found["MOE005"]["severity"] == "warning"
+    assert found["MOE005"]["ranks"] == [0, 1]
+    assert "the router knows 4 experts and each rank holds 2" in found["MOE005"]["message"]
+
+
+def test_experts_that_are_parts_are_not():
+    assert all(finding["severity"] == "info" for finding in findings("parts").values())
+
+
+def test_routers_that_differ_are_told_by_what_they_choose():
+    found = findings("unequal")
+    assert found["MOE002"]["severity"] == "warning"
+    assert "by other scores" in found["MOE002"]["message"]
