@@ -247,6 +247,7 @@ def main() -> None:
     losses: list[float] = []
     ways[args.way](args.way, model, losses)
     write_record(args.out, losses, model.state_dict())
+    del model  # gloo may wait for ever if the reducer goes after the group
     dist.barrier()
     dist.destroy_process_group()
 
