@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +32,9 @@ class Observed:
     probes: list[Probe] = field(default_factory=list)
 
     def install(self, *names: str) -> list[Probe]:
-        """Install the probes of these plans, all if none is named."""
-        plans = [plan for plan in PLANS if not names or plan.name in names]
+        """Install the probes of these plans; if none is named, all that nothing is missing for."""
+        there = [plan for plan in PLANS if sys.modules.keys() >= set(plan.needs)]
+        plans = [plan for plan in PLANS if plan.name in names] if names else there
         made = [probe for plan in plans for probe in plan.make(self.recorder, Config())]
         if not names:
             made.append(ExceptionWatch(self.recorder, after_raise=lambda: None))
