@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -15,6 +14,7 @@ import torch
 from distdiag.data_event import RowsGathered
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
@@ -54,7 +54,7 @@ class EvaluationGathers(Probe):
     def __init__(self, recorder: Recorder) -> None:
         """Know of no pass yet."""
         super().__init__(recorder)
-        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._told: set[str] = set()
         self._depth = 0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import nn
 
 from distdiag.event import CallSite
 from distdiag.probes.base import Probe
+from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.keepers import keeper_of, unwrapped
 from distdiag.probes.module_hook import ModuleHook
 from distdiag.probes.own_steps import EVERY
@@ -82,12 +82,12 @@ class RoutingWatch(Probe):
         """Know of no model yet."""
         super().__init__(recorder)
         self._thread = _Thread()
-        self._first: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._first: WeakMap[nn.Module, int] = WeakMap()
+        self._names: WeakMap[nn.Module, str] = WeakMap()
         self._num_names: dict[str, int] = {}
         self._layers: list[_Layer] = []
         self._handles: list[Any] = []
-        self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._hooked: WeakMembers[nn.Module] = WeakMembers()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
         self._counters: deque[tuple[Pending, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
