@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping
+from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
@@ -32,6 +33,7 @@ class Cell(NamedTuple):
     accumulation: int = 1
     shards: bool = False
     is_tensor_parallel: bool = False
+    has_engine: bool = False
 
     def data_rank(self, rank: int) -> int:
         """Return the data coordinate of a rank."""
@@ -110,7 +112,13 @@ def _fsdp2_tp(model: nn.Module, kit: Kit, wish: Wish) -> nn.Module:
     return _sharded(_split(model, kit, mesh["tp"]), kit, mesh["dp_shard"], wish.ignored)
 
 
-WITHOUT: Final[Mapping[str, str]] = {"ZeRO-2": "it needs DeepSpeed"}
+def _alone(model: nn.Module, _: Kit, __: Wish) -> nn.Module:
+    return model  # its engine wraps it
+
+
+HAS_DEEPSPEED: Final = find_spec("deepspeed") is not None
+
+WITHOUT: Final[Mapping[str, str]] = {} if HAS_DEEPSPEED else {"ZeRO-2": "it needs DeepSpeed"}
 """What is no cell, with why."""
 
 CELLS: Final[Mapping[str, Cell]] = {
@@ -123,5 +131,6 @@ CELLS: Final[Mapping[str, Cell]] = {
         Cell("hsdp", 4, 4, _hsdp, shards=True),
         Cell("fsdp2xtp", 4, 2, _fsdp2_tp, shards=True, is_tensor_parallel=True),
         Cell("ddp4", 4, 4, _ddp),
+        *([Cell("zero2", 2, 2, _alone, has_engine=True)] if HAS_DEEPSPEED else []),
     )
 }

@@ -15,6 +15,9 @@ from scripts.parity_matrix.models import Batch, Kit, Precision
 
 CLEAN: Final = "clean"
 
+_BEFORE_THE_ENGINE: Final = frozenset({CLEAN, "skip", "shift", "mask", "double", "dropout", "lr"})
+"""What can be done where an engine keeps gradients and steps to itself."""
+
 
 class Place(NamedTuple):
     """Where a mutation acts: the model, how it is run, in which precision, and on which rank."""
@@ -239,4 +242,6 @@ MUTATIONS: Final[Mapping[str, type[Mutation]]] = {
 
 def applies(name: str, cell: Cell) -> bool:
     """Say whether a mutation is part of a cell; every cell runs unbroken too."""
+    if cell.has_engine and name not in _BEFORE_THE_ENGINE:
+        return False
     return name == CLEAN or MUTATIONS[name].applies(cell)

@@ -25,6 +25,7 @@ from distdiag.parity_task import ParityTask
 from distdiag.probes.parity_recorder import ParityRecorder
 from distdiag.recorder import Recorder
 from scripts.parity_matrix.cells import CELLS, Cell
+from scripts.parity_matrix.engines import engine
 from scripts.parity_matrix.models import KITS, PRECISIONS, Samples, losses
 from scripts.parity_matrix.mutations import CLEAN, MUTATIONS, Place
 from scripts.parity_matrix.plan import REFERENCES, Part, Run, read_part
@@ -79,15 +80,19 @@ def _train(part: Part, run: Run, rank: int, *, is_reference: bool) -> None:
     model = plain if is_reference else cell.wrap(plain, kit, mutation.wish())
     mutation.wrapped(plain)
     optimizer = _optimizer(plain, run.seed, mutation.rate)
+    if cell.has_engine:
+        model, backward, step_ = engine(plain, optimizer, precision)
+    else:
+        backward, step_ = torch.Tensor.backward, optimizer.step
     batches = iter(_loader(kit, cell, run.seed, rank, is_reference=is_reference))
     for step in range(part.num_steps):
         for micro in range(cell.accumulation):
             batch = mutation.batch(next(batches))
             with _syncing(model, is_last=micro == cell.accumulation - 1):
                 loss = mutation.loss(losses(model, batch, precision)) / cell.accumulation
-                loss.backward()
+                backward(loss)
         mutation.after_backward(plain)
-        optimizer.step()
+        step_()
         optimizer.zero_grad()
         mutation.after_step(plain, step)
 
@@ -123,6 +128,8 @@ def _candidates(part: Part) -> None:
 
 def _references(part: Part) -> None:
     root = Path(part.folder)
+    if any(cell.has_engine for cell in part.used_cells()):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     for run in part.runs():
         if run.mutation != CLEAN:
             continue
