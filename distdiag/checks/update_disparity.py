@@ -57,7 +57,7 @@ class UpdateDisparity(Check):
         if "/" not in first.name:  # no parameter, and rounding hides what it does to them
             message = (
                 f"at step {event.step} of {event.candidate} the {figures(first)}, with respect to "
-                f"{event.reference}"
+                f"{event.reference}{reason(event)}"
             )
         yield self.finding(
             message,

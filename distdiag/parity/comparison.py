@@ -15,6 +15,7 @@ from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
 from distdiag.parity.loose_parts import compare_parts
 from distdiag.parity.losses import loss_pairs, total_loss
+from distdiag.parity.norms import norm_pairs
 from distdiag.parity.outputs import differing_ranks, output_pairs
 from distdiag.parity.rates import Rates
 from distdiag.parity.recorded_run import RecordedRun
@@ -243,6 +244,7 @@ class Comparison:
 
     def _updates(self, step: int) -> Iterator[Pair]:
         """Yield the changes of parameters; the learning rates if rounding hides what they do."""
+        yield from norm_pairs(self._reference, self._candidate, step)
         pairs = list(self._tensors.pairs(Kind.PARAMETER, step))
         yield from pairs
         if all(pair.difference.ratio <= 1 for pair in pairs):

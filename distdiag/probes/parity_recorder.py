@@ -10,7 +10,7 @@ import functools
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,15 +29,13 @@ from distdiag.parity_task import ParityTask, RankSummary
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.batch_feed import BatchFeed, Refusal
 from distdiag.probes.batch_store import bytes_of
-from distdiag.probes.born import Born, roots_of
 from distdiag.probes.dropout_off import switch_dropout_off
-from distdiag.probes.keepers import WrapTimes, unwrapped, walk
-from distdiag.probes.module_names import clean_name
 from distdiag.probes.nudge import nudge_in_place
 from distdiag.probes.recorded_tensors import TensorRecorder
 from distdiag.probes.sample_figures import coarser, figures_of
 from distdiag.probes.tensor_kinds import is_dtensor
-from distdiag.probes.tensor_plans import Held, Surroundings, local_part, plan_of
+from distdiag.probes.tensor_plans import Held, local_part
+from distdiag.probes.trained_models import TrainedModels
 from distdiag.recorder import Recorder
 from distdiag.recording import Kind, Record, RecordingWriter
 
@@ -67,10 +65,8 @@ class ParityRecorder(Probe):
         self._rank = recorder.rank
         self._writer = RecordingWriter(Path(task.folder), recorder.rank)
         self._tensors = TensorRecorder(self._writer, recorder.rank)
-        self._modules = Born(nn.Module, ("__init__", "__setstate__"), self.fail)
-        self._feed = BatchFeed(task, self._coordinate, self._refuse)
-        self._names: dict[int, tuple[nn.Module, str]] = {}
-        self._num_named = -1
+        self._models = TrainedModels(recorder.rank, self.fail)
+        self._feed = BatchFeed(task, self._models.coordinate, self._refuse)
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
         self._micro = self._step = 0
@@ -80,12 +76,11 @@ class ParityRecorder(Probe):
         self._rng_at_batch = b""
         self._draws = False
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._mesh_sizes: dict[str, int] = {}
         self._compute_dtype = ""
         self._problem = ""
 
     def _install(self) -> None:
-        self._modules.watch(self._patches)
+        self._models.watch(self._patches)
         self._feed.install(self._patches, self._writer, self._on_batch, self.fail)
         original = graph._engine_run_backward
         self._patches.replace_everywhere(original, self._around_backward(original))
@@ -119,62 +114,18 @@ class ParityRecorder(Probe):
                 world_size=dist.get_world_size() if dist.is_initialized() else 1,
                 num_steps=self._step,
                 num_batches=self._feed.num_batches,
-                data_group=self._data_group(),
+                data_group=self._models.data_group(),
                 lengths=self._feed.lengths,
                 draws_in_forward=self._draws,
                 num_microsteps=tuple(self._num_microsteps),
-                mesh_sizes=self._mesh_sizes,
-                devices=self._devices(),
+                mesh_sizes=self._models.mesh_sizes,
+                devices=self._models.devices(),
                 peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
             )
         )
-
-    # Models and their names
-
-    def _trained(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the models with trainable parameters under names that do not tell wrappers."""
-        numbers: dict[str, int] = {}
-        for root in roots_of(self._modules.alive()):
-            if any(parameter.requires_grad for parameter in root.parameters()):
-                kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
-                number = numbers[kind] = numbers.get(kind, 0) + 1
-                yield kind if number == 1 else f"{kind}#{number}", root
-
-    def _held(self) -> Iterator[tuple[str, Held]]:
-        world = tuple(range(dist.get_world_size())) if dist.is_initialized() else (0,)
-        around = Surroundings({}, {}, {}, (), world, WrapTimes())
-        for model, root in self._trained():
-            for each in plan_of(root, around):
-                if each.plan.mesh is not None:
-                    sizes = zip(each.plan.mesh.names, each.plan.mesh.sizes, strict=True)
-                    self._mesh_sizes.update(sizes)
-                yield f"{model}/{each.plan.name}", each
-
-    def _data_group(self) -> tuple[int, ...]:
-        for _, root in self._trained():
-            for _, _, keeper in walk(root):
-                if keeper.ranks:
-                    return keeper.ranks
-        return ()
-
-    def _devices(self) -> tuple[str, ...]:
-        found = {p.device.type for _, root in self._trained() for p in root.parameters()}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            found.add("cuda")
-        return tuple(sorted(found))
-
-    def _coordinate(self) -> tuple[int, int]:
-        """Return the data coordinate of this rank, and how many there are."""
-        group = self._data_group()
-        if self._rank in group:
-            return group.index(self._rank), len(group)
-        is_sharded = any(held.plan.mesh is not None for _, held in self._held())
-        if is_sharded or not dist.is_initialized():
-            return 0, 1  # the parts of one model see the same samples
-        return self._rank, dist.get_world_size()
 
     # The moments
 
@@ -191,7 +142,7 @@ class ParityRecorder(Probe):
     @_guarded
     def _on_batch(self) -> None:
         self._end_step()
-        if any(True for _ in self._trained()):
+        if any(True for _ in self._models.trained()):
             self._start()
         self._rng_at_batch = _random_state()
 
@@ -200,9 +151,11 @@ class ParityRecorder(Probe):
             return
         self._has_started = True
         if self._task.nudge is not None:
-            parts = [local_part(held.tensor) for _, held in self._held() if not held.plan.tied_to]
+            parts = [
+                local_part(held.tensor) for _, held in self._models.held() if not held.plan.tied_to
+            ]
             nudge_in_place(parts, self._task.nudge, self._task.nudge_dtype)
-        self._tensors.write(Kind.START, 0, self._held(), lambda each: each.tensor)
+        self._tensors.write(Kind.START, 0, self._models.held(), lambda each: each.tensor)
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -266,7 +219,7 @@ class ParityRecorder(Probe):
     def _write_gradients(self) -> None:
         if not self._has_gradients:
             self._has_gradients = True
-            self._tensors.write(Kind.GRADIENT, self._step, self._held(), _gradient)
+            self._tensors.write(Kind.GRADIENT, self._step, self._models.held(), _gradient)
 
     def _after_step(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -276,7 +229,9 @@ class ParityRecorder(Probe):
         """Close the step that the optimizers took since the last pass, if they did."""
         if not self._is_stepped or self._micro == 0:
             return
-        self._tensors.write(Kind.PARAMETER, self._step, self._held(), lambda each: each.tensor)
+        self._tensors.write(
+            Kind.PARAMETER, self._step, self._models.held(), lambda each: each.tensor
+        )
         rates = tuple(
             float(group["lr"])
             for optimizer in self._optimizers
@@ -298,14 +253,14 @@ class ParityRecorder(Probe):
     def _before_forward(self, module: nn.Module, _: object) -> None:
         """Nudge before the first pass, of a script whose batches come from nowhere we see."""
         is_first = not self._has_started and module.training and torch.is_grad_enabled()
-        if is_first and self._name_of(module) is not None:
+        if is_first and self._models.name_of(module) is not None:
             self._start()
 
     @_guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
         if self._is_in_backward or not torch.is_grad_enabled() or not module.training:
             return
-        name = self._name_of(module)
+        name = self._models.name_of(module)
         found = figures_of(output, self._feed.batch_size) if name is not None else None
         if name is None or found is None:
             return
@@ -323,17 +278,6 @@ class ParityRecorder(Probe):
             values=(num_elements,),
         )
         self._writer.write(record, bytes_of(figures.contiguous()))
-
-    def _name_of(self, module: nn.Module) -> str | None:
-        if self._num_named != self._modules.count:
-            self._num_named = self._modules.count
-            self._names = {
-                id(part): (part, f"{model}/{clean_name(name)}")
-                for model, root in self._trained()
-                for name, part in unwrapped(root).named_modules()
-            }
-        known = self._names.get(id(module))
-        return known[1] if known is not None else None
 
 
 def _gradient(held: Held) -> torch.Tensor | None:
