@@ -46,8 +46,8 @@ def test_a_right_run_agrees_with_one_rank(compared):
 def test_unequal_token_counts_are_explained_by_the_weights_of_the_ranks(compared):
     done, report = compared("--ragged")
     assert done.returncode == 1
-    (found,) = alarms(report)
-    assert (found.code, found.step) == ("PAR010", 0)
+    found = next(each for each in alarms(report) if each.code == "PAR010")
+    assert found.step == 0
     weights = next(e.values for e in found.evidence if "weight of coordinate 0" in e.values)
     assert weights["weight of coordinate 0"] == pytest.approx(0.5, abs=0.01)
     assert weights["due weight of coordinate 0"] != pytest.approx(0.5, abs=0.005)
