@@ -12,12 +12,16 @@ TIMEOUT_S = 100.0
 
 
 def cases() -> Iterator[object]:
-    """Every bug and every fix; of bugs of one kind all but the first are slow tests."""
+    """Every bug and every fix.
+
+    Of bugs of one kind all but the first are slow tests, and so are comparisons of several runs.
+    """
     seen = set()
     for entry in load_entries():
         expected = entry.expectation
         kind = expected.hang_class or expected.codes[0]
-        marks = [pytest.mark.slow] if kind in seen else []
+        is_slow = kind in seen or expected.mode == "parity"
+        marks = [pytest.mark.slow] if is_slow else []
         seen.add(kind)
         yield pytest.param(entry, "fix", id=f"{entry.id}-fix", marks=marks)
         if expected.missed:
