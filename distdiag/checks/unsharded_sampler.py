@@ -12,6 +12,8 @@ from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.reasoning.descriptions import user_location
 
 _FEWEST: Final = 2
+_IN_ORDER: Final = "SequentialSampler"
+"""A training shuffles; this is what a data loader uses that was told nothing."""
 
 
 class UnshardedSampler(Check):
@@ -19,7 +21,8 @@ class UnshardedSampler(Check):
 
     ## What it detects
     In several steps a data loader gives the same indices to all ranks that average their gradients,
-    the batches are equal to the byte, and the model is given all of them.
+    the batches are equal to the byte, and the model is given all of them. Without shuffling, as in a
+    trial of a program, it is a note.
 
     ## Why it matters
     The average of equal gradients is one of them: the job computes on many GPUs what one would, and
@@ -57,16 +60,19 @@ class UnshardedSampler(Check):
             return
         last = same[-1]
         first = last[min(last)]
-        other = "; they exchange activations or rewards too, so it may be meant"
-        also = other if view.is_shared_work else ""
+        doubt = ""
+        if view.is_shared_work:
+            doubt = "; they exchange activations or rewards too, so it may be meant"
+        elif _IN_ORDER in first.stream:
+            doubt = "; they are read in the order of the data set, as in a trial of the program"
         yield self.finding(
             f"{view.model} is given the same samples on {view.ranks.phrase()} in {len(same)} of "
-            f"{len(same)} steps that were compared{also}",
+            f"{len(same)} steps that were compared{doubt}",
             ranks=view.ranks,
             step=first.step,
             location=user_location(first.site.frames),
             subjects=(view.model,),
-            grade=Grade.NOTE if view.is_shared_work else Grade.LIKELY,
+            grade=Grade.NOTE if doubt else Grade.LIKELY,
             confidence=0.9,
             evidence=tuple(
                 Evidence(

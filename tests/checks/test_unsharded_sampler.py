@@ -41,6 +41,13 @@ def test_ranks_that_exchange_activations_may_share_samples():
     assert finding.severity is Severity.INFO
 
 
+def test_a_loader_that_was_told_nothing_is_noted_only():
+    stream = "Words 0 by BatchSampler of SequentialSampler"
+    (finding,) = judged(same(0, stream=stream), same(1, stream=stream))
+    assert finding.severity is Severity.INFO
+    assert "in the order of the data set" in finding.message
+
+
 def parts(number):
     """Each rank takes its half of a batch that all have read."""
     fields = {"batch": f"batch {number}", "samples": (f"samples {number}",), "batch_sizes": (2,)}
