@@ -21,8 +21,8 @@ class UnshardedSampler(Check):
 
     ## What it detects
     In several steps a data loader gives the same indices to all ranks that average their gradients,
-    the batches are equal to the byte, and the model is given all of them. Without shuffling, as in a
-    trial of a program, it is a note.
+    the batches are equal to the byte, and the model is given all of them. Without shuffling, as in
+    a trial of a program, it is a note.
 
     ## Why it matters
     The average of equal gradients is one of them: the job computes on many GPUs what one would, and
