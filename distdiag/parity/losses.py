@@ -59,7 +59,7 @@ def _measured(
     means = [np.array([each.mean()]) for each in others]
     unit = 2 * reference.unit(Kind.LOSS, step, "loss")
     # One number is judged with the whole nudge, whatever it was computed in: chance has no average.
-    exactness = Exactness(unit)
+    exactness = Exactness(unit, num_steps=step)
     name = f"loss of pass {micro + 1}"
     return measure(name, np.array([ours.mean()]), np.array([value]), means, exactness)
 

@@ -21,7 +21,7 @@ def output_pairs(
     reference: RecordedRun, repeats: Sequence[RecordedRun], candidate: RecordedRun, step: int
 ) -> Iterator[Pair]:
     """Yield what each module returned in a step, in the order in which they returned."""
-    exactness = Exactness(UNIT["float32"], computed=reference.compute_unit)
+    exactness = Exactness(UNIT["float32"], computed=reference.compute_unit, num_steps=step)
     for micro in range(reference.num_micro(step)):
         for name in reference.names(Kind.OUTPUT, step, micro):
             runs = (reference, candidate, *repeats)

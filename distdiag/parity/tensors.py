@@ -113,7 +113,7 @@ class Tensors:
             error *= self._rounding_of_changes(step, name, reference)
         if not has_flips:
             candidate, *known = (_without_flips(reference, each) for each in (candidate, *known))
-        exactness = Exactness(max(own, computed), error, computed)
+        exactness = Exactness(max(own, computed), error, computed, step)
         return measure(name, reference, candidate, known, exactness) or ""
 
     def _unlike(self, kind: Kind, step: int, name: str) -> list[RecordedRun]:

@@ -58,12 +58,14 @@ class Exactness(NamedTuple):
 
     `unit` is the distance between two neighbouring numbers, `error` what one element of it may be
     off by if that is more (of a change, the unit of what is changed), and `computed` the unit of
-    the coarsest dtype that it was computed in.
+    the coarsest dtype that it was computed in. `num_steps` were taken before: each has added
+    rounding of its own, while the repeat was nudged once. Such chances add up by their squares.
     """
 
     unit: float
     error: float = 0.0
     computed: float = 0.0
+    num_steps: int = 0
 
 
 class Measured(NamedTuple):
@@ -123,6 +125,7 @@ def measure(
     whole = size or 1.0
     if size and any(each.size > DROWNED * size for each in found):
         return None
+    drift = math.sqrt(1 + exactness.num_steps)
     noises = (share * each.size / whole for share, each in zip(shares, found, strict=False))
     spreads = (share * abs(each.factor - 1) for share, each in zip(shares, found, strict=False))
     return Measured(
@@ -130,8 +133,8 @@ def measure(
         size=size,
         difference=measured.size / whole,
         factor=measured.factor,
-        noise=max(noises, default=0.0),
-        spread=max(spreads, default=0.0),
+        noise=drift * max(noises, default=0.0),
+        spread=drift * max(spreads, default=0.0),
         num_elements=reference.size,
         exactness=exactness,
     )

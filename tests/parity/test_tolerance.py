@@ -120,3 +120,16 @@ def test_distances_in_blocks_are_those_of_the_whole(shape):
     assert found[0].size == pytest.approx(np.linalg.norm(others[0] - exact))
     assert found[0].factor == pytest.approx(1.5 if size else 1.0)
     assert found[1] == (0.0, 1.0)
+
+
+def test_each_step_adds_rounding_of_its_own(reference):
+    repeats = [noisy(reference, 1e-6, 1)]
+    late = Exactness(UNIT, num_steps=15)
+    candidate = noisy(reference, 2e-5, 2)
+    found = [
+        judge(measure("w", reference, candidate, repeats, exactness), Common())
+        for exactness in (Exactness(UNIT), late)
+    ]
+    assert found[0].ratio > 1
+    assert found[1].bound == pytest.approx(4 * found[0].bound)
+    assert found[1].ratio < 1
