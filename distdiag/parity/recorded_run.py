@@ -187,6 +187,15 @@ class RecordedRun:
         data = self._bytes(rank, record).tobytes()
         return [data[place : place + size] for place in range(0, len(data), size)]
 
+    def repeats(self, other: RecordedRun) -> bool:
+        """Say whether losses, gradients and parameters are those of another run, to the bit."""
+        kinds = (Kind.LOSS, Kind.GRADIENT, Kind.PARAMETER)
+        return all(
+            _held(records) == _held(other._records.get(place, {}))
+            for place, records in self._records.items()
+            if place[0] in kinds
+        )
+
     def differing_replicas(
         self, kind: Kind, step: int, *, is_kept: bool = False
     ) -> dict[str, dict[str, RankSet]]:
@@ -219,6 +228,10 @@ class RecordedRun:
         if len(data) < record.num_bytes:
             raise DamagedFileError(f"{self._folder}/rank-{rank}.data ends too early")
         return data
+
+
+def _held(records: Mapping[int, Record]) -> dict[int, tuple[object, ...]]:
+    return {rank: (record.digest, record.values) for rank, record in records.items()}
 
 
 def _sizes(records: Iterable[Record]) -> Iterable[int]:

@@ -18,6 +18,8 @@ from distdiag.parity.runs import Configuration, Planned, Runs, sources_of, task_
 from distdiag.parity_task import Dropout
 
 NUDGE: Final = 20_240_607
+AGAIN_STEPS: Final = 3
+"""What is not deterministic shows in so many steps."""
 NO_BATCHES: Final = (
     "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
     "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
@@ -78,7 +80,7 @@ class Study:
         dtype = self._source.compute_dtype if self._source is not None else ""
         again, nudged, self._reference, *replayed = self._run_all(
             [
-                self._planned("again", reference),
+                self._planned("again", reference, num_steps=AGAIN_STEPS),
                 self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=dtype),
                 self._planned("reference", reference),
                 *(self._planned("", each) for each in rest),
@@ -88,7 +90,7 @@ class Study:
         if due != dtype:  # the reference computes in another one than the recorded run
             planned = self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=due)
             (nudged,) = self._run_all([planned])
-        self._repeats = [again, nudged]
+        self._repeats = [*self._unlike_repeats(again, reference), nudged]
         recorded.update(zip(rest, replayed, strict=True))
         outcomes = []
         for configuration in others:
@@ -102,6 +104,17 @@ class Study:
         return outcomes
 
     # The runs
+
+    def _unlike_repeats(
+        self, again: RecordedRun, configuration: Configuration
+    ) -> list[RecordedRun]:
+        """Return the repeat of the reference, whole, unless it began the same to the last bit."""
+        assert self._reference is not None
+        if again.repeats(self._reference):
+            return []
+        if again.num_steps < self._reference.num_steps:
+            return self._run_all([self._planned("again", configuration)])
+        return [again]
 
     def _record(self, configuration: Configuration) -> RecordedRun:
         (run,) = self._run_all([self._planned("", configuration)])
@@ -139,7 +152,7 @@ class Study:
         task = task_for(
             self._folder / name,
             {
-                "num_steps": num_steps or settings.num_steps,
+                "num_steps": min(num_steps or settings.num_steps, settings.num_steps),
                 "dropout": settings.dropout,
                 "padding": settings.padding,
             },

@@ -96,3 +96,16 @@ def test_the_coarsest_dtype_of_all_ranks_is_what_a_run_computes_in(tmp_path):
         Rank(tmp_path, rank, compute_dtype=dtype).close(1, 3)
     run = RecordedRun(tmp_path, "3 ranks")
     assert (run.compute_dtype, run.compute_unit) == ("bfloat16", 2.0**-7)
+
+
+def test_a_run_repeats_another_as_far_as_it_went(tmp_path):
+    for name, num_steps, last in (("whole", 3, 1.0), ("short", 2, 1.0), ("other", 2, 1.5)):
+        writer = Rank(tmp_path / name, 0)
+        for step in range(num_steps):
+            writer.tensor(Kind.GRADIENT, step, "w", [last if step else 1.0])
+        writer.close(num_steps, 1)
+    whole, short, other = (
+        RecordedRun(tmp_path / name, name) for name in ("whole", "short", "other")
+    )
+    assert short.repeats(whole)
+    assert not other.repeats(whole)

@@ -124,12 +124,9 @@ def test_distances_in_blocks_are_those_of_the_whole(shape):
 
 def test_each_step_adds_rounding_of_its_own(reference):
     repeats = [noisy(reference, 1e-6, 1)]
-    late = Exactness(UNIT, num_steps=15)
-    candidate = noisy(reference, 2e-5, 2)
-    found = [
-        judge(measure("w", reference, candidate, repeats, exactness), Common())
-        for exactness in (Exactness(UNIT), late)
-    ]
-    assert found[0].ratio > 1
-    assert found[1].bound == pytest.approx(4 * found[0].bound)
-    assert found[1].ratio < 1
+    first, late = (
+        measure("w", reference, reference, repeats, Exactness(UNIT, num_steps=number))
+        for number in (0, 15)
+    )
+    assert late.noise == pytest.approx(4 * first.noise)
+    assert late.spread == pytest.approx(4 * first.spread)
