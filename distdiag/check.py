@@ -21,8 +21,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from distdiag.agent import RankAgent, guarded
-from distdiag.config import Config, check_options, load_config
+from distdiag.config import Config, load_config
 from distdiag.errors import UsageError
+from distdiag.options import check_options
 from distdiag.probes.exceptions import strip_own_frames
 from distdiag.run_dir import Launch, read_launch
 

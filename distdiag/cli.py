@@ -20,7 +20,6 @@ import click
 from distdiag.analysis import Progress
 from distdiag.analysis import analyze as analyze_files
 from distdiag.checks import Check, load_checks
-from distdiag.config import check_options
 from distdiag.demo import HEALTHY, SICK
 from distdiag.dump_command import dump
 from distdiag.errors import DamagedFileError, UsageError
@@ -28,6 +27,7 @@ from distdiag.finding import Outcome, Report, Severity
 from distdiag.lint.base import Rule
 from distdiag.lint.rules import load_rules
 from distdiag.lint_command import lint
+from distdiag.options import check_options
 from distdiag.parity_command import parity
 from distdiag.replay import replay_source
 from distdiag.reports import Reporter, load_reporter, read_report, reporter_names

@@ -16,10 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from distdiag.checks import load_checks
-from distdiag.config import Config, load_config, to_arguments
+from distdiag.config import Config, load_config
 from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.finding import Outcome, Report, Severity
+from distdiag.options import to_arguments
 from distdiag.reports import read_report, reporter_names
 from distdiag.run_dir import RUNS_FOLDER, RunDir
 

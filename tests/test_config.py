@@ -8,8 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from distdiag.config import KEYS, Config, check_options, load_config, to_arguments
+from distdiag.config import KEYS, Config, load_config
 from distdiag.errors import DamagedFileError, UsageError
+from distdiag.options import check_options, to_arguments
 from distdiag.placement_rule import rules_of
 from distdiag.sequence_plan import SequencePlan
 

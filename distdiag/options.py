@@ -1,0 +1,134 @@
+"""The options of a checked run on the command line, and how they are spelled there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
+
+import click
+import msgspec
+
+from distdiag.config import KEYS, DumpTransport, FailOn, OnHang, Profile, Seconds
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _comma_list(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    words = tuple(word.strip() for word in value.split(",") if word.strip())
+    if not words:
+        raise click.BadParameter("it names nothing", ctx, param)
+    return words
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, Seconds, strict=False)
+    except msgspec.ValidationError:
+        raise click.BadParameter(
+            f"{value!r} is not a positive number of seconds", ctx, param
+        ) from None
+
+
+def _seconds_or_auto(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> float | str | None:
+    return value if value == "auto" else _seconds(ctx, param, value)
+
+
+def _choice(kind: Any) -> click.Choice[str]:  # noqa: ANN401
+    return click.Choice(get_args(kind))
+
+
+_OPTIONS: Final = (
+    click.option("--profile", type=_choice(Profile), help="How closely to observe [standard]."),
+    click.option(
+        "--select",
+        callback=_comma_list,
+        metavar="CODES",
+        help="Run only these checks: COL,HNG001 [ALL].",
+    ),
+    click.option("--ignore", callback=_comma_list, metavar="CODES", help="Leave these checks out."),
+    click.option(
+        "--config", metavar="FILE", help="Read options from a TOML file [./distdiag.toml]."
+    ),
+    click.option("--run-dir", metavar="DIR", help="Keep events and report.json here."),
+    click.option(
+        "--overwrite/--no-overwrite",
+        default=None,
+        help="Use a run directory that already holds a run.",
+    ),
+    click.option(
+        "--report",
+        callback=_comma_list,
+        metavar="NAMES",
+        help="Show the report as: terminal,json [both]. report.json is always written.",
+    ),
+    click.option(
+        "--fail-on", type=_choice(FailOn), help="Exit with 1 at a finding this bad [error]."
+    ),
+    click.option(
+        "--hang-timeout",
+        callback=_seconds_or_auto,
+        metavar="auto|SECONDS",
+        help="No progress for this long is a hang [auto].",
+    ),
+    click.option("--on-hang", type=_choice(OnHang), help="What to do about a hang [report]."),
+    click.option(
+        "--dump-transport",
+        type=_choice(DumpTransport),
+        help="How stacks of a hang reach the node of rank 0 [auto].",
+    ),
+    click.option(
+        "--strict/--no-strict",
+        default=None,
+        help="Compare collectives before they are issued and raise on a mismatch.",
+    ),
+    click.option(
+        "--strict-timeout",
+        callback=_seconds,
+        metavar="SECONDS",
+        help="How long --strict waits for the other ranks [30].",
+    ),
+    click.option(
+        "--poison-empty/--no-poison-empty",
+        default=None,
+        help="Fill memory that nobody has written with NaN until the first step.",
+    ),
+    click.option(
+        "--verify-sequence/--no-verify-sequence",
+        default=None,
+        help="Send numbered tokens through split and gather before the first backward pass.",
+    ),
+    click.option("--parity-task", metavar="FILE", hidden=True),  # given by `distdiag parity`
+)
+
+
+def check_options(command: F) -> F:
+    """Give a click command the options of a checked run, for `load_config`; None if not given."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def to_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Return the command-line form of flags that `check_options` parsed."""
+    arguments: list[str] = []
+    for key in ("config", *KEYS):
+        value = flags.get(key)
+        flag = key.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            arguments.append(f"--{flag}={_spell(value)}")
+    return arguments
+
+
+def _spell(value: str | float | Path | Iterable[str]) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)
