@@ -71,19 +71,20 @@ class AttentionPasses:
     # Tensors here have the dimensions row, position, head and hidden.
 
     def _marks(self, first: int) -> Tensor:
-        marks = torch.zeros(self._spec.length, self._hidden)
+        marks = torch.zeros(self._spec.length, self._hidden, device="cpu")
         for channel in range(min(self._hidden, self._spec.length - first)):
             marks[first + channel, channel] = 1
         return marks[None, :, None, :]
 
     def _lane_numbers(self) -> Tensor:
         # bfloat16 holds them all, and tells an average of one from its neighbours.
-        numbers = 2 + torch.arange(self._spec.batch * self._num_heads) % _MOST_LANES
+        lanes = torch.arange(self._spec.batch * self._num_heads, device="cpu")
+        numbers = 2 + lanes % _MOST_LANES
         return numbers.reshape(self._spec.batch, 1, self._num_heads, 1)
 
     def _counts(self) -> Tensor:
         counts = [len(self._spec.context(position)) for position in range(self._spec.length)]
-        return self._whole(torch.tensor(counts)[None, :, None, None])
+        return self._whole(torch.tensor(counts, device="cpu")[None, :, None, None])
 
     def _whole(self, values: Tensor) -> Tensor:
         """Return a tensor of the program's form."""
@@ -111,7 +112,7 @@ class AttentionPasses:
                 continue
             patterns = dict.fromkeys(tuple(each) for each in times[index].tolist())
             for pattern in patterns:
-                of_heads = (times[index] == torch.tensor(pattern)).all(-1)
+                of_heads = (times[index] == torch.tensor(pattern, device="cpu")).all(-1)
                 share = padding[index][of_heads].max().item()
                 runs = _runs(pattern)
                 left -= max(len(runs), 1)

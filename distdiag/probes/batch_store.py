@@ -125,7 +125,7 @@ class BatchStore:
     def _tensor(self, rank: int, record: Record) -> torch.Tensor:
         kind = getattr(torch, record.dtype)
         if not record.num_bytes:
-            return torch.empty(record.shape, dtype=kind)
+            return torch.empty(record.shape, dtype=kind, device="cpu")
         if rank not in self._data:
             with (self._folder / f"rank-{rank}.data").open("rb") as file:
                 self._data[rank] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

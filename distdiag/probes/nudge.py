@@ -15,7 +15,7 @@ def nudge_in_place(tensors: Iterable[torch.Tensor], seed: int, dtype: str = "") 
 
     The unit is that of `dtype` where it is coarser than a tensor's own.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     with torch.no_grad():
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
@@ -25,7 +25,7 @@ def nudge_in_place(tensors: Iterable[torch.Tensor], seed: int, dtype: str = "") 
 
 def nudged(batch: Any, seed: int, dtype: str = "") -> Any:  # noqa: ANN401
     """Return a batch whose floating-point tensors are changed by one unit of rounding."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     new = {
         path: leaf * _factors(leaf, generator, dtype)
         for path, leaf in leaves(batch)
@@ -35,7 +35,9 @@ def nudged(batch: Any, seed: int, dtype: str = "") -> Any:  # noqa: ANN401
 
 
 def _factors(tensor: torch.Tensor, generator: torch.Generator, dtype: str) -> torch.Tensor:
-    signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
+    signs = torch.randint(
+        0, 2, tensor.shape, generator=generator, dtype=torch.int8, device=generator.device
+    )
     unit = torch.finfo(tensor.dtype).eps
     if dtype:
         unit = max(unit, torch.finfo(getattr(torch, dtype)).eps)

@@ -76,6 +76,6 @@ def _weights_of(size: int, device: torch.device) -> torch.Tensor:
     if key not in _weights:
         if len(_weights) > 64:
             _weights.clear()
-        numbers = torch.arange(size, dtype=torch.float64)
+        numbers = torch.arange(size, dtype=torch.float64, device="cpu")
         _weights[key] = torch.cos(numbers * 2.399963).float().to(device)
     return _weights[key]

@@ -45,7 +45,7 @@ class TokenCodes:
         while self._base**self.num_digits <= size:
             self.num_digits += 1
         rows_first = (spec.batch, spec.length, *_others(spec.shape, spec.dim))
-        numbers = torch.arange(1, size + 1).reshape(rows_first)
+        numbers = torch.arange(1, size + 1, device="cpu").reshape(rows_first)
         self._numbers = numbers.movedim(1, spec.dim)
 
     def digit(self, index: int) -> Tensor:
@@ -61,7 +61,7 @@ class TokenCodes:
         tokens = (numbers[..., 0] - 1) // self.num_channels
         result = torch.full_like(tokens, MIXED)
         if numbers.shape[-1] == self.num_channels:
-            channels = torch.arange(1, self.num_channels + 1)
+            channels = torch.arange(1, self.num_channels + 1, device="cpu")
             wanted = tokens.unsqueeze(-1) * self.num_channels + channels
             result = torch.where((numbers == wanted).all(-1), tokens, result)
         result = result.masked_fill((numbers == _UNKNOWN).any(-1), FOREIGN)
@@ -73,7 +73,7 @@ class TokenCodes:
         values = torch.stack([each.detach().cpu().to(torch.float64) for each in digits])
         values = values - self._offset
         weights = [float(self._base**index) for index in range(len(digits))]
-        weighed = torch.tensor(weights, dtype=torch.float64).reshape(-1, *[1] * digits[0].ndim)
+        weighed = values.new_tensor(weights).reshape(-1, *[1] * digits[0].ndim)
         numbers = ((values - 1) * weighed).sum(0)
         is_ours = (values >= 1) & (values <= self._base) & (values == values.floor())
         is_known = is_ours.all(0) & (numbers <= self._numbers.numel())

@@ -65,7 +65,7 @@ class Gathering:
         share = max(1, min(max(sizes), ROUND_BYTES // self._num_carriers))
         pieces: list[list[bytes]] = [[] for _ in sizes]
         for start in range(0, max(sizes), share):
-            piece = torch.zeros(share, dtype=torch.uint8)
+            piece = torch.zeros(share, dtype=torch.uint8, device="cpu")
             data = payload[start : start + share]
             if data:
                 piece[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)

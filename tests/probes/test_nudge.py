@@ -36,3 +36,10 @@ def test_a_graph_that_was_built_before_can_still_be_used():
     nudge_in_place([weight], 1)
     loss.backward()
     assert torch.allclose(weight.grad, torch.full((4,), 2.0))
+
+
+def test_the_default_device_of_the_program_is_not_used():
+    tensor = torch.ones(1000)
+    with torch.device("meta"):
+        nudge_in_place([tensor], 7)
+    assert (tensor != 1).all()

@@ -63,3 +63,9 @@ def test_values_that_are_no_numbers_of_ours_are_foreign():
 
 def test_another_number_of_dimensions_is_not_read():
     assert read(codes_of(), lambda digit: digit.flatten()) == ()
+
+
+def test_the_default_device_of_the_program_is_not_used():
+    with torch.device("meta"):
+        codes = codes_of(torch.bfloat16, (2, 6, 8))
+        assert read(codes) == tuple(range(12))

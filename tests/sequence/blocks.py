@@ -158,7 +158,7 @@ def torch_gather(part):
 
 def redistributed(x, before, after):
     """What torch's own tensors of many ranks do."""
-    mesh = init_device_mesh("cpu", (size(),))
+    mesh = init_device_mesh(torch.get_default_device().type, (size(),))
     spread = DTensor.from_local(x, mesh, [before], run_check=False)
     return spread.redistribute(placements=[after]).to_local()
 
