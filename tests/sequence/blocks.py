@@ -10,6 +10,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 
+def device():
+    """Return the device of all tensors; threads of autograd know of no default."""
+    on_gpus = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
+
+
 def size():
     return dist.get_world_size()
 
@@ -26,7 +32,7 @@ def raw_gather(part):
 
 def layout(length, order):
     """The positions of each rank."""
-    places = torch.arange(length)
+    places = torch.arange(length, device=device())
     if order == "contiguous":
         return list(places.chunk(size()))
     if order == "interleaved":
@@ -158,7 +164,7 @@ def torch_gather(part):
 
 def redistributed(x, before, after):
     """What torch's own tensors of many ranks do."""
-    mesh = init_device_mesh(torch.get_default_device().type, (size(),))
+    mesh = init_device_mesh(device().type, (size(),))
     spread = DTensor.from_local(x, mesh, [before], run_check=False)
     return spread.redistribute(placements=[after]).to_local()
 
@@ -275,7 +281,7 @@ class Ring(torch.autograd.Function):
     @staticmethod
     def mask(length, order, causal, owner):
         if not causal:
-            return torch.ones(length, length, dtype=torch.bool)
+            return torch.ones(length, length, dtype=torch.bool, device=device())
         mine, theirs = (positions(length, order, each) for each in (rank(), owner))
         return mine[:, None] >= theirs[None, :]
 
@@ -283,7 +289,7 @@ class Ring(torch.autograd.Function):
     def backward(ctx, grad):
         order, causal, faults, shape = ctx.saved
         grad = grad / ctx.count
-        sent = torch.zeros(size(), *shape, dtype=grad.dtype)
+        sent = grad.new_zeros(size(), *shape)
         for owner, _ in Ring.steps([None] * size(), faults):
             seen = Ring.mask(shape[1], order, causal, owner).to(grad.dtype)
             target = rank() if faults.get("stale") else owner
