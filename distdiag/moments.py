@@ -43,4 +43,4 @@ class Moments:
         self.after_read: Callable[[Any, FrameType], None] | None = None
         """Called with a state dict into which a distributed checkpoint was read."""
         self.is_cut: Callable[[object], bool] = lambda _: False
-        """Says whether a tensor is cut where a sequence is split, so that ranks hold parts of it."""
+        """Says whether a tensor is cut along a sequence, so that each rank holds a part of it."""

@@ -1,4 +1,4 @@
-"""Which tensors torch's context parallelism cuts: while a sequence is split, each rank has a part."""
+"""Which tensors torch's context parallelism cuts, so that each rank has a part of them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.integration.libraries import LIBRARY_RUNS
+
 __all__ = ["PROGRAMS", "PROGRAM_FOLDER", "Program", "program_parameters"]
 
 PROGRAM_FOLDER = Path(__file__).with_name("programs")
@@ -192,6 +194,10 @@ PROGRAMS = (
     Program(name="unreduced_on_purpose", args=("--way", "signs"), slow=True),
     Program(name="unreduced_on_purpose", args=("--way", "streams"), slow=True),
     Program(name="zero_redundancy", slow=True),
+    *(
+        Program(name=name, args=tuple(args.split()), slow=slow, nproc=nproc, needs=needs)
+        for name, args, slow, nproc, needs in LIBRARY_RUNS
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""Trains DeepSpeed's layer of experts, replicated or spread over the ranks, with ZeRO or without."""
+"""Trains DeepSpeed's layer of experts, whole on all ranks or spread over them, with ZeRO or not."""
 
 import deepspeed
 import torch
@@ -65,7 +65,7 @@ def engine_for(args) -> deepspeed.DeepSpeedEngine:
         "gradient_accumulation_steps": args.accumulate,
         "gradient_clipping": 1.0,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": args.zero, "reduce_scatter": args.zero < 2},
+        "zero_optimization": {"stage": args.zero, "reduce_scatter": True},
         "bf16": {"enabled": args.bf16},
     }
     optimizer = torch.optim.AdamW(groups, lr=1e-2, foreach=False)

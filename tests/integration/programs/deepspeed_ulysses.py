@@ -139,10 +139,8 @@ def main() -> None:
         verify()
     seed_everything(71)
     language = Llama() if args.way == "transformers" else Language()
-    if args.wrapper == "ddp":
-        model = DistributedDataParallel(language)
-    else:
-        model = fully_shard(language)
+    wrap = DistributedDataParallel if args.wrapper == "ddp" else fully_shard
+    model = wrap(language)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     losses = []
     for _ in range(6):

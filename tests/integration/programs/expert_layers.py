@@ -1,4 +1,4 @@
-"""Trains layers of experts that every rank holds whole, with each usual way to choose among them."""
+"""Trains layers of experts that every rank holds whole, with each usual way to choose."""
 
 import torch
 import torch.distributed as dist

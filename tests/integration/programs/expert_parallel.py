@@ -1,4 +1,4 @@
-"""Trains experts spread over the data-parallel ranks: counts first, then tokens, uneven and none."""
+"""Trains experts spread over the data-parallel ranks, by uneven and empty exchanges."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Trains a small sparse transformer of the transformers library, wrapped and recomputed in any way."""
+"""Trains a small sparse transformer of transformers, wrapped and recomputed in several ways."""
 
 import contextlib
 from collections.abc import Iterator
