@@ -42,3 +42,5 @@ class Moments:
         """Returns the models that there are, the oldest first."""
         self.after_read: Callable[[Any, FrameType], None] | None = None
         """Called with a state dict into which a distributed checkpoint was read."""
+        self.is_cut: Callable[[object], bool] = lambda _: False
+        """Says whether a tensor is cut along a sequence, so that each rank holds a part of it."""

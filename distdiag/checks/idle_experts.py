@@ -9,7 +9,7 @@ from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.routing import choice_phrase, layer_names
+from distdiag.reasoning.routing import by_routers, choice_phrase, layer_names
 from distdiag.routing_event import Routing
 from distdiag.routing_view import RoutingView
 
@@ -53,7 +53,7 @@ class IdleExperts(Check):
     def check_routing(self, view: RoutingView) -> Iterator[Finding]:
         """Look at the load of each layer over all looks."""
         looks: dict[tuple[str, int, int], list[Routing]] = {}
-        for event in view.choices:
+        for event in by_routers(view.choices):
             choice = event.choice
             is_ample = choice.num_tokens * choice.k >= _AMPLE * choice.num_experts
             if event.load is not None and is_ample:

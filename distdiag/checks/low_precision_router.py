@@ -9,7 +9,7 @@ from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.routing import boundary_phrase, choice_phrase, layer_names
+from distdiag.reasoning.routing import boundary_phrase, by_routers, choice_phrase, layer_names
 from distdiag.routing_event import Routing
 from distdiag.routing_view import RoutingView
 
@@ -51,7 +51,7 @@ class LowPrecisionRouter(Check):
 
     def check_routing(self, view: RoutingView) -> Iterator[Finding]:
         """Look at the ties."""
-        tied = [each for each in view.choices if _is_tied(each)]
+        tied = [each for each in by_routers(view.choices) if _is_tied(each)]
         if not tied:
             return
         worst = max(tied, key=lambda each: each.tie_share)

@@ -80,6 +80,12 @@ def _parallel_moments(recorder: Recorder, _: Config) -> Sequence[Probe]:
     return [ParallelMoments(recorder)]
 
 
+def _sequence_buffers(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    from distdiag.probes.sequence_buffers import SequenceBuffers
+
+    return [SequenceBuffers(recorder)]
+
+
 def _parallelize_plans(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.parallelize_plans import ParallelizePlans
 
@@ -263,6 +269,7 @@ PLANS: Final = (
         ("torch", "torch.distributed.tensor.parallel"),
         _parallelize_plans,
     ),
+    Plan("sequence-buffers", ("torch", "torch.distributed.tensor.experimental"), _sequence_buffers),
     Plan("veomni-plans", ("torch", "veomni.distributed.parallel_plan"), _veomni_plans),
     Plan("transformers-plans", ("torch", "transformers.modeling_utils"), _transformers_plans),
     Plan("partial-reads", ("torch", "torch.distributed.tensor"), _partial_reads),

@@ -266,6 +266,7 @@ class Survey(Probe):
             beside=world if is_beside else (),
             world=world,
             wrap_times=self.wrap_times,
+            is_cut=self.recorder.is_cut,
         )
 
     def _read(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -35,7 +35,8 @@ class Surroundings(NamedTuple):
     `owners` are the optimizers of each parameter, `reduced` the ranks over which the program itself
     reduced its gradient for this step, `sent` those over which it once sent the parameter round,
     all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
-    of a model that all ranks train together. Of the model itself: whether all of it `is_frozen`,
+    of a model that all ranks train together, `is_cut` says of a tensor that it is split along a
+    sequence. Of the model itself: whether all of it `is_frozen`,
     the `mesh_ranks` over which tensors of it are sharded, whether it `has_marks` of Megatron's on
     some, whether it `is_local`, since it has stepped without a reduction of DDP's, and whether it
     `is_bypassed`, since DDP's forward pass was not called for this step.
@@ -53,6 +54,7 @@ class Surroundings(NamedTuple):
     is_local: bool = False
     is_bypassed: bool = False
     heads: HeadCounts | None = None
+    is_cut: Callable[[object], bool] = lambda _: False
 
 
 def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
@@ -145,7 +147,7 @@ def _kept_alike(
 ) -> tuple[tuple[int, ...], Basis]:
     if plan.is_shared:
         return around.world, Basis.MARKED
-    if _is_part(tensor):
+    if _is_part(tensor) or around.is_cut(tensor):
         return (), Basis.WRAPPER
     for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
         if id(tensor) in known:

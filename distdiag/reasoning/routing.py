@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,21 @@ def layer_names(events: Iterable[Routing]) -> str:
     shown = ", ".join(names[:_MOST_NAMES])
     rest = len(names) - _MOST_NAMES
     return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+def by_routers(choices: Sequence[Routing]) -> list[Routing]:
+    """Leave out what a module chooses around others that choose.
+
+    A model that computes its balancing loss looks for the best experts once more, and sends no
+    token there.
+    """
+    layers = {event.layer for event in choices}
+    around = {outer for outer in layers if any(_encloses(outer, inner) for inner in layers)}
+    return [event for event in choices if event.layer not in around]
+
+
+def _encloses(outer: str, inner: str) -> bool:
+    return outer != inner and (not outer or inner.startswith(f"{outer}."))
 
 
 def choice_phrase(event: Routing) -> str:

@@ -1,10 +1,13 @@
 """The correct programs: on each of them distdiag must be silent and change nothing."""
 
+import importlib.util
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 import pytest
+
+from tests.integration.libraries import LIBRARY_RUNS
 
 __all__ = ["PROGRAMS", "PROGRAM_FOLDER", "Program", "program_parameters"]
 
@@ -12,11 +15,16 @@ PROGRAM_FOLDER = Path(__file__).with_name("programs")
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """One training script, its arguments, and whether only the long run includes it."""
+    """One training script, its arguments, and whether only the long run includes it.
+
+    It runs on `nproc` ranks, where the packages that it `needs` can be imported.
+    """
 
     name: str
     args: tuple[str, ...] = ()
     slow: bool = False
+    nproc: int = 2
+    needs: tuple[str, ...] = ()
 
     @property
     def script(self) -> Path:
@@ -26,7 +34,19 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Return the name by which tests call this row."""
-        return "-".join([self.name, *(arg for arg in self.args if not arg.startswith("-"))])
+        told = [arg for arg in self.args if not arg.startswith("-")]
+        return "-".join([self.name, *told, *([f"{self.nproc}-ranks"] if self.nproc != 2 else [])])
+
+    @property
+    def records(self) -> list[str]:
+        """Return the names of the records that its ranks write."""
+        return [f"rank{rank}" for rank in range(self.nproc)]
+
+    @property
+    def marks(self) -> list[pytest.MarkDecorator]:
+        """Return why it may be left out here: a package that it needs is missing."""
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return [pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")]
 
 
 PROGRAMS = (
@@ -174,6 +194,10 @@ PROGRAMS = (
     Program(name="unreduced_on_purpose", args=("--way", "signs"), slow=True),
     Program(name="unreduced_on_purpose", args=("--way", "streams"), slow=True),
     Program(name="zero_redundancy", slow=True),
+    *(
+        Program(name=name, args=tuple(args.split()), slow=slow, nproc=nproc, needs=needs)
+        for name, args, slow, nproc, needs in LIBRARY_RUNS
+    ),
 )
 
 
@@ -183,8 +207,8 @@ def program_parameters(quick: Collection[str] = ()) -> list[object]:
         pytest.param(
             program,
             id=program.label,
-            marks=[pytest.mark.slow]
-            * (program.slow or (bool(quick) and program.name not in quick)),
+            marks=program.marks
+            + [pytest.mark.slow] * (program.slow or (bool(quick) and program.name not in quick)),
         )
         for program in PROGRAMS
     ]

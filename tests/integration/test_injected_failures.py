@@ -68,6 +68,7 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"parallelize-plans", "veomni-plans", "transformers-plans"}
     alone |= {"parity"}  # distdiag parity asks for it
     alone |= {"random-draws"}
+    alone |= {"sequence-buffers"}
     alone |= {"rank-states"}
     alone |= {"evaluation-gathers"}  # only where Accelerate fills batches up for several ranks
     alone |= {"sharded-forwards"}

@@ -47,6 +47,17 @@ def test_parameters_and_buffers_come_in_the_order_of_the_modules() -> None:
     assert not found["1.running_mean"].is_parameter
 
 
+def test_a_buffer_that_is_cut_along_a_sequence_is_one_ranks_own() -> None:
+    model = nn.Linear(4, 4)
+    model.register_buffer("positions", torch.arange(8))
+    model.register_buffer("scale", torch.ones(()))
+
+    found = plans(model, is_cut=lambda tensor: tensor is model.positions)
+
+    assert (found["positions"].replicas, found["positions"].basis) == ((), Basis.WRAPPER)
+    assert found["scale"].replicas == PAIR
+
+
 def test_buffers_that_are_not_saved_and_parameters_that_are_frozen_count() -> None:
     model = nn.Linear(4, 4, bias=False).requires_grad_(False)
     model.register_buffer("inv_freq", torch.ones(2), persistent=False)

@@ -1,0 +1,71 @@
+"""Which runs there are of the programs that train with real libraries of experts and sequences."""
+
+from typing import NamedTuple
+
+__all__ = ["LIBRARY_RUNS", "LibraryRun"]
+
+
+class LibraryRun(NamedTuple):
+    """A program, its arguments as one types them, and what it needs."""
+
+    name: str
+    args: str
+    slow: bool = True
+    nproc: int = 2
+    needs: tuple[str, ...] = ()
+
+
+_CONTEXT = (
+    LibraryRun("context_parallel", "--rotate allgather --wrapper fsdp2", slow=False),
+    LibraryRun("context_parallel", "--rotate alltoall --wrapper ddp --recompute"),
+    LibraryRun("context_parallel", "--rotate alltoall --wrapper fsdp2", nproc=4),
+    LibraryRun("split_models", "--way dropout", nproc=4),
+    LibraryRun("split_models", "--way sequence", nproc=4),
+)
+_DEEPSPEED = (
+    ("deepspeed_experts", "--ep 1 --zero 0"),
+    ("deepspeed_experts", "--ep 1 --zero 2 --accumulate 2 --residual"),
+    ("deepspeed_experts", "--ep 2 --zero 0 --drop keep"),
+    ("deepspeed_experts", "--ep 2 --zero 1"),
+    ("deepspeed_experts", "--ep 2 --zero 2 --k 1"),
+    ("deepspeed_ulysses", "--way layer --wrapper fsdp2"),
+    ("deepspeed_ulysses", "--way transformers --wrapper fsdp2"),
+    ("deepspeed_ulysses", "--way verified --wrapper ddp"),
+)
+_EXPERTS = (
+    ("expert_layers", "--way biased --wrapper ddp --recompute exact"),
+    ("expert_layers", "--way biased --wrapper fsdp2 --recompute reentrant"),
+    ("expert_layers", "--way choosing --wrapper ddp --recompute exact"),
+    ("expert_layers", "--way dropless --wrapper fsdp2 --recompute reentrant"),
+    ("expert_layers", "--way noisy --wrapper ddp --recompute exact"),
+    ("expert_layers", "--way signed --wrapper fsdp2 --recompute exact"),
+    ("expert_layers", "--way switch --wrapper ddp --recompute exact"),
+    ("expert_parallel", "--way idle --wrapper ddp"),
+    ("expert_parallel", "--way plain --wrapper hand"),
+    ("expert_parallel", "--way recomputed --wrapper fsdp2"),
+    ("sparse_trainer", "--model mixtral --recompute exact"),
+    ("sparse_trainer", "--model qwen3 --recompute reentrant"),
+)
+_TRANSFORMERS = (
+    "--model deepseek --wrapper ddp --recompute reentrant --extras accumulate",
+    "--model deepseek --wrapper fsdp2 --recompute exact --extras bf16 eval",
+    "--model gpt-oss --wrapper ddp --recompute selective --extras autocast",
+    "--model mixtral --wrapper ddp --recompute reentrant --extras aux autocast",
+    "--model mixtral --wrapper fsdp2 --recompute exact --extras bf16 accumulate",
+    "--model olmoe --wrapper ddp --recompute selective --extras autocast",
+    "--model olmoe --wrapper fsdp2 --recompute reentrant --extras aux accumulate",
+    "--model qwen3 --wrapper ddp --recompute exact --extras autocast accumulate eval",
+    "--model qwen3 --wrapper fsdp2 --recompute selective --extras aux eval",
+)
+
+LIBRARY_RUNS = (
+    *_CONTEXT,
+    *(LibraryRun(name, args, needs=("deepspeed",)) for name, args in _DEEPSPEED),
+    *(LibraryRun(name, args) for name, args in _EXPERTS),
+    LibraryRun(
+        "sparse_transformers",
+        "--model gpt-oss --wrapper fsdp2 --recompute exact --extras aux bf16",
+        slow=False,
+    ),
+    *(LibraryRun("sparse_transformers", args) for args in _TRANSFORMERS),
+)
