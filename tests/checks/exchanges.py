@@ -13,6 +13,7 @@ WIDTH = 8
 
 def exchange(rank=0, sent=(4, 4), came=(4, 4), *, seq_id=7, even=False, **values):
     """A rank of two gives each rank so many rows and makes room for so many."""
+    width = values.pop("width", WIDTH)
     call = Collective(
         rank=rank,
         seq=next(_SEQS),
@@ -21,8 +22,8 @@ def exchange(rank=0, sent=(4, 4), came=(4, 4), *, seq_id=7, even=False, **values
         collective_seq_id=seq_id,
         signature=Signature(
             "all_to_all_single",
-            input_sizes=((sum(sent), values.pop("width", WIDTH)),),
-            output_sizes=((sum(came), WIDTH),),
+            input_sizes=((sum(sent), width),),
+            output_sizes=((sum(came), width),),
             dtypes=(values.pop("dtype", "float32"),),
             input_splits=() if even else sent,
             output_splits=() if even else came,
