@@ -94,3 +94,17 @@ class TokensExchanged(Event, frozen=True, kw_only=True):
     num_experts: int
     k: int
     capacity: int = 0
+
+
+class CountsHeld(Event, frozen=True, kw_only=True):
+    """A layer that routes has summed up how many tokens each expert gets, in a type of few bits.
+
+    `how` they were summed up: ``added up`` or ``all-reduced``. `greatest` is the largest count.
+    """
+
+    model: str
+    layer: str
+    how: str
+    dtype: str
+    greatest: float
+    site: CallSite

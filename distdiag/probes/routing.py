@@ -23,6 +23,7 @@ from distdiag.probes.own_steps import EVERY
 from distdiag.probes.router_modules import expert_counts, is_meant_random, routing_modules
 from distdiag.probes.routing_capacity import CapacityWatch
 from distdiag.probes.routing_counters import changed_since, read, versions_of
+from distdiag.probes.routing_counts import CountWatch
 from distdiag.probes.routing_mode import Chosen, RoutingMode
 from distdiag.probes.routing_pass import Layer, Pass, Passes
 from distdiag.probes.routing_reading import RoutingReading
@@ -30,7 +31,7 @@ from distdiag.probes.sample_rows import tensors_in
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_content import Pending
 from distdiag.recorder import Recorder
-from distdiag.routing_event import CounterWritten, Routing, TokensExchanged
+from distdiag.routing_event import CounterWritten, CountsHeld, Routing, TokensExchanged
 
 _FIRST_STEPS: Final = 4
 _MOST_EVENTS: Final = 512
@@ -54,7 +55,7 @@ class RoutingWatch(Probe):
         self._handles: list[Any] = []
         self._hooked: WeakMembers[nn.Module] = WeakMembers()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
-        self._counters: deque[tuple[Pending, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
 
     def _install(self) -> None:
@@ -185,21 +186,33 @@ class RoutingWatch(Probe):
         outer.append(Pass(layer, given, is_recompute, is_observed, is_random, call, kept))
         outer[-1].ordinal, layer.num_passes = layer.num_passes, layer.num_passes + 1
         if self._thread.mode is None:
-            sizes = CapacityWatch(self._thread.open, self.fail)
-            on_choice, on_draw, on_write = self._on_choice, self._on_draw, self._on_write
-            self._thread.mode = RoutingMode(on_choice, on_draw, on_write, sizes.see)
+            self._thread.mode = self._mode()
             self._thread.mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _mode(self) -> RoutingMode:
+        sizes = CapacityWatch(self._thread.open, self.fail)
+        counts = self._thread.counts = CountWatch(self._thread.open, self.fail)
+
+        def see(name: str, args: tuple[Any, ...], result: object, chosen: Chosen | None) -> None:
+            sizes.see(name, args, result, chosen)
+            counts.see(name, args, result, chosen)
+
+        return RoutingMode(self._on_choice, self._on_draw, self._on_write, see)
 
     def _count(self, layer: Layer, module: nn.Module) -> None:
         opened = self._thread.open[-1] if self._thread.open else None
         if opened is None or opened.layer is not layer:
             return
+        for how, tensor in self._thread.counts.take() if self._thread.counts else ():
+            fields = {"model": layer.model, "layer": layer.name, "site": self._site()}
+            fields |= {"dtype": str(tensor.dtype).removeprefix("torch.")}
+            self._counters.append((read(tensor), how, fields))
         for name, tensor in changed_since(module, opened.versions):
             site = opened.sites.get(id(tensor))
             fields = {**self._fields(opened), "name": name}
             fields["site"] = site or fields["site"]
             del fields["members"], fields["number"], fields["is_random"]
-            self._counters.append((read(tensor), fields))
+            self._counters.append((read(tensor), "", fields))
 
     def _end(self, layer: Layer) -> None:
         thread = self._thread
@@ -208,7 +221,7 @@ class RoutingWatch(Probe):
         while thread.open and thread.open.pop().layer is not layer:
             pass
         if not thread.open and thread.mode is not None:
-            mode, thread.mode = thread.mode, None
+            mode, thread.mode, thread.counts = thread.mode, None, None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _on_draw(self) -> None:
@@ -226,6 +239,8 @@ class RoutingWatch(Probe):
     def _on_collective(self, call: int, op: str) -> None:
         if op.startswith("all_to_all") and self._thread.open:
             self._guard(self._exchange, call)
+        elif op == "all_reduce" and self._thread.counts is not None:
+            self._guard(self._thread.counts.reduced)
 
     def _exchange(self, call: int) -> None:
         opened = self._thread.innermost_routing()
@@ -274,9 +289,12 @@ class RoutingWatch(Probe):
 
     def _write(self) -> None:
         while self._counters and (found := self._counters[0][0].take()) is not None:
-            _, values = self._counters.popleft()
-            after = "" if found[0] is None else found[0].digest
-            self.recorder.event(CounterWritten, after=after, **values)
+            (content,), (_, how, values) = found, self._counters.popleft()
+            if not how:
+                after = "" if content is None else content.digest
+                self.recorder.event(CounterWritten, after=after, **values)
+            elif content is not None:
+                self.recorder.event(CountsHeld, how=how, greatest=content.greatest, **values)
         while self._waiting:
             fields = self._waiting[0].take()
             if fields is None:

@@ -19,7 +19,9 @@ from distdiag.probes.routing_pass import Pass
 _COMPARISONS: Final = frozenset(
     name for plain in ("lt", "le", "gt", "ge") for name in (plain, f"{plain}_", f"__{plain}__")
 ) | frozenset({"less", "less_equal", "greater", "greater_equal"})
-_BUFFERS: Final = frozenset({"zeros", "empty", "full", "new_zeros", "new_empty", "new_full"})
+_BUFFERS: Final = frozenset(
+    {"zeros", "empty", "full", "new_zeros", "new_empty", "new_full", "view", "reshape"}
+)
 _BUFFER_DIMS: Final = 3
 _MOST_MARKED: Final = 64
 
@@ -58,7 +60,7 @@ class CapacityWatch:
     def _look(self, name: str, args: Sequence[Any], result: object) -> None:
         if not isinstance(result, torch.Tensor):
             return
-        if name in _BUFFERS:
+        if name in _BUFFERS and result.ndim == _BUFFER_DIMS:
             self._see_buffer(result)
         elif name == "cumsum":
             self._mark(result)
@@ -95,9 +97,7 @@ class CapacityWatch:
     def _see_buffer(self, buffer: torch.Tensor) -> None:
         at = self._passes[-1]
         channels = at.given.shape[-1] if at.given is not None else 0
-        if buffer.ndim != _BUFFER_DIMS or buffer.shape[0] != at.num_experts:
-            return
-        if buffer.shape[2] == channels:
+        if buffer.shape[0] == at.num_experts and buffer.shape[2] == channels:
             self._set(buffer.shape[1])
 
     def _set(self, capacity: int) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from distdiag.event import CallSite
 from distdiag.probes.routing_counters import Versions
 from distdiag.probes.routing_mode import RoutingMode
+
+if TYPE_CHECKING:
+    from distdiag.probes.routing_counts import CountWatch
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Passes(threading.local):
         """Be in the middle of none."""
         self.open: list[Pass] = []
         self.mode: RoutingMode | None = None
+        self.counts: CountWatch | None = None
 
     def innermost_routing(self) -> Pass | None:
         """Return the innermost pass in which experts were chosen already."""
