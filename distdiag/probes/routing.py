@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -17,16 +17,23 @@ from torch import nn
 from distdiag.event import CallSite
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap, WeakMembers
-from distdiag.probes.keepers import keeper_of, unwrapped
+from distdiag.probes.keepers import keeper_of
+from distdiag.probes.model_names import ModelNames
 from distdiag.probes.module_hook import ModuleHook
 from distdiag.probes.own_steps import EVERY
-from distdiag.probes.router_modules import expert_counts, is_meant_random, routing_modules
-from distdiag.probes.routing_capacity import CapacityWatch
+from distdiag.probes.router_modules import (
+    expert_counts,
+    is_meant_random,
+    is_named,
+    is_router,
+    routing_modules,
+)
 from distdiag.probes.routing_counters import changed_since, read, versions_of
-from distdiag.probes.routing_counts import CountWatch
-from distdiag.probes.routing_mode import Chosen, RoutingMode
-from distdiag.probes.routing_pass import Layer, Pass, Passes
+from distdiag.probes.routing_mode import Chosen
+from distdiag.probes.routing_pass import Layer, Pass
+from distdiag.probes.routing_passes import Passes
 from distdiag.probes.routing_reading import RoutingReading
+from distdiag.probes.routing_tensors import choice_in
 from distdiag.probes.sample_rows import tensors_in
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_content import Pending
@@ -44,13 +51,13 @@ class RoutingWatch(Probe):
 
     name: ClassVar[str] = "routing"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Know of no model yet."""
+    def __init__(self, recorder: Recorder, named: Sequence[str] = ()) -> None:
+        """Know of no model yet; `named` are patterns of modules that route, whatever their kind."""
         super().__init__(recorder)
+        self._patterns = tuple(named)
         self._thread = Passes()
         self._first: WeakMap[nn.Module, int] = WeakMap()
-        self._names: WeakMap[nn.Module, str] = WeakMap()
-        self._num_names: dict[str, int] = {}
+        self._names = ModelNames()
         self._layers: list[Layer] = []
         self._handles: list[Any] = []
         self._hooked: WeakMembers[nn.Module] = WeakMembers()
@@ -120,15 +127,17 @@ class RoutingWatch(Probe):
         self._hooked.add(root)
         self.recorder.after_call = self._on_collective
         known = {number for number, _ in self._handles}
-        for name, module in routing_modules(root):
+        for name, module in routing_modules(root, self._patterns):
             if id(module) in known:
                 continue
             layer = Layer(
-                self._name(root),
+                self._names.name(root),
                 name,
                 members,
                 expert_counts(module),
                 is_meant_random(module),
+                is_named(name, self._patterns),
+                is_router(module),
             )
             self._layers.append(layer)
             before, after = ModuleHook(self._entering(layer)), ModuleHook(self._leaving(layer))
@@ -145,14 +154,6 @@ class RoutingWatch(Probe):
         self._hooked.clear()
         self.recorder.after_call = None
 
-    def _name(self, root: nn.Module) -> str:
-        name = self._names.get(root)
-        if name is None:
-            kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
-            number = self._num_names[kind] = self._num_names.get(kind, 0) + 1
-            name = self._names[root] = kind if number == 1 else f"{kind}#{number}"
-        return name
-
     # Forward passes
 
     def _entering(self, layer: Layer) -> Callable[..., None]:
@@ -162,10 +163,11 @@ class RoutingWatch(Probe):
         return enter
 
     def _leaving(self, layer: Layer) -> Callable[..., None]:
-        def leave(module: nn.Module, *_: Any) -> None:  # noqa: ANN401
+        def leave(module: nn.Module, _: Any, result: Any) -> None:  # noqa: ANN401
+            self._guard(self._look_at, layer, result)
             self._guard(self._count, layer, module)
             try:
-                self._end(layer)  # also when the probe is off: the mode must go
+                self._thread.leave(layer)  # also when the probe is off: the mode must go
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
 
@@ -182,26 +184,26 @@ class RoutingWatch(Probe):
         parent = layer.name.rpartition(".")[0]
         is_around = bool(outer) and outer[-1].layer.name == parent
         is_random = layer.is_random or (is_around and outer[-1].is_random)
-        given, kept = next(tensors, None), versions_of(module) if is_observed else {}
-        outer.append(Pass(layer, given, is_recompute, is_observed, is_random, call, kept))
-        outer[-1].ordinal, layer.num_passes = layer.num_passes, layer.num_passes + 1
-        if self._thread.mode is None:
-            self._thread.mode = self._mode()
-            self._thread.mode.__enter__()  # type: ignore[no-untyped-call]
+        tokens, kept = next(tensors, None), versions_of(module) if is_observed else {}
+        opened = Pass(layer, tokens, is_recompute, is_observed, is_random, call, kept)
+        opened.ordinal, layer.num_passes = layer.num_passes, layer.num_passes + 1
+        tell = (self._on_choice, self._on_draw, self._on_write)
+        self._thread.enter(opened, tell, self.fail)
+        if layer.is_named:
+            self._look_at(layer, given)
 
-    def _mode(self) -> RoutingMode:
-        sizes = CapacityWatch(self._thread.open, self.fail)
-        counts = self._thread.counts = CountWatch(self._thread.open, self.fail)
-
-        def see(name: str, args: tuple[Any, ...], result: object, chosen: Chosen | None) -> None:
-            sizes.see(name, args, result, chosen)
-            counts.see(name, args, result, chosen)
-
-        return RoutingMode(self._on_choice, self._on_draw, self._on_write, see)
+    def _look_at(self, layer: Layer, value: object) -> None:
+        opened = self._thread.innermost_of(layer)
+        if opened is None or opened.number or opened.num_tokens:
+            return
+        if opened.is_observed and (layer.is_named or layer.is_router):
+            chosen = choice_in(value, opened.given, layer.counts)
+            if chosen is not None:
+                self._note(opened, chosen)
 
     def _count(self, layer: Layer, module: nn.Module) -> None:
-        opened = self._thread.open[-1] if self._thread.open else None
-        if opened is None or opened.layer is not layer:
+        opened = self._thread.innermost_of(layer)
+        if opened is None:
             return
         for how, tensor in self._thread.counts.take() if self._thread.counts else ():
             fields = {"model": layer.model, "layer": layer.name, "site": self._site()}
@@ -213,16 +215,6 @@ class RoutingWatch(Probe):
             fields["site"] = site or fields["site"]
             del fields["members"], fields["number"], fields["is_random"]
             self._counters.append((read(tensor), "", fields))
-
-    def _end(self, layer: Layer) -> None:
-        thread = self._thread
-        if not any(each.layer is layer for each in thread.open):
-            return
-        while thread.open and thread.open.pop().layer is not layer:
-            pass
-        if not thread.open and thread.mode is not None:
-            mode, thread.mode, thread.counts = thread.mode, None, None
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _on_draw(self) -> None:
         if self._thread.open:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from distdiag.event import CallSite
 from distdiag.probes.routing_counters import Versions
-from distdiag.probes.routing_mode import RoutingMode
-
-if TYPE_CHECKING:
-    from distdiag.probes.routing_counts import CountWatch
 
 
 @dataclass(slots=True)
 class Layer:
-    """A module that may route. `num_passes` were begun in this step, observed wholly or not."""
+    """A module that may route.
+
+    `is_named`: the user says that it does. `is_router`: its class is called so. `num_passes` were
+    begun in this step, observed wholly or not.
+    """
 
     model: str
     name: str
     members: tuple[int, ...]
     counts: frozenset[int]
     is_random: bool
+    is_named: bool = False
+    is_router: bool = False
     calls: dict[bool, int] = field(default_factory=dict)
     num_passes: int = 0
 
@@ -51,17 +51,3 @@ class Pass:
     k: int = 0
     capacity: int = 0
     sites: dict[int, CallSite] = field(default_factory=dict)
-
-
-class Passes(threading.local):
-    """The passes that a thread is in the middle of, the outermost one first."""
-
-    def __init__(self) -> None:
-        """Be in the middle of none."""
-        self.open: list[Pass] = []
-        self.mode: RoutingMode | None = None
-        self.counts: CountWatch | None = None
-
-    def innermost_routing(self) -> Pass | None:
-        """Return the innermost pass in which experts were chosen already."""
-        return next((each for each in reversed(self.open) if each.num_tokens), None)
