@@ -12,6 +12,7 @@ import msgspec
 
 from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.placement_rule import PlacementRule, rules_of
+from distdiag.routing_plan import RoutingPlan, routing_plan_of
 from distdiag.selection import EVERYTHING, Selection
 from distdiag.sequence_plan import SequencePlan, sequence_plan_of
 
@@ -48,6 +49,7 @@ KEYS: Final[Mapping[str, Any]] = {
 TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
     "plan": rules_of,
     "sequence": sequence_plan_of,
+    "routing": routing_plan_of,
 }
 """The tables of a TOML file, which have no flags, and what reads each of them."""
 
@@ -55,7 +57,8 @@ TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a run was asked for. `hang_timeout_s` is None when the threshold adapts to the run.
 
-    `plan` is how tensors should be sharded, `sequence` what splits sequences, by the user's tables.
+    `plan` is how tensors should be sharded, `sequence` what splits sequences, `routing` what
+    routes tokens, by the user's tables.
     The file report.json is always written, whatever `report` says.
     """
 
@@ -76,6 +79,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parity_task: str = ""
     plan: tuple[PlacementRule, ...] = ()
     sequence: SequencePlan = SequencePlan()
+    routing: RoutingPlan = RoutingPlan()
 
     @property
     def active_modes(self) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ class Moments:
         """Called before each backward pass."""
         self.before_share: Callable[[object, object], None] | None = None
         """Called with the tensors of an all-reduce or a broadcast, and the process group."""
+        self.after_call: Callable[[int, str], None] | None = None
+        """Called when a collective was written down, with its event number and operation."""
         self.before_save: Callable[[object, FrameType], None] | None = None
         """Called with what `torch.save` is given."""
         self.before_forward: Callable[[], None] | None = None

@@ -76,3 +76,35 @@ class CounterWritten(Event, frozen=True, kw_only=True):
     is_recompute: bool
     after: str
     site: CallSite
+
+
+class TokensExchanged(Event, frozen=True, kw_only=True):
+    """A layer that routes is about to exchange tokens by the collective with event number `call`.
+
+    `ordinal` numbers the forward passes of the layer in a step. `num_tokens`, `num_experts` and `k`
+    are those of its last choice; `capacity` is how many tokens an expert takes, 0 if not known.
+    """
+
+    model: str
+    layer: str
+    ordinal: int
+    is_recompute: bool
+    call: int
+    num_tokens: int
+    num_experts: int
+    k: int
+    capacity: int = 0
+
+
+class CountsHeld(Event, frozen=True, kw_only=True):
+    """A layer that routes has summed up how many tokens each expert gets, in a type of few bits.
+
+    `how` they were summed up: ``added up`` or ``all-reduced``. `greatest` is the largest count.
+    """
+
+    model: str
+    layer: str
+    how: str
+    dtype: str
+    greatest: float
+    site: CallSite

@@ -98,7 +98,7 @@ def test_every_key_can_be_set_with_either_spelling():
         verify_sequence=True,
         parity_task="task.json",
     )
-    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 2  # the tables: no flag
+    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 3  # the tables: no flag
     assert load_config(write(text.format(s="_"))) == expected
     assert load_config(write(text.format(s="-"))) == expected
 
@@ -268,3 +268,15 @@ def test_the_configuration_imports_neither_torch_nor_rich():
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "set()\n"
+
+
+def test_modules_that_route_can_be_named():
+    config = load_config(write('[routing]\nmodules = ["*.dispatcher"]\n'))
+    assert config.routing.modules == ("*.dispatcher",)
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("table", ["modules = [1]", 'modules = [""]', "module = []"])
+def test_a_routing_table_that_is_none_is_refused(table):
+    with pytest.raises(UsageError, match="routing"):
+        load_config(write(f"[routing]\n{table}\n"))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.data_view import FeedView
 from distdiag.event import Event
+from distdiag.exchange_view import RoundTrip, UnfitExchange
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.loss_view import LossView
 from distdiag.model_event import Moment
@@ -95,6 +96,14 @@ class Check:
 
     def check_routing(self, view: RoutingView) -> Iterator[Finding]:
         """Judge how a model routes tokens to experts; shown again after further steps."""
+        yield from ()
+
+    def check_unfit_exchange(self, view: UnfitExchange) -> Iterator[Finding]:
+        """Judge an exchange of tokens that does not fit; shown again when more ranks came."""
+        yield from ()
+
+    def check_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
+        """Judge tokens of which not as many come back as were sent."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

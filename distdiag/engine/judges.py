@@ -13,6 +13,7 @@ from distdiag.data_event import ModelFed
 from distdiag.data_view import FeedView
 from distdiag.engine.conclusions import Conclusions
 from distdiag.event import Event, FileAccess
+from distdiag.exchange_view import RoundTrip, UnfitExchange
 from distdiag.finding import Finding, Severity
 from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView
@@ -27,7 +28,7 @@ from distdiag.model_view import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.plan_view import PlanView, ProgramPlanView, RuleView
-from distdiag.routing_event import Routing
+from distdiag.routing_event import Routing, TokensExchanged
 from distdiag.routing_view import RoutingView
 
 States = Mapping[int, RankState]
@@ -115,6 +116,18 @@ class Judges:
         for check in self.needing(Routing):
             found = self._ask(check, check.check_routing, view)
             self.conclusions.revise((check.code, "routing", view.model), found)
+
+    def judge_exchange(self, view: UnfitExchange | RoundTrip) -> None:
+        """Show an exchange of tokens; what is found replaces what was found of the same one."""
+        for check in self.needing(TokensExchanged):
+            match view:
+                case UnfitExchange():
+                    found = self._ask(check, check.check_unfit_exchange, view)
+                    call = view.any_exchange.call
+                    subject = (check.code, call.group, call.collective_seq_id)
+                    self.conclusions.revise(subject, found)
+                case RoundTrip():
+                    self._take(check, check.check_round_trip, view)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

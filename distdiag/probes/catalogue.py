@@ -182,7 +182,7 @@ def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
         return []
     from distdiag.probes.routing import RoutingWatch
 
-    return [RoutingWatch(recorder)]
+    return [RoutingWatch(recorder, config.routing.modules)]
 
 
 def _sharded_forwards(recorder: Recorder, _: Config) -> Sequence[Probe]:

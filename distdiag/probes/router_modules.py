@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from torch import nn
 
+from distdiag.fqn_patterns import matches
 from distdiag.probes.module_names import clean_name
 
 _CLASSES: Final = re.compile(
     r"Router|Gat(e|ing)(?![a-z])|Top_?[Kk]|MoE|Moe(?![a-z])|MOE|OfExperts|Switch|Sparse"
 )
+_ROUTERS: Final = re.compile(r"Router|Gat(e|ing)(?![a-z])|Top_?[Kk]")
 _PARTS: Final = frozenset(
     {"experts", "expert", "local_experts", "router", "gate", "gating", "wg", "w_gate", "routing"}
 )
@@ -22,16 +24,19 @@ _OFF: Final = frozenset({"", "none", "off", "false"})
 _MOST_EXPERTS: Final = 4096
 
 
-def routing_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def routing_modules(root: nn.Module, named: Sequence[str] = ()) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules in whose forward pass experts may be chosen, with their names.
 
-    Modules that are compiled, or are part of one, are left alone: hooks would change their graphs.
+    Those that fit a pattern of `named` are among them, whatever their kind. Modules that are
+    compiled, or are part of one, are left alone: hooks would change their graphs.
     """
     compiled: set[int] = set()
     for name, module in root.named_modules():
         if id(module) in compiled or _is_compiled(module):
             compiled.update(map(id, module.children()))
-        elif _may_route(module) and not any(map(_is_compiled, module.modules())):
+        elif (_may_route(module) or is_named(clean_name(name), named)) and not any(
+            map(_is_compiled, module.modules())
+        ):
             yield clean_name(name), module
 
 
@@ -46,6 +51,16 @@ def _may_route(module: nn.Module) -> bool:
     if not _PARTS.isdisjoint(module._modules) or not _PARTS.isdisjoint(module._parameters):
         return True
     return bool(_CLASSES.search(type(module).__name__))
+
+
+def is_named(name: str, patterns: Sequence[str]) -> bool:
+    """Say whether the user names a module as one that routes."""
+    return any(matches(pattern, name) for pattern in patterns)
+
+
+def is_router(module: nn.Module) -> bool:
+    """Say whether a module is one that does nothing but route, by its class."""
+    return bool(_ROUTERS.search(type(module).__name__))
 
 
 def expert_counts(module: nn.Module) -> frozenset[int]:

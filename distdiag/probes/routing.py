@@ -7,10 +7,8 @@ passes a mode of torch's functions sees which calls choose.
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 import torch
@@ -19,18 +17,28 @@ from torch import nn
 from distdiag.event import CallSite
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap, WeakMembers
-from distdiag.probes.keepers import keeper_of, unwrapped
+from distdiag.probes.keepers import keeper_of
+from distdiag.probes.model_names import ModelNames
 from distdiag.probes.module_hook import ModuleHook
 from distdiag.probes.own_steps import EVERY
-from distdiag.probes.router_modules import expert_counts, is_meant_random, routing_modules
-from distdiag.probes.routing_counters import Versions, changed_since, read, versions_of
-from distdiag.probes.routing_mode import Chosen, RoutingMode
+from distdiag.probes.router_modules import (
+    expert_counts,
+    is_meant_random,
+    is_named,
+    is_router,
+    routing_modules,
+)
+from distdiag.probes.routing_counters import changed_since, read, versions_of
+from distdiag.probes.routing_mode import Chosen
+from distdiag.probes.routing_pass import Layer, Pass
+from distdiag.probes.routing_passes import Passes
 from distdiag.probes.routing_reading import RoutingReading
+from distdiag.probes.routing_tensors import choice_in
 from distdiag.probes.sample_rows import tensors_in
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_content import Pending
 from distdiag.recorder import Recorder
-from distdiag.routing_event import CounterWritten, Routing
+from distdiag.routing_event import CounterWritten, CountsHeld, Routing, TokensExchanged
 
 _FIRST_STEPS: Final = 4
 _MOST_EVENTS: Final = 512
@@ -38,58 +46,23 @@ _MOST_EVENTS: Final = 512
 _MOST_WAITING: Final = 4096
 
 
-@dataclass(slots=True)
-class _Layer:
-    """A module that may route."""
-
-    model: str
-    name: str
-    members: tuple[int, ...]
-    counts: frozenset[int]
-    is_random: bool
-    calls: dict[bool, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Open:
-    """A forward pass of such a module that has begun."""
-
-    layer: _Layer
-    given: torch.Tensor | None
-    is_recompute: bool
-    is_observed: bool
-    is_random: bool
-    call: int
-    versions: Versions
-    number: int = 0
-    sites: dict[int, CallSite] = field(default_factory=dict)
-
-
-class _Thread(threading.local):
-    """The passes that a thread is in the middle of."""
-
-    def __init__(self) -> None:
-        self.open: list[_Open] = []
-        self.mode: RoutingMode | None = None
-
-
 class RoutingWatch(Probe):
     """Looks at the modules of each model that may route."""
 
     name: ClassVar[str] = "routing"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Know of no model yet."""
+    def __init__(self, recorder: Recorder, named: Sequence[str] = ()) -> None:
+        """Know of no model yet; `named` are patterns of modules that route, whatever their kind."""
         super().__init__(recorder)
-        self._thread = _Thread()
+        self._patterns = tuple(named)
+        self._thread = Passes()
         self._first: WeakMap[nn.Module, int] = WeakMap()
-        self._names: WeakMap[nn.Module, str] = WeakMap()
-        self._num_names: dict[str, int] = {}
-        self._layers: list[_Layer] = []
+        self._names = ModelNames()
+        self._layers: list[Layer] = []
         self._handles: list[Any] = []
         self._hooked: WeakMembers[nn.Module] = WeakMembers()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
-        self._counters: deque[tuple[Pending, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+        self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
 
     def _install(self) -> None:
@@ -134,6 +107,7 @@ class RoutingWatch(Probe):
         self._num_events = 0
         for layer in self._layers:
             layer.calls.clear()
+            layer.num_passes = 0
         if not self._first:
             return
         due = [root for root in self._first if self._is_due(root)]
@@ -151,16 +125,19 @@ class RoutingWatch(Probe):
         keeper = keeper_of(root, "")
         members = keeper.ranks if keeper is not None else ()
         self._hooked.add(root)
+        self.recorder.after_call = self._on_collective
         known = {number for number, _ in self._handles}
-        for name, module in routing_modules(root):
+        for name, module in routing_modules(root, self._patterns):
             if id(module) in known:
                 continue
-            layer = _Layer(
-                self._name(root),
+            layer = Layer(
+                self._names.name(root),
                 name,
                 members,
                 expert_counts(module),
                 is_meant_random(module),
+                is_named(name, self._patterns),
+                is_router(module),
             )
             self._layers.append(layer)
             before, after = ModuleHook(self._entering(layer)), ModuleHook(self._leaving(layer))
@@ -175,34 +152,28 @@ class RoutingWatch(Probe):
             self._handles.pop()[1].remove()
         self._layers.clear()
         self._hooked.clear()
-
-    def _name(self, root: nn.Module) -> str:
-        name = self._names.get(root)
-        if name is None:
-            kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
-            number = self._num_names[kind] = self._num_names.get(kind, 0) + 1
-            name = self._names[root] = kind if number == 1 else f"{kind}#{number}"
-        return name
+        self.recorder.after_call = None
 
     # Forward passes
 
-    def _entering(self, layer: _Layer) -> Callable[..., None]:
+    def _entering(self, layer: Layer) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
             self._guard(self._begin, layer, module, (args, kwargs))
 
         return enter
 
-    def _leaving(self, layer: _Layer) -> Callable[..., None]:
-        def leave(module: nn.Module, *_: Any) -> None:  # noqa: ANN401
+    def _leaving(self, layer: Layer) -> Callable[..., None]:
+        def leave(module: nn.Module, _: Any, result: Any) -> None:  # noqa: ANN401
+            self._guard(self._look_at, layer, result)
             self._guard(self._count, layer, module)
             try:
-                self._end(layer)  # also when the probe is off: the mode must go
+                self._thread.leave(layer)  # also when the probe is off: the mode must go
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
 
         return leave
 
-    def _begin(self, layer: _Layer, module: nn.Module, given: object) -> None:
+    def _begin(self, layer: Layer, module: nn.Module, given: object) -> None:
         is_recompute = torch._C._current_graph_task_id() != -1
         call = layer.calls.get(is_recompute, 0)
         is_observed = module.training and self._num_events < _MOST_EVENTS
@@ -213,32 +184,37 @@ class RoutingWatch(Probe):
         parent = layer.name.rpartition(".")[0]
         is_around = bool(outer) and outer[-1].layer.name == parent
         is_random = layer.is_random or (is_around and outer[-1].is_random)
-        given, kept = next(tensors, None), versions_of(module) if is_observed else {}
-        outer.append(_Open(layer, given, is_recompute, is_observed, is_random, call, kept))
-        if self._thread.mode is None:
-            self._thread.mode = RoutingMode(self._on_choice, self._on_draw, self._on_write)
-            self._thread.mode.__enter__()  # type: ignore[no-untyped-call]
+        tokens, kept = next(tensors, None), versions_of(module) if is_observed else {}
+        opened = Pass(layer, tokens, is_recompute, is_observed, is_random, call, kept)
+        opened.ordinal, layer.num_passes = layer.num_passes, layer.num_passes + 1
+        tell = (self._on_choice, self._on_draw, self._on_write)
+        self._thread.enter(opened, tell, self.fail)
+        if layer.is_named:
+            self._look_at(layer, given)
 
-    def _count(self, layer: _Layer, module: nn.Module) -> None:
-        opened = self._thread.open[-1] if self._thread.open else None
-        if opened is None or opened.layer is not layer:
+    def _look_at(self, layer: Layer, value: object) -> None:
+        opened = self._thread.innermost_of(layer)
+        if opened is None or opened.number or opened.num_tokens:
             return
+        if opened.is_observed and (layer.is_named or layer.is_router):
+            chosen = choice_in(value, opened.given, layer.counts)
+            if chosen is not None:
+                self._note(opened, chosen)
+
+    def _count(self, layer: Layer, module: nn.Module) -> None:
+        opened = self._thread.innermost_of(layer)
+        if opened is None:
+            return
+        for how, tensor in self._thread.counts.take() if self._thread.counts else ():
+            fields = {"model": layer.model, "layer": layer.name, "site": self._site()}
+            fields |= {"dtype": str(tensor.dtype).removeprefix("torch.")}
+            self._counters.append((read(tensor), how, fields))
         for name, tensor in changed_since(module, opened.versions):
             site = opened.sites.get(id(tensor))
             fields = {**self._fields(opened), "name": name}
             fields["site"] = site or fields["site"]
             del fields["members"], fields["number"], fields["is_random"]
-            self._counters.append((read(tensor), fields))
-
-    def _end(self, layer: _Layer) -> None:
-        thread = self._thread
-        if not any(each.layer is layer for each in thread.open):
-            return
-        while thread.open and thread.open.pop().layer is not layer:
-            pass
-        if not thread.open and thread.mode is not None:
-            mode, thread.mode = thread.mode, None
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._counters.append((read(tensor), "", fields))
 
     def _on_draw(self) -> None:
         if self._thread.open:
@@ -252,11 +228,35 @@ class RoutingWatch(Probe):
     def _site(self) -> CallSite:
         return CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
 
+    def _on_collective(self, call: int, op: str) -> None:
+        if op.startswith("all_to_all") and self._thread.open:
+            self._guard(self._exchange, call)
+        elif op == "all_reduce" and self._thread.counts is not None:
+            self._guard(self._thread.counts.reduced)
+
+    def _exchange(self, call: int) -> None:
+        opened = self._thread.innermost_routing()
+        if opened is None or self._num_events >= _MOST_EVENTS:
+            return
+        self._num_events += 1
+        self.recorder.event(
+            TokensExchanged,
+            model=opened.layer.model,
+            layer=opened.layer.name,
+            ordinal=opened.ordinal,
+            is_recompute=opened.is_recompute,
+            call=call,
+            num_tokens=opened.num_tokens,
+            num_experts=opened.num_experts,
+            k=opened.k,
+            capacity=opened.capacity,
+        )
+
     def _on_choice(self, chosen: Chosen) -> None:
         if self._thread.open and self._thread.open[-1].is_observed:
             self._guard(self._note, self._thread.open[-1], chosen)
 
-    def _note(self, opened: _Open, chosen: Chosen) -> None:
+    def _note(self, opened: Pass, chosen: Chosen) -> None:
         counts = frozenset().union(*(each.layer.counts for each in self._thread.open))
         if not chosen.is_sure and chosen.scores.shape[1] not in counts:
             return
@@ -265,7 +265,7 @@ class RoutingWatch(Probe):
         self._num_events += 1
         self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
 
-    def _fields(self, opened: _Open) -> dict[str, Any]:
+    def _fields(self, opened: Pass) -> dict[str, Any]:
         layer = opened.layer
         return {
             "step": self.recorder.step,
@@ -281,9 +281,12 @@ class RoutingWatch(Probe):
 
     def _write(self) -> None:
         while self._counters and (found := self._counters[0][0].take()) is not None:
-            _, values = self._counters.popleft()
-            after = "" if found[0] is None else found[0].digest
-            self.recorder.event(CounterWritten, after=after, **values)
+            (content,), (_, how, values) = found, self._counters.popleft()
+            if not how:
+                after = "" if content is None else content.digest
+                self.recorder.event(CounterWritten, after=after, **values)
+            elif content is not None:
+                self.recorder.event(CountsHeld, how=how, greatest=content.greatest, **values)
         while self._waiting:
             fields = self._waiting[0].take()
             if fields is None:

@@ -45,12 +45,14 @@ class RoutingMode(TorchFunctionMode):
         on_choice: Callable[[Chosen], None],
         on_draw: Callable[[], None],
         on_write: Callable[[object], None],
+        on_call: Callable[[str, tuple[Any, ...], object, Chosen | None], None],
     ) -> None:
-        """Tell these; they raise nothing."""
+        """Tell these; they raise nothing. `on_call` is told of each call, by its name."""
         super().__init__()
         self._on_choice = on_choice
         self._on_draw = on_draw
         self._on_write = on_write
+        self._on_call = on_call
 
     def __torch_function__(
         self,
@@ -64,14 +66,15 @@ class RoutingMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         if torch.compiler.is_compiling():
             return result
-        if func in _CHOICES:
-            chosen = _chosen(func, args, kwargs, result)
-            if chosen is not None:
-                self._on_choice(chosen)
+        name = getattr(func, "__name__", "")
+        chosen = _chosen(func, args, kwargs, result) if func in _CHOICES else None
+        if chosen is not None:
+            self._on_choice(chosen)
         elif func in _DRAWS:
             self._on_draw()
-        elif getattr(func, "__name__", "") in _WRITES and args:
+        elif name in _WRITES and args:
             self._on_write(args[0])
+        self._on_call(name, args, result, chosen)
         return result
 
 

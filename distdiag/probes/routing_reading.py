@@ -76,9 +76,9 @@ class RoutingReading:
 
 def _counts(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
     """Count without the wait that `bincount` costs on a GPU."""
-    flat = indices.reshape(-1).clamp(0, num_experts - 1)
-    counts = torch.zeros(num_experts, dtype=torch.float64, device=indices.device)
-    return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+    flat = indices.reshape(-1).clamp(-1, num_experts - 1) + 1  # -1: for none of them
+    counts = torch.zeros(num_experts + 1, dtype=torch.float64, device=indices.device)
+    return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))[1:]
 
 
 def _margins(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

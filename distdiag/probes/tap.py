@@ -184,6 +184,8 @@ class Tap(Probe):
         call = recorder.call(
             group_number, seq_id, signature, site.number, is_async, context.name, site.api
         )
+        if recorder.after_call is not None:
+            recorder.after_call(call, key[0])
         if context.is_functional:
             self._functional.remember(results, call)
         if self._gate is not None and seq_id >= 0:
