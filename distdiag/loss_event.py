@@ -52,6 +52,7 @@ class LossWeights(Event, frozen=True, kw_only=True):
 
     `members` are the ranks whose gradients are combined, empty where nothing tells; their sum is
     divided by `divisor`, 0 if that is not known. A pass whose loss could not be read is None.
+    `groups` are the ranks of the process groups that this rank belongs to.
     """
 
     optimizer: str
@@ -59,3 +60,4 @@ class LossWeights(Event, frozen=True, kw_only=True):
     divisor: float
     passes: tuple[LossPass | None, ...]
     site: CallSite
+    groups: tuple[tuple[int, ...], ...] = ()

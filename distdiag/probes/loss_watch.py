@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
-from distdiag.probes.averaging import averaging_of
+from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.label_tensors import LabelTensors
@@ -114,6 +114,7 @@ class LossWatch(Probe):
                 "members": members,
                 "divisor": divisor,
                 "site": self._site,
+                "groups": known_groups(),
             }
             self._waiting.append((fields, self._passes))
         self._forget()

@@ -53,6 +53,7 @@ def told(rank, passes, step=0, **values):
         divisor=values.pop("divisor", 2.0),
         passes=tuple(passes),
         site=values.pop("site", plain_site(50)),
+        groups=values.pop("groups", ()),
     )
 
 
@@ -63,11 +64,11 @@ def window(*passes_of_ranks, step=0, **values):
     )
 
 
-def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, **values):
+def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, scalings=(), **values):
     """The same step several times: the passes of rank 0, 1, …."""
     windows = tuple(window(*passes_of_ranks, step=n, **values) for n in range(num_steps))
     ranks = RankSet(range(len(passes_of_ranks)))
-    return LossView("AdamW", ranks, windows, is_told, is_multiplied)
+    return LossView("AdamW", ranks, windows, is_told, is_multiplied, frozenset(scalings))
 
 
 def judged(check, view):

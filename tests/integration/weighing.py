@@ -32,7 +32,9 @@ def main(fault):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(VOCAB, 16), nn.Tanh(), nn.Linear(16, VOCAB))
-    model = DistributedDataParallel(model)
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    group = alone if fault.startswith("alone") else None  # the ranks would share a model then
+    model = DistributedDataParallel(model, process_group=group)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(3):
         batches = [batch(step, index) for index in range(MICRO_STEPS)]
@@ -47,7 +49,9 @@ def main(fault):
                 "divided-again": right / MICRO_STEPS,
                 "ranks-twice": total / scored,
                 "unshifted": total / all_labels * dist.get_world_size(),
-            }[fault]
+                "alone": total / sum((labels[:, 1:] != IGNORED).sum() for _, labels in batches),
+            }[fault.removesuffix("-times")]
+            loss = loss * dist.get_world_size() if fault == "alone-times" else loss
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
