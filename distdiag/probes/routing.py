@@ -27,6 +27,7 @@ from distdiag.probes.routing_counters import Versions, changed_since, read, vers
 from distdiag.probes.routing_mode import Chosen, RoutingMode
 from distdiag.probes.routing_reading import RoutingReading
 from distdiag.probes.sample_rows import tensors_in
+from distdiag.probes.score_marks import Mark, mark_scores
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_content import Pending
 from distdiag.recorder import Recorder
@@ -264,6 +265,7 @@ class RoutingWatch(Probe):
         opened.number += 1
         self._num_events += 1
         self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
+        mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
 
     def _fields(self, opened: _Open) -> dict[str, Any]:
         layer = opened.layer

@@ -35,6 +35,8 @@ class Chosen(NamedTuple):
     indices: torch.Tensor
     is_sure: bool
     """Whether it chooses some of many, rather than looks for the largest."""
+    node: Any = None
+    """Where the graph says how the scores were made."""
 
 
 class RoutingMode(TorchFunctionMode):
@@ -95,7 +97,7 @@ def _chosen(
         return None
     rows = scores.detach().reshape(-1, scores.shape[-1])
     picks = indices.detach().reshape(-1, indices.shape[-1])
-    return Chosen(func.__name__, rows, picks, func in _TOP_K)
+    return Chosen(func.__name__, rows, picks, func in _TOP_K, scores.grad_fn)
 
 
 def _dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:  # noqa: ANN401

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from distdiag.loss_event import Factor, LossPass, LossWeights
+from distdiag.loss_event import AuxTerm, Factor, LossPass, LossWeights
 from distdiag.loss_view import LossView, LossWindow
 from distdiag.ranks import RankSet
 from tests.checks.streams import plain_site
@@ -30,7 +30,14 @@ def part(num_counted, weight, *factors, **values):
         factors,
         values.pop("place", 0),
         values.pop("num_first", -1),
+        values.pop("aux", ()),
     )
+
+
+def aux(*inner, outer=(), **values):
+    """A balancing loss with these factors, the outer ones of which are those of the whole loss."""
+    is_own_mean, held = values.pop("is_own_mean", True), values.pop("held", (1,))
+    return AuxTerm("layers.0", (*outer, *inner), len(outer), is_own_mean, held)
 
 
 def mean(num_counted, *factors, **values):
