@@ -40,7 +40,7 @@ from distdiag.model_event import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
-from distdiag.routing_event import CounterWritten, Routing
+from distdiag.routing_event import AuxLoss, CounterWritten, Routing
 from distdiag.sequence_event import TokenPassport
 
 AnyEvent = (
@@ -83,4 +83,5 @@ AnyEvent = (
     | TokenPassport
     | Routing
     | CounterWritten
+    | AuxLoss
 )

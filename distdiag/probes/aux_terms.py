@@ -10,7 +10,7 @@ from typing import Any, Final
 from distdiag.loss_event import AuxTerm, Factor
 from distdiag.probes.held_numbers import multiples_of
 from distdiag.probes.loss_terms import SAME, Scalar, Step, Term, kind_of, number, saved
-from distdiag.probes.score_marks import Origin, origin_of
+from distdiag.probes.score_marks import Origin, inputs_of, origin_of
 
 MOST_NODES: Final = 64
 _MOST_TERMS: Final = 8
@@ -18,6 +18,7 @@ _LEAST: Final = 0.25
 """Of the tokens of a batch so many are no padding, at least."""
 
 _Steps = tuple[Step, ...]
+_Edges = list[tuple[Any, int, _Steps]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +70,28 @@ def without_aux(terms: list[Term]) -> list[Term]:
 def aux_terms(root: Any) -> list[Aux]:  # noqa: ANN401
     """Return the balancing losses that a pass from this node differentiates."""
     found: list[Aux] = []
-    waiting: list[tuple[Any, _Steps]] = [(root, ())]
+    waiting: _Edges = [(root, 0, ())]
     for _ in range(MOST_NODES):
         if not waiting:
             break
-        node, steps = waiting.pop()
-        origin = origin_of(node)
+        node, index, steps = waiting.pop()
+        origin = origin_of(node, index)
         if origin is not None:
-            found += [Aux(origin, inner, len(steps)) for inner in _inner(node, steps)]
+            found += [Aux(origin, way, len(steps)) for way in _inner(node, index, steps)]
         else:
-            waiting += _below(node, steps) or []
+            waiting += _below(node, index, steps) or []
     return [] if waiting or len(found) > _MOST_TERMS else found
 
 
-def _inner(node: Any, steps: _Steps) -> list[_Steps]:  # noqa: ANN401
+def _inner(node: Any, index: int, steps: _Steps) -> list[_Steps]:  # noqa: ANN401
     """Return the factors of each part of a balancing loss; parts that are alike once."""
     found: list[_Steps] = []
-    waiting: list[tuple[Any, _Steps]] = [(node, steps)]
+    waiting: _Edges = [(node, index, steps)]
     for _ in range(MOST_NODES):
         if not waiting:
             break
-        node, way = waiting.pop()
-        below = _below(node, way)
+        node, index, way = waiting.pop()
+        below = _below(node, index, way)
         if below is None:
             if not any(_are_same(way, other) for other in found):
                 found.append(way)
@@ -99,24 +100,24 @@ def _inner(node: Any, steps: _Steps) -> list[_Steps]:  # noqa: ANN401
     return found
 
 
-def _below(node: Any, steps: _Steps) -> list[tuple[Any, _Steps]] | None:  # noqa: ANN401
+def _below(node: Any, index: int, steps: _Steps) -> _Edges | None:  # noqa: ANN401
     """Return what a node adds up or multiplies by a number, None if it does something else."""
     kind, overload = kind_of(node)
-    below = [child for child, _ in node.next_functions if child is not None]
+    below = inputs_of(node, index)
     if kind in ("Neg", "Add", "Sub", "Stack", "Cat") or kind in SAME:
-        return [(child, steps) for child in below]
+        return [(child, place, steps) for child, place in below]
     if kind in ("Sum", "Mean") and overload == "0" and len(below) == 1:
-        if kind_of(below[0])[0] not in ("Stack", "Cat"):
+        if kind_of(below[0][0])[0] not in ("Stack", "Cat"):
             return None
         count = float(node._saved_self_sym_sizes[0])
-        return [(below[0], (*steps, Step("/", count)) if kind == "Mean" else steps)]
+        return [(*below[0], (*steps, Step("/", count)) if kind == "Mean" else steps)]
     if kind not in ("Mul", "Div") or len(below) != 1:
         return None
     is_first = node.next_functions[0][0] is not None
     other = saved(node, "other" if is_first else "self")
     if other is None or other.numel() != 1 or (kind == "Div" and not is_first):
         return None
-    return [(below[0], (*steps, Step("/" if kind == "Div" else "*", number(other))))]
+    return [(*below[0], (*steps, Step("/" if kind == "Div" else "*", number(other))))]
 
 
 def _are_same(one: _Steps, other: _Steps) -> bool:

@@ -92,9 +92,11 @@ class LossWatch(Probe):
         root = None if _is_compiled() else _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
-            aux = aux_terms(root) if terms else []
+            aux = [] if root is None else aux_terms(root)
             terms = without_aux(terms) if aux else terms
             labels = self._given.counts_for(terms)
+        for tell in self.recorder.on_balanced:
+            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
         held = self._numbers() if aux else frozenset()
         self._running = LossReading(terms, place, self.fail, labels, aux, held)
 

@@ -7,71 +7,36 @@ passes a mode of torch's functions sees which calls choose.
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
 
 from distdiag.event import CallSite
+from distdiag.probes.aux_watch import AuxWatch
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.keepers import keeper_of, unwrapped
 from distdiag.probes.module_hook import ModuleHook
 from distdiag.probes.own_steps import EVERY
 from distdiag.probes.router_modules import expert_counts, is_meant_random, routing_modules
-from distdiag.probes.routing_counters import Versions, changed_since, read, versions_of
+from distdiag.probes.routing_counters import changed_since, read, versions_of
 from distdiag.probes.routing_mode import Chosen, RoutingMode
+from distdiag.probes.routing_pass import Layer, Pass, Passes
 from distdiag.probes.routing_reading import RoutingReading
 from distdiag.probes.sample_rows import tensors_in
 from distdiag.probes.score_marks import Mark, mark_scores
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_content import Pending
 from distdiag.recorder import Recorder
-from distdiag.routing_event import CounterWritten, Routing
+from distdiag.routing_event import AuxLoss, CounterWritten, Routing
 
 _FIRST_STEPS: Final = 4
 _MOST_EVENTS: Final = 512
 """So many choices are written down in a step at most."""
 _MOST_WAITING: Final = 4096
-
-
-@dataclass(slots=True)
-class _Layer:
-    """A module that may route."""
-
-    model: str
-    name: str
-    members: tuple[int, ...]
-    counts: frozenset[int]
-    is_random: bool
-    calls: dict[bool, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Open:
-    """A forward pass of such a module that has begun."""
-
-    layer: _Layer
-    given: torch.Tensor | None
-    is_recompute: bool
-    is_observed: bool
-    is_random: bool
-    call: int
-    versions: Versions
-    number: int = 0
-    sites: dict[int, CallSite] = field(default_factory=dict)
-
-
-class _Thread(threading.local):
-    """The passes that a thread is in the middle of."""
-
-    def __init__(self) -> None:
-        self.open: list[_Open] = []
-        self.mode: RoutingMode | None = None
 
 
 class RoutingWatch(Probe):
@@ -82,21 +47,23 @@ class RoutingWatch(Probe):
     def __init__(self, recorder: Recorder) -> None:
         """Know of no model yet."""
         super().__init__(recorder)
-        self._thread = _Thread()
+        self._thread = Passes()
         self._first: WeakMap[nn.Module, int] = WeakMap()
         self._names: WeakMap[nn.Module, str] = WeakMap()
         self._num_names: dict[str, int] = {}
-        self._layers: list[_Layer] = []
+        self._layers: list[Layer] = []
         self._handles: list[Any] = []
         self._hooked: WeakMembers[nn.Module] = WeakMembers()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
         self._counters: deque[tuple[Pending, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
+        self._aux = AuxWatch(self._watched, self._site, self.fail)
 
     def _install(self) -> None:
         self.recorder.on_start.append(self._on_start)
         self.recorder.on_backward.append(self._on_moment)
         self.recorder.on_step.append(self._on_step)
+        self.recorder.on_balanced.append(self._aux.is_balanced)
 
     def uninstall(self) -> None:
         """Take the hooks of the modules away, too."""
@@ -132,6 +99,9 @@ class RoutingWatch(Probe):
 
     def _next_step(self) -> None:
         self._write()
+        for fields in self._aux.take({layer.name: layer.model for layer in self._layers}):
+            # The step that ended.
+            self.recorder.event(AuxLoss, step=self.recorder.step - 1, **fields)
         self._num_events = 0
         for layer in self._layers:
             layer.calls.clear()
@@ -152,11 +122,12 @@ class RoutingWatch(Probe):
         keeper = keeper_of(root, "")
         members = keeper.ranks if keeper is not None else ()
         self._hooked.add(root)
+        self._aux.begin()
         known = {number for number, _ in self._handles}
         for name, module in routing_modules(root):
             if id(module) in known:
                 continue
-            layer = _Layer(
+            layer = Layer(
                 self._name(root),
                 name,
                 members,
@@ -172,6 +143,7 @@ class RoutingWatch(Probe):
             self._handles.extend((id(module), handle) for handle in handles)
 
     def _unhook(self) -> None:
+        self._aux.end()
         while self._handles:
             self._handles.pop()[1].remove()
         self._layers.clear()
@@ -187,13 +159,13 @@ class RoutingWatch(Probe):
 
     # Forward passes
 
-    def _entering(self, layer: _Layer) -> Callable[..., None]:
+    def _entering(self, layer: Layer) -> Callable[..., None]:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
             self._guard(self._begin, layer, module, (args, kwargs))
 
         return enter
 
-    def _leaving(self, layer: _Layer) -> Callable[..., None]:
+    def _leaving(self, layer: Layer) -> Callable[..., None]:
         def leave(module: nn.Module, *_: Any) -> None:  # noqa: ANN401
             self._guard(self._count, layer, module)
             try:
@@ -203,7 +175,7 @@ class RoutingWatch(Probe):
 
         return leave
 
-    def _begin(self, layer: _Layer, module: nn.Module, given: object) -> None:
+    def _begin(self, layer: Layer, module: nn.Module, given: object) -> None:
         is_recompute = torch._C._current_graph_task_id() != -1
         call = layer.calls.get(is_recompute, 0)
         is_observed = module.training and self._num_events < _MOST_EVENTS
@@ -215,12 +187,14 @@ class RoutingWatch(Probe):
         is_around = bool(outer) and outer[-1].layer.name == parent
         is_random = layer.is_random or (is_around and outer[-1].is_random)
         given, kept = next(tensors, None), versions_of(module) if is_observed else {}
-        outer.append(_Open(layer, given, is_recompute, is_observed, is_random, call, kept))
+        outer.append(Pass(layer, given, is_recompute, is_observed, is_random, call, kept))
+        outer[-1].module = module
         if self._thread.mode is None:
-            self._thread.mode = RoutingMode(self._on_choice, self._on_draw, self._on_write)
+            tell = (self._on_choice, self._on_draw, self._on_write, self._aux.saw_scalar)
+            self._thread.mode = RoutingMode(*tell)
             self._thread.mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def _count(self, layer: _Layer, module: nn.Module) -> None:
+    def _count(self, layer: Layer, module: nn.Module) -> None:
         opened = self._thread.open[-1] if self._thread.open else None
         if opened is None or opened.layer is not layer:
             return
@@ -231,13 +205,14 @@ class RoutingWatch(Probe):
             del fields["members"], fields["number"], fields["is_random"]
             self._counters.append((read(tensor), fields))
 
-    def _end(self, layer: _Layer) -> None:
+    def _end(self, layer: Layer) -> None:
         thread = self._thread
         if not any(each.layer is layer for each in thread.open):
             return
         while thread.open and thread.open.pop().layer is not layer:
             pass
         if not thread.open and thread.mode is not None:
+            self._guard(self._aux.settle)
             mode, thread.mode = thread.mode, None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -257,7 +232,12 @@ class RoutingWatch(Probe):
         if self._thread.open and self._thread.open[-1].is_observed:
             self._guard(self._note, self._thread.open[-1], chosen)
 
-    def _note(self, opened: _Open, chosen: Chosen) -> None:
+    def _watched(self) -> nn.Module | None:
+        opened = self._thread.open[-1] if self._thread.open else None
+        is_first = opened is not None and opened.is_observed and not opened.is_recompute
+        return opened.module if opened is not None and is_first else None
+
+    def _note(self, opened: Pass, chosen: Chosen) -> None:
         counts = frozenset().union(*(each.layer.counts for each in self._thread.open))
         if not chosen.is_sure and chosen.scores.shape[1] not in counts:
             return
@@ -266,8 +246,9 @@ class RoutingWatch(Probe):
         self._num_events += 1
         self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
         mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
+        self._aux.saw_scores(opened.layer.name, chosen.node)
 
-    def _fields(self, opened: _Open) -> dict[str, Any]:
+    def _fields(self, opened: Pass) -> dict[str, Any]:
         layer = opened.layer
         return {
             "step": self.recorder.step,

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from distdiag.probes.aux_watch import is_scalar
 from distdiag.probes.tensor_kinds import is_dtensor
 
 _DRAWS: Final = frozenset(
@@ -40,19 +41,21 @@ class Chosen(NamedTuple):
 
 
 class RoutingMode(TorchFunctionMode):
-    """Tells of calls that choose, draw or write in place; all calls run as they would."""
+    """Tells of calls that choose, draw, write or yield one number; all calls run as they would."""
 
     def __init__(
         self,
         on_choice: Callable[[Chosen], None],
         on_draw: Callable[[], None],
         on_write: Callable[[object], None],
+        on_scalar: Callable[[torch.Tensor], None],
     ) -> None:
         """Tell these; they raise nothing."""
         super().__init__()
         self._on_choice = on_choice
         self._on_draw = on_draw
         self._on_write = on_write
+        self._on_scalar = on_scalar
 
     def __torch_function__(
         self,
@@ -74,6 +77,8 @@ class RoutingMode(TorchFunctionMode):
             self._on_draw()
         elif getattr(func, "__name__", "") in _WRITES and args:
             self._on_write(args[0])
+        elif is_scalar(result):
+            self._on_scalar(result)
         return result
 
 

@@ -6,7 +6,6 @@ A mark lies in the metadata of a node and goes with it: nothing is kept alive.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -70,11 +69,11 @@ def mark_scores(node: Any, mark: Mark) -> None:  # noqa: ANN401
             waiting += [child for child, _ in node.next_functions]
 
 
-def origin_of(node: Any) -> Origin | None:  # noqa: ANN401
-    """Return the scores of which a node is made, None if parameters or other parts go in, too."""
-    found, seen, waiting = Origin(), {id(node): node}, [node]
+def origin_of(node: Any, index: int = 0) -> Origin | None:  # noqa: ANN401
+    """Return the scores of which an output is made; None if parameters or other parts go in."""
+    found, seen, waiting = Origin(), {id(node): node}, [(node, index)]
     while waiting:
-        node = waiting.pop()
+        node, index = waiting.pop()
         mark = _mark_of(node)
         if mark is not None:
             found.marks[id(node)] = mark
@@ -84,17 +83,22 @@ def origin_of(node: Any) -> Origin | None:  # noqa: ANN401
             return None
         found.is_clear = found.is_clear and not _is_of_program(node)
         _note_division(node, kind, overload, found)
-        for child in _children(node):
+        for child, place in inputs_of(node, index):
             if id(child) not in seen:
                 seen[id(child)] = child  # held: an id may be used again
-                waiting.append(child)
+                waiting.append((child, place))
     return found if found.marks else None
 
 
-def _children(node: Any) -> Iterator[Any]:  # noqa: ANN401
-    for child, _ in node.next_functions:
-        if child is not None:
-            yield child
+def inputs_of(node: Any, index: int) -> list[tuple[Any, int]]:  # noqa: ANN401
+    """Return what one of the outputs of a node is made of.
+
+    One of several outputs of a wrapper belongs to one of its inputs.
+    """
+    below = list(node.next_functions)
+    if len(below) > 1 and index < len(below) and kind_of(node)[0] in SAME:
+        below = [below[index]]
+    return [(child, place) for child, place in below if child is not None]
 
 
 def _mark_of(node: Any) -> Mark | None:  # noqa: ANN401
