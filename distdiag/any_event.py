@@ -40,7 +40,13 @@ from distdiag.model_event import (
 )
 from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
-from distdiag.routing_event import CounterWritten, CountsHeld, Routing, TokensExchanged
+from distdiag.routing_event import (
+    AuxLoss,
+    CounterWritten,
+    CountsHeld,
+    Routing,
+    TokensExchanged,
+)
 from distdiag.sequence_event import TokenPassport
 
 AnyEvent = (
@@ -85,4 +91,5 @@ AnyEvent = (
     | CounterWritten
     | TokensExchanged
     | CountsHeld
+    | AuxLoss
 )

@@ -19,6 +19,22 @@ class Factor(msgspec.Struct, frozen=True, array_like=True):
     num_terms: int = 1
 
 
+class AuxTerm(msgspec.Struct, frozen=True, array_like=True):
+    """A balancing loss that is a term of a loss: it is made of the scores of routers.
+
+    `factors` are those from the root on, of which the first `num_outer` are also those of other
+    terms. `is_own_mean`: it was divided by the number of this rank's tokens, and by no greater one.
+    `held` are the whole numbers by which the product of its factors that are no whole numbers would
+    have to be multiplied to be a number that the program holds; empty if it has no such factors.
+    """
+
+    layer: str
+    factors: tuple[Factor, ...]
+    num_outer: int
+    is_own_mean: bool
+    held: tuple[int, ...] = ()
+
+
 class LossPass(msgspec.Struct, frozen=True, array_like=True):
     """The loss of one backward pass: `num_counted` of its `num_elements` elements have a weight.
 
@@ -28,7 +44,7 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     of sequences, 0 if it is not known.
     `place` numbers the lines from which passes of one step were started. `num_first` further
     labels, the first ones of sequences, would count if the loss did not leave them out by its
-    shift; -1 if that is not known.
+    shift; -1 if that is not known. `aux` are balancing losses that were added to it.
     """
 
     kind: str
@@ -40,6 +56,7 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     factors: tuple[Factor, ...] = ()
     place: int = 0
     num_first: int = -1
+    aux: tuple[AuxTerm, ...] = ()
 
     @property
     def mass(self) -> float:
@@ -52,6 +69,7 @@ class LossWeights(Event, frozen=True, kw_only=True):
 
     `members` are the ranks whose gradients are combined, empty where nothing tells; their sum is
     divided by `divisor`, 0 if that is not known. A pass whose loss could not be read is None.
+    `groups` are the ranks of the process groups that this rank belongs to.
     """
 
     optimizer: str
@@ -59,3 +77,4 @@ class LossWeights(Event, frozen=True, kw_only=True):
     divisor: float
     passes: tuple[LossPass | None, ...]
     site: CallSite
+    groups: tuple[tuple[int, ...], ...] = ()

@@ -41,13 +41,21 @@ class LossWindow:
         divisors = {event.divisor for event in self.by_rank.values()}
         return divisors.pop() if len(divisors) == 1 else 0.0
 
+    @property
+    def groups(self) -> frozenset[tuple[int, ...]]:
+        """The process groups that any of the ranks belongs to."""
+        return frozenset(
+            tuple(sorted(group)) for event in self.by_rank.values() for group in event.groups
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LossView:
     """All steps of one optimizer that were looked at so far.
 
     `is_told`: a wrapper keeps the ranks together. `is_multiplied`: the program has multiplied
-    gradients by more than one, between a backward pass and a step.
+    gradients by more than one, between a backward pass and a step. `scalings` are all factors by
+    which it has multiplied them.
     """
 
     optimizer: str
@@ -55,3 +63,4 @@ class LossView:
     windows: tuple[LossWindow, ...]
     is_told: bool = True
     is_multiplied: bool = False
+    scalings: frozenset[float] = frozenset()

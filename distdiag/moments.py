@@ -32,6 +32,8 @@ class Moments:
         """Called with batches of loaders, and with what wrapped models are given in training."""
         self.on_backward: list[Callable[[], None]] = []
         """Called before each backward pass."""
+        self.on_balanced: list[Callable[[list[str]], None]] = []
+        """Called with the layers of whose scores a term of a loss is made, before its pass."""
         self.before_share: Callable[[object, object], None] | None = None
         """Called with the tensors of an all-reduce or a broadcast, and the process group."""
         self.after_call: Callable[[int, str], None] | None = None

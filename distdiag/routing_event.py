@@ -108,3 +108,22 @@ class CountsHeld(Event, frozen=True, kw_only=True):
     dtype: str
     greatest: float
     site: CallSite
+
+
+class AuxLoss(Event, frozen=True, kw_only=True):
+    """What became of the balancing losses of a layer in the backward passes of one step.
+
+    `num_passes` forward passes had scores through which gradients came back. In `num_computed` of
+    them one number was made of the scores, in `num_injected` a function of the program was given
+    such a number beside a tensor that it returns; in `num_used` a gradient came by any of these.
+    `coefficient` is what the module says of it itself, such as ``aux_loss_coef = 0.01``.
+    """
+
+    model: str
+    layer: str
+    num_passes: int
+    num_computed: int
+    num_injected: int
+    num_used: int
+    coefficient: str
+    site: CallSite

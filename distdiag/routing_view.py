@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from distdiag.ranks import RankSet
-from distdiag.routing_event import CounterWritten, Routing
+from distdiag.routing_event import AuxLoss, CounterWritten, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +65,4 @@ class RoutingView:
     num_compared: int
     choices: tuple[Routing, ...]
     recounts: tuple[Recount, ...] = ()
+    aux: tuple[AuxLoss, ...] = ()

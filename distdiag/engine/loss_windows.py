@@ -27,11 +27,16 @@ class LossWindows:
         self._open: dict[tuple[Key, int], dict[int, LossWeights]] = {}
         self._complete: dict[Key, tuple[LossWindow, ...]] = {}
         self._is_multiplied = False
+        self._scalings: set[float] = set()
 
     def note(self, view: View) -> None:
         """Take note of gradients that were multiplied before a step."""
-        if isinstance(view, ScalingView) and max(view.by_rank.values()) > _MORE:
+        if not isinstance(view, ScalingView):
+            return
+        if max(view.by_rank.values()) > _MORE:
             self._is_multiplied = True
+        if len(self._scalings) < MOST_OPEN:
+            self._scalings.update(view.by_rank.values())
 
     def add(self, event: LossWeights) -> LossView | None:
         """Take in one event; return the view that it completes."""
@@ -48,4 +53,7 @@ class LossWindows:
         windows = (*self._complete.get(key, ()), window)[-MOST_WINDOWS:]
         self._complete[key] = windows
         is_told = bool(event.members)
-        return LossView(event.optimizer, RankSet(group), windows, is_told, self._is_multiplied)
+        scalings = frozenset(self._scalings)
+        return LossView(
+            event.optimizer, RankSet(group), windows, is_told, self._is_multiplied, scalings
+        )

@@ -11,7 +11,7 @@ from distdiag.engine.judges import Judges
 from distdiag.engine.watch import Watch
 from distdiag.event import Event, ProbeDisabled, StepEnd
 from distdiag.ranks import RankSet
-from distdiag.routing_event import CounterWritten, Routing
+from distdiag.routing_event import AuxLoss, CounterWritten, Routing
 from distdiag.routing_view import Divergence, Recount, Rerouting, RoutingView
 
 _MOST_KEPT: Final = 256
@@ -32,6 +32,7 @@ class _Known:
     choices: deque[Routing] = field(default_factory=lambda: deque(maxlen=4 * _MOST_KEPT))
     counters: dict[int, dict[int, list[CounterWritten]]] = field(default_factory=dict)
     recounts: list[Recount] = field(default_factory=list)
+    aux: deque[AuxLoss] = field(default_factory=lambda: deque(maxlen=4 * _MOST_KEPT))
     num_repeated: int = 0
     num_compared: int = 0
 
@@ -39,7 +40,7 @@ class _Known:
 class RoutingWatch(Watch):
     """Feed choices as they come; a step is judged when all ranks have gone on."""
 
-    kinds = (Routing, CounterWritten, StepEnd, ProbeDisabled)
+    kinds = (Routing, CounterWritten, AuxLoss, StepEnd, ProbeDisabled)
 
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Watch the routing of these ranks."""
@@ -73,6 +74,10 @@ class RoutingWatch(Watch):
                 known = self._models.setdefault(event.model, _Known())
                 known.ranks.add(event.rank)
                 known.counters.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
+            case AuxLoss():
+                known = self._models.setdefault(event.model, _Known())
+                known.ranks.add(event.rank)
+                known.aux.append(event)
             case StepEnd():
                 self._reached[event.rank] = event.step
                 if self._models:
@@ -91,7 +96,7 @@ class RoutingWatch(Watch):
                 for counters in known.counters.pop(step, {}).values():
                     known.recounts.extend(_recounts(counters))
                 del known.recounts[_MOST_KEPT:]
-            if ripe:
+            if ripe or (last is None and known.aux):
                 self._judges.judge_routing(_view(name, known))
 
     def _take(self, known: _Known, by_rank: dict[int, list[Routing]]) -> None:
@@ -118,6 +123,7 @@ def _view(name: str, known: _Known) -> RoutingView:
         num_compared=known.num_compared,
         choices=tuple(known.choices),
         recounts=tuple(known.recounts),
+        aux=tuple(known.aux),
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.probes.keepers import keeper_of, param_groups
@@ -14,6 +15,7 @@ from distdiag.probes.own_steps import OwnSteps
 Averaging = tuple[tuple[int, ...], float]
 
 UNKNOWN: Averaging = ((), 0.0)
+_MOST_GROUPS: Final = 64
 
 
 def averaging_of(steps: OwnSteps, optimizer: torch.optim.Optimizer) -> Averaging:
@@ -25,6 +27,12 @@ def averaging_of(steps: OwnSteps, optimizer: torch.optim.Optimizer) -> Averaging
     members, divisor = found.pop()
     is_local = any(map(steps.is_local, roots))
     return members, 0.0 if is_local else divisor
+
+
+def known_groups() -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each process group that this rank belongs to."""
+    groups = {tuple(sorted(ranks)) for ranks in distributed_c10d._world.pg_group_ranks.values()}
+    return tuple(sorted(groups)[:_MOST_GROUPS])
 
 
 def averaging_in(root: nn.Module) -> Averaging:

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from distdiag.loss_event import Factor, LossPass
+from distdiag.probes.aux_terms import Aux
 from distdiag.probes.label_tensors import Counts, num_first
 from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.tensor_bytes import is_readable, unseen
@@ -28,10 +29,16 @@ class LossReading:
         place: int,
         fail: Callable[[Exception], None],
         labels: Sequence[Counts] = (),
+        aux: Sequence[Aux] = (),
+        held: frozenset[float] = frozenset(),
     ) -> None:
-        """Watch the nodes of these losses until `end`; `labels` may be what they score."""
+        """Watch the nodes of these losses until `end`.
+
+        `labels` may be what they score, `aux` are balancing losses, `held` numbers of the program.
+        """
         self._terms = list(terms)
         self._labels = list(labels)
+        self._aux, self._held = list(aux), held
         self._place = place
         self._fail = fail
         self._gradients: dict[int, tuple[Scalar, Scalar, Scalar]] = {}
@@ -102,6 +109,8 @@ class LossReading:
             yield term.label_sum
         for counts in self._labels:
             yield from counts[1:]
+        for each in self._aux:
+            yield from each.scalars()
 
     def _combine(self, values: Sequence[float]) -> LossPass | None:
         left = iter(values)
@@ -112,6 +121,7 @@ class LossReading:
         labels = [
             Counts(each.num_shifted, *(next(left) for _ in each[1:])) for each in self._labels
         ]
+        aux = tuple(each.resolve(left, self._held) for each in self._aux)
         for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]
             if mine:
@@ -119,7 +129,7 @@ class LossReading:
                 if found is None:
                     return None
                 number_of = num_first(labels, found, label_sum)
-                return msgspec.structs.replace(found, num_first=number_of)
+                return msgspec.structs.replace(found, num_first=number_of, aux=aux)
         return None
 
 

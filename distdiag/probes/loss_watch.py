@@ -14,9 +14,11 @@ import torch.distributed as dist
 
 from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
-from distdiag.probes.averaging import averaging_of
+from distdiag.probes.aux_terms import aux_terms, without_aux
+from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.held_numbers import held_numbers
 from distdiag.probes.label_tensors import LabelTensors
 from distdiag.probes.loss_graph import losses_of
 from distdiag.probes.loss_reading import LossReading
@@ -90,8 +92,13 @@ class LossWatch(Probe):
         root = None if _is_compiled() else _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
+            aux = [] if root is None else aux_terms(root)
+            terms = without_aux(terms) if aux else terms
             labels = self._given.counts_for(terms)
-        self._running = LossReading(terms, place, self.fail, labels)
+        for tell in self.recorder.on_balanced:
+            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
+        held = self._numbers() if aux else frozenset()
+        self._running = LossReading(terms, place, self.fail, labels, aux, held)
 
     @_guarded
     def after_backward(self) -> None:
@@ -114,6 +121,7 @@ class LossWatch(Probe):
                 "members": members,
                 "divisor": divisor,
                 "site": self._site,
+                "groups": known_groups(),
             }
             self._waiting.append((fields, self._passes))
         self._forget()
@@ -126,6 +134,10 @@ class LossWatch(Probe):
             number = self._num_labels[kind] = self._num_labels.get(kind, 0) + 1
             label = self._labels[optimizer] = kind if number == 1 else f"{kind}#{number}"
         return label
+
+    def _numbers(self) -> frozenset[float]:
+        models = self.recorder.live_models() if self.recorder.live_models is not None else ()
+        return held_numbers(sys._getframe(1), self.recorder.main_script, models)
 
     def _forget(self) -> None:
         self._num_passes, self._passes, self._places = 0, [], {}

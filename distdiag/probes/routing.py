@@ -15,30 +15,29 @@ import torch
 from torch import nn
 
 from distdiag.event import CallSite
+from distdiag.probes.aux_watch import AuxWatch
 from distdiag.probes.base import Probe
-from distdiag.probes.by_identity import WeakMap, WeakMembers
-from distdiag.probes.keepers import keeper_of
-from distdiag.probes.model_names import ModelNames
-from distdiag.probes.module_hook import ModuleHook
+from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.own_steps import EVERY
-from distdiag.probes.router_modules import (
-    expert_counts,
-    is_meant_random,
-    is_named,
-    is_router,
-    routing_modules,
-)
 from distdiag.probes.routing_counters import changed_since, read, versions_of
+from distdiag.probes.routing_hooks import RoutingHooks
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.routing_pass import Layer, Pass
 from distdiag.probes.routing_passes import Passes
 from distdiag.probes.routing_reading import RoutingReading
 from distdiag.probes.routing_tensors import choice_in
 from distdiag.probes.sample_rows import tensors_in
+from distdiag.probes.score_marks import Mark, mark_scores
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_content import Pending
 from distdiag.recorder import Recorder
-from distdiag.routing_event import CounterWritten, CountsHeld, Routing, TokensExchanged
+from distdiag.routing_event import (
+    AuxLoss,
+    CounterWritten,
+    CountsHeld,
+    Routing,
+    TokensExchanged,
+)
 
 _FIRST_STEPS: Final = 4
 _MOST_EVENTS: Final = 512
@@ -54,21 +53,19 @@ class RoutingWatch(Probe):
     def __init__(self, recorder: Recorder, named: Sequence[str] = ()) -> None:
         """Know of no model yet; `named` are patterns of modules that route, whatever their kind."""
         super().__init__(recorder)
-        self._patterns = tuple(named)
+        self._hooks = RoutingHooks(named, self._on_enter, self._on_leave)
         self._thread = Passes()
         self._first: WeakMap[nn.Module, int] = WeakMap()
-        self._names = ModelNames()
-        self._layers: list[Layer] = []
-        self._handles: list[Any] = []
-        self._hooked: WeakMembers[nn.Module] = WeakMembers()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
         self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
+        self._aux = AuxWatch(self._watched, self._site, self.fail)
 
     def _install(self) -> None:
         self.recorder.on_start.append(self._on_start)
         self.recorder.on_backward.append(self._on_moment)
         self.recorder.on_step.append(self._on_step)
+        self.recorder.on_balanced.append(self._aux.is_balanced)
 
     def uninstall(self) -> None:
         """Take the hooks of the modules away, too."""
@@ -104,8 +101,11 @@ class RoutingWatch(Probe):
 
     def _next_step(self) -> None:
         self._write()
+        for fields in self._aux.take({layer.name: layer.model for layer in self._hooks.layers}):
+            # The step that ended.
+            self.recorder.event(AuxLoss, step=self.recorder.step - 1, **fields)
         self._num_events = 0
-        for layer in self._layers:
+        for layer in self._hooks.layers:
             layer.calls.clear()
             layer.num_passes = 0
         if not self._first:
@@ -114,7 +114,7 @@ class RoutingWatch(Probe):
         if not due:
             self._unhook()
         for root in due:
-            if root not in self._hooked:
+            if root not in self._hooks:
                 self._hook(root)
 
     def _is_due(self, root: nn.Module) -> bool:
@@ -122,56 +122,28 @@ class RoutingWatch(Probe):
         return step < self._first[root] + _FIRST_STEPS or step % EVERY == 0
 
     def _hook(self, root: nn.Module) -> None:
-        keeper = keeper_of(root, "")
-        members = keeper.ranks if keeper is not None else ()
-        self._hooked.add(root)
         self.recorder.after_call = self._on_collective
-        known = {number for number, _ in self._handles}
-        for name, module in routing_modules(root, self._patterns):
-            if id(module) in known:
-                continue
-            layer = Layer(
-                self._names.name(root),
-                name,
-                members,
-                expert_counts(module),
-                is_meant_random(module),
-                is_named(name, self._patterns),
-                is_router(module),
-            )
-            self._layers.append(layer)
-            before, after = ModuleHook(self._entering(layer)), ModuleHook(self._leaving(layer))
-            handles = (
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after, always_call=True),
-            )
-            self._handles.extend((id(module), handle) for handle in handles)
+        self._aux.begin()
+        self._hooks.add(root)
 
     def _unhook(self) -> None:
-        while self._handles:
-            self._handles.pop()[1].remove()
-        self._layers.clear()
-        self._hooked.clear()
+        self._aux.end()
+        self._hooks.remove()
         self.recorder.after_call = None
 
     # Forward passes
 
-    def _entering(self, layer: Layer) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-            self._guard(self._begin, layer, module, (args, kwargs))
+    def _on_enter(self, layer: Layer, module: nn.Module, given: object) -> None:
+        self._guard(self._begin, layer, module, given)
 
-        return enter
-
-    def _leaving(self, layer: Layer) -> Callable[..., None]:
-        def leave(module: nn.Module, _: Any, result: Any) -> None:  # noqa: ANN401
-            self._guard(self._look_at, layer, result)
-            self._guard(self._count, layer, module)
-            try:
-                self._thread.leave(layer)  # also when the probe is off: the mode must go
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
-
-        return leave
+    def _on_leave(self, layer: Layer, module: nn.Module, result: object) -> None:
+        self._guard(self._look_at, layer, result)
+        self._guard(self._count, layer, module)
+        try:
+            # Also when the probe is off: the mode must go.
+            self._thread.leave(layer, self._aux.settle)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
 
     def _begin(self, layer: Layer, module: nn.Module, given: object) -> None:
         is_recompute = torch._C._current_graph_task_id() != -1
@@ -186,8 +158,9 @@ class RoutingWatch(Probe):
         is_random = layer.is_random or (is_around and outer[-1].is_random)
         tokens, kept = next(tensors, None), versions_of(module) if is_observed else {}
         opened = Pass(layer, tokens, is_recompute, is_observed, is_random, call, kept)
+        opened.module = module
         opened.ordinal, layer.num_passes = layer.num_passes, layer.num_passes + 1
-        tell = (self._on_choice, self._on_draw, self._on_write)
+        tell = (self._on_choice, self._on_draw, self._on_write, self._aux.saw_scalar)
         self._thread.enter(opened, tell, self.fail)
         if layer.is_named:
             self._look_at(layer, given)
@@ -256,6 +229,11 @@ class RoutingWatch(Probe):
         if self._thread.open and self._thread.open[-1].is_observed:
             self._guard(self._note, self._thread.open[-1], chosen)
 
+    def _watched(self) -> nn.Module | None:
+        opened = self._thread.open[-1] if self._thread.open else None
+        is_first = opened is not None and opened.is_observed and not opened.is_recompute
+        return opened.module if opened is not None and is_first else None
+
     def _note(self, opened: Pass, chosen: Chosen) -> None:
         counts = frozenset().union(*(each.layer.counts for each in self._thread.open))
         if not chosen.is_sure and chosen.scores.shape[1] not in counts:
@@ -264,6 +242,8 @@ class RoutingWatch(Probe):
         opened.number += 1
         self._num_events += 1
         self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
+        mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
+        self._aux.saw_scores(opened.layer.name, chosen.node)
 
     def _fields(self, opened: Pass) -> dict[str, Any]:
         layer = opened.layer

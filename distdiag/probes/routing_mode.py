@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from distdiag.probes.aux_watch import is_scalar
 from distdiag.probes.tensor_kinds import is_dtensor
 
 _DRAWS: Final = frozenset(
@@ -35,16 +36,19 @@ class Chosen(NamedTuple):
     indices: torch.Tensor
     is_sure: bool
     """Whether it chooses some of many, rather than looks for the largest."""
+    node: Any = None
+    """Where the graph says how the scores were made."""
 
 
 class RoutingMode(TorchFunctionMode):
-    """Tells of calls that choose, draw or write in place; all calls run as they would."""
+    """Tells of calls that choose, draw, write or yield one number; all calls run as they would."""
 
     def __init__(
         self,
         on_choice: Callable[[Chosen], None],
         on_draw: Callable[[], None],
         on_write: Callable[[object], None],
+        on_scalar: Callable[[torch.Tensor], None],
         on_call: Callable[[str, tuple[Any, ...], object, Chosen | None], None],
     ) -> None:
         """Tell these; they raise nothing. `on_call` is told of each call, by its name."""
@@ -52,6 +56,7 @@ class RoutingMode(TorchFunctionMode):
         self._on_choice = on_choice
         self._on_draw = on_draw
         self._on_write = on_write
+        self._on_scalar = on_scalar
         self._on_call = on_call
 
     def __torch_function__(
@@ -74,6 +79,8 @@ class RoutingMode(TorchFunctionMode):
             self._on_draw()
         elif name in _WRITES and args:
             self._on_write(args[0])
+        elif is_scalar(result):
+            self._on_scalar(result)
         self._on_call(name, args, result, chosen)
         return result
 
@@ -98,7 +105,7 @@ def _chosen(
         return None
     rows = scores.detach().reshape(-1, scores.shape[-1])
     picks = indices.detach().reshape(-1, indices.shape[-1])
-    return Chosen(func.__name__, rows, picks, func in _TOP_K)
+    return Chosen(func.__name__, rows, picks, func in _TOP_K, scores.grad_fn)
 
 
 def _dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:  # noqa: ANN401

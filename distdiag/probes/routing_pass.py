@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from distdiag.event import CallSite
 from distdiag.probes.routing_counters import Versions
@@ -51,3 +52,4 @@ class Pass:
     k: int = 0
     capacity: int = 0
     sites: dict[int, CallSite] = field(default_factory=dict)
+    module: nn.Module | None = None

@@ -6,10 +6,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from distdiag.probes.routing_capacity import CapacityWatch
 from distdiag.probes.routing_counts import CountWatch
 from distdiag.probes.routing_mode import Chosen, RoutingMode
 from distdiag.probes.routing_pass import Layer, Pass
+
+Tell = tuple[
+    Callable[[Chosen], None],
+    Callable[[], None],
+    Callable[[object], None],
+    Callable[[torch.Tensor], None],
+]
+"""Who is told of choices, draws, writes and single numbers."""
 
 
 class Passes(threading.local):
@@ -32,7 +42,7 @@ class Passes(threading.local):
     def enter(
         self,
         opened: Pass,
-        tell: tuple[Callable[[Chosen], None], Callable[[], None], Callable[[object], None]],
+        tell: Tell,
         fail: Callable[[Exception], None],
     ) -> None:
         """Begin a pass; the outermost one begins to see calls, and tells of them."""
@@ -49,12 +59,16 @@ class Passes(threading.local):
         self.mode = RoutingMode(*tell, see)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def leave(self, layer: Layer) -> None:
-        """End the pass of a layer, and those within it that were not ended."""
+    def leave(self, layer: Layer, settle: Callable[[], None]) -> None:
+        """End the pass of a layer, and those within it that were not ended.
+
+        The end of the outermost one is the time to `settle` what its calls have told.
+        """
         if not any(each.layer is layer for each in self.open):
             return
         while self.open and self.open.pop().layer is not layer:
             pass
         if not self.open and self.mode is not None:
+            settle()
             mode, self.mode, self.counts = self.mode, None, None
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]

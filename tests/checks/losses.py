@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from distdiag.loss_event import Factor, LossPass, LossWeights
+from distdiag.loss_event import AuxTerm, Factor, LossPass, LossWeights
 from distdiag.loss_view import LossView, LossWindow
 from distdiag.ranks import RankSet
 from tests.checks.streams import plain_site
@@ -30,7 +30,14 @@ def part(num_counted, weight, *factors, **values):
         factors,
         values.pop("place", 0),
         values.pop("num_first", -1),
+        values.pop("aux", ()),
     )
+
+
+def aux(*inner, outer=(), **values):
+    """A balancing loss with these factors, the outer ones of which are those of the whole loss."""
+    is_own_mean, held = values.pop("is_own_mean", True), values.pop("held", (1,))
+    return AuxTerm("layers.0", (*outer, *inner), len(outer), is_own_mean, held)
 
 
 def mean(num_counted, *factors, **values):
@@ -53,6 +60,7 @@ def told(rank, passes, step=0, **values):
         divisor=values.pop("divisor", 2.0),
         passes=tuple(passes),
         site=values.pop("site", plain_site(50)),
+        groups=values.pop("groups", ()),
     )
 
 
@@ -63,11 +71,11 @@ def window(*passes_of_ranks, step=0, **values):
     )
 
 
-def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, **values):
+def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, scalings=(), **values):
     """The same step several times: the passes of rank 0, 1, …."""
     windows = tuple(window(*passes_of_ranks, step=n, **values) for n in range(num_steps))
     ranks = RankSet(range(len(passes_of_ranks)))
-    return LossView("AdamW", ranks, windows, is_told, is_multiplied)
+    return LossView("AdamW", ranks, windows, is_told, is_multiplied, frozenset(scalings))
 
 
 def judged(check, view):

@@ -3,7 +3,7 @@
 from itertools import count
 
 from distdiag.ranks import RankSet
-from distdiag.routing_event import Choice, CounterWritten, Load, Routing
+from distdiag.routing_event import AuxLoss, Choice, CounterWritten, Load, Routing
 from distdiag.routing_view import Divergence, Rerouting, RoutingView
 from tests.checks.streams import plain_site
 
@@ -51,7 +51,7 @@ def divergence(**values):
     return Divergence({rank: routing(rank, **values) for rank in (0, 1)})
 
 
-def view(*choices, reroutings=(), divergences=(), recounts=()):
+def view(*choices, reroutings=(), divergences=(), recounts=(), aux=()):
     return RoutingView(
         model="Net",
         ranks=RankSet([0, 1]),
@@ -61,6 +61,7 @@ def view(*choices, reroutings=(), divergences=(), recounts=()):
         num_compared=8,
         choices=choices,
         recounts=tuple(recounts),
+        aux=tuple(aux),
     )
 
 
@@ -76,3 +77,18 @@ def counter(rank=0, **values):
         "site": plain_site(12),
     }
     return CounterWritten(rank=rank, seq=next(_SEQS), time_ns=0, step=0, **{**fields, **values})
+
+
+def aux_loss(rank=0, step=0, **values):
+    """A gate has computed a balancing loss that no backward pass has reached."""
+    fields = {
+        "model": "Net",
+        "layer": "layers.0.gate",
+        "num_passes": 2,
+        "num_computed": 2,
+        "num_injected": 0,
+        "num_used": 0,
+        "coefficient": "",
+        "site": plain_site(14),
+    }
+    return AuxLoss(rank=rank, seq=next(_SEQS), time_ns=0, step=step, **{**fields, **values})

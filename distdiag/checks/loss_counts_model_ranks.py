@@ -1,0 +1,83 @@
+"""PAR013: a loss is multiplied by a number of ranks over which its gradients are not averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.finding import Finding, Grade, Severity
+from distdiag.loss_event import LossWeights
+from distdiag.loss_view import LossView
+from distdiag.reasoning.loss_excess import Excess, excess_of
+from distdiag.reasoning.loss_weights import evidence_of, known_windows, location_of_pass
+
+
+class LossCountsModelRanks(Check):
+    """A loss is multiplied by a number of ranks over which its gradients are not averaged.
+
+    ## What it detects
+    The weights of all elements of a step, over all ranks whose gradients are combined, add up to a
+    whole number instead of 1. The loss holds a factor that explains it: the size of a process group
+    (of all ranks, or of those that share a sequence or a model) over which the gradients are not
+    averaged.
+
+    ## Why it matters
+    The gradient grows with the number of ranks that only share the work on a model. Clipping,
+    weight decay and the learning rate mean something else in each layout.
+
+    ## Example
+    `loss * dist.get_world_size()`, to undo an average over ranks, where tensor parallelism leaves
+    only a half of the ranks for data parallelism.
+
+    ## How to fix
+    Multiply by the number of ranks over which gradients are averaged, such as `mesh["dp"].size()`.
+
+    ## References
+    - huggingface/transformers#39648
+    - NVIDIA/Megatron-LM#906
+    - deepspeedai/DeepSpeed#5248
+    """
+
+    code = "PAR013"
+    name = "loss-counts-model-ranks"
+    severity = Severity.WARNING
+    needs = (LossWeights,)
+
+    why = "A factor undoes an average only if it is the number of ranks that average."
+    fix = "Multiply the loss by the size of the group over which gradients are averaged."
+    fix_changes = "The size of the gradient, and so what clipping and the learning rate do."
+    fix_leaves = "Learning rates that were tuned with the large gradient: they are too low then."
+    disproof = "The factor is a weight of the loss that has nothing to do with ranks."
+
+    def check_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look for the same factor in all steps."""
+        windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
+        found = {excess_of(window) for window in windows}
+        if len(found) != 1 or not view.is_told or view.is_multiplied:
+            return
+        excess = found.pop()
+        if excess is None or any(abs(each * excess.times - 1) < 1e-3 for each in view.scalings):
+            return
+        is_sure = len(windows) > 1 and excess.is_sure
+        window = windows[-1]
+        yield self.finding(
+            f"the loss behind step {window.step} {_what(excess, view)}: its elements weigh "
+            f"{excess.times} together, not 1",
+            ranks=view.ranks,
+            step=window.step,
+            location=location_of_pass(view),
+            grade=Grade.LIKELY if is_sure else Grade.NOTE,
+            confidence=0.85 if is_sure else 0.4,
+            evidence=evidence_of(window),
+        )
+
+
+def _what(excess: Excess, view: LossView) -> str:
+    combined = f"gradients of {view.ranks.phrase()} are added up"
+    if len(view.ranks) == 1:
+        combined = f"gradients are those of {view.ranks.phrase()} alone"
+    if excess.divisor > 1:
+        combined = f"{combined} and divided by {excess.divisor:g}"
+    if not excess.factor:
+        return f"is a mean of each rank's own, and the {combined}"
+    return f"is multiplied by {excess.factor:g}, the number of {excess.of}, but the {combined}"

@@ -1,0 +1,98 @@
+"""MOE010: a balancing loss is computed, but no backward pass reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.finding import Evidence, Finding, Grade, Severity
+from distdiag.ranks import RankSet
+from distdiag.reasoning.descriptions import user_location
+from distdiag.routing_event import AuxLoss, Routing
+from distdiag.routing_view import RoutingView
+
+
+class UnusedAuxLoss(Check):
+    """A balancing loss of a router is computed, but no backward pass reaches it.
+
+    ## What it detects
+    In all steps that were looked at, gradients come back through the scores of a router, but not
+    through the balancing loss that is made of them: the result of the function that should inject
+    it into the graph is thrown away, or nothing adds it to the loss.
+
+    ## Why it matters
+    The loss is logged and looks right, but does not train the router: tokens gather at few experts.
+
+    ## Example
+    `AuxLossScaler.apply(weights, aux_loss)`, without `weights = ` before it.
+
+    ## How to fix
+    Go on with what the function returns, or add the balancing loss to the loss.
+
+    ## References
+    - NVIDIA-NeMo/Automodel#1412
+    """
+
+    code = "MOE010"
+    name = "unused-aux-loss"
+    severity = Severity.WARNING
+    needs = (Routing,)
+
+    why = "Autograd goes through what is used; a result that nobody uses has no gradient."
+    fix = "Go on with what the injecting function returns, or add the balancing loss to the loss."
+    fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
+    fix_leaves = "Experts that have got no tokens so far."
+    disproof = "The number is only logged, or is used from a later step on."
+
+    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+        """Look for layers whose balancing loss is used in no step."""
+        by_layer: dict[str, list[AuxLoss]] = {}
+        for event in view.aux:
+            by_layer.setdefault(event.layer, []).append(event)
+        unused = [e for e in by_layer.values() if not any(each.num_used for each in e)]
+        thrown = [e for e in unused if all(each.num_injected for each in e)]
+        meant = [e for e in unused if e not in thrown and all(each.coefficient for each in e)]
+        for events, what in ((thrown, _THROWN), (meant, _MEANT)):
+            if events:
+                yield self._finding(view, events, what, is_sure=True)
+        rest = [e for e in unused if e not in thrown and e not in meant]
+        if rest:
+            yield self._finding(view, rest, _NUMBER, is_sure=False)
+
+    def _finding(
+        self, view: RoutingView, layers: list[list[AuxLoss]], what: str, *, is_sure: bool
+    ) -> Finding:
+        last, steps = layers[0][-1], {each.step for events in layers for each in events}
+        is_sure = is_sure and len(steps) > 1
+        names = [events[0].layer or "the model itself" for events in layers]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        text = what.format(layers=", ".join(names[:3]) + more, coefficient=last.coefficient)
+        return self.finding(
+            f"{text}, but no gradient came back through it in {len(steps)} steps in which "
+            f"gradients came back to the scores of {view.model}",
+            ranks=RankSet(each.rank for events in layers for each in events),
+            step=last.step,
+            location=user_location(last.site.frames),
+            subjects=tuple(events[0].layer for events in layers),
+            grade=Grade.LIKELY if is_sure else Grade.NOTE,
+            confidence=0.85 if is_sure else 0.3,
+            evidence=tuple(_evidence(events[-1]) for events in layers[:3]),
+        )
+
+
+_THROWN = (
+    "a function was given the scores' balancing loss of {layers} beside a tensor, and returned one "
+    "like it"
+)
+_MEANT = "the balancing loss of {layers}, which has {coefficient}, is computed"
+_NUMBER = "a number is computed with a graph from the scores of {layers}"
+
+
+def _evidence(event: AuxLoss) -> Evidence:
+    return Evidence(
+        ranks=RankSet([event.rank]),
+        summary=f"step {event.step}: of {event.num_passes} forward passes of {event.layer} whose "
+        f"scores got gradients, {event.num_computed} computed one number of them, and "
+        f"{event.num_used} got a gradient for it",
+        location=user_location(event.site.frames),
+    )

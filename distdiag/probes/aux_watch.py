@@ -1,0 +1,209 @@
+"""Sees which balancing losses modules compute that route, and whether a backward pass uses them.
+
+Hooks of the graph note that a gradient came by; they go with the graph, and keep nothing alive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from distdiag.event import CallSite
+from distdiag.probes.base import AnyCallable, Patches, wrap_like
+from distdiag.probes.score_marks import origin_of
+
+_MOST_SCALARS: Final = 16
+_MOST_PASSES: Final = 1024
+_COEFFICIENT: Final = re.compile(
+    r"(aux|balanc)\w*(alpha|coef|factor|lambda|scale|weight)|(alpha|coef|weight)\w*(aux|balanc)"
+)
+
+
+@dataclass(slots=True)
+class Use:
+    """Which parts of one layer's graph a backward pass has come by, for one forward pass."""
+
+    is_routed: bool = False
+    num_scalars: int = 0
+    num_injected: int = 0
+    is_used: bool = False
+    coefficient: str = ""
+    site: CallSite | None = None
+
+
+@dataclass(slots=True)
+class _Found:
+    """Nodes of a forward pass that has not ended."""
+
+    scores: list[tuple[str, Any]] = field(default_factory=list)
+    scalars: deque[tuple[Any, str, CallSite]] = field(
+        default_factory=lambda: deque(maxlen=_MOST_SCALARS)
+    )
+    injected: list[tuple[Any, Any, CallSite]] = field(default_factory=list)
+
+
+class AuxWatch:
+    """What modules that route have computed of their scores, since the last step."""
+
+    def __init__(
+        self,
+        module: Callable[[], nn.Module | None],
+        site: Callable[[], CallSite],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Nothing was computed yet; `module` is the one that routes now, if it is looked at."""
+        self._module = module
+        self._site = site
+        self._fail = fail
+        self._patches = Patches()
+        self._is_on = False
+        self._passes: deque[dict[str, Use]] = deque(maxlen=_MOST_PASSES)
+        self._found = _Found()
+
+    def begin(self) -> None:
+        """Look at what functions of the program return, until `end`."""
+        if not self._is_on:
+            self._is_on = True
+            apply = injecting(vars(torch.autograd.Function)["apply"], self.saw_injection)
+            self._patches.replace(torch.autograd.Function, "apply", apply)
+
+    def end(self) -> None:
+        """Let them be."""
+        self._is_on = False
+        self._patches.undo()
+
+    def saw_scores(self, layer: str, node: Any) -> None:  # noqa: ANN401
+        """Take note of scores that chose experts."""
+        if node is not None and self._module() is not None:
+            self._found.scores.append((layer, node))
+
+    def saw_scalar(self, scalar: torch.Tensor) -> None:
+        """Take note of one number that was computed with a graph."""
+        try:
+            module = self._module()
+            if module is not None:
+                self._found.scalars.append((scalar.grad_fn, coefficient_of(module), self._site()))
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self._fail(error)
+
+    def saw_injection(self, result: Any, scalar: Any) -> None:  # noqa: ANN401
+        """Take note of a function of the program that was given one number beside a tensor."""
+        try:
+            if self._module() is not None and len(self._found.injected) < _MOST_SCALARS:
+                self._found.injected.append((result, scalar, self._site()))
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self._fail(error)
+
+    def settle(self) -> None:
+        """Watch what was found: the forward pass has ended, and all scores are marked."""
+        found, self._found = self._found, _Found()
+        if not found.scores:
+            return
+        uses: dict[str, Use] = {}
+        for layer, node in found.scores:
+            _when_reached(node, uses.setdefault(layer, Use()), "is_routed")
+        for node, coefficient, site in found.scalars:
+            for use in _uses_of(node, uses):
+                use.num_scalars += 1
+                use.coefficient = use.coefficient or coefficient
+                use.site = site
+                _when_reached(node, use, "is_used")
+        for result, scalar, site in found.injected:
+            for use in _uses_of(scalar, uses):
+                use.num_injected += 1
+                use.site = site
+                _when_reached(result, use, "is_used")
+        self._passes.append(uses)
+
+    def is_balanced(self, layers: Sequence[str]) -> None:
+        """Take note that a loss holds a term that is made of the scores of these layers."""
+        for uses in self._passes:
+            for layer in layers:
+                if layer in uses:
+                    uses[layer].is_used = True
+
+    def take(self, models: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield what became of the balancing losses since the last step, by the layers' models."""
+        by_layer: dict[str, list[Use]] = {}
+        while self._passes:
+            for layer, use in self._passes.popleft().items():
+                if use.is_routed:
+                    by_layer.setdefault(layer, []).append(use)
+        for layer, uses in by_layer.items():
+            sites = [use.site for use in uses if use.site is not None]
+            if sites and layer in models:
+                yield {
+                    "model": models[layer],
+                    "layer": layer,
+                    "num_passes": len(uses),
+                    "num_computed": sum(use.num_scalars > 0 for use in uses),
+                    "num_injected": sum(use.num_injected > 0 for use in uses),
+                    "num_used": sum(use.is_used for use in uses),
+                    "coefficient": next((u.coefficient for u in uses if u.coefficient), ""),
+                    "site": sites[-1],
+                }
+
+
+def _uses_of(node: Any, uses: dict[str, Use]) -> list[Use]:  # noqa: ANN401
+    origin = origin_of(node)
+    layers = {mark.layer for mark in origin.marks.values()} if origin is not None else set()
+    return [uses[layer] for layer in layers if layer in uses]
+
+
+def _when_reached(node: Any, use: Use, name: str) -> None:  # noqa: ANN401
+    def reached(_: object) -> None:
+        setattr(use, name, True)
+
+    node.register_prehook(reached)
+
+
+def coefficient_of(module: nn.Module) -> str:
+    """Return ``aux_loss_coef = 0.01`` if a module has a coefficient of its own that is not 0."""
+    for name, value in vars(module).items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and value > 0 and _COEFFICIENT.search(name):
+            return f"{name} = {value:g}"
+    return ""
+
+
+def is_scalar(value: object) -> bool:
+    """Say whether this is one number with a graph."""
+    return (
+        type(value) is torch.Tensor
+        and value.numel() == 1
+        and value.grad_fn is not None
+        and value.is_floating_point()
+    )
+
+
+def injecting(
+    original: classmethod[Any, Any, Any], tell: Callable[[Any, Any], None]
+) -> classmethod[Any, Any, Any]:
+    """Wrap `Function.apply`: tell the nodes of results that are like a tensor given with a number.
+
+    `tell` raises nothing.
+    """
+    function: AnyCallable = original.__func__
+
+    @wrap_like(function)
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result = function(cls, *args, **kwargs)
+        if torch.compiler.is_compiling() or type(result) is not torch.Tensor:
+            return result
+        if result.grad_fn is not None and result.dim() > 0:
+            scalars = [each for each in args if is_scalar(each) and each.dim() == 0]
+            is_like = any(
+                isinstance(each, torch.Tensor) and each.dim() and each.shape == result.shape
+                for each in args
+            )
+            if is_like and len(scalars) == 1:
+                tell(result.grad_fn, scalars[0].grad_fn)
+        return result
+
+    return classmethod(apply)

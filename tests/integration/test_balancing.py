@@ -1,0 +1,30 @@
+"""Under a real launcher, balancing losses of the wrong weight, or of none, are found."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launch import run_checked
+
+SCRIPT = Path(__file__).with_name("balancing.py")
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("ranks", "MOE009"),
+        pytest.param("passes", "MOE009", marks=pytest.mark.slow),
+        pytest.param("thrown", "MOE010", marks=pytest.mark.slow),
+        pytest.param("right", None, marks=pytest.mark.slow),
+        pytest.param("injected", None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_balancing_loss_is_found_if_it_is_wrong(how, code):
+    run = run_checked(SCRIPT, [how])
+    assert run.exit_status == 0 or run.aborted_at_exit, run.describe()
+    assert run.leftovers == (), run.describe()
+    loud = [each for each in run.report["findings"] if each["severity"] != "info"]
+    assert [each["code"] for each in loud] == ([code] if code else []), run.describe()
+    assert all(each["ranks"] == [0, 1] for each in loud)

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distdiag.event import ProbeDisabled
+from distdiag.routing_event import AuxLoss
+from tests.probes.conftest import Observed
+from tests.probes.models import ddp
+
+pytestmark = pytest.mark.usefixtures("fake_group")
+
+
+class Inject(torch.autograd.Function):
+    """Pass a tensor on, and let a loss have a gradient of one."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, torch.ones(())
+
+
+class Layer(nn.Module):
+    """Four experts; `finish` is given the weights of a token's experts and the balancing loss."""
+
+    def __init__(self, finish: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.finish = finish
+        self.loss = torch.zeros(())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores = self.gate(tokens).softmax(-1)
+        weights, chosen = scores.topk(2, -1)
+        share = F.one_hot(chosen, 4).float().sum(1).mean(0)
+        self.loss = (share * scores.mean(0)).sum() * 4
+        weights = self.finish(weights, self.loss)
+        parts = torch.stack([expert(tokens) for expert in self.experts], 1)
+        picked = parts.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 4))
+        return (picked * weights.unsqueeze(-1)).sum(1)
+
+
+def thrown(weights: Tensor, loss: Tensor) -> Tensor:
+    Inject.apply(weights, loss)
+    return weights
+
+
+def plain(weights: Tensor, loss: Tensor) -> Tensor:
+    return weights
+
+
+def used(weights: Tensor, loss: Tensor) -> Tensor:
+    return Inject.apply(weights, loss)
+
+
+def trained(observed: Observed, layer: Layer, *, adds: bool = False) -> AuxLoss:
+    observed.install("steps", "routing")
+    model = ddp(layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    total = F.cross_entropy(model(torch.randn(32, 4)), torch.arange(32) % 4)
+    (total + 0.01 * layer.loss if adds else total).backward()
+    optimizer.step()
+    assert not observed.events(ProbeDisabled)
+    (event,) = observed.events(AuxLoss)
+    return event
+
+
+@pytest.mark.parametrize(
+    ("finish", "adds", "num_injected", "num_used"),
+    [
+        (thrown, False, 1, 0),
+        (used, False, 1, 1),
+        (plain, False, 0, 0),
+        (plain, True, 0, 1),
+        (thrown, True, 1, 1),
+    ],
+)
+def test_it_is_told_whether_a_gradient_comes_by(
+    finish: Callable[[Tensor, Tensor], Tensor],
+    adds: bool,
+    num_injected: int,
+    num_used: int,
+    observed: Observed,
+) -> None:
+    event = trained(observed, Layer(finish), adds=adds)
+    assert (event.num_passes, event.num_computed) == (1, 1)
+    assert (event.num_injected, event.num_used) == (num_injected, num_used)
+    assert event.step == 0
+
+
+def test_the_coefficient_of_the_module_is_told(observed: Observed) -> None:
+    layer = Layer(plain)
+    layer.aux_loss_coef = 0.01
+    assert trained(observed, layer).coefficient == "aux_loss_coef = 0.01"
+
+
+def test_no_graph_is_kept_alive(observed: Observed) -> None:
+    layer = Layer(used)
+    trained(observed, layer)
+    gc.collect()
+    result = layer(torch.randn(32, 4))
+    node = weakref.ref(Inject.apply(result, layer.loss).grad_fn)
+    layer.loss = torch.zeros(())
+    del result
+    assert node() is None
+
+
+def test_functions_are_left_alone_when_the_steps_are_over(observed: Observed) -> None:
+    apply = vars(torch.autograd.Function)["apply"]
+    trained(observed, Layer(plain))
+    assert vars(torch.autograd.Function)["apply"] is not apply
+    for probe in observed.probes:
+        probe.uninstall()
+    assert vars(torch.autograd.Function)["apply"] is apply
