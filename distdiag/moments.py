@@ -32,6 +32,12 @@ class Moments:
         """Called with batches of loaders, and with what wrapped models are given in training."""
         self.on_backward: list[Callable[[], None]] = []
         """Called before each backward pass."""
+        self.on_graph: list[Callable[[object], None]] = []
+        """Called with what a backward pass starts from, before it does."""
+        self.on_update: list[Callable[[object], None]] = []
+        """Called with each optimizer that is about to step."""
+        self.has_exchanged = False
+        """Whether the program has ever issued an all-to-all."""
         self.before_share: Callable[[object, object], None] | None = None
         """Called with the tensors of an all-reduce or a broadcast, and the process group."""
         self.before_save: Callable[[object, FrameType], None] | None = None

@@ -112,6 +112,8 @@ class StepClock(Probe):
             self._survey.before_step(optimizer, frame)
         if self._losses is not None:
             self._losses.before_step(optimizer, frame)
+        for tell in self.recorder.on_update:
+            tell(optimizer)
 
     def _after_step(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:
@@ -217,8 +219,11 @@ class BackwardWatch(Probe):
                 self._begin(sys._getframe(1), counts=accumulates)
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
+            outputs = args[0] if args else kwargs.get("t_outputs")
             if losses is not None:
-                losses.before_backward(args[0] if args else kwargs.get("t_outputs"))
+                losses.before_backward(outputs)
+            for watch in recorder.on_graph if accumulates else ():
+                watch(outputs)
             try:
                 result = original(*args, **kwargs)
                 if survey is not None:

@@ -197,6 +197,10 @@ class Survey(Probe):
     def _roots(self) -> list[nn.Module]:
         return list(roots_of(self._modules.alive())) if dist.is_initialized() else []
 
+    def name_of(self, root: nn.Module) -> str:
+        """Return what a model is called."""
+        return self._name(root)
+
     def _name(self, root: nn.Module) -> str:
         name = self._names.get(root)
         if name is None:
