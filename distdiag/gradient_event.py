@@ -10,12 +10,12 @@ from distdiag.event import CallSite, Event
 class GradientSum(msgspec.Struct, frozen=True, array_like=True):
     """A weighted sum over one parameter's gradient, where it is made and where it is used.
 
-    The weights are the same on all ranks. `given` is what the backward passes of this rank gave, before anybody has combined or scaled it,
-    and `norm` the root of its sum of squares; `applied` is what the optimizer finds. Sums of the
-    ranks that combine a gradient add up as the gradients do. `members` are the
-    ranks over which FSDP2 shards the parameter, and `num_copies` of them hold the same shard; empty
-    and 0: this rank holds all of it. `weight` is the sum over the parameter itself, `left` that of
-    a gradient that was there before the passes. NaN: not readable, or no gradient.
+    The weights are the same on all ranks. `given` is what the backward passes of this rank gave,
+    before anybody has combined or scaled it, and `norm` the root of its sum of squares; `applied`
+    is what the optimizer finds. Sums of the ranks that combine a gradient add up as the gradients
+    do. `members` are the ranks over which FSDP2 shards the parameter, and `num_copies` of them hold
+    the same shard; empty and 0: this rank holds all of it. `weight` is the sum over the parameter
+    itself, `left` that of a gradient that was there before the passes. NaN: not readable, or none.
     """
 
     name: str
@@ -42,7 +42,8 @@ class Passage(msgspec.Struct, frozen=True, array_like=True):
 
     `calls` are the event numbers, the last one excluded, that were written while it ran.
     `parameters` get their gradient through it and through no other passage after it; `below` are
-    the passages, by their places, that are next after it. `is_bounded`: both lists are whole.
+    the passages, by their places, that are next after it. `is_bounded`: both lists are whole. The
+    first of all stands for the loss itself and has no name.
     """
 
     name: str

@@ -9,6 +9,7 @@ from distdiag.alignment import Alignment, MissingFile, Race, RankState
 from distdiag.data_view import FeedView
 from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.gradient_view import GradientView
 from distdiag.loss_view import LossView
 from distdiag.model_event import Moment
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
@@ -95,6 +96,10 @@ class Check:
 
     def check_routing(self, view: RoutingView) -> Iterator[Finding]:
         """Judge how a model routes tokens to experts; shown again after further steps."""
+        yield from ()
+
+    def check_gradients(self, view: GradientView) -> Iterator[Finding]:
+        """Judge how gradients were combined and scaled; shown again after further steps."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

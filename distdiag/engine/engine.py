@@ -13,6 +13,7 @@ from distdiag.engine.apart import Apart
 from distdiag.engine.collectives import CollectiveStreams
 from distdiag.engine.data_watch import DataWatch
 from distdiag.engine.file_watch import FileWatch
+from distdiag.engine.gradient_watch import GradientWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
@@ -78,7 +79,7 @@ class Engine:
         self._files = FileWatch(world) if watches_files else None
         apart = Apart(self._judges)
         models = ModelWatch(world, self._judges, rules, only_start=only_start, apart=apart)
-        kinds = (StateLoads, DataWatch, SequenceWatch, RoutingWatch)
+        kinds = (StateLoads, DataWatch, SequenceWatch, RoutingWatch, GradientWatch)
         rest = tuple(kind(world, self._judges) for kind in kinds)
         self._watches = Watches((models, apart, *rest, ComparedRuns(self._judges)))
         self._shown: set[tuple[object, ...]] = set()

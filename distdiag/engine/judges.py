@@ -14,6 +14,8 @@ from distdiag.data_view import FeedView
 from distdiag.engine.conclusions import Conclusions
 from distdiag.event import Event, FileAccess
 from distdiag.finding import Finding, Severity
+from distdiag.gradient_event import GradientSums
+from distdiag.gradient_view import GradientView
 from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState
@@ -115,6 +117,12 @@ class Judges:
         for check in self.needing(Routing):
             found = self._ask(check, check.check_routing, view)
             self.conclusions.revise((check.code, "routing", view.model), found)
+
+    def judge_gradients(self, view: GradientView) -> None:
+        """Show gradients of a model; what is found replaces what was found before."""
+        for check in self.needing(GradientSums):
+            found = self._ask(check, check.check_gradients, view)
+            self.conclusions.revise((check.code, "gradients", view.model), found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

@@ -31,7 +31,10 @@ class Way:
 
 
 def ways_from(roots: Sequence[Any]) -> list[Way]:
-    """Return all such nodes, none if there are too many; those nearest to the roots first."""
+    """Return the roots as one, and then all such nodes, the nearest first.
+
+    None if there are too many.
+    """
     above: dict[Any, list[tuple[Any, int]]] = {root: [] for root in roots}
     waiting = list(above)
     for node in waiting:  # it grows meanwhile
@@ -47,8 +50,10 @@ def ways_from(roots: Sequence[Any]) -> list[Way]:
     nodes = [node for node in waiting if _may_send(node)]
     if len(nodes) > _MOST_PASSAGES:
         return []
-    places = {node: place for place, node in enumerate(nodes)}
-    return [_way(node, above, places) for node in nodes]
+    places = {node: place for place, node in enumerate(nodes, 1)}
+    first = Way(None)
+    _descend(first, list(roots), places, _MOST_NODES)
+    return [first, *(_way(node, above, places) for node in nodes)]
 
 
 def _may_send(node: Any) -> bool:  # noqa: ANN401
@@ -63,18 +68,22 @@ def _way(node: Any, above: dict[Any, list[tuple[Any, int]]], places: dict[Any, i
     children = [each for each in node.next_functions if each[0] is not None]
     if len(children) == 1 and len(above[children[0][0]]) == 1:
         way.next = children[0]
-    seen = {child for child, _ in children}
+    _descend(way, [child for child, _ in children], places, _MOST_BELOW)
+    return way
+
+
+def _descend(way: Way, first: list[Any], places: dict[Any, int], most: int) -> None:
+    seen = set(first)
     waiting = list(seen)
-    for below in waiting:
-        if len(waiting) > _MOST_BELOW:
+    for node in waiting:  # it grows meanwhile
+        if len(waiting) > most:
             way.leaves, way.below, way.is_bounded = [], [], False
-            break
-        if below in places:
-            way.below.append(places[below])
-        elif hasattr(below, "variable"):
-            way.leaves.append(below.variable)
+            return
+        if node in places:
+            way.below.append(places[node])
+        elif hasattr(node, "variable"):
+            way.leaves.append(node.variable)
         else:
-            fresh = {c for c, _ in below.next_functions if c is not None and c not in seen}
+            fresh = {child for child, _ in node.next_functions if child is not None} - seen
             seen |= fresh
             waiting += fresh
-    return way

@@ -39,10 +39,11 @@ class ExchangeReading:
         self._last: dict[int, int] = {}
         self._amounts: dict[tuple[int, str], _Amount] = {}
         self._ways = list(ways)
-        self._names = [way.node.name() for way in ways]
+        self._names = ["" if way.node is None else way.node.name() for way in ways]
         self._handles: list[Any] = []
         for place, way in enumerate(ways):
-            self._handles += self._watch(place, way)
+            if way.node is not None:
+                self._handles += self._watch(place, way)
 
     def _watch(self, place: int, way: Way) -> list[Any]:
         handles = [

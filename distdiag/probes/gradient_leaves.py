@@ -48,7 +48,7 @@ def leaves_of(root: nn.Module) -> list[Leaf]:
         for name, parameter in module._parameters.items():
             known = sharded.get((id(module), name))
             leaf = known or (None if parameter is None else Leaf("", parameter, parameter))
-            if leaf is not None and leaf.held.requires_grad:
+            if leaf is not None and leaf.leaf.requires_grad and leaf.leaf.is_leaf:
                 full = clean_name(f"{prefix}.{name}".lstrip("."))
                 found.setdefault(id(leaf.held), leaf._replace(name=full))
     return sorted(found.values(), key=lambda leaf: leaf.name)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distdiag.event import CallSite
-from distdiag.gradient_event import GradientSum, GradientSums
+from distdiag.gradient_event import GradientSum, GradientSums, Passage
 from distdiag.probes.base import Probe
 from distdiag.probes.exchange_graph import ways_from
 from distdiag.probes.exchange_reading import ExchangeReading
@@ -110,9 +110,9 @@ class GradientSumWatch(Probe):
             return  # a further pass of the same step
         self._close()
         step = self.recorder.step
-        if dist.is_initialized() and dist.get_world_size() > 1 and is_due(step):
-            if not _is_compiled():
-                self._open(step, outputs)
+        is_alone = not dist.is_initialized() or dist.get_world_size() < 2
+        if not is_alone and is_due(step) and not _is_compiled():
+            self._open(step, outputs)
 
     def _open(self, step: int, outputs: object) -> None:
         _, frames = self.recorder.backward or ((), ())
@@ -120,7 +120,8 @@ class GradientSumWatch(Probe):
         experts: set[int] = set()
         if self.recorder.has_exchanged:
             ways = ways_from(_roots(outputs))
-            experts = {id(leaf) for way in ways for leaf in way.leaves}
+            experts = {id(leaf) for way in ways[1:] for leaf in way.leaves}
+            experts -= {id(leaf) for way in ways[:1] for leaf in way.leaves}
             window.exchanges = ExchangeReading(ways, self.recorder, self.fail)
         models = self.recorder.live_models() if self.recorder.live_models is not None else []
         for model in models[:_MOST_MODELS]:
@@ -136,7 +137,7 @@ class GradientSumWatch(Probe):
         leaf = sums.leaf.leaf
         if sums.leaf.held.grad is not None:
             self._read(sums, "left", sums.leaf.held.grad, sums.leaf.first)
-        handle = leaf.register_hook(self._hook(sums))
+        handle = leaf.register_hook(self._hook(sums))  # type: ignore[no-untyped-call]
         hooks: Any = leaf._backward_hooks
         hooks.move_to_end(handle.id, last=False)  # before those that change the gradient
         window.handles.append(handle)
@@ -204,10 +205,12 @@ class GradientSumWatch(Probe):
             self._waiting.popleft()
             values = iter([math.nan if each is None else each.mean for each in found])
             gradients = {
-                name: tuple([_result(sums, [next(values) for _ in _tensors(sums)]) for sums in model])
+                name: tuple(
+                    [_result(sums, [next(values) for _ in _tensors(sums)]) for sums in model]
+                )
                 for name, model in window.models.items()
             }
-            passages = ()
+            passages: tuple[Passage, ...] = ()
             if window.exchanges is not None:
                 passages = window.exchanges.passages(list(values), window.names)
             for name, sums in gradients.items():
@@ -253,8 +256,9 @@ def _result(sums: _Sums, values: list[float]) -> GradientSum:
 
 
 def _weighted(tensor: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the sum over a tensor whose rows begin with number `first`, each row and column
-    with a weight of its own: plain sums are often zero by construction, as those of logits are.
+    """Return the sum over a tensor whose rows begin with number `first`.
+
+    Each row and column has a weight: plain sums are often zero by construction, as of logits.
     """
     rows = tensor.reshape(tensor.shape[0], -1) if tensor.dim() else tensor.reshape(1, 1)
     weighted = rows * _weights(rows.shape[0], first, rows).unsqueeze(1)

@@ -219,11 +219,8 @@ class BackwardWatch(Probe):
                 self._begin(sys._getframe(1), counts=accumulates)
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
-            outputs = args[0] if args else kwargs.get("t_outputs")
-            if losses is not None:
-                losses.before_backward(outputs)
-            for watch in recorder.on_graph if accumulates else ():
-                watch(outputs)
+            if accumulates:
+                self._show(args[0] if args else kwargs.get("t_outputs"))
             try:
                 result = original(*args, **kwargs)
                 if survey is not None:
@@ -237,6 +234,12 @@ class BackwardWatch(Probe):
                 self._enter(phase)
 
         return run_backward
+
+    def _show(self, outputs: object) -> None:
+        if self._losses is not None:
+            self._losses.before_backward(outputs)
+        for tell in self.recorder.on_graph:
+            tell(outputs)
 
     def _begin(self, frame: FrameType, *, counts: bool) -> None:
         recorder = self.recorder

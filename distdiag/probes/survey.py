@@ -73,7 +73,7 @@ class Survey(Probe):
         self._num_born = 0
         self._heads = HeadCounts()
         self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
-        self.own_steps = self._steps  # other probes ask, too
+        self.own_steps, self.name_of = self._steps, self._name  # other probes ask, too
         self._optimizers = OptimizerWatch(
             recorder, self._modules, self._born, self._steps, self._roots, self._name
         )
@@ -196,10 +196,6 @@ class Survey(Probe):
 
     def _roots(self) -> list[nn.Module]:
         return list(roots_of(self._modules.alive())) if dist.is_initialized() else []
-
-    def name_of(self, root: nn.Module) -> str:
-        """Return what a model is called."""
-        return self._name(root)
 
     def _name(self, root: nn.Module) -> str:
         name = self._names.get(root)
