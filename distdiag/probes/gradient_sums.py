@@ -138,8 +138,7 @@ class GradientSumWatch(Probe):
         if sums.leaf.held.grad is not None:
             self._read(sums, "left", sums.leaf.held.grad, sums.leaf.first)
         handle = leaf.register_hook(self._hook(sums))  # type: ignore[no-untyped-call]
-        hooks: Any = leaf._backward_hooks
-        hooks.move_to_end(handle.id, last=False)  # before those that change the gradient
+        _run_first(leaf._backward_hooks, handle.id)
         window.handles.append(handle)
 
     def _hook(self, sums: _Sums) -> Callable[[torch.Tensor], None]:
@@ -225,6 +224,18 @@ class GradientSumWatch(Probe):
                     )
 
 
+def _run_first(hooks: Any, number: int) -> None:  # noqa: ANN401
+    """Let a hook run before those that change the gradient.
+
+    Autograd goes by the order of insertion, not by that of an OrderedDict.
+    """
+    others = [(key, hook) for key, hook in hooks.items() if key != number]
+    hook = hooks[number]
+    hooks.clear()
+    hooks[number] = hook
+    hooks.update(others)
+
+
 def _let_go(window: _Window) -> None:
     while window.handles:
         window.handles.pop().remove()
@@ -260,6 +271,8 @@ def _weighted(tensor: torch.Tensor, first: int) -> torch.Tensor:
 
     Each row and column has a weight: plain sums are often zero by construction, as of logits.
     """
+    if not tensor.numel():
+        return tensor.sum()  # a shard may be empty
     rows = tensor.reshape(tensor.shape[0], -1) if tensor.dim() else tensor.reshape(1, 1)
     weighted = rows * _weights(rows.shape[0], first, rows).unsqueeze(1)
     return (weighted.sum(0) * _weights(rows.shape[1], 0, rows)).sum()
