@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from distdiag.probes.keepers import param_groups
 from distdiag.probes.module_names import clean_name
@@ -48,10 +49,14 @@ def leaves_of(root: nn.Module) -> list[Leaf]:
         for name, parameter in module._parameters.items():
             known = sharded.get((id(module), name))
             leaf = known or (None if parameter is None else Leaf("", parameter, parameter))
-            if leaf is not None and leaf.leaf.requires_grad and leaf.leaf.is_leaf:
+            if leaf is not None and _is_trained(leaf.leaf):
                 full = clean_name(f"{prefix}.{name}".lstrip("."))
                 found.setdefault(id(leaf.held), leaf._replace(name=full))
     return sorted(found.values(), key=lambda leaf: leaf.name)
+
+
+def _is_trained(leaf: torch.Tensor) -> bool:
+    return leaf.requires_grad and leaf.is_leaf and not is_lazy(leaf)
 
 
 def _sharded(root: nn.Module) -> Iterator[tuple[tuple[int, str], Leaf]]:

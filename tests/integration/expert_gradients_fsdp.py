@@ -4,11 +4,10 @@ import sys
 
 import torch
 import torch.distributed as dist
+from expert_gradients import TOKENS, VOCABULARY, Net
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
-
-from expert_gradients import TOKENS, VOCABULARY, Net
 
 
 def main(style: str) -> None:
