@@ -88,7 +88,8 @@ def expert_gradients(view: GradientView) -> dict[int, ExpertGradients]:
     """Return what is known of the experts of each rank."""
     found = {}
     for rank in view.ranks:
-        parts = [_part(look, rank) for look in view.looks if rank in look.by_rank]
+        looks = [look for look in view.looks if rank in look.by_rank]
+        parts = [_part(look, rank, looks) for look in looks]
         known = [part for part in parts if part is not None]
         result = _of(rank, known) if known else None
         if result is not None:
@@ -106,14 +107,16 @@ def coverage(one: ExpertGradients, others: Mapping[int, ExpertGradients]) -> Cov
     return Coverage.SAME if set(counts.values()) == {1} else Coverage.REPEATED
 
 
-def _part(look: GradientLook, rank: int) -> _Part | None:
+def _part(look: GradientLook, rank: int, looks: Sequence[GradientLook]) -> _Part | None:
     paths = list(expert_paths(look, rank))
     if len({path.exchange for path in paths}) != 1:
         return None
     factors = [factor_of(look, rank, path) for path in paths]
     known = [factor for factor in factors if factor is not None]
     names = frozenset(name for path in paths for name in path.names)
-    dense = combined_on(look, rank, lambda name: name not in names)
+    # A model with few dense parameters tells it by several looks only.
+    dense = combined_on([look], rank, lambda name: name not in names)
+    dense = dense or combined_on(looks, rank, lambda name: name not in names)
     if dense is None or len(known) < len(factors) or not _is_shared(look, dense, paths):
         return None
     scales = scales_of(look, rank)

@@ -31,15 +31,24 @@ class Combined(NamedTuple):
 
 
 def combined_on(
-    look: GradientLook, rank: int, is_wanted: Callable[[str], bool] = lambda _: True
+    looks: Sequence[GradientLook], rank: int, is_wanted: Callable[[str], bool] = lambda _: True
 ) -> Combined | None:
-    """Return how the wanted gradients of a rank were combined; None if that is not clear."""
-    names = [name for name in look.named(rank) if is_wanted(name)]
-    found = [
-        Combined(members, divisor)
-        for members in candidates(look, rank)
-        if (divisor := one_of(list(divisors(look, rank, members, names)))) is not None
-    ]
+    """Return how the wanted gradients of a rank were combined; None if that is not clear.
+
+    Several looks are taken together, as if nothing had scaled one of them otherwise.
+    """
+    everyone = set.intersection(*(set(look.by_rank) for look in looks))
+    found = []
+    for members in candidates(looks[0], rank):
+        values = [
+            divisor
+            for look in looks
+            if set(members) <= everyone
+            for divisor in divisors(look, rank, members, filter(is_wanted, look.named(rank)))
+        ]
+        divisor = one_of(values)
+        if divisor is not None:
+            found.append(Combined(members, divisor))
     return found[0] if len(found) == 1 else None
 
 

@@ -5,7 +5,7 @@ from distdiag.checks.expert_gradient_divisor import ExpertGradientDivisor
 from distdiag.finding import Grade, Severity
 from distdiag.gradient_view import GradientLook
 from distdiag.reasoning.gradients import Combined, combined_on
-from tests.checks.gradients import DENSE, look, view
+from tests.checks.gradients import DENSE, EXPERTS, look, view
 
 
 def judged(*looks):
@@ -19,6 +19,24 @@ def test_experts_that_are_not_divided_are_told():
     assert "2 times larger" in finding.message
     assert "experts.0.weight" in finding.subjects
     assert "tokens of ranks 0-1" in finding.evidence[0].summary
+
+
+def test_one_dense_parameter_is_enough_if_it_is_seen_often():
+    looks = [only(DENSE[:1], look(step, 2.0, 1.0)) for step in range(3)]
+    (finding,) = judged(*looks)
+    assert "2 times larger" in finding.message
+    assert not judged(looks[0])
+
+
+def only(dense, one):
+    cut = {
+        rank: msgspec.structs.replace(
+            event,
+            gradients=tuple(g for g in event.gradients if g.name in {*dense, *EXPERTS}),
+        )
+        for rank, event in one.by_rank.items()
+    }
+    return GradientLook(one.step, cut, one.exchanges, one.groups)
 
 
 def test_experts_that_are_divided_twice_are_told():
@@ -87,7 +105,7 @@ def test_a_part_of_the_graph_that_is_not_known_whole_is_silent():
 
 
 def test_how_gradients_were_combined_is_told_by_sums_alone():
-    found = combined_on(look(0, 2.0, 1.0), 0, DENSE.__contains__)
+    found = combined_on([look(0, 2.0, 1.0)], 0, DENSE.__contains__)
     assert found == Combined((0, 1), pytest.approx(2.0))
-    local = combined_on(look(0, 2.0, 1.0), 1, lambda name: name not in DENSE)
+    local = combined_on([look(0, 2.0, 1.0)], 1, lambda name: name not in DENSE)
     assert local == Combined((1,), pytest.approx(1.0))
