@@ -15,7 +15,6 @@ from distdiag.probes.tensor_plans import local_part
 
 MOST_READ: Final = 24
 """The gradients of so many parameters of a model are read, and of so many experts."""
-_LARGEST: Final = 1 << 24
 
 
 class _Rows(NamedTuple):
@@ -86,9 +85,8 @@ def chosen(leaves: list[Leaf], experts: set[int]) -> list[Leaf]:
 
     `experts` are the ids of leaves that all-to-alls bring tokens of other ranks to.
     """
-    small = [leaf for leaf in leaves if leaf.leaf.numel() <= _LARGEST]
-    dense = [leaf for leaf in small if id(leaf.leaf) not in experts]
-    sparse = [leaf for leaf in small if id(leaf.leaf) in experts]
+    dense = [leaf for leaf in leaves if id(leaf.leaf) not in experts]
+    sparse = [leaf for leaf in leaves if id(leaf.leaf) in experts]
     return [*_spaced(dense), *_spaced(sparse)]
 
 

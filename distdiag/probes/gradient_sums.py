@@ -29,6 +29,7 @@ from distdiag.probes.own_steps import is_due
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_content import Pending, contents
 from distdiag.probes.tensor_plans import local_part
+from distdiag.probes.weighted_sums import weighted_sum
 from distdiag.recorder import Recorder
 
 _MOST_MODELS: Final = 8
@@ -158,11 +159,11 @@ class GradientSumWatch(Probe):
             if not is_readable(local):
                 sums.is_unreadable = True
                 return
-            wide = local.detach().to(torch.float64)
-            figures = sums.figures
-            figures[figure] = figures.get(figure, 0.0) + _weighted(wide, first)
+            figures, shape = sums.figures, local_part(sums.leaf.leaf).shape
+            total, square = weighted_sum(local.detach(), shape, first)
+            figures[figure] = figures.get(figure, 0.0) + total
             if figure == "given":
-                figures["square"] = figures.get("square", 0.0) + wide.square().sum()
+                figures["square"] = figures.get("square", 0.0) + square
 
     @_guarded
     def _before_update(self, optimizer: object) -> None:
@@ -264,23 +265,6 @@ def _result(sums: _Sums, values: list[float]) -> GradientSum:
         norm=math.sqrt(found["square"]) if found["square"] >= 0 else math.nan,
         applied=found["applied"],
     )
-
-
-def _weighted(tensor: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the sum over a tensor whose rows begin with number `first`.
-
-    Each row and column has a weight: plain sums are often zero by construction, as of logits.
-    """
-    if not tensor.numel():
-        return tensor.sum()  # a shard may be empty
-    rows = tensor.reshape(tensor.shape[0], -1) if tensor.dim() else tensor.reshape(1, 1)
-    weighted = rows * _weights(rows.shape[0], first, rows).unsqueeze(1)
-    return (weighted.sum(0) * _weights(rows.shape[1], 0, rows)).sum()
-
-
-def _weights(number: int, first: int, like: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(first, first + number, dtype=torch.float64, device=like.device)
-    return torch.sin(places * places * 0.317 + places * 12.9898 + 1.0)
 
 
 def _is_compiled() -> bool:
