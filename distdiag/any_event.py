@@ -30,6 +30,7 @@ from distdiag.event import (
     StoreCall,
     TorchLoaded,
 )
+from distdiag.gradient_event import GradientSums
 from distdiag.loss_event import LossWeights
 from distdiag.model_event import (
     ModelPlan,
@@ -92,4 +93,5 @@ AnyEvent = (
     | TokensExchanged
     | CountsHeld
     | AuxLoss
+    | GradientSums
 )

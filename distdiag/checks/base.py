@@ -10,6 +10,7 @@ from distdiag.data_view import FeedView
 from distdiag.event import Event
 from distdiag.exchange_view import RoundTrip, UnfitExchange
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.gradient_view import GradientView
 from distdiag.loss_view import LossView
 from distdiag.model_event import Moment
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
@@ -104,6 +105,10 @@ class Check:
 
     def check_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
         """Judge tokens of which not as many come back as were sent."""
+        yield from ()
+
+    def check_gradients(self, view: GradientView) -> Iterator[Finding]:
+        """Judge how gradients were combined and scaled; shown again after further steps."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

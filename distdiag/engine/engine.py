@@ -9,22 +9,16 @@ from typing import Final
 
 from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
-from distdiag.engine.apart import Apart
+from distdiag.engine.all_watches import all_watches
 from distdiag.engine.collectives import CollectiveStreams
-from distdiag.engine.data_watch import DataWatch
-from distdiag.engine.exchange_watch import ExchangeWatch
 from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
-from distdiag.engine.model_watch import ModelEvent, ModelWatch
+from distdiag.engine.model_watch import ModelEvent
 from distdiag.engine.rank_tracker import RankStates, RankTracker
-from distdiag.engine.routing_watch import RoutingWatch
-from distdiag.engine.sequence_watch import SequenceWatch
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
-from distdiag.engine.state_loads import StateLoads
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
-from distdiag.engine.watch import ComparedRuns, Watches
 from distdiag.event import (
     Collective,
     Event,
@@ -77,11 +71,7 @@ class Engine:
         self._stall = Stall(hang_timeout_s)
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
-        apart = Apart(self._judges)
-        models = ModelWatch(world, self._judges, rules, only_start=only_start, apart=apart)
-        kinds = (StateLoads, DataWatch, SequenceWatch, RoutingWatch, ExchangeWatch)
-        rest = tuple(kind(world, self._judges) for kind in kinds)
-        self._watches = Watches((models, apart, *rest, ComparedRuns(self._judges)))
+        self._watches = all_watches(world, self._judges, rules, only_start=only_start)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
         self._now_ns = 0

@@ -15,6 +15,8 @@ from distdiag.engine.conclusions import Conclusions
 from distdiag.event import Event, FileAccess
 from distdiag.exchange_view import RoundTrip, UnfitExchange
 from distdiag.finding import Finding, Severity
+from distdiag.gradient_event import GradientSums
+from distdiag.gradient_view import GradientView
 from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState
@@ -128,6 +130,12 @@ class Judges:
                     self.conclusions.revise(subject, found)
                 case RoundTrip():
                     self._take(check, check.check_round_trip, view)
+
+    def judge_gradients(self, view: GradientView) -> None:
+        """Show gradients of a model; what is found replaces what was found before."""
+        for check in self.needing(GradientSums):
+            found = self._ask(check, check.check_gradients, view)
+            self.conclusions.revise((check.code, "gradients", view.model), found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

@@ -111,6 +111,7 @@ def _partial_reads(recorder: Recorder, _: Config) -> Sequence[Probe]:
 
 
 def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    from distdiag.probes.gradient_sums import GradientSumWatch
     from distdiag.probes.loss_watch import LossWatch
     from distdiag.probes.steps import BackwardWatch, StepClock
     from distdiag.probes.survey import Survey
@@ -120,7 +121,7 @@ def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
         return [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
     losses = LossWatch(recorder, survey.own_steps)
     followers = [BackwardWatch(recorder, survey, losses), StepClock(recorder, survey, losses)]
-    return [survey, losses, *followers]
+    return [survey, losses, GradientSumWatch(recorder, survey.name_of), *followers]
 
 
 def _random_states(recorder: Recorder, config: Config) -> Sequence[Probe]:

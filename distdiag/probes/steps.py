@@ -112,6 +112,8 @@ class StepClock(Probe):
             self._survey.before_step(optimizer, frame)
         if self._losses is not None:
             self._losses.before_step(optimizer, frame)
+        for tell in self.recorder.on_update:
+            tell(optimizer)
 
     def _after_step(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:
@@ -217,8 +219,8 @@ class BackwardWatch(Probe):
                 self._begin(sys._getframe(1), counts=accumulates)
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                 self.fail(error)
-            if losses is not None:
-                losses.before_backward(args[0] if args else kwargs.get("t_outputs"))
+            if accumulates:
+                self._show(args[0] if args else kwargs.get("t_outputs"))
             try:
                 result = original(*args, **kwargs)
                 if survey is not None:
@@ -232,6 +234,12 @@ class BackwardWatch(Probe):
                 self._enter(phase)
 
         return run_backward
+
+    def _show(self, outputs: object) -> None:
+        if self._losses is not None:
+            self._losses.before_backward(outputs)
+        for tell in self.recorder.on_graph:
+            tell(outputs)
 
     def _begin(self, frame: FrameType, *, counts: bool) -> None:
         recorder = self.recorder

@@ -73,7 +73,7 @@ class Survey(Probe):
         self._num_born = 0
         self._heads = HeadCounts()
         self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
-        self.own_steps = self._steps  # other probes ask, too
+        self.own_steps, self.name_of = self._steps, self._name  # other probes ask, too
         self._optimizers = OptimizerWatch(
             recorder, self._modules, self._born, self._steps, self._roots, self._name
         )

@@ -205,6 +205,7 @@ class Tap(Probe):
 
     def _define(self, key: tuple[Any, ...]) -> int:
         op, inputs, outputs, dtypes, details, reduce_op = key
+        self.recorder.has_exchanged = self.recorder.has_exchanged or op.startswith("all_to_all")
         root, peer, tag, input_splits, output_splits = details or NO_DETAILS
         signature = Signature(
             op=op,

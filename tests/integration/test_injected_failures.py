@@ -14,6 +14,7 @@ PROBES = (
     "collectives",
     "dataloader",
     "functional-collectives",
+    "gradient-sums",
     "loads",
     "losses",
     "models",

@@ -1,0 +1,41 @@
+"""What watches the subjects of a run apart from its collectives and files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from distdiag.engine.apart import Apart
+from distdiag.engine.data_watch import DataWatch
+from distdiag.engine.exchange_watch import ExchangeWatch
+from distdiag.engine.gradient_watch import GradientWatch
+from distdiag.engine.judges import Judges
+from distdiag.engine.model_watch import ModelWatch
+from distdiag.engine.routing_watch import RoutingWatch
+from distdiag.engine.sequence_watch import SequenceWatch
+from distdiag.engine.state_loads import StateLoads
+from distdiag.engine.watch import ComparedRuns, Watches
+from distdiag.placement_rule import PlacementRule
+from distdiag.ranks import RankSet
+
+_KINDS: Final = (
+    StateLoads,
+    DataWatch,
+    SequenceWatch,
+    RoutingWatch,
+    ExchangeWatch,
+    GradientWatch,
+)
+
+
+def all_watches(
+    world: RankSet, judges: Judges, rules: Sequence[PlacementRule], *, only_start: bool
+) -> Watches:
+    """Return the watches of a run of these ranks; `rules` are the user's own plan.
+
+    `only_start`: the ranks do not look at the steps of their models.
+    """
+    apart = Apart(judges)
+    models = ModelWatch(world, judges, rules, only_start=only_start, apart=apart)
+    rest = tuple(kind(world, judges) for kind in _KINDS)
+    return Watches((models, apart, *rest, ComparedRuns(judges)))

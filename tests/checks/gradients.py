@@ -1,0 +1,84 @@
+"""Builds what the engine would show of gradients: two ranks, each with an expert of its own."""
+
+import math
+from itertools import count
+
+from distdiag.gradient_event import Flow, GradientSum, GradientSums, Passage
+from distdiag.gradient_view import GradientLook, GradientView
+from distdiag.ranks import RankSet
+from tests.checks.streams import plain_site
+
+_SEQS = count(1)
+DENSE = ("embed.weight", "gate.weight", "head.weight", "norm.weight")
+EXPERTS = ("experts.0.weight", "experts.1.weight", "experts.2.weight", "experts.3.weight")
+NOTHING = Flow(0, math.nan, math.nan)
+
+
+def given(name, rank, step):
+    """Return what a rank's passes gave for a parameter: no two are alike."""
+    return math.sin(1.0 + hash_of(name) + 7.3 * rank + 3.1 * step) + 1.5
+
+
+def hash_of(name):
+    return sum(place * ord(letter) for place, letter in enumerate(name, 1)) % 97
+
+
+def gradient(name, rank, step, members, divisor, weight=None):
+    """Return a gradient that is the sum over these ranks, divided."""
+    applied = sum(given(name, each, step) for each in members) / divisor
+    weight = float(rank) if weight is None else weight
+    return GradientSum(
+        name=name,
+        num_elements=64,
+        members=(),
+        num_copies=0,
+        weight=weight,
+        left=0.0,
+        given=given(name, rank, step),
+        norm=3.0,
+        applied=applied,
+    )
+
+
+def passages(factor=1.0, scale=None):
+    """The loss, the exchange after the experts, and the one before them."""
+    back = Flow(64, 1.0, 2.0)
+    there = Flow(64, factor, 2.0 * factor)
+    found = [
+        Passage("", (0, 0), NOTHING, NOTHING, DENSE, (1,), True),
+        Passage("ExchangeBackward", (11, 12), back, there, EXPERTS, (2,), True),
+        Passage("ExchangeBackward", (12, 13), back, back, DENSE[:1], (), True),
+    ]
+    exchanges = [(), (0, 1), (0, 1)]
+    if scale is not None:
+        scaled = Flow(64, scale, 2.0 * scale)
+        found.append(Passage("ScaleBackward", (0, 0), back, scaled, (), (), True))
+        exchanges.append(())
+    return tuple(found), tuple(exchanges)
+
+
+def look(step, dense, experts, of_rank=lambda rank: (rank,), **values):
+    """A step: dense gradients are divided by one number, those of experts by another."""
+    weight = values.pop("weight", None)
+    found, exchanges = passages(**values)
+    by_rank = {
+        rank: GradientSums(
+            rank=rank,
+            seq=next(_SEQS),
+            time_ns=0,
+            step=step,
+            model="Net",
+            gradients=(
+                *(gradient(name, rank, step, (0, 1), dense, 0.5) for name in DENSE),
+                *(gradient(n, rank, step, of_rank(rank), experts, weight) for n in EXPERTS),
+            ),
+            passages=found,
+            site=plain_site(10),
+        )
+        for rank in (0, 1)
+    }
+    return GradientLook(step, by_rank, dict.fromkeys((0, 1), exchanges), frozenset({(0, 1)}))
+
+
+def view(*looks):
+    return GradientView("Net", RankSet([0, 1]), looks)
