@@ -42,6 +42,7 @@ from distdiag.plan_event import PlanPatterns
 from distdiag.random_event import RandomDraw, RandomState
 from distdiag.routing_event import CounterWritten, Routing
 from distdiag.sequence_event import TokenPassport
+from distdiag.sequence_use_event import SequenceUse
 
 AnyEvent = (
     RankStarted
@@ -81,6 +82,7 @@ AnyEvent = (
     | ScheduleState
     | RowsGathered
     | TokenPassport
+    | SequenceUse
     | Routing
     | CounterWritten
 )

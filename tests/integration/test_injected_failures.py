@@ -23,6 +23,7 @@ PROBES = (
     "samplers",
     "save",
     "schedules",
+    "sequence",
     "step-draws",
     "step-feeds",
     "steps",
