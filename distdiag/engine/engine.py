@@ -19,6 +19,7 @@ from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import ModelEvent, ModelWatch
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.routing_watch import RoutingWatch
+from distdiag.engine.sequence_uses import SequenceUses
 from distdiag.engine.sequence_watch import SequenceWatch
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.state_loads import StateLoads
@@ -78,7 +79,7 @@ class Engine:
         self._files = FileWatch(world) if watches_files else None
         apart = Apart(self._judges)
         models = ModelWatch(world, self._judges, rules, only_start=only_start, apart=apart)
-        kinds = (StateLoads, DataWatch, SequenceWatch, RoutingWatch)
+        kinds = (StateLoads, DataWatch, SequenceWatch, RoutingWatch, SequenceUses)
         rest = tuple(kind(world, self._judges) for kind in kinds)
         self._watches = Watches((models, apart, *rest, ComparedRuns(self._judges)))
         self._shown: set[tuple[object, ...]] = set()

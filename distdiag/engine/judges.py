@@ -29,6 +29,8 @@ from distdiag.plan_event import PlanPatterns
 from distdiag.plan_view import PlanView, ProgramPlanView, RuleView
 from distdiag.routing_event import Routing
 from distdiag.routing_view import RoutingView
+from distdiag.sequence_use_event import SequenceUse
+from distdiag.sequence_view import SequenceView
 
 States = Mapping[int, RankState]
 
@@ -115,6 +117,12 @@ class Judges:
         for check in self.needing(Routing):
             found = self._ask(check, check.check_routing, view)
             self.conclusions.revise((check.code, "routing", view.model), found)
+
+    def judge_sequences(self, view: SequenceView) -> None:
+        """Show what a group does with its sequences; what is found replaces what was found."""
+        for check in self.needing(SequenceUse):
+            found = self._ask(check, check.check_sequences, view)
+            self.conclusions.revise((check.code, view.how, view.ranks), found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

@@ -137,7 +137,7 @@ def _attention(
 
 def _of_scores(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
     """Read batch, heads, queries, keys."""
-    scores = args[0] if args else kwargs.get("input")
+    scores: Any = args[0] if args else kwargs.get("input")
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     if not _is_plain(scores) or scores.ndim < _FEWEST_DIMS or dim not in (-1, scores.ndim - 1):
         return None

@@ -27,7 +27,7 @@ _SHARING: Final = frozenset({"allreduce", "broadcast", "allreduce_coalesced", "r
 _EXCHANGES: Final = frozenset(
     name
     for name, method in METHODS.items()
-    if method.public.startswith(("all_to_all", "all_gather", "reduce_scatter", "all_reduce", "send"))
+    if method.public.startswith(("all_", "reduce_scatter", "send"))
 )
 _NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 

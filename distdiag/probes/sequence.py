@@ -94,13 +94,23 @@ class SequenceProbe(Probe):
     # What happens in a forward pass. What a backward pass does is its mirror image.
 
     def _on_exchange(
-        self, public: str, given: Sequence[torch.Tensor], group: Any, peer: int, frame: FrameType  # noqa: ANN401
+        self,
+        public: str,
+        given: Sequence[torch.Tensor],
+        group: Any,
+        peer: int,
+        frame: FrameType,  # noqa: ANN401
     ) -> None:
         if torch._C._current_graph_task_id() == _NO_TASK:
             self._guard(self._exchange, public, given, group, peer, frame)
 
     def _exchange(
-        self, public: str, given: Sequence[torch.Tensor], group: Any, peer: int, frame: FrameType  # noqa: ANN401
+        self,
+        public: str,
+        given: Sequence[torch.Tensor],
+        group: Any,
+        peer: int,
+        frame: FrameType,  # noqa: ANN401
     ) -> None:
         running, kind = self._thread.running, _KINDS.get(public)
         if kind is None:

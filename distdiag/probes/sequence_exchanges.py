@@ -194,4 +194,3 @@ def are_ready(uses: Sequence[_Use]) -> bool:
     """Say whether all contents have been read."""
     pending = [each.content for use in uses for each in use.before if each.content is not None]
     return all([each.take() is not None for each in pending])
-
