@@ -7,7 +7,8 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Grade, Severity
-from distdiag.loss_event import LossPass
+from distdiag.loss_event import LossPass, LossWeights
+from distdiag.loss_view import LossView
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
 from distdiag.reasoning.sequences import members_of, phrase_of
@@ -22,7 +23,8 @@ class LostBoundaryTarget(Check):
 
     ## What it detects
     Ranks that share sequences leave the first label of each part out of the loss, on all of them:
-    only at the beginning of the whole sequence nothing predicts it.
+    only at the beginning of the whole sequence nothing predicts it. Or a model is given
+    `shift_labels`, and the loss scores up to one target less for each row than they hold.
 
     ## Why it matters
     The last token of each part is not trained to predict the first one of the next part, at the
@@ -44,13 +46,48 @@ class LostBoundaryTarget(Check):
     code = "SEQ007"
     name = "lost-boundary-target"
     severity = Severity.WARNING
-    needs = (SequenceUse,)
+    needs = (SequenceUse, LossWeights)
 
     why = "A shift within a part cannot reach the first token of the next one."
     fix = "Shift the labels before the split, and do not shift them again in the loss."
     fix_changes = "The loss counts one more target for each boundary of each sequence."
     fix_leaves = "The loss of all other targets."
     disproof = "The loss counts the label that follows the last token of each part."
+
+    def check_losses(self, view: LossView) -> Iterator[Finding]:
+        """Compare the targets that a model was given with those that its loss scores."""
+        by_rank = {rank: [w.of(rank) for w in view.windows] for rank in view.ranks}
+        short = {
+            rank: steps
+            for rank, steps in by_rank.items()
+            if len(steps) >= _FEWEST
+            and all(passes and all(map(_is_short, passes)) for passes in steps)
+        }
+        if not short:
+            return
+        ranks, last = RankSet(short), view.windows[-1]
+        yield self.finding(
+            f"the model is given shift_labels, but the loss of {view.optimizer} scores others on "
+            f"{ranks.phrase()}: at step {last.step} it counts "
+            f"{sum(each.num_counted for rank in short for each in last.of(rank))} targets there, "
+            f"and {sum(each.num_targets for rank in short for each in last.of(rank))} were given",
+            ranks=ranks,
+            step=last.step,
+            location=user_location(last.by_rank[min(ranks)].site.frames),
+            grade=Grade.LIKELY,
+            confidence=0.85,
+            why="The loss shifts labels again, within this rank's part.",
+            fix="Hand shift_labels to the loss, and let it not shift.",
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"{each.num_targets} targets in {each.num_target_rows} rows were given "
+                    f"in shift_labels, {each.num_counted} count",
+                )
+                for rank in short
+                for each in last.of(rank)
+            ),
+        )
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Count the labels that each rank leaves out."""
@@ -83,6 +120,12 @@ class LostBoundaryTarget(Check):
             )
 
 
+def _is_short(each: LossPass) -> bool:
+    """Say whether up to one target for each row is missing of those that were given."""
+    missing = each.num_targets - each.num_counted
+    return each.num_targets > 0 and 0 < missing <= each.num_target_rows
+
+
 def _lost(view: SequenceView, losses: Losses, members: tuple[int, ...]) -> dict[int, LossPass]:
     """Return the losses of the ranks, if each of them leaves out first labels of its own part."""
     found: dict[int, LossPass] = {}
@@ -92,17 +135,13 @@ def _lost(view: SequenceView, losses: Losses, members: tuple[int, ...]) -> dict[
             is_part = each is not None and each.num_first > 0 and num_tokens > 0
             if not is_part or each is None:
                 return {}
-            if not _is_shifted(each, num_tokens):
+            if not 0 <= each.num_shifted < num_tokens:
+                return {}  # of the whole sequence, or of a part and its neighbour
+            # Labels that are padded before the shift are among the elements.
+            if each.num_elements not in (each.num_shifted, num_tokens):
                 return {}
             found[rank] = each
     return found if len(found) == len(members) else {}
-
-
-def _is_shifted(each: LossPass, num_tokens: int) -> bool:
-    """Say whether one target is missing for each row of so many tokens."""
-    # Where labels are padded before the shift, the padding is among the elements.
-    is_padded = each.num_elements == num_tokens >= each.num_counted + each.num_first
-    return is_padded or each.num_elements + each.num_first == num_tokens
 
 
 def _num_local(view: SequenceView, rank: int, num_ranks: int) -> int:

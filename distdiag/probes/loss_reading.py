@@ -28,10 +28,15 @@ class LossReading:
         place: int,
         fail: Callable[[Exception], None],
         labels: Sequence[Counts] = (),
+        targets: Counts | None = None,
     ) -> None:
-        """Watch the nodes of these losses until `end`; `labels` may be what they score."""
+        """Watch the nodes of these losses until `end`; `labels` may be what they score.
+
+        `targets` are those that the model was given, shifted already.
+        """
         self._terms = list(terms)
-        self._labels = list(labels)
+        self._labels = [*labels, *([] if targets is None else [targets])]
+        self._has_targets = targets is not None
         self._place = place
         self._fail = fail
         self._gradients: dict[int, tuple[Scalar, Scalar, Scalar]] = {}
@@ -101,7 +106,7 @@ class LossReading:
             yield from term.doubts
             yield term.label_sum
         for counts in self._labels:
-            yield from counts[1:]
+            yield from counts[2:]
 
     def _combine(self, values: Sequence[float]) -> LossPass | None:
         left = iter(values)
@@ -109,18 +114,27 @@ class LossReading:
         for term in self._terms:
             passes.append(_resolve(term, left))
             label_sum += next(left)
-        labels = [
-            Counts(each.num_shifted, *(next(left) for _ in each[1:])) for each in self._labels
-        ]
+        labels = [Counts(*each[:2], *(next(left) for _ in each[2:])) for each in self._labels]
+        targets = labels.pop() if self._has_targets else None
         for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]
             if mine:
                 found = None if None in mine else _sum([p for p in mine if p], self._place)
                 if found is None:
                     return None
-                number_of = num_first(labels, found, label_sum)
-                return msgspec.structs.replace(found, num_first=number_of)
+                return _with_labels(found, *num_first(labels, found, label_sum), targets)
         return None
+
+
+def _with_labels(
+    found: LossPass, num_first: int, num_shifted: int, targets: Counts | None
+) -> LossPass:
+    found = msgspec.structs.replace(found, num_first=num_first, num_shifted=num_shifted)
+    if targets is None or found.kind != "nll":
+        return found
+    return msgspec.structs.replace(
+        found, num_targets=int(float(targets.num_all)), num_target_rows=targets.num_rows
+    )
 
 
 def _is_tensor(value: object) -> bool:

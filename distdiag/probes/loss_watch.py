@@ -90,8 +90,8 @@ class LossWatch(Probe):
         root = None if _is_compiled() else _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
-            labels = self._given.counts_for(terms)
-        self._running = LossReading(terms, place, self.fail, labels)
+            labels, targets = self._given.counts_for(terms), self._given.targets_for(terms)
+        self._running = LossReading(terms, place, self.fail, labels, targets)
 
     @_guarded
     def after_backward(self) -> None:

@@ -97,9 +97,9 @@ class SequenceProbe(Probe):
         self,
         public: str,
         given: Sequence[torch.Tensor],
-        group: Any,
+        group: Any,  # noqa: ANN401
         peer: int,
-        frame: FrameType,  # noqa: ANN401
+        frame: FrameType,
     ) -> None:
         if torch._C._current_graph_task_id() == _NO_TASK:
             self._guard(self._exchange, public, given, group, peer, frame)
@@ -108,9 +108,9 @@ class SequenceProbe(Probe):
         self,
         public: str,
         given: Sequence[torch.Tensor],
-        group: Any,
+        group: Any,  # noqa: ANN401
         peer: int,
-        frame: FrameType,  # noqa: ANN401
+        frame: FrameType,
     ) -> None:
         running, kind = self._thread.running, _KINDS.get(public)
         if kind is None:

@@ -18,7 +18,7 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx, part: Tensor, scattered: int, gathered: int) -> Tensor:
         ctx.dims = scattered, gathered
-        given = torch.stack(part.chunk(dist.get_world_size(), scattered))
+        given = torch.stack(part.chunk(dist.get_world_size(), scattered)).contiguous()
         received = torch.empty_like(given)
         dist.all_to_all_single(received, given)
         return torch.cat(received.unbind(), gathered)
@@ -140,12 +140,15 @@ def main() -> None:
     way, fault = sys.argv[1], (*sys.argv[2:], "")[0]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(Model(way, fault))
+    model = Model(way, fault)
+    if fault != "unreduced":
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     texts = Texts()
     is_shared = fault != "mixed" and way != "experts"
     sampler = DistributedSampler(texts, *((1, 0) if is_shared else ()), seed=7)
-    for _, text in zip(range(STEPS), DataLoader(texts, batch_size=2, sampler=sampler)):
+    loader = DataLoader(texts, batch_size=2, sampler=sampler)
+    for _, text in zip(range(STEPS), loader, strict=False):
         if way == "gathered":  # each rank reads its own; all take one text after the other
             both = [torch.empty_like(text) for _ in range(dist.get_world_size())]
             dist.all_gather(both, text)
