@@ -8,7 +8,7 @@ import msgspec
 
 from distdiag.event import CallSite, Event
 
-UseKind = Literal["all_to_all", "ring"]
+UseKind = Literal["all_to_all", "ring", "all_gather"]
 
 
 class AttentionUse(msgspec.Struct, frozen=True, array_like=True):

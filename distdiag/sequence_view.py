@@ -21,7 +21,8 @@ class SequenceView:
 
     `feeds` are what models were given for them, `losses` what these passes led to, as far as that
     is known of all ranks. `is_fed_by_others`: ranks exchange integers or objects before their
-    forward passes, such as the samples.
+    forward passes, such as the samples. `is_reduced`: after the first step something larger than
+    some figures was reduced or sent round among them, or it is not known yet.
     """
 
     how: UseKind
@@ -30,3 +31,4 @@ class SequenceView:
     feeds: tuple[Feeds, ...] = ()
     losses: tuple[Losses, ...] = ()
     is_fed_by_others: bool = False
+    is_reduced: bool = True

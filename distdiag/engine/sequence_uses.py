@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
@@ -14,12 +15,17 @@ from distdiag.event import Collective, Event, ProbeDisabled
 from distdiag.loss_event import LossWeights
 from distdiag.ranks import RankSet
 from distdiag.sequence_use_event import SequenceUse
-from distdiag.sequence_view import SequenceView, Uses
+from distdiag.sequence_view import Losses, SequenceView, Uses
 
 _MOST_PASSES: Final = 8
 _MOST_CALLS: Final = 256
 _FLOATS: Final = ("float", "bfloat", "half", "double", "complex")
 _NO_EXCHANGES: Final = ("barrier", "monitored_barrier")
+
+_COMBINING: Final = ("all_reduce", "reduce", "broadcast", "all_gather", "allreduce")
+_FIGURES: Final = 32
+"""A loss, norms and counts have no more elements than this."""
+_FEWEST_STEPS: Final = 3
 
 E = TypeVar("E", bound=Event)
 Group = tuple[str, tuple[int, ...]]
@@ -38,6 +44,7 @@ class SequenceUses(Watch):
         self._feeds: dict[int, deque[ModelFed]] = {}
         self._losses: dict[int, deque[LossWeights]] = {}
         self._calls: dict[int, deque[int]] = {}
+        self._combined: set[frozenset[int]] = set()
         self._blind: set[int] = set()
 
     @property
@@ -79,8 +86,10 @@ class SequenceUses(Watch):
             self._judge(group)
 
     def _feed_call(self, call: Collective) -> None:
-        """Take note of calls that bring no numbers of a model."""
+        """Take note of calls that bring samples to others, or combine gradients."""
         op, dtypes = call.signature.op, call.signature.dtypes
+        if call.step > 0 and op.startswith(_COMBINING) and _num_elements(call) > _FIGURES:
+            self._combined.add(frozenset(call.group.ranks))
         is_data = any(not dtype.startswith(_FLOATS) for dtype in dtypes)
         if is_data and not op.startswith(_NO_EXCHANGES) and len(call.group.ranks) > 1:
             self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS)).append(call.seq)
@@ -96,9 +105,16 @@ class SequenceUses(Watch):
             passes=passes,
             feeds=feeds,
             losses=losses,
+            is_reduced=self._is_reduced(members, losses),
             is_fed_by_others=any(self._is_sent(fed) for each in feeds for fed in each.values()),
         )
         self._judges.judge_sequences(view)
+
+    def _is_reduced(self, members: tuple[int, ...], losses: tuple[Losses, ...]) -> bool:
+        steps = {event.step for each in losses for event in each.values()}
+        if len(steps) < _FEWEST_STEPS:
+            return True
+        return any(len(ranks & set(members)) > 1 for ranks in self._combined)
 
     def _is_sent(self, fed: ModelFed) -> bool:
         first = fed.since if fed.since >= 0 else 0
@@ -118,3 +134,7 @@ def _together(
         for event in known.get(rank, ()):
             found.setdefault(place(event), {})[rank] = event
     yield from (by_rank for by_rank in found.values() if len(by_rank) == len(members))
+
+
+def _num_elements(call: Collective) -> int:
+    return sum(math.prod(sizes) for sizes in call.signature.input_sizes)

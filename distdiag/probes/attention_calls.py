@@ -34,7 +34,8 @@ class Attention(NamedTuple):
     """A call of attention.
 
     `sizes` are the numbers of elements of query, key and value; of scores from which nobody can
-    tell them it is only known what divides that of the query: `unit`.
+    tell them it is only known what divides that of the query: `unit`. A
+    sequence has `num_queries` and `num_keys`.
     """
 
     sizes: tuple[int, ...]
@@ -42,6 +43,8 @@ class Attention(NamedTuple):
     num_tokens: int
     num_heads: int
     width: int
+    num_queries: int
+    num_keys: int
 
 
 class AttentionCalls:
@@ -117,7 +120,9 @@ def _of_query(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None
     if tensors is None:
         return None
     *batch, heads, tokens, width = tensors[0].shape
-    return _attention(tensors, functools.reduce(int.__mul__, batch, 1) * tokens, heads, width)
+    lengths = tokens, tensors[1].shape[-2]
+    num_tokens = functools.reduce(int.__mul__, batch, 1) * tokens
+    return _attention(tensors, num_tokens, heads, width, lengths)
 
 
 def _of_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
@@ -126,13 +131,19 @@ def _of_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
     if tensors is None:
         return None
     *rows, heads, width = tensors[0].shape
-    return _attention(tensors, functools.reduce(int.__mul__, rows, 1), heads, width)
+    lengths = rows[-1], tensors[1].shape[-3]
+    return _attention(tensors, functools.reduce(int.__mul__, rows, 1), heads, width, lengths)
 
 
 def _attention(
-    tensors: list[torch.Tensor], num_tokens: int, num_heads: int, width: int
+    tensors: list[torch.Tensor],
+    num_tokens: int,
+    num_heads: int,
+    width: int,
+    lengths: tuple[int, int],
 ) -> Attention:
-    return Attention(tuple(each.numel() for each in tensors), 0, num_tokens, num_heads, width)
+    sizes = tuple(each.numel() for each in tensors)
+    return Attention(sizes, 0, num_tokens, num_heads, width, *lengths)
 
 
 def _of_scores(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
@@ -141,11 +152,11 @@ def _of_scores(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | Non
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     if not _is_plain(scores) or scores.ndim < _FEWEST_DIMS or dim not in (-1, scores.ndim - 1):
         return None
-    *batch, heads, queries, _ = scores.shape
+    *batch, heads, queries, keys = scores.shape
     if scores.ndim < _BATCHED_DIMS:
-        return Attention((), heads * queries, -1, heads, 0)
+        return Attention((), heads * queries, -1, heads, 0, queries, keys)
     num_tokens = functools.reduce(int.__mul__, batch, 1) * queries
-    return Attention((), num_tokens * heads, num_tokens, heads, 0)
+    return Attention((), num_tokens * heads, num_tokens, heads, 0, queries, keys)
 
 
 _LISTENERS: Final[list[tuple[AttentionCalls, Callable[[Attention, FrameType], None]]]] = []

@@ -31,8 +31,10 @@ _KINDS: Final[dict[str, UseKind]] = {
     "all_to_all": "all_to_all",
     "all_to_all_single": "all_to_all",
     "send": "ring",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor": "all_gather",
 }
-_RETURNS: Final = ("all_gather", "reduce_scatter", "all_reduce")
+_FEWEST_DIMS: Final = 3
 _NO_TASK: Final = -1
 _MOST_WAITING: Final = 64
 
@@ -113,9 +115,8 @@ class SequenceProbe(Probe):
         frame: FrameType,
     ) -> None:
         running, kind = self._thread.running, _KINDS.get(public)
-        if kind is None:
-            if public.startswith(_RETURNS):
-                running.returned(Place.of(frame))
+        if kind is None or (kind == "all_gather" and given[0].ndim < _FEWEST_DIMS):
+            running.returned(Place.of(frame))
             return
         sizes = {each.numel() for each in given}
         members = tuple(dist.get_process_group_ranks(group))
@@ -126,7 +127,8 @@ class SequenceProbe(Probe):
                 kind=kind,
                 place=Place.of(frame),
                 members=members,
-                size=sum(each.numel() for each in given),
+                size=sum(each.numel() for each in given)
+                * (len(members) if kind == "all_gather" else 1),
                 peer=members[peer] if kind == "ring" else -1,
                 width=given[0].shape[-1] if given[0].ndim else 0,
                 content=running.read(given),

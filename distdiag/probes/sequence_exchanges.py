@@ -111,7 +111,7 @@ class ForwardPass:
 
     def add(self, exchange: Exchange) -> None:
         """Take note of an exchange that is about to begin."""
-        if not self.returned(exchange.place):
+        if not self.returned(exchange.place) or exchange.kind == "all_gather":
             self._open.append(exchange)
 
     def returned(self, place: Place) -> bool:
@@ -131,8 +131,7 @@ class ForwardPass:
             return
         last = mine[-1]
         before = [each for each in mine if (each.kind, each.members) == (last.kind, last.members)]
-        fits = _has_query(attention, before) if last.kind == "all_to_all" else place.is_module
-        if fits:
+        if _fits(attention, place, before):
             use = _Use(last.kind, attention, place, last.members, before, site)
             use.lines = {each.place.lines for each in before}
             self._uses.append(use)
@@ -145,12 +144,20 @@ class ForwardPass:
         return uses
 
 
-def _has_query(attention: Attention, before: Sequence[Exchange]) -> bool:
-    """Say whether what was exchanged is the query, alone or with key and value."""
+def _fits(attention: Attention, place: Place, before: Sequence[Exchange]) -> bool:
+    """Say whether what was exchanged before is what the attention works on."""
     sizes = {each.size for each in before}
+    match before[-1].kind:
+        case "ring":
+            return place.is_module
+        case "all_gather":
+            key, value = attention.sizes[1:] or (0, 0)
+            is_longer = attention.num_keys == len(before[-1].members) * attention.num_queries
+            return is_longer and (not key or bool(sizes & {key, value, key + value}))
     if attention.sizes:
         return bool(sizes & {attention.sizes[0], sum(attention.sizes)})
-    return any(size > attention.unit > 0 and size % attention.unit == 0 for size in sizes)
+    unit = attention.unit
+    return any(size > unit > 0 and size % unit == 0 for size in sizes)
 
 
 def num_distinct(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

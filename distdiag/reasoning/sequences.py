@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.sequence_use_event import UseKind
 from distdiag.sequence_view import SequenceView, Uses
 
+_PHRASES: Final[dict[UseKind, str]] = {
+    "all_to_all": "all-to-all",
+    "ring": "passing keys and values round a ring",
+    "all_gather": "gathering keys and values",
+}
+
 
 def phrase_of(how: UseKind) -> str:
     """Name a way of sharing."""
-    return "all-to-all" if how == "all_to_all" else "passing keys and values round a ring"
+    return _PHRASES[how]
 
 
 def members_of(view: SequenceView) -> Iterator[tuple[int, ...]]:
     """Yield the ranks that share sequences: those of the group, or each closed ring among them."""
-    if view.how == "all_to_all":
+    if view.how != "ring":
         yield tuple(view.ranks)
         return
     left = list(view.ranks)

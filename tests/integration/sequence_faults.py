@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as collectives
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -65,7 +66,13 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, _ = hidden.shape
         parts = [t.view(batch, length, HEADS, -1) for t in self.projection(hidden).chunk(3, -1)]
-        if self.way == "ring":
+        if self.way == "keys":
+            query, key, value = (part.transpose(1, 2) for part in parts)
+            key, value = (
+                torch.cat(collectives.all_gather(t.contiguous()), 2) for t in (key, value)
+            )
+            out = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+        elif self.way == "ring":
             out = self.around([part.transpose(1, 2) for part in parts]).transpose(1, 2)
         elif self.way == "local":
             query, key, value = (part.transpose(1, 2) for part in parts)
