@@ -112,7 +112,7 @@ class SequenceUses(Watch):
 
     def _is_reduced(self, members: tuple[int, ...], losses: tuple[Losses, ...]) -> bool:
         steps = {event.step for each in losses for event in each.values()}
-        if len(steps) < _FEWEST_STEPS:
+        if len(steps) < _FEWEST_STEPS or self._blind:
             return True
         return any(len(ranks & set(members)) > 1 for ranks in self._combined)
 

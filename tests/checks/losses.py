@@ -30,6 +30,9 @@ def part(num_counted, weight, *factors, **values):
         factors,
         values.pop("place", 0),
         values.pop("num_first", -1),
+        values.pop("num_shifted", -1),
+        values.pop("num_targets", -1),
+        values.pop("num_target_rows", 0),
     )
 
 
