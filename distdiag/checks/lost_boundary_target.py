@@ -11,7 +11,7 @@ from distdiag.loss_event import LossPass, LossWeights
 from distdiag.loss_view import LossView
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.sequences import members_of, phrase_of
+from distdiag.reasoning.sequences import members_of, num_local_tokens, phrase_of
 from distdiag.sequence_use_event import SequenceUse
 from distdiag.sequence_view import Losses, SequenceView
 
@@ -130,7 +130,7 @@ def _lost(view: SequenceView, losses: Losses, members: tuple[int, ...]) -> dict[
     """Return the losses of the ranks, if each of them leaves out first labels of its own part."""
     found: dict[int, LossPass] = {}
     for rank in members:
-        num_tokens = _num_local(view, rank, len(members))
+        num_tokens = num_local_tokens(view, rank, len(members))
         for each in losses[rank].passes:
             is_part = each is not None and each.num_first > 0 and num_tokens > 0
             if not is_part or each is None:
@@ -142,12 +142,3 @@ def _lost(view: SequenceView, losses: Losses, members: tuple[int, ...]) -> dict[
                 return {}
             found[rank] = each
     return found if len(found) == len(members) else {}
-
-
-def _num_local(view: SequenceView, rank: int, num_ranks: int) -> int:
-    """Return how many tokens a rank holds, -1 if that is not known."""
-    counts = {use.num_tokens for each in view.passes for use in each[rank].uses}
-    if len(counts) != 1:
-        return -1
-    count = counts.pop()
-    return count // num_ranks if view.how == "all_to_all" and count > 0 else count

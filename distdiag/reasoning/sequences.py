@@ -45,3 +45,12 @@ def _ring(by_rank: Uses, first: int) -> tuple[int, ...]:
             break
         ring.append(peer)
     return ()
+
+
+def num_local_tokens(view: SequenceView, rank: int, num_ranks: int) -> int:
+    """Return how many tokens a rank holds, -1 if that is not known."""
+    counts = {use.num_tokens for each in view.passes for use in each[rank].uses}
+    if len(counts) != 1:
+        return -1
+    count = counts.pop()
+    return count // num_ranks if view.how == "all_to_all" and count > 0 else count

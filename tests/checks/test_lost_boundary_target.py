@@ -1,7 +1,9 @@
 from distdiag.checks.lost_boundary_target import LostBoundaryTarget
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
-from tests.checks.losses import mean, told, view, window
+from tests.checks.losses import judged as judged_by
+from tests.checks.losses import losses as steps
+from tests.checks.losses import mean, told
 from tests.checks.sequences import both, shared
 
 
@@ -47,24 +49,22 @@ def test_one_step_is_not_enough():
     assert judged(own_shift(0)) == []
 
 
-def given(number, counted=(18, 20), targets=20):
-    """The model is given 20 targets in 2 rows; the loss counts fewer on rank 0."""
-    passes = [mean(n, num_targets=targets, num_target_rows=2) for n in counted]
-    return window([passes[0]], [passes[1]], step=number)
+def given(*counted):
+    """The model is given 20 targets in 2 rows on each rank; the loss counts so many of them."""
+    passes = [[mean(number, num_targets=20, num_target_rows=2)] for number in counted]
+    return judged_by(LostBoundaryTarget, steps(*passes))
 
 
 def test_targets_that_are_shifted_again_are_named():
-    (finding,) = LostBoundaryTarget().check_losses(view(given(0), given(1)))
+    (finding,) = given(18, 20)
     assert finding.severity is Severity.WARNING
     assert finding.ranks == RankSet([0])
-    assert "at step 1 it counts 18 targets there, and 20 were given" in finding.message
+    assert "at step 2 it counts 18 targets there, and 20 were given" in finding.message
 
 
 def test_targets_that_all_count_are_right():
-    right = view(given(0, counted=(20, 20)), given(1, counted=(20, 20)))
-    assert list(LostBoundaryTarget().check_losses(right)) == []
+    assert given(20, 20) == []
 
 
 def test_a_loss_of_something_else_is_left_alone():
-    other = view(*[given(n, counted=(5, 5)) for n in (0, 1)])
-    assert list(LostBoundaryTarget().check_losses(other)) == []
+    assert given(5, 5) == []

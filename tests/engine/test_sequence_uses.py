@@ -43,12 +43,12 @@ def watch(check):
     return SequenceUses(WORLD, Judges([check]))
 
 
-def call(rank, op, sizes, ranks, dtype="float32", step=1, seq=None):
+def call(rank, op, sizes, ranks, dtype="float32", **values):
     return Collective(
         rank=rank,
-        seq=next(_SEQS) if seq is None else seq,
+        seq=values.get("seq", next(_SEQS)),
         time_ns=0,
-        step=step,
+        step=values.get("step", 1),
         group=ProcessGroup("0", "", tuple(ranks), "gloo", 0),
         collective_seq_id=1,
         signature=Signature(op, input_sizes=(sizes,), dtypes=(dtype,)),

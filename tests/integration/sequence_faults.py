@@ -72,6 +72,10 @@ class Attention(nn.Module):
                 torch.cat(collectives.all_gather(t.contiguous()), 2) for t in (key, value)
             )
             out = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+        elif self.way == "compiled":
+            query, key, value = (Exchange.apply(part, 2, 1).transpose(1, 2) for part in parts)
+            attend = torch.compile(self.attend, backend="aot_eager", fullgraph=True)
+            out = Exchange.apply(attend(query, key, value).transpose(1, 2), 1, 2)
         elif self.way == "ring":
             out = self.around([part.transpose(1, 2) for part in parts]).transpose(1, 2)
         elif self.way == "local":
@@ -111,19 +115,68 @@ class Experts(nn.Module):
         return Exchange.apply(self.expert(Exchange.apply(hidden, 1, 1)), 1, 1)
 
 
+class Gather(torch.autograd.Function):
+    """Gather parts of sequences before a sharded projection; its gradient is summed and split."""
+
+    @staticmethod
+    def forward(ctx, part: Tensor) -> Tensor:
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, part.contiguous())
+        return torch.cat(parts, 1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return Scatter.apply(gradient)
+
+
+class Scatter(torch.autograd.Function):
+    """Sum over the ranks and keep the own part of sequences; its gradient is gathered."""
+
+    @staticmethod
+    def forward(ctx, whole: Tensor) -> Tensor:
+        whole = whole.clone()
+        dist.all_reduce(whole)
+        return own_part(whole)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return Gather.apply(gradient)
+
+
+class Projections(nn.Module):
+    """Attention whose heads are divided over the ranks, between parts of sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(WIDTH, 3 * WIDTH // 2)
+        self.output = nn.Linear(WIDTH // 2, WIDTH, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        whole = Gather.apply(hidden)
+        batch, length, _ = whole.shape
+        query, key, value = (
+            part.view(batch, length, HEADS // 2, -1).transpose(1, 2)
+            for part in self.projection(whole).chunk(3, -1)
+        )
+        out = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return Scatter.apply(self.output(out.transpose(1, 2).reshape(batch, length, -1)))
+
+
 class Model(nn.Module):
     def __init__(self, way: str, fault: str) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
         self.layers = nn.ModuleList()
         for _ in range(2):
-            attention = Attention("local" if way == "experts" else way, fault)
-            self.layers.append(attention)
+            if way == "projections":
+                self.layers.append(Projections())
+                continue
+            self.layers.append(Attention("local" if way in ("experts", "stages") else way, fault))
             if way == "experts":
                 self.layers.append(Experts())
         self.head = nn.Linear(WIDTH, WORDS)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, shift_labels: Tensor | None = None) -> Tensor:
         hidden = self.words(ids)
         for layer in self.layers:
             hidden = hidden + layer(hidden)
@@ -143,16 +196,35 @@ def own_part(tensor: Tensor) -> Tensor:
     return tensor.chunk(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
 
+def loss_of(model: nn.Module, text: Tensor, way: str, fault: str) -> Tensor:
+    ids, labels = text[:, :-1], text[:, 1:]
+    if fault != "whole" and way != "experts":
+        ids, labels = own_part(ids), own_part(labels)
+    if fault == "shifted":
+        text = own_part(text[:, :-1])
+        logits, labels = model(text)[:, :-1], text[:, 1:]
+    elif fault == "given":
+        logits, labels = model(ids, shift_labels=labels)[:, :-1], labels[:, 1:]
+    else:
+        logits = model(ids, shift_labels=labels)
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 def main() -> None:
     way, fault = sys.argv[1], (*sys.argv[2:], "")[0]
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Model(way, fault)
-    if fault != "unreduced":
-        model = DistributedDataParallel(model)
+    own = [p for m in model.modules() if isinstance(m, Projections) for p in m.parameters()]
+    for parameter in own:
+        nn.init.normal_(
+            parameter, std=0.1, generator=torch.Generator().manual_seed(dist.get_rank())
+        )
+    is_wrapped = fault != "unreduced" and way != "projections"
+    model = DistributedDataParallel(model) if is_wrapped else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    is_shared = fault != "mixed" and way not in ("experts", "gathered")
     texts = Texts()
-    is_shared = fault != "mixed" and way != "experts"
     sampler = DistributedSampler(texts, *((1, 0) if is_shared else ()), seed=7)
     loader = DataLoader(texts, batch_size=2, sampler=sampler)
     for _, text in zip(range(STEPS), loader, strict=False):
@@ -160,19 +232,14 @@ def main() -> None:
             both = [torch.empty_like(text) for _ in range(dist.get_world_size())]
             dist.all_gather(both, text)
             text = torch.cat(both)
-        if fault == "shifted":
-            text = own_part(text[:, :-1])
-            logits, labels = model(text)[:, :-1], text[:, 1:]
-        else:
-            ids, labels = text[:, :-1], text[:, 1:]
-            if fault != "whole" and way != "experts":
-                ids, labels = own_part(ids), own_part(labels)
-            logits = model(ids)
-        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        loss.backward()
+        loss_of(model, text, way, fault).backward()
+        if way == "projections":
+            for parameter in model.parameters():
+                if all(parameter is not each for each in own):
+                    dist.all_reduce(parameter.grad)
         optimizer.step()
         optimizer.zero_grad()
-    del model, optimizer
+    del model, optimizer, own
     dist.destroy_process_group()
 
 
