@@ -16,7 +16,7 @@ import torch
 from distdiag.loss_event import LossPass
 from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.sample_rows import tensors_in
-from distdiag.probes.tensor_bytes import is_readable
+from distdiag.probes.tensor_bytes import is_readable, unseen
 
 MOST_TENSORS: Final = 32
 IGNORED: Final = -100
@@ -45,13 +45,14 @@ class LabelTensors:
     def __init__(self) -> None:
         """Nothing was given yet."""
         self._seen: deque[weakref.ref[torch.Tensor]] = deque(maxlen=MOST_TENSORS)
-        self._targets: weakref.ref[torch.Tensor] | None = None
+        self._targets: Counts | None = None
 
     def see(self, given: object) -> None:
         """Take note of a batch, or of what a model is given."""
         targets = _targets_in(given)
         if targets is not None:
-            self._targets = weakref.ref(targets)
+            with unseen():
+                self._targets = _labels(targets, IGNORED)
         known = {id(each()) for each in self._seen}
         for tensor in tensors_in(given):
             is_kind = tensor.dim() == 2 and tensor.dtype in _KINDS and tensor.shape[1] > 1
@@ -69,12 +70,10 @@ class LabelTensors:
             return [_labels(tensor, ignored) for tensor in tensors]
         return [_mask(t != hidden) for t in tensors for hidden in (0, IGNORED)]
 
-    def targets_for(self, terms: Sequence[Term]) -> Counts | None:
-        """Count the labels that the model was given for this pass, shifted already."""
-        targets = None if self._targets is None else self._targets()
-        self._targets = None
-        ignored = {term.ignored for term in terms if term.kind == "nll"}
-        return None if targets is None or len(ignored) != 1 else _labels(targets, ignored.pop())
+    def take_targets(self) -> Counts | None:
+        """Return the count of labels that the model was given for this pass, shifted already."""
+        targets, self._targets = self._targets, None
+        return targets
 
 
 def _targets_in(given: object) -> torch.Tensor | None:

@@ -90,7 +90,7 @@ class LossWatch(Probe):
         root = None if _is_compiled() else _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
-            labels, targets = self._given.counts_for(terms), self._given.targets_for(terms)
+            labels, targets = self._given.counts_for(terms), self._given.take_targets()
         self._running = LossReading(terms, place, self.fail, labels, targets)
 
     @_guarded
