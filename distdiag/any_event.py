@@ -49,6 +49,7 @@ from distdiag.routing_event import (
     TokensExchanged,
 )
 from distdiag.sequence_event import TokenPassport
+from distdiag.sequence_use_event import SequenceUse
 
 AnyEvent = (
     RankStarted
@@ -88,6 +89,7 @@ AnyEvent = (
     | ScheduleState
     | RowsGathered
     | TokenPassport
+    | SequenceUse
     | Routing
     | CounterWritten
     | TokensExchanged

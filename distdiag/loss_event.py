@@ -44,7 +44,9 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     of sequences, 0 if it is not known.
     `place` numbers the lines from which passes of one step were started. `num_first` further
     labels, the first ones of sequences, would count if the loss did not leave them out by its
-    shift; -1 if that is not known. `aux` are balancing losses that were added to it.
+    shift; -1 if that is not known. The tensor that holds them has `num_shifted` labels without the
+    first ones. The model was given `num_targets` valid labels in `num_target_rows` rows that were
+    shifted already, -1 if none. `aux` are balancing losses that were added to it.
     """
 
     kind: str
@@ -57,6 +59,9 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     place: int = 0
     num_first: int = -1
     aux: tuple[AuxTerm, ...] = ()
+    num_shifted: int = -1
+    num_targets: int = -1
+    num_target_rows: int = 0
 
     @property
     def mass(self) -> float:

@@ -20,6 +20,10 @@ class Moments:
     """Called with each model that begins."""
     on_share: list[Callable[[], None]] = field(default_factory=list)
     """Called before each all-reduce or broadcast of the program."""
+    on_exchange: Callable[[str, Any, Any, int, FrameType], None] | None = None
+    """Called before a collective or message that may bring an activation to other ranks, with its
+    name, what is given to it, the process group, the rank in it that gets a message, and the frame
+    of the call."""
     on_step: list[Callable[[], None]] = field(default_factory=list)
     """Called after each step."""
     stepped: Callable[[], object] = lambda: None

@@ -17,6 +17,7 @@ from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView
 from distdiag.plan_view import ProgramPlanView, RuleView
 from distdiag.ranks import RankSet
 from distdiag.routing_view import RoutingView
+from distdiag.sequence_view import SequenceView
 
 
 class Check:
@@ -109,6 +110,10 @@ class Check:
 
     def check_gradients(self, view: GradientView) -> Iterator[Finding]:
         """Judge how gradients were combined and scaled; shown again after further steps."""
+        yield from ()
+
+    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+        """Judge how ranks share sequences; shown again after further passes."""
         yield from ()
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

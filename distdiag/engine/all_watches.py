@@ -12,6 +12,7 @@ from distdiag.engine.gradient_watch import GradientWatch
 from distdiag.engine.judges import Judges
 from distdiag.engine.model_watch import ModelWatch
 from distdiag.engine.routing_watch import RoutingWatch
+from distdiag.engine.sequence_uses import SequenceUses
 from distdiag.engine.sequence_watch import SequenceWatch
 from distdiag.engine.state_loads import StateLoads
 from distdiag.engine.watch import ComparedRuns, Watches
@@ -22,6 +23,7 @@ _KINDS: Final = (
     StateLoads,
     DataWatch,
     SequenceWatch,
+    SequenceUses,
     RoutingWatch,
     ExchangeWatch,
     GradientWatch,

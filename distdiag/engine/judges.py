@@ -32,6 +32,8 @@ from distdiag.plan_event import PlanPatterns
 from distdiag.plan_view import PlanView, ProgramPlanView, RuleView
 from distdiag.routing_event import Routing, TokensExchanged
 from distdiag.routing_view import RoutingView
+from distdiag.sequence_use_event import SequenceUse
+from distdiag.sequence_view import SequenceView
 
 States = Mapping[int, RankState]
 
@@ -136,6 +138,12 @@ class Judges:
         for check in self.needing(GradientSums):
             found = self._ask(check, check.check_gradients, view)
             self.conclusions.revise((check.code, "gradients", view.model), found)
+
+    def judge_sequences(self, view: SequenceView) -> None:
+        """Show what a group does with its sequences; what is found replaces what was found."""
+        for check in self.needing(SequenceUse):
+            found = self._ask(check, check.check_sequences, view)
+            self.conclusions.revise((check.code, view.how, view.ranks), found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

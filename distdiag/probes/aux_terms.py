@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from distdiag.loss_event import AuxTerm, Factor
 from distdiag.probes.held_numbers import multiples_of
@@ -58,6 +58,16 @@ class Aux:
         is_mean = math.prod(origin.sizes) >= num_rows
         is_mean = is_mean or any(_LEAST * num_rows <= each <= most for each in divisors)
         return origin.is_clear and is_mean and not any(each > most for each in divisors)
+
+
+class Balance(NamedTuple):
+    """The balancing losses of one pass, and the numbers that the program holds."""
+
+    terms: tuple[Aux, ...]
+    held: frozenset[float]
+
+
+NO_BALANCE: Final = Balance((), frozenset())
 
 
 def without_aux(terms: list[Term]) -> list[Term]:

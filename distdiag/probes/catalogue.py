@@ -186,6 +186,14 @@ def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [RoutingWatch(recorder, config.routing.modules)]
 
 
+def _sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    if config.profile == "light":
+        return []
+    from distdiag.probes.sequence import SequenceProbe
+
+    return [SequenceProbe(recorder)]
+
+
 def _sharded_forwards(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.sharded_forwards import ShardedForwards
 
@@ -245,6 +253,7 @@ PLANS: Final = (
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
     Plan("routing", ("torch",), _routing),
+    Plan("sequence", ("torch", _C10D), _sequence),
     Plan("data", ("torch", "torch.utils.data.dataloader"), _data),
     Plan(
         "sharded-forwards",

@@ -7,6 +7,7 @@ users have imported them by name. All of them end in these methods.
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any, ClassVar, Final
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from distdiag.errors import CollectiveMismatchError
 from distdiag.event_file import ISSUED, WAITED
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
-from distdiag.probes.group_methods import METHODS, Method, bind
+from distdiag.probes.group_methods import METHODS, Method, bind, flatten
 from distdiag.probes.tap import Tap
 from distdiag.probes.work import WorkWatch
 from distdiag.recorder import Recorder
@@ -23,6 +24,11 @@ from distdiag.thread_context import Calls, ThreadContext
 
 _Work: Final = dist.Work
 _SHARING: Final = frozenset({"allreduce", "broadcast", "allreduce_coalesced", "reduce"})
+_EXCHANGES: Final = frozenset(
+    name
+    for name, method in METHODS.items()
+    if method.public.startswith(("all_", "reduce_scatter", "send"))
+)
 _NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 
 
@@ -57,6 +63,7 @@ class CollectiveFronts(Probe):
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
         record, frame, returned, mark = tap.record, sys._getframe, self._returned, tap.mark
         may_share = original.__name__ in _SHARING
+        may_exchange = original.__name__ in _EXCHANGES
 
         @wrap_like(original)
         def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -74,6 +81,8 @@ class CollectiveFronts(Probe):
                 return original(self_, *args, **kwargs)
             if may_share:
                 self._share(args[0] if args else None, self_)
+            if may_exchange and recorder.on_exchange is not None:
+                self._exchange(method, given, self_, frame(1))
             context.is_recorded = True
             try:
                 work = original(self_, *args, **kwargs)
@@ -93,6 +102,15 @@ class CollectiveFronts(Probe):
             self.recorder.before_share(tensors, group)
         for tell in self.recorder.on_share:
             tell()
+
+    def _exchange(
+        self, method: Method, given: tuple[Any, ...], group: object, frame: FrameType
+    ) -> None:
+        tell = self.recorder.on_exchange
+        if tell is not None:
+            peer = given[1] if method.is_message else -1
+            name = "uneven" if method.has_splits and _is_uneven(given) else method.public
+            tell(name, flatten(given[method.input]), group, peer, frame)
 
     def _returned(
         self,
@@ -158,3 +176,8 @@ class CollectiveFronts(Probe):
             return original(*args, **kwargs)
 
         return function
+
+
+def _is_uneven(given: tuple[Any, ...]) -> bool:
+    """Say whether an all-to-all has parts of unlike sizes."""
+    return len({*(given[2] or ()), *(given[3] or ())}) > 1

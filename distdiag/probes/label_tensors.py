@@ -16,11 +16,13 @@ import torch
 from distdiag.loss_event import LossPass
 from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.sample_rows import tensors_in
-from distdiag.probes.tensor_bytes import is_readable
+from distdiag.probes.tensor_bytes import is_readable, unseen
 
 MOST_TENSORS: Final = 32
 IGNORED: Final = -100
 
+_TARGETS: Final = "shift_labels"
+_ARGS_AND_KWARGS: Final = 2
 _KINDS: Final = (torch.int64, torch.int32, torch.bool)
 
 
@@ -30,6 +32,7 @@ class Counts(NamedTuple):
     `label_sum` is that of the valid labels after the shift, None for a mask.
     """
 
+    num_rows: int
     num_shifted: int
     num_all: Scalar
     num_valid: Scalar
@@ -42,9 +45,14 @@ class LabelTensors:
     def __init__(self) -> None:
         """Nothing was given yet."""
         self._seen: deque[weakref.ref[torch.Tensor]] = deque(maxlen=MOST_TENSORS)
+        self._targets: Counts | None = None
 
     def see(self, given: object) -> None:
         """Take note of a batch, or of what a model is given."""
+        targets = _targets_in(given)
+        if targets is not None:
+            with unseen():
+                self._targets = _labels(targets, IGNORED)
         known = {id(each()) for each in self._seen}
         for tensor in tensors_in(given):
             is_kind = tensor.dim() == 2 and tensor.dtype in _KINDS and tensor.shape[1] > 1
@@ -62,6 +70,21 @@ class LabelTensors:
             return [_labels(tensor, ignored) for tensor in tensors]
         return [_mask(t != hidden) for t in tensors for hidden in (0, IGNORED)]
 
+    def take_targets(self) -> Counts | None:
+        """Return the count of labels that the model was given for this pass, shifted already."""
+        targets, self._targets = self._targets, None
+        return targets
+
+
+def _targets_in(given: object) -> torch.Tensor | None:
+    """Return what a model is given under the name that splitting frameworks use."""
+    if not isinstance(given, tuple) or len(given) != _ARGS_AND_KWARGS:
+        return None
+    targets = given[1].get(_TARGETS) if isinstance(given[1], dict) else None
+    if not isinstance(targets, torch.Tensor) or targets.dim() != 2:
+        return None
+    return targets if targets.dtype in _KINDS and is_readable(targets) else None
+
 
 def _labels(labels: torch.Tensor, ignored: int) -> Counts:
     later = labels[:, 1:]
@@ -72,19 +95,22 @@ def _labels(labels: torch.Tensor, ignored: int) -> Counts:
 
 def _mask(valid: torch.Tensor) -> Counts:
     later = valid[:, 1:]
-    return Counts(later.numel(), number(valid.sum()), number(later.sum()), None)
+    return Counts(len(valid), later.numel(), number(valid.sum()), number(later.sum()), None)
 
 
-def num_first(found: Sequence[Counts], each: LossPass, label_sum: float) -> int:
-    """Return how many first labels the only tensor has that fits a loss, -1 if none is known.
+def num_first(found: Sequence[Counts], each: LossPass, label_sum: float) -> tuple[int, int]:
+    """Return how many first labels the tensors have that fit a loss, and how many others.
 
-    All scalars have been read.
+    They are -1 if none is known, or if tensors differ in that. All scalars have been read.
     """
     fitting = {
-        int(float(counts.num_all) - float(counts.num_valid))
+        (int(float(counts.num_all) - float(counts.num_valid)), counts.num_shifted)
         for counts in found
         if counts.num_valid == each.num_counted
         and (counts.label_sum == label_sum or counts.label_sum is None)
         and (counts.num_shifted == each.num_elements or counts.label_sum is not None)
     }
-    return fitting.pop() if len(fitting) == 1 else -1
+    firsts, others = {first for first, _ in fitting}, {other for _, other in fitting}
+    if len(firsts) != 1:
+        return -1, -1
+    return firsts.pop(), others.pop() if len(others) == 1 else -1

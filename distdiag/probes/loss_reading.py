@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from distdiag.loss_event import Factor, LossPass
-from distdiag.probes.aux_terms import Aux
+from distdiag.probes.aux_terms import NO_BALANCE, Balance
 from distdiag.probes.label_tensors import Counts, num_first
 from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.tensor_bytes import is_readable, unseen
@@ -29,16 +29,17 @@ class LossReading:
         place: int,
         fail: Callable[[Exception], None],
         labels: Sequence[Counts] = (),
-        aux: Sequence[Aux] = (),
-        held: frozenset[float] = frozenset(),
+        balance: Balance = NO_BALANCE,
+        targets: Counts | None = None,
     ) -> None:
         """Watch the nodes of these losses until `end`.
 
-        `labels` may be what they score, `aux` are balancing losses, `held` numbers of the program.
+        `labels` may be what they score; `targets`, shifted already, are what the model was given.
         """
         self._terms = list(terms)
-        self._labels = list(labels)
-        self._aux, self._held = list(aux), held
+        self._aux, self._held = balance
+        self._labels = [*labels, *([] if targets is None else [targets])]
+        self._has_targets = targets is not None
         self._place = place
         self._fail = fail
         self._gradients: dict[int, tuple[Scalar, Scalar, Scalar]] = {}
@@ -108,7 +109,7 @@ class LossReading:
             yield from term.doubts
             yield term.label_sum
         for counts in self._labels:
-            yield from counts[1:]
+            yield from counts[2:]
         for each in self._aux:
             yield from each.scalars()
 
@@ -118,19 +119,29 @@ class LossReading:
         for term in self._terms:
             passes.append(_resolve(term, left))
             label_sum += next(left)
-        labels = [
-            Counts(each.num_shifted, *(next(left) for _ in each[1:])) for each in self._labels
-        ]
+        labels = [Counts(*each[:2], *(next(left) for _ in each[2:])) for each in self._labels]
         aux = tuple(each.resolve(left, self._held) for each in self._aux)
+        targets = labels.pop() if self._has_targets else None
         for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]
             if mine:
                 found = None if None in mine else _sum([p for p in mine if p], self._place)
                 if found is None:
                     return None
-                number_of = num_first(labels, found, label_sum)
-                return msgspec.structs.replace(found, num_first=number_of, aux=aux)
+                found = msgspec.structs.replace(found, aux=aux)
+                return _with_labels(found, *num_first(labels, found, label_sum), targets)
         return None
+
+
+def _with_labels(
+    found: LossPass, num_first: int, num_shifted: int, targets: Counts | None
+) -> LossPass:
+    found = msgspec.structs.replace(found, num_first=num_first, num_shifted=num_shifted)
+    if targets is None or found.kind != "nll":
+        return found
+    return msgspec.structs.replace(
+        found, num_targets=int(float(targets.num_all)), num_target_rows=targets.num_rows
+    )
 
 
 def _is_tensor(value: object) -> bool:

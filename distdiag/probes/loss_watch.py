@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
-from distdiag.probes.aux_terms import aux_terms, without_aux
+from distdiag.probes.aux_terms import NO_BALANCE, Balance, aux_terms, without_aux
 from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
@@ -94,11 +94,11 @@ class LossWatch(Probe):
             terms = [] if root is None else losses_of(root)
             aux = [] if root is None else aux_terms(root)
             terms = without_aux(terms) if aux else terms
-            labels = self._given.counts_for(terms)
+            labels, targets = self._given.counts_for(terms), self._given.take_targets()
         for tell in self.recorder.on_balanced:
             tell([mark.layer for each in aux for mark in each.origin.marks.values()])
-        held = self._numbers() if aux else frozenset()
-        self._running = LossReading(terms, place, self.fail, labels, aux, held)
+        balance = Balance(tuple(aux), self._numbers()) if aux else NO_BALANCE
+        self._running = LossReading(terms, place, self.fail, labels, balance, targets)
 
     @_guarded
     def after_backward(self) -> None:

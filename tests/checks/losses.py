@@ -31,6 +31,9 @@ def part(num_counted, weight, *factors, **values):
         values.pop("place", 0),
         values.pop("num_first", -1),
         values.pop("aux", ()),
+        values.pop("num_shifted", -1),
+        values.pop("num_targets", -1),
+        values.pop("num_target_rows", 0),
     )
 
 

@@ -24,6 +24,7 @@ PROBES = (
     "samplers",
     "save",
     "schedules",
+    "sequence",
     "step-draws",
     "step-feeds",
     "steps",

@@ -1,0 +1,163 @@
+"""Tells of calls of attention, whichever function computes it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.jit import _builtins
+from torch.nn import functional
+
+from distdiag.probes.base import AnyCallable, Patches
+
+LIBRARIES: Final = {
+    "flash_attn.flash_attn_interface": (
+        "flash_attn_func",
+        "flash_attn_varlen_func",
+        "_flash_attn_forward",
+        "_flash_attn_varlen_forward",
+    ),
+    "flash_attn_interface": ("flash_attn_func", "flash_attn_varlen_func"),
+    "xformers.ops.fmha": ("memory_efficient_attention",),
+}
+"""Functions of libraries whose first arguments are query, key and value."""
+
+_FEWEST_DIMS: Final = 3
+_BATCHED_DIMS: Final = 4
+
+
+class Attention(NamedTuple):
+    """A call of attention.
+
+    `sizes` are the numbers of elements of query, key and value; of scores from which nobody can
+    tell them it is only known what divides that of the query: `unit`. A
+    sequence has `num_queries` and `num_keys`.
+    """
+
+    sizes: tuple[int, ...]
+    unit: int
+    num_tokens: int
+    num_heads: int
+    width: int
+    num_queries: int
+    num_keys: int
+
+
+class AttentionCalls:
+    """Stands in the place of the functions that compute attention."""
+
+    def __init__(self, tell: Callable[[Attention, FrameType], None], patches: Patches) -> None:
+        """Hand calls to `tell`, which raises nothing, while `is_wanted`."""
+        self.is_wanted = False
+        self._patches = patches
+        self._number = len(_LISTENERS)
+        _LISTENERS.append((self, tell))
+
+    def install(self) -> None:
+        """Put the stand-ins of torch in place."""
+        name = "scaled_dot_product_attention"
+        ours = _front(vars(functional)[name], self._number, _of_query)
+        _builtins._register_builtin(ours, f"aten::{name}")
+        self._patches.replace(functional, name, ours)
+        softmax = _front(torch.softmax, self._number, _of_scores)
+        _builtins._register_builtin(softmax, "aten::softmax")
+        self._patches.replace(torch, "softmax", softmax)
+        method = _front(torch.Tensor.softmax, self._number, _of_scores)
+        self._patches.add(torch.Tensor, "softmax", method)
+
+    def install_library(self, module: str) -> None:
+        """Put those of a library in place, which has been imported."""
+        for name in LIBRARIES[module]:
+            original = vars(sys.modules[module]).get(name)
+            if callable(original):
+                ours = _front(original, self._number, _of_rows)
+                self._patches.replace(sys.modules[module], name, ours)
+
+
+def _front(
+    original: AnyCallable,
+    number: int,
+    read: Callable[[tuple[Any, ...], dict[str, Any]], Attention | None],
+) -> AnyCallable:
+    # Without the mark that other wrappers bear: compiled programs call attention in their graphs.
+    @functools.wraps(original)
+    def attention(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if torch.compiler.is_compiling() or not _LISTENERS[number][0].is_wanted:
+            return original(*args, **kwargs)
+        found = _safely(read, args, kwargs)
+        if found is not None:
+            _LISTENERS[number][1](found, sys._getframe(1))
+        return original(*args, **kwargs)
+
+    return attention
+
+
+def _safely(read: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:  # noqa: ANN401
+    try:
+        return read(args, kwargs)  # type: ignore[no-any-return]
+    except Exception:  # noqa: BLE001 (the call itself will say what is wrong with its arguments)
+        return None
+
+
+def _is_plain(tensor: object) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+    given = list(args[:3])
+    for names in (("query", "q"), ("key", "k"), ("value", "v"))[len(given) :]:
+        given.append(next((kwargs[name] for name in names if name in kwargs), None))
+    return given if all(map(_is_plain, given)) and given[0].ndim >= _FEWEST_DIMS else None
+
+
+def _of_query(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
+    """Read batch, heads, tokens, width."""
+    tensors = _tensors(args, kwargs)
+    if tensors is None:
+        return None
+    *batch, heads, tokens, width = tensors[0].shape
+    lengths = tokens, tensors[1].shape[-2]
+    num_tokens = functools.reduce(int.__mul__, batch, 1) * tokens
+    return _attention(tensors, num_tokens, heads, width, lengths)
+
+
+def _of_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
+    """Read batch, tokens, heads, width."""
+    tensors = _tensors(args, kwargs)
+    if tensors is None:
+        return None
+    *rows, heads, width = tensors[0].shape
+    lengths = rows[-1], tensors[1].shape[-3]
+    return _attention(tensors, functools.reduce(int.__mul__, rows, 1), heads, width, lengths)
+
+
+def _attention(
+    tensors: list[torch.Tensor],
+    num_tokens: int,
+    num_heads: int,
+    width: int,
+    lengths: tuple[int, int],
+) -> Attention:
+    sizes = tuple(each.numel() for each in tensors)
+    return Attention(sizes, 0, num_tokens, num_heads, width, *lengths)
+
+
+def _of_scores(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
+    """Read batch, heads, queries, keys."""
+    scores: Any = args[0] if args else kwargs.get("input")
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if not _is_plain(scores) or scores.ndim < _FEWEST_DIMS or dim not in (-1, scores.ndim - 1):
+        return None
+    *batch, heads, queries, keys = scores.shape
+    if scores.ndim < _BATCHED_DIMS:
+        return Attention((), heads * queries, -1, heads, 0, queries, keys)
+    num_tokens = functools.reduce(int.__mul__, batch, 1) * queries
+    return Attention((), num_tokens * heads, num_tokens, heads, 0, queries, keys)
+
+
+_LISTENERS: Final[list[tuple[AttentionCalls, Callable[[Attention, FrameType], None]]]] = []
+"""Who is told of calls; a traced function may hold a number, but not a probe."""

@@ -1,0 +1,174 @@
+"""Writes down how attention over shared sequences exchanges them, in the first steps."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+
+from distdiag.event import CallSite
+from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls
+from distdiag.probes.base import Probe
+from distdiag.probes.own_steps import is_due
+from distdiag.probes.post_import import ImportWatch
+from distdiag.probes.sequence_exchanges import (
+    Exchange,
+    ForwardPass,
+    Place,
+    are_ready,
+    settled,
+)
+from distdiag.probes.stack import frames_of
+from distdiag.recorder import Recorder
+from distdiag.sequence_use_event import SequenceUse, UseKind
+
+_KINDS: Final[dict[str, UseKind]] = {
+    "all_to_all": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "send": "ring",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+}
+_FEWEST_DIMS: Final = 3
+_NO_TASK: Final = -1
+_MOST_WAITING: Final = 64
+
+
+class _Thread(threading.local):
+    """The forward pass that a thread is in the middle of."""
+
+    def __init__(self) -> None:
+        self.running = ForwardPass()
+
+
+class SequenceProbe(Probe):
+    """Tells which ranks share sequences, by what they exchange around attention."""
+
+    name: ClassVar[str] = "sequence"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing has happened yet."""
+        super().__init__(recorder)
+        self._thread = _Thread()
+        self._calls = AttentionCalls(self._on_attention, self._patches)
+        self._imports = ImportWatch(LIBRARIES, self._on_import)
+        self._numbers: dict[tuple[UseKind, tuple[int, ...]], int] = {}
+        self._waiting: deque[tuple[list[Any], dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
+
+    def _install(self) -> None:
+        self._calls.install()
+        self._imports.start()
+        self.recorder.on_backward.append(self._on_backward)
+        self.recorder.on_step.append(self._on_step)
+        self._look(is_due(self.recorder.step))
+
+    def uninstall(self) -> None:
+        """Look no longer, and let libraries be imported as before."""
+        super().uninstall()
+        self._imports.stop()
+        self._look(False)
+
+    def flush(self) -> None:
+        """Write down what has been read by now."""
+        self._guard(self._write)
+
+    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
+        if self.is_off:
+            return
+        try:
+            action(*args)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+            self._look(False)
+
+    def _look(self, is_wanted: bool) -> None:
+        self._calls.is_wanted = is_wanted
+        self.recorder.on_exchange = self._on_exchange if is_wanted else None
+
+    def _on_import(self, module: str) -> None:
+        self._guard(self._calls.install_library, module)
+
+    # What happens in a forward pass. What a backward pass does is its mirror image.
+
+    def _on_exchange(
+        self,
+        public: str,
+        given: Sequence[torch.Tensor],
+        group: Any,  # noqa: ANN401
+        peer: int,
+        frame: FrameType,
+    ) -> None:
+        if torch._C._current_graph_task_id() == _NO_TASK:
+            self._guard(self._exchange, public, given, group, peer, frame)
+
+    def _exchange(
+        self,
+        public: str,
+        given: Sequence[torch.Tensor],
+        group: Any,  # noqa: ANN401
+        peer: int,
+        frame: FrameType,
+    ) -> None:
+        running, kind = self._thread.running, _KINDS.get(public)
+        if kind is None or (kind == "all_gather" and given[0].ndim < _FEWEST_DIMS):
+            running.returned(Place.of(frame))
+            return
+        sizes = {each.numel() for each in given}
+        members = tuple(dist.get_process_group_ranks(group))
+        if len(sizes) != 1 or len(members) < 2 or not given[0].is_floating_point():
+            return
+        running.add(
+            Exchange(
+                kind=kind,
+                place=Place.of(frame),
+                members=members,
+                size=sum(each.numel() for each in given)
+                * (len(members) if kind == "all_gather" else 1),
+                peer=members[peer] if kind == "ring" else -1,
+                width=given[0].shape[-1] if given[0].ndim else 0,
+                content=running.read(given),
+            )
+        )
+
+    def _on_attention(self, attention: Attention, frame: FrameType) -> None:
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_TASK:
+            self._guard(self._attend, attention, frame)
+
+    def _attend(self, attention: Attention, frame: FrameType) -> None:
+        site = CallSite(frames_of(frame, self.recorder.main_script))
+        self._thread.running.attend(attention, Place.of(frame), site)
+
+    # When it is over
+
+    def _on_backward(self) -> None:
+        self._guard(self._end)
+
+    def _end(self) -> None:
+        uses = self._thread.running.take()
+        for kind, members in dict.fromkeys((use.kind, use.members) for use in uses):
+            number = self._numbers.get((kind, members), 0)
+            self._numbers[kind, members] = number + 1
+            mine = [use for use in uses if (use.kind, use.members) == (kind, members)]
+            fields = {
+                "how": kind,
+                "number": number,
+                "members": members,
+                "step": self.recorder.step,
+            }
+            self._waiting.append((mine, fields))
+        self._write()
+
+    def _on_step(self) -> None:
+        self._guard(self._write)
+        if not self.is_off:
+            self._look(is_due(self.recorder.step))
+
+    def _write(self) -> None:
+        while self._waiting and are_ready(self._waiting[0][0]):
+            uses, fields = self._waiting.popleft()
+            self.recorder.event(SequenceUse, uses=tuple(settled(uses)), **fields)

@@ -1,0 +1,203 @@
+"""Recognises exchanges around attention, by which ranks share sequences.
+
+They share them if the module that computes attention exchanges as many elements between ranks as
+its query has, or passes something on to the next rank of a ring. Experts are exchanged in a module
+of their own, and data parallelism exchanges nothing in a forward pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Final, NamedTuple
+
+import torch
+
+from distdiag.event import CallSite
+from distdiag.probes.attention_calls import Attention
+from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_content import Pending, contents
+from distdiag.sequence_use_event import AttentionUse, UseKind
+
+MOST_READ: Final = 8
+"""The contents of so many exchanges are read in a forward pass."""
+_MOST_OPEN: Final = 32
+_MOST_USES: Final = 128
+_MOST_FRAMES: Final = 60
+_MOST_ROWS: Final = 4096
+_ROUNDING: Final = 1e-6
+_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+_SELF: Final = ("self",)
+
+Line = tuple[CodeType, int]
+
+
+class Place(NamedTuple):
+    """Where a call stands: the functions that are running, and the lines at which they are."""
+
+    codes: frozenset[CodeType]
+    lines: tuple[Line, ...]
+    scope: CodeType | None
+    is_module: bool
+
+    @classmethod
+    def of(cls, frame: FrameType | None) -> Place:
+        """Look at the functions up from this frame; `scope` is the innermost module's forward."""
+        lines: list[Line] = []
+        scope: CodeType | None = None
+        own: CodeType | None = None
+        while frame is not None and len(lines) < _MOST_FRAMES:
+            code = frame.f_code
+            if not code.co_filename.startswith(_TORCH):
+                lines.append((code, frame.f_lineno))
+                own = own or code
+                if scope is None and code.co_name == "forward" and code.co_varnames[:1] == _SELF:
+                    scope = code
+            frame = frame.f_back
+        codes = frozenset(code for code, _ in lines)
+        return cls(codes, tuple(lines), scope or own, scope is not None)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A call that sends parts of tensors to other ranks."""
+
+    kind: UseKind
+    place: Place
+    members: tuple[int, ...]
+    size: int
+    peer: int
+    width: int
+    content: Pending | None
+
+
+@dataclass(slots=True)
+class _Use:
+    kind: UseKind
+    attention: Attention
+    place: Place
+    members: tuple[int, ...]
+    before: list[Exchange]
+    site: CallSite
+    is_returned: bool = False
+    lines: set[tuple[Line, ...]] = field(default_factory=set)
+
+    def is_around(self, place: Place) -> bool:
+        """Say whether a later call stands in the module that computed this attention."""
+        return self.place.scope in place.codes and place.lines not in self.lines
+
+
+class ForwardPass:
+    """What one thread exchanges and attends to, until the backward pass."""
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self._open: deque[Exchange] = deque(maxlen=_MOST_OPEN)
+        self._uses: list[_Use] = []
+        self._num_read = 0
+
+    def read(self, tensors: Sequence[torch.Tensor]) -> Pending | None:
+        """Begin to read what is exchanged, if this is one of the first exchanges."""
+        if self._num_read >= MOST_READ or not all(map(is_readable, tensors)):
+            return None
+        self._num_read += 1
+        with unseen():
+            found = contents([*tensors, num_distinct(tensors)])
+        found.guard()
+        return found
+
+    def add(self, exchange: Exchange) -> None:
+        """Take note of an exchange that is about to begin."""
+        if not self.returned(exchange.place) or exchange.kind == "all_gather":
+            self._open.append(exchange)
+
+    def returned(self, place: Place) -> bool:
+        """Say whether a call brings back what the last attention made of the parts."""
+        last = self._uses[-1] if self._uses else None
+        if last is None or not last.is_around(place):
+            return False
+        last.is_returned = True
+        return last.kind == "all_to_all"
+
+    def attend(self, attention: Attention, place: Place, site: CallSite) -> None:
+        """Take note of attention that is about to be computed."""
+        mine = [each for each in self._open if place.scope in each.place.codes]
+        for each in mine:
+            self._open.remove(each)
+        if not mine or len(self._uses) >= _MOST_USES:
+            return
+        last = mine[-1]
+        before = [each for each in mine if (each.kind, each.members) == (last.kind, last.members)]
+        if _fits(attention, place, before):
+            use = _Use(last.kind, attention, place, last.members, before, site)
+            use.lines = {each.place.lines for each in before}
+            self._uses.append(use)
+
+    def take(self) -> list[_Use]:
+        """Return the uses of the pass that is over, and begin anew."""
+        uses, self._uses = self._uses, []
+        self._open.clear()
+        self._num_read = 0
+        return uses
+
+
+def _fits(attention: Attention, place: Place, before: Sequence[Exchange]) -> bool:
+    """Say whether what was exchanged before is what the attention works on."""
+    sizes = {each.size for each in before}
+    match before[-1].kind:
+        case "ring":
+            return place.is_module
+        case "all_gather":
+            key, value = attention.sizes[1:] or (0, 0)
+            is_longer = attention.num_keys == len(before[-1].members) * attention.num_queries
+            return is_longer and (not key or bool(sizes & {key, value, key + value}))
+    if attention.sizes:
+        return bool(sizes & {attention.sizes[0], sum(attention.sizes)})
+    unit = attention.unit
+    return any(size > unit > 0 and size % unit == 0 for size in sizes)
+
+
+def num_distinct(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Count the rows that differ, without a wait; -1 in place of what has no rows."""
+    first = tensors[0].detach()
+    if not first.is_floating_point() or not first.ndim or not first.numel():
+        return torch.full((1,), -1.0)
+    width = first.shape[-1]
+    rows = torch.cat([each.detach().reshape(-1, width)[:_MOST_ROWS].double() for each in tensors])
+    weights = torch.arange(1, width + 1, device=rows.device, dtype=rows.dtype).sin()
+    sums = (rows * weights).sum(-1).sort().values
+    room = _ROUNDING * sums.abs().amax()
+    return 1.0 + (sums[1:] - sums[:-1] > room).sum(dtype=torch.float64).reshape(1)
+
+
+def settled(uses: Sequence[_Use]) -> Iterator[AttentionUse]:
+    """Yield what is written down; all contents are there."""
+    for use in uses:
+        digests: list[str] = []
+        distinct = -1
+        for exchange in use.before:
+            found = exchange.content.take() if exchange.content is not None else None
+            parts = [] if found is None else [each.digest if each else "" for each in found[:-1]]
+            digests.append("".join(parts) if parts and "" not in parts else "")
+            last = found[-1] if found else None
+            distinct = max(distinct, int(last.mean) if last is not None else -1)
+        heads = use.attention.num_heads * len(use.members)
+        is_by_head = use.attention.width in (0, use.before[0].width)
+        yield AttentionUse(
+            given=tuple(digests),
+            num_distinct=distinct,
+            num_repeated=heads if is_by_head else len(use.members),
+            num_tokens=use.attention.num_tokens,
+            is_returned=use.is_returned,
+            peer=use.before[0].peer,
+            site=use.site,
+        )
+
+
+def are_ready(uses: Sequence[_Use]) -> bool:
+    """Say whether all contents have been read."""
+    pending = [each.content for use in uses for each in use.before if each.content is not None]
+    return all([each.take() is not None for each in pending])

@@ -1,0 +1,34 @@
+"""A view of what ranks that share sequences exchange around attention, over several passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distdiag.data_event import ModelFed
+from distdiag.loss_event import LossWeights
+from distdiag.ranks import RankSet
+from distdiag.sequence_use_event import SequenceUse, UseKind
+
+Uses = Mapping[int, SequenceUse]
+Feeds = Mapping[int, ModelFed]
+Losses = Mapping[int, LossWeights]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """The same forward passes on all ranks of one group.
+
+    `feeds` are what models were given for them, `losses` what these passes led to, as far as that
+    is known of all ranks. `is_fed_by_others`: ranks exchange integers or objects before their
+    forward passes, such as the samples. `is_reduced`: after the first step something larger than
+    some figures was reduced or sent round among them, or it is not known yet.
+    """
+
+    how: UseKind
+    ranks: RankSet
+    passes: tuple[Uses, ...]
+    feeds: tuple[Feeds, ...] = ()
+    losses: tuple[Losses, ...] = ()
+    is_fed_by_others: bool = False
+    is_reduced: bool = True

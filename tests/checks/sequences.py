@@ -1,0 +1,49 @@
+"""Builds what the engine would show of ranks that share sequences."""
+
+from itertools import count
+
+from distdiag.ranks import RankSet
+from distdiag.sequence_use_event import AttentionUse, SequenceUse
+from distdiag.sequence_view import SequenceView
+from tests.checks.streams import plain_site
+
+_SEQS = count(1)
+
+
+def use(rank, number, **values):
+    """Attention over 40 tokens, half of them of this rank, with exchanges before and after it."""
+    fields = {
+        "given": tuple(f"{name} {rank} {number}" for name in ("query", "key", "value")),
+        "num_distinct": 30,
+        "num_repeated": 4,
+        "num_tokens": 40,
+        "is_returned": True,
+        "peer": -1,
+        "site": plain_site(30),
+    }
+    return AttentionUse(**{**fields, **values})
+
+
+def passed(rank, number, *uses, how="all_to_all", members=(0, 1), **values):
+    """One forward pass of a rank, with one layer unless others are given."""
+    return SequenceUse(
+        rank=rank,
+        seq=next(_SEQS),
+        time_ns=0,
+        step=number,
+        how=how,
+        number=number,
+        members=members,
+        uses=uses or (use(rank, number, **values),),
+    )
+
+
+def shared(*passes, how="all_to_all", **values):
+    """What the ranks of a group did in several passes: for each the events of all ranks."""
+    by_rank = tuple({event.rank: event for event in events} for events in passes)
+    return SequenceView(how, RankSet(by_rank[0]), by_rank, **values)
+
+
+def both(number, **values):
+    """One forward pass of two ranks."""
+    return [passed(rank, number, **values) for rank in (0, 1)]

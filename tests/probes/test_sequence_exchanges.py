@@ -1,0 +1,173 @@
+"""What is taken for a shared sequence, and what is not."""
+
+import pytest
+import torch
+
+from distdiag.event import CallSite
+from distdiag.probes.attention_calls import Attention, AttentionCalls
+from distdiag.probes.base import Patches
+from distdiag.probes.sequence_exchanges import (
+    Exchange,
+    ForwardPass,
+    Place,
+    num_distinct,
+    settled,
+)
+
+SITE = CallSite(())
+SIZE = 2 * 8 * 2 * 4
+ATTENTION = Attention((SIZE, SIZE, SIZE), 0, 16, 2, 4, 8, 8)
+
+
+def attend(): ...
+
+
+def experts(): ...
+
+
+def main(): ...
+
+
+def place(*functions, line=1):
+    """The functions that run, innermost first; the innermost is the module's."""
+    codes = [function.__code__ for function in functions]
+    lines = tuple((code, line) for code in codes)
+    return Place(frozenset(codes), lines, codes[0], is_module=True)
+
+
+def exchange(where, kind="all_to_all", size=SIZE, **values):
+    return Exchange(kind, where, (0, 1), size, values.get("peer", -1), 4, None)
+
+
+def uses(*steps, attention=ATTENTION):
+    """What is found in a pass of exchanges and of places where attention is computed."""
+    running = ForwardPass()
+    for step in steps:
+        if isinstance(step, Exchange):
+            running.add(step)
+        else:
+            running.attend(attention, step, SITE)
+    return list(settled(running.take()))
+
+
+HERE = place(attend, main)
+
+
+def test_an_exchange_of_the_query_in_the_module_of_attention_is_a_use():
+    (use,) = uses(exchange(HERE), HERE)
+    assert not use.is_returned
+    assert use.num_tokens == 16
+
+
+def test_what_follows_at_another_line_brings_it_back():
+    (use,) = uses(exchange(HERE), HERE, exchange(place(attend, main, line=9)))
+    assert use.is_returned
+
+
+def test_the_first_exchange_of_the_next_layer_brings_nothing_back():
+    first, second = uses(exchange(HERE), HERE, exchange(HERE), HERE)
+    assert not first.is_returned
+    assert not second.is_returned
+
+
+def test_exchanges_of_experts_in_a_module_of_their_own_are_none():
+    assert uses(exchange(place(experts, main)), HERE, exchange(place(experts, main))) == []
+
+
+def test_exchanges_of_another_size_are_none():
+    assert uses(exchange(HERE, size=SIZE + 8), HERE) == []
+
+
+def test_scores_tell_what_divides_the_query():
+    scores = Attention((), SIZE // 4, 16, 2, 0, 8, 8)
+    assert len(uses(exchange(HERE), HERE, attention=scores)) == 1
+    assert uses(exchange(HERE, size=SIZE + 8), HERE, attention=scores) == []
+
+
+def test_messages_in_the_module_of_attention_are_a_ring():
+    (use,) = uses(exchange(HERE, "ring", size=8, peer=1), HERE)
+    assert use.peer == 1
+
+
+def test_gathered_keys_are_a_use_if_there_are_more_of_them():
+    longer = ATTENTION._replace(num_keys=16)
+    assert len(uses(exchange(HERE, "all_gather"), HERE, attention=longer)) == 1
+    assert uses(exchange(HERE, "all_gather"), HERE) == []
+
+
+def test_rows_that_differ_are_counted():
+    rows = torch.randn(6, 4)
+    assert num_distinct([rows]).item() == 6
+    assert num_distinct([torch.cat([rows, rows])]).item() == 6
+    assert num_distinct([rows, rows]).item() == 6
+    assert num_distinct([torch.ones(6, 4)]).item() == 1
+    assert num_distinct([torch.ones(6, 4, dtype=torch.int64)]).item() == -1
+
+
+@pytest.fixture
+def calls():
+    patches = Patches()
+    found = []
+    watch = AttentionCalls(lambda attention, _: found.append(attention), patches)
+    watch.install()
+    yield watch, found
+    patches.undo()
+
+
+def test_calls_are_told_only_while_they_are_wanted(calls):
+    watch, found = calls
+    query = torch.randn(2, 3, 5, 4)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    assert found == []
+    watch.is_wanted = True
+    result = torch.nn.functional.scaled_dot_product_attention(query, key=query, value=query)
+    assert torch.equal(result, expected)
+    assert found == [Attention((120, 120, 120), 0, 10, 3, 4, 5, 5)]
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        lambda scores: scores.softmax(-1),
+        lambda scores: torch.softmax(scores, dim=-1),
+        lambda scores: torch.nn.functional.softmax(scores, dim=3),
+    ],
+)
+def test_softmax_over_keys_is_attention(calls, softmax):
+    watch, found = calls
+    watch.is_wanted = True
+    softmax(torch.randn(2, 3, 5, 7))
+    assert found == [Attention((), 30, 10, 3, 0, 5, 7)]
+
+
+def test_softmax_over_experts_or_another_dimension_is_none(calls):
+    watch, found = calls
+    watch.is_wanted = True
+    torch.randn(8, 4).softmax(-1)
+    torch.randn(2, 3, 5, 7).softmax(1)
+    assert found == []
+
+
+def test_a_compiled_function_stays_one_graph(calls):
+    watch, _ = calls
+    watch.is_wanted = True
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def both(query):
+        out = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        return torch.softmax(out, -1) + out.softmax(-1) + torch.nn.functional.softmax(out, -1)
+
+    query = torch.randn(2, 3, 5, 4)
+    result = both(query)
+    watch.is_wanted = False
+    torch.compiler.reset()
+    assert torch.equal(result, both(query))
+
+
+def test_everything_is_put_back():
+    before = torch.nn.functional.scaled_dot_product_attention, torch.softmax
+    patches = Patches()
+    AttentionCalls(lambda *_: None, patches).install()
+    patches.undo()
+    assert (torch.nn.functional.scaled_dot_product_attention, torch.softmax) == before
+    assert "softmax" not in vars(torch.Tensor)
