@@ -19,6 +19,7 @@ from distdiag.parity.norms import norm_pairs
 from distdiag.parity.outputs import differing_ranks, output_pairs
 from distdiag.parity.rates import Rates
 from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.spread_parts import experts_of, find_spots, num_parts
 from distdiag.parity.tensors import MOST_EXPLAINED, Tensors, kept
 from distdiag.parity.tolerance import compare
 from distdiag.ranks import RankSet
@@ -66,7 +67,9 @@ class Comparison:
         """
         self._reference = reference
         self._repeats = repeats
-        self._candidate = candidate
+        spots = find_spots(reference, candidate)
+        self._num_parts, self._experts = num_parts(spots), experts_of(reference, spots)
+        self._candidate = candidate = candidate.with_parts_at(spots) if spots else candidate
         self._is_replayed = is_replayed
         self._result = Result()
         self._tensors = Tensors(reference, repeats, candidate, self._result.not_compared)
@@ -166,9 +169,11 @@ class Comparison:
         sizes["the number of data coordinates"] = len(self._candidate.coordinates)
         for summary in summaries:
             sizes.update({f"the size of mesh axis {k}": n for k, n in summary.mesh_sizes.items()})
+        sizes["the number of parts of what is spread by hand"] = self._num_parts
         micro = self._candidate.num_micro(step)
         sizes["the number of accumulation steps"] = micro
-        sizes["accumulation steps and ranks together"] = micro * len(self._candidate.summaries)
+        if micro > 1:
+            sizes["accumulation steps and ranks together"] = micro * len(summaries)
         return {name: size for name, size in sizes.items() if size > 1}
 
     # Data and the beginning
@@ -240,7 +245,8 @@ class Comparison:
 
     def _outputs(self, step: int) -> Iterator[Pair]:
         if self._is_replayed:
-            yield from output_pairs(self._reference, self._repeats, self._candidate, step)
+            runs = (self._reference, self._repeats, self._candidate)
+            yield from output_pairs(*runs, step, self._experts)
 
     def _updates(self, step: int) -> Iterator[Pair]:
         """Yield the changes of parameters; the learning rates if rounding hides what they do."""

@@ -8,7 +8,7 @@ from distdiag.probes.sample_figures import coarser, figures_of
 
 def test_each_sample_has_its_own_figures():
     output = torch.tensor([[1.0, 3.0], [2.0, 2.0]], dtype=torch.bfloat16)
-    figures, num_elements, dtype = figures_of(output, 2)
+    figures, num_elements, _, dtype = figures_of(output, 2)
     assert figures[:, 0].tolist() == [2.0, 2.0]
     assert figures[:, 1].tolist() == pytest.approx([5.0**0.5, 2.0])
     assert (num_elements, dtype) == (2, "bfloat16")

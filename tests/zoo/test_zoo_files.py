@@ -68,6 +68,7 @@ IDS = [
     "pytorch-109074-held-gil",
     "pytorch-111138-bb-false",
     "pytorch-141069-uneven-iterable",
+    "pytorch-160285-ep-doubled",
     "pytorch-172668-send-before-recv",
     "pytorch-190543-stale-build-lock",
     "pytorch-25390-own-group",
