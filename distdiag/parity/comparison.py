@@ -14,6 +14,7 @@ from distdiag.disparity import Difference, Disparity, Subject
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
 from distdiag.parity.loose_parts import compare_parts
+from distdiag.parity.loss_share import share_of
 from distdiag.parity.losses import loss_pairs, total_loss
 from distdiag.parity.norms import norm_pairs
 from distdiag.parity.outputs import differing_ranks, output_pairs
@@ -138,11 +139,18 @@ class Comparison:
     ) -> Disparity:
         first = pairs[0]
         culprits, details = RankSet(), []
+        differences = [pair.difference for pair in pairs[:SHOWN]]
         if subject is Subject.OUTPUT:
             culprits = differing_ranks(first, self._candidate.coordinates)
             explanation = ""
         else:
             explanation = explain(pairs[:MOST_EXPLAINED], self.sizes(step))
+        if subject is Subject.LOSS and not explanation:
+            gradients = [pair.difference for pair in self._tensors.pairs(Kind.GRADIENT, step)]
+            share = share_of(gradients)
+            if share is not None:
+                explanation = share.explanation
+                differences += share.differing
         if subject is Subject.UPDATE:
             details += self._rates.details(step)
         if subject is Subject.GRADIENT:
@@ -155,7 +163,7 @@ class Comparison:
             subject=subject,
             candidate=self._candidate.label,
             reference=self._reference.label,
-            differences=tuple(pair.difference for pair in pairs[:SHOWN]),
+            differences=tuple(differences[:SHOWN]),
             num_compared=num_compared,
             explanation=explanation,
             culprits=culprits,

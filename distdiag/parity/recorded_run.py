@@ -192,7 +192,7 @@ class RecordedRun:
         return None if sum(_sizes(parts.values())) < math.prod(shape) else whole
 
     def digest(self, kind: Kind, step: int, name: str) -> str:
-        """Return the digest of a tensor that ranks recorded wholly and alike, else an empty text."""
+        """Return the digest of a tensor that ranks recorded wholly and alike, else an empty one."""
         parts = [each for each in self.by_rank(kind, step, 0, name).values() if each.num_bytes]
         digests = {each.digest if each.part == each.shape else "" for each in parts}
         return digests.pop() if len(digests) == 1 else ""

@@ -16,7 +16,6 @@ EXPERTS = 4
 TOP_K = 2
 SEQ_LEN = 12
 BATCH = 4
-STEPS = 8
 
 logger = logging.getLogger("pretrain")
 
@@ -137,10 +136,10 @@ def train(group: dist.ProcessGroup) -> None:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(ddp.parameters(), lr=3e-3)
 
-    steps = torch.randint(1, 5, (256, 1), generator=torch.Generator().manual_seed(1))
-    text = TensorDataset((torch.arange(SEQ_LEN + 1) * steps + torch.arange(256)[:, None]) % VOCAB)
+    steps = torch.randint(1, 5, (128, 1), generator=torch.Generator().manual_seed(1))
+    text = TensorDataset((torch.arange(SEQ_LEN + 1) * steps + torch.arange(128)[:, None]) % VOCAB)
     sampler = DistributedSampler(text, seed=2)
-    for step, (tokens,) in zip(range(STEPS), DataLoader(text, BATCH, sampler=sampler)):
+    for step, (tokens,) in enumerate(DataLoader(text, BATCH, sampler=sampler)):
         logits = ddp(tokens[:, :-1])
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
