@@ -1,4 +1,4 @@
-"""Fine-tune a mixture-of-experts model on answers whose prompts do not count, averaging over tokens."""
+"""Fine-tune a mixture-of-experts model on answers, averaging their losses over all tokens."""
 
 import logging
 
