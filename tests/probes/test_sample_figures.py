@@ -14,6 +14,12 @@ def test_each_sample_has_its_own_figures():
     assert (num_elements, dtype) == (2, "bfloat16")
 
 
+def test_the_axis_of_the_samples_is_told():
+    assert figures_of(torch.ones(4, 3), 4).axis == 0
+    assert figures_of(torch.ones(3, 4), 4).axis == 1
+    assert figures_of(torch.ones(12, 3), 4).axis == -1
+
+
 def test_another_tensor_does_not_stand_in_for_one_that_cannot_be_read():
     pending = torch.ones(4, 3, device="meta")
     assert figures_of((torch.arange(4), torch.ones(4, 3)), 4) is not None
