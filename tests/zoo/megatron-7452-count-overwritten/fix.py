@@ -87,7 +87,7 @@ def balancing_loss(
     It is summed over tokens, as the main loss is: gradients are divided by their number later.
     """
     num_tokens = is_token.sum()
-    mean_probs = probs[is_token].sum(dim=0) / num_tokens
+    mean_probs = probs[is_token].mean(dim=0)
     load = torch.bincount(chosen[is_token].flatten(), minlength=EXPERTS).float()
     total_tokens = num_tokens.clone()
     dist.all_reduce(load)
