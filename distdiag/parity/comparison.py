@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from distdiag.disparity import Difference, Disparity, Subject
+from distdiag.parity.alone import gradients_of, is_mean_of
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
 from distdiag.parity.loose_parts import compare_parts
@@ -139,7 +140,7 @@ class Comparison:
     ) -> Disparity:
         first = pairs[0]
         culprits, details = RankSet(), []
-        differences = [pair.difference for pair in pairs[:SHOWN]]
+        differences, share = [pair.difference for pair in pairs[:SHOWN]], None
         if subject is Subject.OUTPUT:
             culprits = differing_ranks(first, self._candidate.coordinates)
             explanation = ""
@@ -168,6 +169,7 @@ class Comparison:
             explanation=explanation,
             culprits=culprits,
             details=tuple(details),
+            is_share=share is not None,
         )
 
     def sizes(self, step: int) -> dict[str, int]:
@@ -279,12 +281,9 @@ class Comparison:
 
     def weights(self, pairs: Sequence[Pair], alone: Sequence[RecordedRun]) -> Weights | None:
         """Find the weights of the coordinates' data, from runs on the data of each alone."""
-        kept, parts = [], [[] for _ in alone]  # type: ignore[var-annotated]
-        for pair in pairs:
-            name = pair.difference.name
-            arrays = [run.whole(Kind.GRADIENT, 0, name) for run in alone]
-            if pair.reference.size and all(array is not None for array in arrays):
-                kept.append(pair)
-                for part, array in zip(parts, arrays, strict=True):
-                    part.append(array)
+        kept, parts = gradients_of(pairs, alone)
         return weights_of(kept, parts) if kept else None
+
+    def is_mean(self, pairs: Sequence[Pair], alone: Sequence[RecordedRun]) -> bool:
+        """Say whether the gradients are the means of what each coordinate's data gives alone."""
+        return is_mean_of(*gradients_of(pairs, alone))
