@@ -33,7 +33,7 @@ def test_ranks_of_which_nobody_knows_that_they_hold_the_same_all_write(tmp_path,
     writer = RecordingWriter(tmp_path, 1)
     held = [("Net/up", Held(plan, torch.ones(4)))]
     TensorRecorder(writer, 1).write(Kind.START, 0, held, lambda each: each.tensor)
-    writer.close(RankSummary(rank=1, world_size=2, num_steps=0))
+    writer.close(RankSummary(rank=1, world_size=2, num_steps=0, num_batches=0))
     (record,) = read_index(tmp_path / "rank-1.index")
     assert record.digest
     assert bool(record.num_bytes) is is_written
