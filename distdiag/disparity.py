@@ -43,7 +43,8 @@ class Disparity(Event, frozen=True, kw_only=True):
     order of gradients); `num_compared` were compared. `explanation` is what was found out about
     them. `culprits` are the ranks whose part differs, where known. `weights` are the shares with
     which the data of each coordinate enters, where they could be told, and `due` those that it
-    should have.
+    should have. `is_share`: it is in a part of the loss only. `is_of_batches`: what all ranks have
+    computed is right for the batch of each, but the loss of a batch is no mean over its samples.
     """
 
     subject: Subject
@@ -56,3 +57,5 @@ class Disparity(Event, frozen=True, kw_only=True):
     weights: tuple[float, ...] = ()
     due: tuple[float, ...] = ()
     details: tuple[str, ...] = ()
+    is_share: bool = False
+    is_of_batches: bool = False

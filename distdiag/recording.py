@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     flat part the whole is taken as one row. `micro` is the backward pass within the step, or the
     number of the batch. Without bytes (`num_bytes` 0) another rank has recorded the same, and
     `digest` tells whether it is the same; with `is_kept` a wrapper sees to that. `values` are those
-    of what is no tensor.
+    of what is no tensor. `among` are the ranks of the mesh whose parts make up the `shape`.
     """
 
     kind: Kind
@@ -57,6 +57,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     is_flat: bool = False
     values: tuple[float | int | str | bool | None, ...] | None = None
     is_kept: bool = False
+    among: tuple[int, ...] = ()
 
 
 class RecordingWriter:

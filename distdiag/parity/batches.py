@@ -54,6 +54,10 @@ def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
     """Say how the samples of a run differ from those of its reference; empty if they do not."""
     ours = _all_samples(reference)
     theirs = _all_samples(candidate)
+    if ours != theirs and _passes(reference) != _passes(candidate):
+        together = _by_step(ours, _passes(reference)), _by_step(theirs, _passes(candidate))
+        if all(together):
+            ours, theirs = together
     for place in sorted(ours.keys() & theirs.keys()):
         mine, other = Counter(ours[place]), Counter(theirs[place])
         if mine == other:
@@ -72,6 +76,30 @@ def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
         twice = f"; {repeated} samples come more than once" if repeated else ""
         return f"other samples come, {what}{twice}"
     return ""
+
+
+def _passes(run: RecordedRun) -> int:
+    """Return how many backward passes each step has, 0 if it varies."""
+    counts = {run.num_micro(step) for step in range(run.num_steps)}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def _by_step(batches: Batches, num_passes: int) -> Batches:
+    """Join the batches of each step, of which each pass takes one; nothing if that is not so."""
+    numbers: dict[int, list[int]] = {}
+    for iterator, number in batches:
+        numbers.setdefault(iterator, []).append(number)
+    if not num_passes or any(sorted(each) != list(range(len(each))) for each in numbers.values()):
+        return {}
+    return {
+        (iterator, first // num_passes): [
+            sample
+            for number in range(first, first + num_passes)
+            for sample in batches[iterator, number]
+        ]
+        for iterator, each in numbers.items()
+        for first in range(0, len(each) - num_passes + 1, num_passes)
+    }
 
 
 def _all_samples(run: RecordedRun) -> Batches:

@@ -11,14 +11,17 @@ import msgspec
 import numpy as np
 
 from distdiag.disparity import Difference, Disparity, Subject
+from distdiag.parity.alone import gradients_of, is_mean_of
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import Pair, Weights, explain, weights_of
 from distdiag.parity.loose_parts import compare_parts
+from distdiag.parity.loss_share import share_of
 from distdiag.parity.losses import loss_pairs, total_loss
 from distdiag.parity.norms import norm_pairs
 from distdiag.parity.outputs import differing_ranks, output_pairs
 from distdiag.parity.rates import Rates
 from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.spread_parts import experts_of, find_spots, num_parts
 from distdiag.parity.tensors import MOST_EXPLAINED, Tensors, kept
 from distdiag.parity.tolerance import compare
 from distdiag.ranks import RankSet
@@ -66,7 +69,9 @@ class Comparison:
         """
         self._reference = reference
         self._repeats = repeats
-        self._candidate = candidate
+        spots = find_spots(reference, candidate)
+        self._num_parts, self._experts = num_parts(spots), experts_of(reference, spots)
+        self._candidate = candidate = candidate.with_parts_at(spots) if spots else candidate
         self._is_replayed = is_replayed
         self._result = Result()
         self._tensors = Tensors(reference, repeats, candidate, self._result.not_compared)
@@ -135,11 +140,18 @@ class Comparison:
     ) -> Disparity:
         first = pairs[0]
         culprits, details = RankSet(), []
+        differences, share = [pair.difference for pair in pairs[:SHOWN]], None
         if subject is Subject.OUTPUT:
             culprits = differing_ranks(first, self._candidate.coordinates)
             explanation = ""
         else:
             explanation = explain(pairs[:MOST_EXPLAINED], self.sizes(step))
+        if subject is Subject.LOSS and not explanation:
+            gradients = [pair.difference for pair in self._tensors.pairs(Kind.GRADIENT, step)]
+            share = share_of(gradients)
+            if share is not None:
+                explanation = share.explanation
+                differences += share.differing
         if subject is Subject.UPDATE:
             details += self._rates.details(step)
         if subject is Subject.GRADIENT:
@@ -152,11 +164,12 @@ class Comparison:
             subject=subject,
             candidate=self._candidate.label,
             reference=self._reference.label,
-            differences=tuple(pair.difference for pair in pairs[:SHOWN]),
+            differences=tuple(differences[:SHOWN]),
             num_compared=num_compared,
             explanation=explanation,
             culprits=culprits,
             details=tuple(details),
+            is_share=share is not None,
         )
 
     def sizes(self, step: int) -> dict[str, int]:
@@ -166,9 +179,11 @@ class Comparison:
         sizes["the number of data coordinates"] = len(self._candidate.coordinates)
         for summary in summaries:
             sizes.update({f"the size of mesh axis {k}": n for k, n in summary.mesh_sizes.items()})
+        sizes["the number of parts of what is spread by hand"] = self._num_parts
         micro = self._candidate.num_micro(step)
         sizes["the number of accumulation steps"] = micro
-        sizes["accumulation steps and ranks together"] = micro * len(self._candidate.summaries)
+        if micro > 1:
+            sizes["accumulation steps and ranks together"] = micro * len(summaries)
         return {name: size for name, size in sizes.items() if size > 1}
 
     # Data and the beginning
@@ -240,7 +255,8 @@ class Comparison:
 
     def _outputs(self, step: int) -> Iterator[Pair]:
         if self._is_replayed:
-            yield from output_pairs(self._reference, self._repeats, self._candidate, step)
+            runs = (self._reference, self._repeats, self._candidate)
+            yield from output_pairs(*runs, step, self._experts)
 
     def _updates(self, step: int) -> Iterator[Pair]:
         """Yield the changes of parameters; the learning rates if rounding hides what they do."""
@@ -265,12 +281,9 @@ class Comparison:
 
     def weights(self, pairs: Sequence[Pair], alone: Sequence[RecordedRun]) -> Weights | None:
         """Find the weights of the coordinates' data, from runs on the data of each alone."""
-        kept, parts = [], [[] for _ in alone]  # type: ignore[var-annotated]
-        for pair in pairs:
-            name = pair.difference.name
-            arrays = [run.whole(Kind.GRADIENT, 0, name) for run in alone]
-            if pair.reference.size and all(array is not None for array in arrays):
-                kept.append(pair)
-                for part, array in zip(parts, arrays, strict=True):
-                    part.append(array)
+        kept, parts = gradients_of(pairs, alone)
         return weights_of(kept, parts) if kept else None
+
+    def is_mean(self, pairs: Sequence[Pair], alone: Sequence[RecordedRun]) -> bool:
+        """Say whether the gradients are the means of what each coordinate's data gives alone."""
+        return is_mean_of(*gradients_of(pairs, alone))

@@ -25,8 +25,11 @@ def total_loss(run: RecordedRun, step: int, num_micro: int) -> float:
 def loss_pairs(
     reference: RecordedRun, repeats: Sequence[RecordedRun], candidate: RecordedRun, step: int
 ) -> Iterator[Pair]:
-    """Yield the losses of all passes of a step."""
+    """Yield the losses of all passes of a step; those of unlike numbers of passes together."""
     common = _noise(reference, repeats, step)
+    if reference.num_micro(step) != candidate.num_micro(step):
+        yield from _step_pairs(reference, repeats, candidate, step, common)
+        return
     for micro in range(reference.num_micro(step)):
         ours, theirs = _losses(reference, step, micro), _losses(candidate, step, micro)
         if not ours.size or not theirs.size:
@@ -40,6 +43,35 @@ def loss_pairs(
         # Whether losses are averaged or summed over ranks, the gradients will show.
         if found:
             yield min(found, key=lambda pair: pair.difference.ratio)
+
+
+def _step_pairs(
+    reference: RecordedRun,
+    repeats: Sequence[RecordedRun],
+    candidate: RecordedRun,
+    step: int,
+    common: Common,
+) -> Iterator[Pair]:
+    """Yield the loss of a whole step, whether its passes are summed or averaged."""
+    ours, theirs, *others = (_passes(run, step) for run in (reference, candidate, *repeats))
+    if not ours.size or not theirs.size or any(not each.size for each in others):
+        return
+    exactness = Exactness(2 * reference.unit(Kind.LOSS, step, "loss"), num_steps=step)
+    share, found = len(theirs) / len(ours), []
+    for scale in (1, len(theirs[0]), share, share * len(theirs[0])):
+        value, due = np.array([theirs.mean() * scale]), np.array([ours.mean()])
+        means = [np.array([each.mean()]) for each in others]
+        measured = measure("loss of the step", due, value, means, exactness)
+        if measured is not None:
+            found.append(Pair(judge(measured, common), due, value))
+    if found:
+        yield min(found, key=lambda pair: pair.difference.ratio)
+
+
+def _passes(run: RecordedRun, step: int) -> Array:
+    """Return the losses of a step by pass and coordinate, nothing if some are missing."""
+    rows = [_losses(run, step, micro) for micro in range(run.num_micro(step))]
+    return np.stack(rows) if len({len(row) for row in rows}) == 1 else np.empty((0, 0))
 
 
 def _losses(run: RecordedRun, step: int, micro: int) -> Array:

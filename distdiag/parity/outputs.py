@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,16 +18,28 @@ _GUILTY: Final = 0.3
 
 
 def output_pairs(
-    reference: RecordedRun, repeats: Sequence[RecordedRun], candidate: RecordedRun, step: int
+    reference: RecordedRun,
+    repeats: Sequence[RecordedRun],
+    candidate: RecordedRun,
+    step: int,
+    experts: Collection[str] = (),
 ) -> Iterator[Pair]:
-    """Yield what each module returned in a step, in the order in which they returned."""
+    """Yield what each module returned in a step, in the order in which they returned.
+
+    What `experts` returned is left out: their rows are not those of the rank's own samples.
+    """
+    if reference.num_micro(step) != candidate.num_micro(step):
+        return  # their passes have other samples
     exactness = Exactness(UNIT["float32"], computed=reference.compute_unit, num_steps=step)
     for micro in range(reference.num_micro(step)):
         for name in reference.names(Kind.OUTPUT, step, micro):
+            if any(f"{name.rpartition('#')[0]}.".startswith(f"{each}.") for each in experts):
+                continue
             runs = (reference, candidate, *repeats)
             figures = [_figures(run, step, micro, name) for run in runs]
             known = [each for each in figures if each is not None]
-            # What has fewer elements is this rank's part of the output, which is not compared.
+            # What has fewer elements is this rank's part of the output, which is not compared; and
+            # what has its samples on another axis has some other dimension of that size.
             if len(known) < len(runs) or len({(size, each.shape) for size, each in known}) > 1:
                 continue
             # Relative to the size of each sample's values, not to a mean that may be near zero.
@@ -56,7 +68,7 @@ def _worst(
 
 
 def _figures(run: RecordedRun, step: int, micro: int, name: str) -> tuple[object, Array] | None:
-    """Return the figures of all samples, and of how many elements they were computed."""
+    """Return the figures of all samples, and of how many elements on which axis they were found."""
     records = run.by_rank(Kind.OUTPUT, step, micro, name)
     ranks = [coordinate[0] for coordinate in run.coordinates]
     if not ranks or any(rank not in records for rank in ranks):

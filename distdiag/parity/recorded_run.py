@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,6 +23,15 @@ Recorded = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
 """Numbers in single precision if they were recorded in that or a lower one."""
 Place = tuple[Kind, int, int, str]
 
+
+class Spot(NamedTuple):
+    """Where a part belongs: the name and shape of the whole, and where in it the part begins."""
+
+    name: str
+    shape: tuple[int, ...]
+    at: tuple[int, ...]
+
+
 UNIT: Final[Mapping[str, float]] = {
     "float64": 2.0**-52,
     "float32": 2.0**-23,
@@ -29,6 +39,9 @@ UNIT: Final[Mapping[str, float]] = {
     "bfloat16": 2.0**-7,
 }
 """The distance from one to the next number, by dtype."""
+
+
+_OF_PARAMETERS: Final = frozenset({Kind.START, Kind.GRADIENT, Kind.PARAMETER})
 
 
 class RecordedRun:
@@ -53,6 +66,20 @@ class RecordedRun:
                 if place not in self._records:
                     self._names.setdefault(place[:3], []).append(record.name)
                 self._records.setdefault(place, {})[rank] = record
+
+    def with_parts_at(self, spots: Mapping[tuple[int, str], Spot]) -> RecordedRun:
+        """Return this run as if its ranks had recorded their parts as those of the whole."""
+        run = copy.copy(self)
+        run._records, run._names = {}, {}
+        for place, by_rank in self._records.items():
+            for rank, record in by_rank.items():
+                spot = spots.get((rank, record.name)) if place[0] in _OF_PARAMETERS else None
+                moved = record if spot is None else _moved(record, spot)
+                new = (*place[:3], moved.name)
+                if new not in run._records:
+                    run._names.setdefault(new[:3], []).append(moved.name)
+                run._records.setdefault(new, {})[rank] = moved
+        return run
 
     @property
     def num_steps(self) -> int:
@@ -138,9 +165,16 @@ class RecordedRun:
         found = self.as_recorded(kind, step, name, micro)
         return None if found is None else found.astype(np.float64)
 
-    def as_recorded(self, kind: Kind, step: int, name: str, micro: int = 0) -> Recorded | None:
-        """Do the same without another copy of a tensor that one rank holds wholly."""
+    def as_recorded(
+        self, kind: Kind, step: int, name: str, micro: int = 0, among: Collection[int] = ()
+    ) -> Recorded | None:
+        """Do the same without another copy of a tensor that one rank holds wholly.
+
+        With `among` only the parts of these ranks.
+        """
         records = self.by_rank(kind, step, micro, name)
+        if among:
+            records = {rank: record for rank, record in records.items() if rank in among}
         parts = {rank: record for rank, record in records.items() if record.num_bytes}
         if not parts:
             return None
@@ -158,9 +192,10 @@ class RecordedRun:
         return None if sum(_sizes(parts.values())) < math.prod(shape) else whole
 
     def digest(self, kind: Kind, step: int, name: str) -> str:
-        """Return the digest of a tensor that one rank recorded wholly, empty if none did."""
+        """Return the digest of a tensor that ranks recorded wholly and alike, else an empty one."""
         parts = [each for each in self.by_rank(kind, step, 0, name).values() if each.num_bytes]
-        return parts[0].digest if len(parts) == 1 and parts[0].part == parts[0].shape else ""
+        digests = {each.digest if each.part == each.shape else "" for each in parts}
+        return digests.pop() if len(digests) == 1 else ""
 
     def array(self, rank: int, record: Record) -> Array:
         """Return the part of a tensor that one rank recorded."""
@@ -228,6 +263,11 @@ class RecordedRun:
         if len(data) < record.num_bytes:
             raise DamagedFileError(f"{self._folder}/rank-{rank}.data ends too early")
         return data
+
+
+def _moved(record: Record, spot: Spot) -> Record:
+    at = tuple(a + b for a, b in zip(spot.at, record.at, strict=True))
+    return msgspec.structs.replace(record, name=spot.name, shape=spot.shape, at=at)
 
 
 def _held(records: Mapping[int, Record]) -> dict[int, tuple[object, ...]]:

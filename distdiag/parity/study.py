@@ -28,6 +28,11 @@ DRAWS: Final = (
     "the forward pass draws random numbers (dropout, noise), and a run on other ranks draws "
     "others: not comparable. --dropout off switches dropout off in all runs"
 )
+OF_BATCHES: Final = (
+    "each rank has the gradients that its batch alone gives, and they are averaged, but all "
+    "samples in one batch have another loss: such as a balancing loss from the load of the "
+    "batch, or one of the pairs within it. This may be meant"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,9 @@ class Study:
         """Find out with which weight the data of each coordinate enters, if that may tell."""
         found = result.disparity
         is_wanted = found is not None and found.subject in (Subject.LOSS, Subject.GRADIENT)
-        if found is None or not is_wanted or found.step or found.explanation:
+        if found is None or not is_wanted or found.step:
+            return found
+        if found.explanation and not found.is_share:
             return found
         if not self._settings.is_replayed or self._source is None:
             return found
@@ -193,8 +200,12 @@ class Study:
                 for rank in sources
             ]
         )
-        weights = comparison.weights(comparison.gradient_pairs(0), alone)
-        if weights is None:
+        gradients = comparison.gradient_pairs(0)
+        weights = comparison.weights(gradients, alone)
+        if comparison.is_mean(gradients, alone) and (weights is None or found.is_share):
+            explanation = "; ".join(filter(None, (found.explanation, OF_BATCHES)))
+            return msgspec.structs.replace(found, explanation=explanation, is_of_batches=True)
+        if weights is None or found.is_share:
             return found
         return msgspec.structs.replace(
             found, explanation=weights.phrase(), weights=weights.candidate, due=weights.reference

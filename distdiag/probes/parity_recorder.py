@@ -264,8 +264,8 @@ class ParityRecorder(Probe):
         found = figures_of(output, self._feed.batch_size) if name is not None else None
         if name is None or found is None:
             return
-        figures, num_elements, dtype = found
-        self._compute_dtype = coarser(self._compute_dtype, dtype)
+        figures = found.values
+        self._compute_dtype = coarser(self._compute_dtype, found.dtype)
         number = self._calls[name] = self._calls.get(name, -1) + 1
         record = Record(
             Kind.OUTPUT,
@@ -275,7 +275,7 @@ class ParityRecorder(Probe):
             dtype="float32",
             shape=tuple(figures.shape),
             part=tuple(figures.shape),
-            values=(num_elements,),
+            values=(found.num_elements, found.axis),
         )
         self._writer.write(record, bytes_of(figures.contiguous()))
 

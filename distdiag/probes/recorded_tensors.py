@@ -15,6 +15,8 @@ from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held
 from distdiag.recording import Kind, Record, RecordingWriter
 
+_GUESSED: Final = frozenset({Basis.WORLD, Basis.LONE, Basis.MODEL})
+"""Each rank may hold something of its own, such as other experts, so all of them write it."""
 _FEWEST: Final = 16
 _LOST_BITS: Final = {"bfloat16": 0xFFFF, "float16": 0x1FFF}
 
@@ -58,7 +60,8 @@ class TensorRecorder:
             if record.kind is Kind.GRADIENT:
                 self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))
         replicas = held.plan.replicas
-        is_writer = not replicas or self._rank == min(replicas)
+        is_known = held.plan.basis not in _GUESSED
+        is_writer = not (is_known and replicas) or self._rank == min(replicas)
         record = Record(
             record.kind,
             record.step,
@@ -70,6 +73,7 @@ class TensorRecorder:
             part=part,
             digest=xxhash.xxh3_128_hexdigest(data),
             is_kept=held.plan.basis is Basis.WRAPPER and len(replicas) > 1,
+            among=held.plan.mesh.ranks if held.plan.mesh is not None else (),
         )
         self._writer.write(record, data if is_writer else b"")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,20 @@ from distdiag.probes.tensor_kinds import is_dtensor
 _weights: dict[tuple[int, torch.device], torch.Tensor] = {}
 
 
-def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int, str] | None:  # noqa: ANN401
-    """Return figures of shape (samples, 3) the number of elements of each sample, and the dtype.
+class Figures(NamedTuple):
+    """What was computed of an output, and of how many elements of each sample.
+
+    `axis` is that of the samples, -1 if they stand one behind the other.
+    """
+
+    values: torch.Tensor
+    num_elements: int
+    axis: int
+    dtype: str
+
+
+def figures_of(output: Any, batch_size: int) -> Figures | None:  # noqa: ANN401
+    """Return figures of shape (samples, 3).
 
     They are the mean, the root of the mean square, and a mean with fixed weights that sees
     permutations. None if the output has no floating-point tensor whose samples can be told apart.
@@ -23,7 +35,7 @@ def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int, str] | 
     if tensor is None or batch_size < 1:
         return None
     with unseen():
-        rows = _rows(tensor.detach(), batch_size)
+        axis, rows = _rows(tensor.detach(), batch_size)
         if rows is None or not rows.shape[1]:
             return None
         values, dtype = rows.float(), str(rows.dtype).removeprefix("torch.")
@@ -31,7 +43,8 @@ def figures_of(output: Any, batch_size: int) -> tuple[torch.Tensor, int, str] | 
         mean = values.mean(1)
         square = values.square().mean(1).sqrt()
         weighted = (values @ weights) / values.shape[1]
-        return torch.stack((mean, square, weighted), 1).cpu(), values.shape[1], dtype
+        figures = torch.stack((mean, square, weighted), 1).cpu()
+        return Figures(figures, values.shape[1], axis, dtype)
 
 
 def coarser(first: str, second: str) -> str:
@@ -62,13 +75,13 @@ def _floating(output: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
         yield from _floating(list(output.values()))
 
 
-def _rows(tensor: torch.Tensor, batch_size: int) -> torch.Tensor | None:
+def _rows(tensor: torch.Tensor, batch_size: int) -> tuple[int, torch.Tensor | None]:
     for axis, size in enumerate(tensor.shape):
         if size == batch_size:
-            return tensor.movedim(axis, 0).reshape(batch_size, -1)
+            return axis, tensor.movedim(axis, 0).reshape(batch_size, -1)
     if tensor.shape[0] and tensor.shape[0] % batch_size == 0:
-        return tensor.reshape(batch_size, -1)  # samples one behind the other
-    return None
+        return -1, tensor.reshape(batch_size, -1)
+    return -1, None
 
 
 def _weights_of(size: int, device: torch.device) -> torch.Tensor:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from distdiag.checks.gradient_disparity import GradientDisparity
 from distdiag.disparity import Subject
+from distdiag.finding import Severity
 from tests.checks.disparities import disparity, findings
 
 
@@ -15,3 +16,9 @@ def test_it_names_the_gradient_and_the_factor():
 
 def test_a_disparity_of_another_kind_is_left_to_another_check():
     assert findings(GradientDisparity, disparity(Subject.LOSS)) == []
+
+
+def test_a_loss_of_whole_batches_is_a_note():
+    shown = disparity(Subject.GRADIENT, explanation="of the batch", is_of_batches=True)
+    (found,) = findings(GradientDisparity, shown)
+    assert found.severity is Severity.INFO

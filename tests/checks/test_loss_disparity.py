@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from distdiag.checks.loss_disparity import LossDisparity
 from distdiag.disparity import Subject
+from distdiag.finding import Severity
 from tests.checks.disparities import disparity, findings
 
 
@@ -15,3 +16,9 @@ def test_it_shows_the_weights_of_the_data():
 
 def test_a_disparity_of_another_kind_is_left_to_another_check():
     assert findings(LossDisparity, disparity(Subject.GRADIENT)) == []
+
+
+def test_a_loss_of_whole_batches_is_a_note():
+    shown = disparity(Subject.LOSS, explanation="of the batch", is_of_batches=True)
+    (found,) = findings(LossDisparity, shown)
+    assert found.severity is Severity.INFO

@@ -19,7 +19,7 @@ class Rank:
         self.writer = RecordingWriter(folder, rank)
 
     def tensor(  # noqa: PLR0913 (as many as a record has parts)
-        self, kind, step, name, array, *, whole=None, at=None, writes=True, is_kept=False
+        self, kind, step, name, array, *, whole=None, at=None, writes=True, is_kept=False, among=()
     ):
         array = np.asarray(array, dtype=np.float32)
         shape = tuple(whole or array.shape)
@@ -35,6 +35,7 @@ class Rank:
             part=array.shape,
             digest=xxhash.xxh3_128_hexdigest(data),
             is_kept=is_kept,
+            among=among,
         )
         self.writer.write(record, data if writes else b"")
 

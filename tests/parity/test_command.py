@@ -95,6 +95,15 @@ def test_other_right_runs_agree(compared, arguments):
 
 
 @pytest.mark.slow
+def test_a_loss_of_the_batch_as_a_whole_is_a_note(compared):
+    done, report = compared("--balanced", options=("--steps", "1"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    (found,) = (each for each in report.findings if each.code == "PAR010")
+    assert found.severity is Severity.INFO
+    assert "may be meant" in found.message
+
+
+@pytest.mark.slow
 def test_dropout_is_not_comparable_and_the_way_round_is_told(compared):
     done, report = compared("--dropout", "0.1")
     assert (done.returncode, report) == (2, None)

@@ -10,30 +10,42 @@ from tests.parity.recordings import Rank
 ROWS = np.random.default_rng(3).normal(size=(16, 3)) + 3
 
 
-def recorded(folder, parts, *, num_elements=64):
+def recorded(folder, parts, *, num_elements=64, axis=0):
     for rank, rows in enumerate(parts):
         writer = Rank(folder, rank, data_group=tuple(range(len(parts))))
         array = np.asarray(rows, np.float32)
         record = Record(
             Kind.OUTPUT, 0, 0, "Net/a#0", "float32", array.shape, part=array.shape,
-            values=(num_elements,),
+            values=(num_elements, axis),
         )  # fmt: skip
         writer.writer.write(record, array.tobytes())
         writer.close(1, len(parts))
     return RecordedRun(folder, folder.name)
 
 
-def ratio(tmp_path, parts, **more):
+def ratio(tmp_path, parts, *, experts=(), **more):
     reference = recorded(tmp_path / "1", [ROWS])
     noise = 1 + 1e-3 * np.random.default_rng(4).normal(size=ROWS.shape)
     nudged = recorded(tmp_path / "nudged", [ROWS * noise])
     candidate = recorded(tmp_path / "n", parts, **more)
-    pairs = list(output_pairs(reference, [reference, nudged], candidate, 0))
+    pairs = list(output_pairs(reference, [reference, nudged], candidate, 0, experts))
     return [pair.difference.ratio for pair in pairs]
 
 
 def test_the_part_of_an_output_that_a_rank_has_is_not_compared(tmp_path):
     assert ratio(tmp_path, [2 * ROWS], num_elements=32) == []
+
+
+def test_an_output_whose_samples_were_found_on_another_axis_is_not_compared(tmp_path):
+    assert ratio(tmp_path, [2 * ROWS], axis=1) == []
+
+
+def test_what_experts_return_is_not_compared(tmp_path):
+    assert ratio(tmp_path, [2 * ROWS], experts=("Net/a",)) == []
+
+
+def test_a_module_whose_name_begins_like_that_of_experts_is_compared(tmp_path):
+    assert ratio(tmp_path, [2 * ROWS], experts=("Net/",))[0] > 1
 
 
 def test_wrong_samples_of_one_rank_do_not_drown_in_those_of_the_others(tmp_path):

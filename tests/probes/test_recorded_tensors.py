@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from distdiag.probes.recorded_tensors import _rounded_to
+from distdiag.model_event import Basis, TensorPlan
+from distdiag.parity_task import RankSummary
+from distdiag.probes.recorded_tensors import TensorRecorder, _rounded_to
+from distdiag.probes.tensor_plans import Held
+from distdiag.recording import Kind, RecordingWriter, read_index
 
 
 @pytest.mark.parametrize(
@@ -17,3 +21,19 @@ def test_a_gradient_tells_what_it_was_rounded_to(dtype, found):
 
 def test_few_elements_and_zeros_tell_nothing():
     assert _rounded_to(torch.ones(15)) == _rounded_to(torch.zeros(100)) == ""
+
+
+@pytest.mark.parametrize(
+    ("basis", "is_written"), [(Basis.WORLD, True), (Basis.WRAPPER, False)], ids=lambda v: str(v)
+)
+def test_ranks_of_which_nobody_knows_that_they_hold_the_same_all_write(tmp_path, basis, is_written):
+    plan = TensorPlan(
+        name="up", shape=(4,), dtype="float32", is_parameter=True, replicas=(0, 1), basis=basis
+    )
+    writer = RecordingWriter(tmp_path, 1)
+    held = [("Net/up", Held(plan, torch.ones(4)))]
+    TensorRecorder(writer, 1).write(Kind.START, 0, held, lambda each: each.tensor)
+    writer.close(RankSummary(rank=1, world_size=2, num_steps=0, num_batches=0))
+    (record,) = read_index(tmp_path / "rank-1.index")
+    assert record.digest
+    assert bool(record.num_bytes) is is_written

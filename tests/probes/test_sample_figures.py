@@ -8,10 +8,16 @@ from distdiag.probes.sample_figures import coarser, figures_of
 
 def test_each_sample_has_its_own_figures():
     output = torch.tensor([[1.0, 3.0], [2.0, 2.0]], dtype=torch.bfloat16)
-    figures, num_elements, dtype = figures_of(output, 2)
+    figures, num_elements, _, dtype = figures_of(output, 2)
     assert figures[:, 0].tolist() == [2.0, 2.0]
     assert figures[:, 1].tolist() == pytest.approx([5.0**0.5, 2.0])
     assert (num_elements, dtype) == (2, "bfloat16")
+
+
+def test_the_axis_of_the_samples_is_told():
+    assert figures_of(torch.ones(4, 3), 4).axis == 0
+    assert figures_of(torch.ones(3, 4), 4).axis == 1
+    assert figures_of(torch.ones(12, 3), 4).axis == -1
 
 
 def test_another_tensor_does_not_stand_in_for_one_that_cannot_be_read():

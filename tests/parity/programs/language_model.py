@@ -104,6 +104,7 @@ def arguments():
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--ragged", action="store_true")
+    parser.add_argument("--balanced", action="store_true")
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--compressed", action="store_true")
     parser.add_argument("--own-batches", action="store_true")
@@ -136,6 +137,8 @@ def main():
         with torch.autocast("cpu", torch.bfloat16, enabled=args.mixed and args.keeper == "ddp"):
             logits = model(batch["input_ids"])
         loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+        if args.balanced:
+            loss = loss + logits.softmax(-1).mean((0, 1)).square().sum()
         optimizer.zero_grad()
         loss.backward()
         if args.keeper == "hand":
