@@ -25,6 +25,7 @@ IDS = [
     "dali-585-memory-limit",
     "deepspeed-6809-capacity",
     "deepspeed-7998-call-count",
+    "diffusers-14265-ring-stale-kv",
     "dscourse-16-guard-before-init",
     "easyr1-11012-max-count",
     "fastvideo-1666-late-lora",
