@@ -15,6 +15,8 @@ from distdiag.ranks import RankSet
 from distdiag.recording import Kind
 
 _GUILTY: Final = 0.3
+Figures = tuple[object, Array]
+"""Of how many elements, and the figures of all samples."""
 
 
 def output_pairs(
@@ -26,8 +28,11 @@ def output_pairs(
         for name in reference.names(Kind.OUTPUT, step, micro):
             runs = (reference, candidate, *repeats)
             figures = [_figures(run, step, micro, name) for run in runs]
+            if figures[0] and figures[1] and figures[0][0] != figures[1][0]:
+                figures[1] = _joined(candidate, step, micro, name)
+                figures = [_without_order(each) for each in figures]
             known = [each for each in figures if each is not None]
-            # What has fewer elements is this rank's part of the output, which is not compared.
+            # What still has fewer elements is a part whose other parts are not known.
             if len(known) < len(runs) or len({(size, each.shape) for size, each in known}) > 1:
                 continue
             # Relative to the size of each sample's values, not to a mean that may be near zero.
@@ -55,7 +60,7 @@ def _worst(
     return max(found, key=lambda each: each.ratio)
 
 
-def _figures(run: RecordedRun, step: int, micro: int, name: str) -> tuple[object, Array] | None:
+def _figures(run: RecordedRun, step: int, micro: int, name: str) -> Figures | None:
     """Return the figures of all samples, and of how many elements they were computed."""
     records = run.by_rank(Kind.OUTPUT, step, micro, name)
     ranks = [coordinate[0] for coordinate in run.coordinates]
@@ -65,6 +70,30 @@ def _figures(run: RecordedRun, step: int, micro: int, name: str) -> tuple[object
         return None
     rows = np.concatenate([run.array(rank, records[rank]) for rank in ranks])
     return records[ranks[0]].values, rows
+
+
+def _joined(run: RecordedRun, step: int, micro: int, name: str) -> Figures | None:
+    """Return the figures of outputs of which each rank of a coordinate has an own part."""
+    records = run.by_rank(Kind.OUTPUT, step, micro, name)
+    sizes: set[float] = set()
+    rows: list[Array] = []
+    for ranks in run.coordinates:
+        own = [records[rank] for rank in ranks if rank in records]
+        if len(own) < max(len(ranks), 2) or len({record.shape for record in own}) > 1:
+            return None
+        parts = np.array([float(record.values[0]) for record in own if record.values])  # type: ignore[arg-type]
+        figures = [run.array(rank, records[rank]) for rank in ranks]
+        shares = parts / parts.sum()
+        mean = sum(share * each[:, 0] for share, each in zip(shares, figures, strict=True))
+        square = sum(share * each[:, 1] ** 2 for share, each in zip(shares, figures, strict=True))
+        rows.append(np.stack((mean, np.sqrt(square)), 1))
+        sizes.add(float(parts.sum()))
+    return ((int(sizes.pop()),), np.concatenate(rows)) if len(sizes) == 1 else None
+
+
+def _without_order(figures: Figures | None) -> Figures | None:
+    """Leave out the figure that depends on the order of the elements."""
+    return None if figures is None else (figures[0], figures[1][:, :2])
 
 
 def differing_ranks(pair: Pair, coordinates: Sequence[Sequence[int]]) -> RankSet:
