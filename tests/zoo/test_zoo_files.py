@@ -21,6 +21,7 @@ IDS = [
     "automodel-2468-skipped-batch",
     "automodel-2511-tied-resume",
     "automodel-3822-tp-replicas",
+    "axolotl-3608-packed-ring",
     "bigcode-megatron-37-mqa",
     "dali-585-memory-limit",
     "deepspeed-6809-capacity",
