@@ -24,6 +24,7 @@ IDS = [
     "axolotl-3608-packed-ring",
     "bigcode-megatron-37-mqa",
     "dali-585-memory-limit",
+    "deepspeed-5248-sp-div",
     "deepspeed-6809-capacity",
     "deepspeed-7998-call-count",
     "diffusers-14265-ring-stale-kv",
