@@ -15,6 +15,7 @@ from distdiag.ranks import RankSet
 from distdiag.recording import Kind
 
 _GUILTY: Final = 0.3
+_ALIKE: Final = 1e-3
 Figures = tuple[object, Array]
 """Of how many elements, and the figures of all samples."""
 
@@ -28,28 +29,51 @@ def output_pairs(
         for name in reference.names(Kind.OUTPUT, step, micro):
             runs = (reference, candidate, *repeats)
             figures = [_figures(run, step, micro, name) for run in runs]
-            if figures[0] and figures[1] and figures[0][0] != figures[1][0]:
-                figures[1] = _joined(candidate, step, micro, name)
-                figures = [_without_order(each) for each in figures]
             known = [each for each in figures if each is not None]
-            # What still has fewer elements is a part whose other parts are not known.
-            if len(known) < len(runs) or len({(size, each.shape) for size, each in known}) > 1:
+            if len(known) < len(runs):
                 continue
-            # Relative to the size of each sample's values, not to a mean that may be near zero.
-            sizes = known[0][1][:, 1:2] + 1e-30
-            scaled = [each / sizes + 1 for _, each in known]
-            found = _worst(name, scaled, len(candidate.coordinates), exactness)
+            noise = 0.0
+            if known[0][0] != known[1][0]:
+                joined = _joined(candidate, step, micro, name)
+                if joined is None:
+                    continue  # a part whose other parts are not known
+                noise = _noise(name, known, exactness)
+                known = [_pooled(each) for each in (known[0], joined, *known[2:])]
+            elif _have_parts(candidate, step, micro, name):
+                continue
+            if len({(size, each.shape) for size, each in known}) > 1:
+                continue
+            scaled = _scaled(known)
+            found = _worst(name, scaled, len(candidate.coordinates), exactness, noise)
             if found is not None:
                 yield Pair(found, scaled[0], scaled[1])
 
 
+def _scaled(figures: Sequence[Figures]) -> list[Array]:
+    """Return figures relative to the size of each sample's values, not to a mean near zero."""
+    sizes = figures[0][1][:, 1:2] + 1e-30
+    return [each / sizes + 1 for _, each in figures]
+
+
+def _noise(name: str, figures: Sequence[Figures], exactness: Exactness) -> float:
+    """Return what rounding does to single samples: of all together a repeat says too little."""
+    reference, *repeats = _scaled([figures[0], *figures[2:]])
+    found = measure(name, reference, reference, repeats, exactness)
+    return 0.0 if found is None else found.noise
+
+
 def _worst(
-    name: str, figures: Sequence[Array], num_coordinates: int, exactness: Exactness
+    name: str,
+    figures: Sequence[Array],
+    num_coordinates: int,
+    exactness: Exactness,
+    noise: float,
 ) -> Difference | None:
     """Compare the samples of each data coordinate: few wrong ones must not drown in the others."""
     whole = measure(name, figures[0], figures[1], figures[2:], exactness)
     if whole is None:
         return None
+    whole = whole._replace(noise=max(whole.noise, noise))
     found = [judge(whole, Common(), sees_factor=False)]
     if len(figures[0]) % num_coordinates == 0:
         for parts in zip(*(np.split(each, num_coordinates) for each in figures), strict=True):
@@ -72,28 +96,45 @@ def _figures(run: RecordedRun, step: int, micro: int, name: str) -> Figures | No
     return records[ranks[0]].values, rows
 
 
+def _have_parts(run: RecordedRun, step: int, micro: int, name: str) -> bool:
+    """Say whether ranks that share a sequence return something else each, though as large."""
+    records = run.by_rank(Kind.OUTPUT, step, micro, name)
+    for ranks in run.coordinates:
+        own = [run.array(rank, records[rank]) for rank in ranks if rank in records]
+        is_alike = len({each.shape for each in own}) < 2 and all(
+            np.allclose(each, own[0], rtol=_ALIKE) for each in own
+        )
+        if not is_alike and run.unlike_losses(ranks):
+            return True
+    return False
+
+
 def _joined(run: RecordedRun, step: int, micro: int, name: str) -> Figures | None:
     """Return the figures of outputs of which each rank of a coordinate has an own part."""
     records = run.by_rank(Kind.OUTPUT, step, micro, name)
-    sizes: set[float] = set()
+    sizes: set[int] = set()
     rows: list[Array] = []
     for ranks in run.coordinates:
         own = [records[rank] for rank in ranks if rank in records]
         if len(own) < max(len(ranks), 2) or len({record.shape for record in own}) > 1:
             return None
         parts = np.array([float(record.values[0]) for record in own if record.values])  # type: ignore[arg-type]
-        figures = [run.array(rank, records[rank]) for rank in ranks]
-        shares = parts / parts.sum()
-        mean = sum(share * each[:, 0] for share, each in zip(shares, figures, strict=True))
-        square = sum(share * each[:, 1] ** 2 for share, each in zip(shares, figures, strict=True))
+        shares = (parts / parts.sum())[:, None]
+        figures = np.stack([run.array(rank, records[rank]) for rank in ranks])
+        mean = (shares * figures[:, :, 0]).sum(0)
+        square = (shares * figures[:, :, 1] ** 2).sum(0)
         rows.append(np.stack((mean, np.sqrt(square)), 1))
-        sizes.add(float(parts.sum()))
-    return ((int(sizes.pop()),), np.concatenate(rows)) if len(sizes) == 1 else None
+        sizes.add(int(parts.sum()))
+    return ((sizes.pop(),), np.concatenate(rows)) if len(sizes) == 1 else None
 
 
-def _without_order(figures: Figures | None) -> Figures | None:
-    """Leave out the figure that depends on the order of the elements."""
-    return None if figures is None else (figures[0], figures[1][:, :2])
+def _pooled(figures: Figures) -> Figures:
+    """Return figures of all samples together that do not depend on the order of the elements.
+
+    What has no dimension for samples is told apart by pieces that are other ones in its parts.
+    """
+    size, rows = figures
+    return size, np.array([[rows[:, 0].mean(), np.sqrt((rows[:, 1] ** 2).mean())]])
 
 
 def differing_ranks(pair: Pair, coordinates: Sequence[Sequence[int]]) -> RankSet:
