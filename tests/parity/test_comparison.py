@@ -137,3 +137,12 @@ def test_the_losses_of_ranks_that_share_a_sequence_are_taken_together(tmp_path, 
     comparison = Comparison(runs["1"], [runs["nudged"]], runs["n"], is_replayed=True)
     disparity = comparison.run().disparity
     assert (disparity is not None and disparity.subject is Subject.LOSS) is differs
+
+
+@pytest.mark.parametrize(("gradient", "differs"), [(GRADIENT, False), (2 * GRADIENT, True)])
+def test_a_loss_that_is_multiplied_by_the_ranks_is_right_if_gradients_are(
+    compare, gradient, differs
+):
+    scaled = {**RIGHT, "loss": 4.0, "gradient": gradient}
+    disparity = compare(scaled, scaled).disparity
+    assert (disparity is not None and disparity.subject is Subject.LOSS) is differs
