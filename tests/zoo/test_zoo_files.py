@@ -27,6 +27,7 @@ IDS = [
     "deepspeed-5248-sp-div",
     "deepspeed-6809-capacity",
     "deepspeed-7998-call-count",
+    "diffusers-13696-mask-split",
     "diffusers-14265-ring-stale-kv",
     "dscourse-16-guard-before-init",
     "easyr1-11012-max-count",
@@ -99,13 +100,16 @@ IDS = [
     "transformers-37474-dp-mean",
     "transformers-39648-token-scale-mesh",
     "transformers-45902-original-inv-freq",
+    "transformers-48493-heads-drop-shift",
     "transformers-48792-peft-after-shard",
     "trl-2890-varlen-gather",
     "trl-3106-unguarded-map",
     "trl-6380-metric-mom",
     "trl-7223-global-main-first",
     "ultralytics-26085-forked-lock",
+    "veomni-420-k-norm-order",
     "verl-6176-dynamic-mb",
+    "xtuner-1656-sp-entropy",
 ]
 FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "PAR", "REP", "SHD"}
 NO_CODE = {
