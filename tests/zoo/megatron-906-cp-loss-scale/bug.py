@@ -150,9 +150,7 @@ def main() -> None:
         Documents(), dist.get_world_size(state.data_group), dist.get_rank(state.data_group)
     )
     for step, batch in enumerate(DataLoader(Documents(), batch_size=BATCH, sampler=sampler)):
-        part = {
-            name: each.chunk(context_size, dim=1)[context_rank] for name, each in batch.items()
-        }
+        part = {name: each.chunk(context_size, dim=1)[context_rank] for name, each in batch.items()}
         places = torch.arange(SEQ_LEN).chunk(context_size)[context_rank]
         logits = model(part["tokens"], places)
         loss = loss_func(logits, part["labels"], part["loss_mask"], state)
