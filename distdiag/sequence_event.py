@@ -78,8 +78,10 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     tokens that this rank holds after the split, `gathered` those after the gather, row by row.
     `scales` say by what the gradient of each token was multiplied on this rank, `attended` the same
     summed over the tokens that attend to it; NaN where its channels disagree. Empty are those
-    that were not looked at. `functions` says where the program defines what was called, by stage.
-    `error` is what one of them raised, in `stage`.
+    that were not looked at. `gradients` are those of random queries, keys and values that came to
+    this rank, one number for each token, and `due_gradients` those of plain attention over whole
+    rows; both only where the output was that of plain attention. `functions` says where the program
+    defines what was called, by stage. `error` is what one of them raised, in `stage`.
     """
 
     name: str
@@ -96,6 +98,8 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     contexts: tuple[Context, ...] = ()
     attention_shape: tuple[int, ...] = ()
     attended: tuple[float, ...] = ()
+    gradients: tuple[tuple[float, ...], ...] = ()
+    due_gradients: tuple[tuple[float, ...], ...] = ()
     stage: str = ""
     error: str = ""
 

@@ -13,7 +13,7 @@ import numpy as np
 from distdiag.disparity import Difference, Disparity, Subject
 from distdiag.parity.alone import gradients_of, is_mean_of
 from distdiag.parity.batches import differing_data, shared_samples
-from distdiag.parity.explanations import Pair, Weights, explain, weights_of
+from distdiag.parity.explanations import Pair, Weights, explain, is_multiple, weights_of
 from distdiag.parity.loose_parts import compare_parts
 from distdiag.parity.loss_share import share_of
 from distdiag.parity.losses import loss_pairs, total_loss
@@ -106,10 +106,23 @@ class Comparison:
             pairs = list(found)
             row.ratios[subject] = max((pair.difference.ratio for pair in pairs), default=0.0)
             differing = [pair for pair in pairs if pair.difference.ratio > 1]
+            if subject is Subject.LOSS and differing and self._is_undone(step, differing):
+                continue
             if differing:
                 self._result.pairs = differing
                 return self._disparity(subject, step, differing, len(pairs))
         return self._copies(step)
+
+    def _is_undone(self, step: int, losses: Sequence[Pair]) -> bool:
+        """Say whether losses have a factor of the layout that the gradients do not have.
+
+        A loss that is multiplied by the ranks that share a sequence, since gradients are divided by
+        their number, is right.
+        """
+        if not is_multiple(losses, self.sizes(step)):
+            return False
+        gradients = list(self._tensors.pairs(Kind.GRADIENT, step))
+        return bool(gradients) and all(pair.difference.ratio <= 1 for pair in gradients)
 
     def _copies(self, step: int) -> Disparity | None:
         """Find parameters of which a wrapper should keep all copies alike, to the bit."""

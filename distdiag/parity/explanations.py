@@ -44,6 +44,12 @@ def explain(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> str:
     return ""
 
 
+def is_multiple(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> bool:
+    """Say whether all are larger or smaller by one of these numbers."""
+    factor = common_factor(pairs)
+    return factor is not None and factor > 0 and bool(_named(factor, sizes))
+
+
 def _subject(pairs: Sequence[Pair]) -> str:
     return "it is" if len(pairs) == 1 else f"all {len(pairs)} are"
 

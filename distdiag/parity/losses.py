@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,11 +31,12 @@ def loss_pairs(
         yield from _step_pairs(reference, repeats, candidate, step, common)
         return
     for micro in range(reference.num_micro(step)):
-        ours, theirs = _losses(reference, step, micro), _losses(candidate, step, micro)
-        if not ours.size or not theirs.size:
+        ours = _losses(reference, step, micro)
+        sums = {tuple(_losses(candidate, step, micro, join=join)) for join in (np.mean, np.sum)}
+        if not ours.size or () in sums:
             continue
         found = []
-        for value in (theirs.mean(), theirs.sum()):
+        for value in {float(total) for each in sums for total in (np.mean(each), np.sum(each))}:
             measured = _measured(reference, repeats, value, step, micro)
             if measured is not None:
                 pair = np.array([ours.mean()]), np.array([value])
@@ -74,12 +75,21 @@ def _passes(run: RecordedRun, step: int) -> Array:
     return np.stack(rows) if len({len(row) for row in rows}) == 1 else np.empty((0, 0))
 
 
-def _losses(run: RecordedRun, step: int, micro: int) -> Array:
-    """Return the losses of all data coordinates in one pass."""
+def _losses(
+    run: RecordedRun, step: int, micro: int, *, join: Callable[[list[float]], Any] = np.mean
+) -> Array:
+    """Return the losses of all data coordinates in one pass.
+
+    Ranks of one coordinate have the same loss, or each that of its part of the data.
+    """
     records = run.by_rank(Kind.LOSS, step, micro, "loss")
-    ranks = [coordinate[0] for coordinate in run.coordinates]
-    values = [records[rank].values for rank in ranks if rank in records]
-    return np.array([value[0] for value in values if value], dtype=np.float64)
+    losses = []
+    for ranks in run.coordinates:
+        values = [records[rank].values for rank in ranks if rank in records]
+        own = [float(value[0]) for value in values if value]  # type: ignore[arg-type]
+        has_parts = len(own) > 1 and run.unlike_losses(ranks)
+        losses += [float(join(own)) if has_parts else own[0]] if own else []
+    return np.array(losses, dtype=np.float64)
 
 
 def _measured(

@@ -15,6 +15,9 @@ from distdiag.ranks import RankSet
 from distdiag.recording import Kind
 
 _GUILTY: Final = 0.3
+_ALIKE: Final = 1e-3
+Figures = tuple[object, Array]
+"""Of how many elements, on which axis the samples were found, and the figures of them all."""
 
 
 def output_pairs(
@@ -36,27 +39,61 @@ def output_pairs(
             if any(f"{name.rpartition('#')[0]}.".startswith(f"{each}.") for each in experts):
                 continue
             runs = (reference, candidate, *repeats)
-            figures = [_figures(run, step, micro, name) for run in runs]
-            known = [each for each in figures if each is not None]
-            # What has fewer elements is this rank's part of the output, which is not compared; and
-            # what has its samples on another axis has some other dimension of that size.
-            if len(known) < len(runs) or len({(size, each.shape) for size, each in known}) > 1:
-                continue
-            # Relative to the size of each sample's values, not to a mean that may be near zero.
-            sizes = known[0][1][:, 1:2] + 1e-30
-            scaled = [each / sizes + 1 for _, each in known]
-            found = _worst(name, scaled, len(candidate.coordinates), exactness)
+            found = _compared(runs, step, micro, name, exactness)
             if found is not None:
-                yield Pair(found, scaled[0], scaled[1])
+                yield found
+
+
+def _compared(
+    runs: Sequence[RecordedRun], step: int, micro: int, name: str, exactness: Exactness
+) -> Pair | None:
+    """Compare what one module returned in the reference, the candidate and the repeats."""
+    candidate = runs[1]
+    known = [each for run in runs if (each := _figures(run, step, micro, name)) is not None]
+    if len(known) < len(runs):
+        return None
+    noise = 0.0
+    if known[0][0] != known[1][0]:
+        joined = _joined(candidate, step, micro, name)
+        if joined is None:
+            return None  # a part whose other parts are not known
+        noise = _noise(name, known, exactness)
+        known = [_pooled(each) for each in (known[0], joined, *known[2:])]
+    elif _have_parts(candidate, step, micro, name):
+        return None
+    # What has its samples on another axis has some other dimension of that size.
+    if len({(size, each.shape) for size, each in known}) > 1:
+        return None
+    scaled = _scaled(known)
+    found = _worst(name, scaled, len(candidate.coordinates), exactness, noise)
+    return None if found is None else Pair(found, scaled[0], scaled[1])
+
+
+def _scaled(figures: Sequence[Figures]) -> list[Array]:
+    """Return figures relative to the size of each sample's values, not to a mean near zero."""
+    sizes = figures[0][1][:, 1:2] + 1e-30
+    return [each / sizes + 1 for _, each in figures]
+
+
+def _noise(name: str, figures: Sequence[Figures], exactness: Exactness) -> float:
+    """Return what rounding does to single samples: of all together a repeat says too little."""
+    reference, *repeats = _scaled([figures[0], *figures[2:]])
+    found = measure(name, reference, reference, repeats, exactness)
+    return 0.0 if found is None else found.noise
 
 
 def _worst(
-    name: str, figures: Sequence[Array], num_coordinates: int, exactness: Exactness
+    name: str,
+    figures: Sequence[Array],
+    num_coordinates: int,
+    exactness: Exactness,
+    noise: float,
 ) -> Difference | None:
     """Compare the samples of each data coordinate: few wrong ones must not drown in the others."""
     whole = measure(name, figures[0], figures[1], figures[2:], exactness)
     if whole is None:
         return None
+    whole = whole._replace(noise=max(whole.noise, noise))
     found = [judge(whole, Common(), sees_factor=False)]
     if len(figures[0]) % num_coordinates == 0:
         for parts in zip(*(np.split(each, num_coordinates) for each in figures), strict=True):
@@ -67,7 +104,7 @@ def _worst(
     return max(found, key=lambda each: each.ratio)
 
 
-def _figures(run: RecordedRun, step: int, micro: int, name: str) -> tuple[object, Array] | None:
+def _figures(run: RecordedRun, step: int, micro: int, name: str) -> Figures | None:
     """Return the figures of all samples, and of how many elements on which axis they were found."""
     records = run.by_rank(Kind.OUTPUT, step, micro, name)
     ranks = [coordinate[0] for coordinate in run.coordinates]
@@ -77,6 +114,48 @@ def _figures(run: RecordedRun, step: int, micro: int, name: str) -> tuple[object
         return None
     rows = np.concatenate([run.array(rank, records[rank]) for rank in ranks])
     return records[ranks[0]].values, rows
+
+
+def _have_parts(run: RecordedRun, step: int, micro: int, name: str) -> bool:
+    """Say whether ranks that share a sequence return something else each, though as large."""
+    records = run.by_rank(Kind.OUTPUT, step, micro, name)
+    for ranks in run.coordinates:
+        own = [run.array(rank, records[rank]) for rank in ranks if rank in records]
+        is_alike = len({each.shape for each in own}) < 2 and all(
+            np.allclose(each, own[0], rtol=_ALIKE) for each in own
+        )
+        if not is_alike and run.unlike_losses(ranks):
+            return True
+    return False
+
+
+def _joined(run: RecordedRun, step: int, micro: int, name: str) -> Figures | None:
+    """Return the figures of outputs of which each rank of a coordinate has an own part."""
+    records = run.by_rank(Kind.OUTPUT, step, micro, name)
+    sizes: set[tuple[object, ...]] = set()
+    rows: list[Array] = []
+    for ranks in run.coordinates:
+        own = [records[rank] for rank in ranks if rank in records]
+        if len(own) < max(len(ranks), 2) or len({record.shape for record in own}) > 1:
+            return None
+        told = [record.values for record in own if record.values]
+        parts = np.array([float(values[0]) for values in told])  # type: ignore[arg-type]
+        shares = (parts / parts.sum())[:, None]
+        figures = np.stack([run.array(rank, records[rank]) for rank in ranks])
+        mean = (shares * figures[:, :, 0]).sum(0)
+        square = (shares * figures[:, :, 1] ** 2).sum(0)
+        rows.append(np.stack((mean, np.sqrt(square)), 1))
+        sizes.add((int(parts.sum()), *told[0][1:]))
+    return (sizes.pop(), np.concatenate(rows)) if len(sizes) == 1 else None
+
+
+def _pooled(figures: Figures) -> Figures:
+    """Return figures of all samples together that do not depend on the order of the elements.
+
+    What has no dimension for samples is told apart by pieces that are other ones in its parts.
+    """
+    size, rows = figures
+    return size, np.array([[rows[:, 0].mean(), np.sqrt((rows[:, 1] ** 2).mean())]])
 
 
 def differing_ranks(pair: Pair, coordinates: Sequence[Sequence[int]]) -> RankSet:

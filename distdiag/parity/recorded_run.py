@@ -39,6 +39,7 @@ UNIT: Final[Mapping[str, float]] = {
     "bfloat16": 2.0**-7,
 }
 """The distance from one to the next number, by dtype."""
+_UNLIKE: Final = 1e-3
 
 
 _OF_PARAMETERS: Final = frozenset({Kind.START, Kind.GRADIENT, Kind.PARAMETER})
@@ -121,7 +122,29 @@ class RecordedRun:
             self._alike_by_content(ranks) if len(ranks) > 1 else ((ranks[0],),)
             for _, ranks in sorted(found.items())
         )
-        return tuple(ranks for each in together for ranks in each)
+        return self._with_parts([ranks for each in together for ranks in each])
+
+    def _with_parts(self, coordinates: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Join those that make other losses of the same batches: each has a part of them.
+
+        A wrapper over all ranks counts the ranks that share a sequence as data-parallel ones too.
+        """
+        found: dict[bytes, list[tuple[int, ...]]] = {}
+        digests = {ranks: self._digest_of_batches(ranks[0]) for ranks in coordinates}
+        for ranks, digest in digests.items():
+            found.setdefault(digest, []).append(ranks)
+        joined: dict[tuple[int, ...], None] = {}
+        for ranks, digest in digests.items():
+            alike = found[digest]
+            together = tuple(sorted(rank for each in alike for rank in each))
+            joined[together if self.unlike_losses(together) else ranks] = None
+        return tuple(joined)
+
+    def unlike_losses(self, ranks: Iterable[int]) -> bool:
+        """Say whether these ranks began with losses that rounding does not make of each other."""
+        records = self.by_rank(Kind.LOSS, 0, 0, "loss")
+        values = [float(records[rank].values[0]) for rank in ranks if rank in records]  # type: ignore
+        return bool(values) and max(values) - min(values) > _UNLIKE * max(map(abs, values))
 
     def _alike_by_content(self, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         found: dict[bytes, list[int]] = {}

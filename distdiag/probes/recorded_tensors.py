@@ -18,6 +18,8 @@ from distdiag.recording import Kind, Record, RecordingWriter
 _GUESSED: Final = frozenset({Basis.WORLD, Basis.LONE, Basis.MODEL})
 """Each rank may hold something of its own, such as other experts, so all of them write it."""
 _FEWEST: Final = 16
+_LEAST_FULL: Final = 0.2
+"""Of numbers that were rounded to a dtype, half have its last bit set."""
 _LOST_BITS: Final = {"bfloat16": 0xFFFF, "float16": 0x1FFF}
 
 
@@ -86,13 +88,18 @@ def _memory_of(tensor: torch.Tensor) -> bytes | memoryview:
 def _rounded_to(tensor: torch.Tensor) -> str:
     """Return the coarse dtype that all elements of a float32 tensor fit into, empty if none does.
 
-    Mixed precision and compressed communication leave their marks so.
+    Mixed precision and compressed communication leave their marks so. What is left of sums that
+    cancel out are small multiples of one unit, which fit too, but hardly ever need the last bit.
     """
-    if tensor.dtype is not torch.float32 or int(tensor.count_nonzero()) < _FEWEST:
+    num_nonzero = int(tensor.count_nonzero())
+    if tensor.dtype is not torch.float32 or num_nonzero < _FEWEST:
         return ""
     bits = tensor.view(torch.int32)
-    fitting = (dtype for dtype, mask in _LOST_BITS.items() if not bool((bits & mask).any()))
-    return next(fitting, "")
+    for dtype, mask in _LOST_BITS.items():
+        if not bool((bits & mask).any()):
+            num_full = int((bits & (mask + 1)).count_nonzero())
+            return dtype if num_full >= _LEAST_FULL * num_nonzero else ""
+    return ""
 
 
 def _place(

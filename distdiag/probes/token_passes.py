@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distdiag.probes.attended_tokens import AttentionPasses
+from distdiag.probes.attention_gradients import attention_gradients
 from distdiag.probes.token_codes import TokenCodes, by_token
 from distdiag.sequence_event import TokenSpec
 
@@ -101,25 +102,37 @@ class _Passes:
             return _ask("gather", self._functions.gather, part)
 
         passes = AttentionPasses(self._spec, self._dtype, self._device)
-        return passes.run(split, attend, gather, gradient_of, tokens)
+        seen = passes.run(split, attend, gather, gradient_of, tokens)
+        if self._goes_back:
+            functions = (split, attend, gather)
+            seen |= attention_gradients(self._spec, self._device, functions, gradients_of)
+        return seen
 
 
 def gradient_of(result: Tensor, source: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient of the weighted sum of a result, zeros where nothing leads back."""
+    return gradients_of(result, [source], weights)[0]
+
+
+def gradients_of(result: Tensor, sources: list[Tensor], weights: Tensor) -> list[Tensor]:
+    """Return the gradients of the weighted sum of a result, by its sources."""
     if not result.requires_grad:
-        return torch.zeros_like(source)
+        return [torch.zeros_like(source) for source in sources]
     if result.shape != weights.shape:
         # Useless, but ranks whose result has the right form may wait in their backward pass.
         weights = torch.ones_like(result)
-    (gradient,) = _ask_all(
+    gradients = _ask_all(
         "backward",
         torch.autograd.grad,
         result,
-        source,
+        sources,
         grad_outputs=weights.to(result.dtype),
         allow_unused=True,
     )
-    return torch.zeros_like(source) if gradient is None else gradient
+    return [
+        torch.zeros_like(source) if gradient is None else gradient
+        for source, gradient in zip(sources, gradients, strict=True)
+    ]
 
 
 def _ask(stage: str, function: AnyFunction, *values: Tensor) -> Tensor:

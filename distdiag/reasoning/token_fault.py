@@ -26,6 +26,7 @@ class FaultKind(StrEnum):
     WRONG_DIM = "wrong-dim"
     GRADIENT = "gradient"
     CONTEXT = "context"
+    ATTENTION_GRADIENT = "attention-gradient"
 
 
 class TokenFault(msgspec.Struct, frozen=True, kw_only=True):

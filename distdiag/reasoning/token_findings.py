@@ -8,7 +8,7 @@ from typing import Any, Final
 from distdiag.finding import Evidence, Grade, Location, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.token_fault import TokenFault
+from distdiag.reasoning.token_fault import FaultKind, TokenFault
 from distdiag.sequence_event import FOREIGN, MIXED, PAD, TokenPassport
 
 _MOST_SHOWN: Final = 64
@@ -52,6 +52,10 @@ def _saw(fault: TokenFault, one: TokenPassport) -> str:
     if one.error:
         return f"{one.stage} raised {one.error}"
     if fault.stage in ("gradient", "attention gradient"):
+        if fault.kind is FaultKind.ATTENTION_GRADIENT:
+            return "gradients of {} in turn that reach this rank: {}".format(
+                "queries, keys and values", " | ".join(map(_listed, one.gradients))
+            )
         scales = one.scales if fault.stage == "gradient" else one.attended
         return f"gradients of the tokens, relative to those of the output: {_listed(scales)}"
     size = len(one.parts) // one.spec.batch

@@ -33,7 +33,7 @@ def attention_gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[
     """
     passports = list(by_rank.values())
     spec = passports[0].spec
-    before = _factor(spec, {rank: one.scales for rank, one in by_rank.items()})
+    before = common_scale(by_rank)
     if not before or any(len(one.attended) != spec.num_tokens for one in passports):
         return
     counts = [spec.num_attending(position) for position in range(spec.length)] * spec.batch
@@ -154,6 +154,12 @@ def _times(factor: float, num_ranks: int) -> str:
     if _is_near(factor * num_ranks, 1):
         return f"divided by {num_ranks} (the number of ranks)"
     return f"{factor:g} times as large"
+
+
+def common_scale(by_rank: Mapping[int, TokenPassport]) -> float:
+    """Return by what split and gather multiply all gradients, 0 if these are not alike."""
+    spec = next(iter(by_rank.values())).spec
+    return _factor(spec, {rank: one.scales for rank, one in by_rank.items()})
 
 
 def _factor(spec: TokenSpec, scales: Scales) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.finding import Grade
+from distdiag.reasoning.softmax_gradients import softmax_gradient_faults
 from distdiag.reasoning.token_contexts import context_faults
 from distdiag.reasoning.token_fault import FaultKind, TokenFault
 from distdiag.reasoning.token_gather import gather_faults
@@ -28,6 +29,8 @@ def faults_of(by_rank: ByRank) -> tuple[TokenFault, ...]:
         # Behind tokens that went astray gradients are wrong as a consequence.
         found += gradient_faults(by_rank)
         found += attention_gradient_faults(by_rank)
+    if not found:
+        found += softmax_gradient_faults(by_rank)
     return tuple(found)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from distdiag.disparity import Subject
 from distdiag.parity.comparison import Comparison
+from distdiag.parity.recorded_run import RecordedRun
 from distdiag.ranks import RankSet
 from distdiag.recording import Kind
 from tests.parity.recordings import Rank, run_of
@@ -121,3 +122,27 @@ def test_two_ranks_with_the_same_samples_are_told_before_anything_else(tmp_path)
     assert found.subject is Subject.DATA
     assert found.culprits == RankSet([0, 1])
     assert "in 3 of 3 batches" in found.explanation
+
+
+@pytest.mark.parametrize(("losses", "differs"), [((2.0, 4.0), False), ((2.0, 5.0), True)])
+def test_the_losses_of_ranks_that_share_a_sequence_are_taken_together(tmp_path, losses, differs):
+    runs = {}
+    for label, own in (("1", (3.0,)), ("nudged", (3.0 + 1e-6,)), ("n", losses)):
+        for rank, loss in enumerate(own):
+            writer = Rank(tmp_path / label, rank)
+            writer.batch(0, 0, "x", [1, 2])
+            writer.values(Kind.LOSS, 0, "loss", loss)
+            writer.close(1, len(own))
+        runs[label] = RecordedRun(tmp_path / label, label)
+    comparison = Comparison(runs["1"], [runs["nudged"]], runs["n"], is_replayed=True)
+    disparity = comparison.run().disparity
+    assert (disparity is not None and disparity.subject is Subject.LOSS) is differs
+
+
+@pytest.mark.parametrize(("gradient", "differs"), [(GRADIENT, False), (2 * GRADIENT, True)])
+def test_a_loss_that_is_multiplied_by_the_ranks_is_right_if_gradients_are(
+    compare, gradient, differs
+):
+    scaled = {**RIGHT, "loss": 4.0, "gradient": gradient}
+    disparity = compare(scaled, scaled).disparity
+    assert (disparity is not None and disparity.subject is Subject.LOSS) is differs

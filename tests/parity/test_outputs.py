@@ -7,10 +7,10 @@ from distdiag.parity.recorded_run import RecordedRun
 from distdiag.recording import Kind, Record
 from tests.parity.recordings import Rank
 
-ROWS = np.random.default_rng(3).normal(size=(16, 3)) + 3
+ROWS = np.random.default_rng(3).normal(size=(16, 3)) + 6
 
 
-def recorded(folder, parts, *, num_elements=64, axis=0):
+def recorded(folder, parts, *, num_elements=64, axis=0, shares_data=False):
     for rank, rows in enumerate(parts):
         writer = Rank(folder, rank, data_group=tuple(range(len(parts))))
         array = np.asarray(rows, np.float32)
@@ -18,6 +18,9 @@ def recorded(folder, parts, *, num_elements=64, axis=0):
             Kind.OUTPUT, 0, 0, "Net/a#0", "float32", array.shape, part=array.shape,
             values=(num_elements, axis),
         )  # fmt: skip
+        if shares_data:
+            writer.batch(0, 0, "x", [1, 2])
+            writer.values(Kind.LOSS, 0, "loss", 1.0 + rank)
         writer.writer.write(record, array.tobytes())
         writer.close(1, len(parts))
     return RecordedRun(folder, folder.name)
@@ -54,3 +57,18 @@ def test_wrong_samples_of_one_rank_do_not_drown_in_those_of_the_others(tmp_path)
     together = ratio(tmp_path / "together", [np.concatenate(parts)])
     apart = ratio(tmp_path / "apart", parts)
     assert together[0] < 1 < apart[0]
+
+
+def halves():
+    """Figures of two halves of each sample that make `ROWS` of the whole, but in another order."""
+    mean, root = ROWS[:, 0], ROWS[:, 1]
+    first = np.stack((mean + 0.5, np.sqrt(root**2 + 2), np.ones(16)), 1)
+    second = np.stack((mean - 0.5, np.sqrt(root**2 - 2), np.ones(16)), 1)
+    return first, second
+
+
+def test_the_parts_of_an_output_that_ranks_of_one_sequence_have_are_compared_together(tmp_path):
+    first, second = halves()
+    options = {"num_elements": 32, "shares_data": True}
+    assert ratio(tmp_path / "right", [first, second], **options)[0] < 1
+    assert ratio(tmp_path / "wrong", [first, second * 1.1], **options)[0] > 1

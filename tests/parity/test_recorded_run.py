@@ -109,3 +109,17 @@ def test_a_run_repeats_another_as_far_as_it_went(tmp_path):
     )
     assert short.repeats(whole)
     assert not other.repeats(whole)
+
+
+@pytest.mark.parametrize(
+    ("losses", "coordinates"), [((2.0, 2.5), ((0, 1),)), ((2.0, 2.0), ((0,), (1,)))]
+)
+def test_ranks_that_make_other_losses_of_the_same_batches_have_parts_of_them(
+    tmp_path, losses, coordinates
+):
+    for rank, loss in enumerate(losses):
+        writer = Rank(tmp_path, rank, data_group=(0, 1))
+        writer.batch(0, 0, "x", [1, 2])
+        writer.values(Kind.LOSS, 0, "loss", loss)
+        writer.close(1, 2)
+    assert RecordedRun(tmp_path, "2 ranks").coordinates == coordinates

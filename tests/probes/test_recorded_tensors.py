@@ -37,3 +37,9 @@ def test_ranks_of_which_nobody_knows_that_they_hold_the_same_all_write(tmp_path,
     (record,) = read_index(tmp_path / "rank-1.index")
     assert record.digest
     assert bool(record.num_bytes) is is_written
+
+
+def test_the_rest_of_sums_that_cancel_out_is_no_coarse_dtype():
+    generator = torch.Generator().manual_seed(3)
+    multiples = torch.randn(64, generator=generator).mul(12).round()
+    assert _rounded_to(multiples * 2.0**-36) == ""

@@ -10,6 +10,7 @@ import torch
 from distdiag.sequence import FaultKind
 from tests.sequence import blocks
 from tests.sequence.blocks import both, gather, split
+from tests.sequence.softmax_ring import softmax_ring
 
 LENGTH = 16
 ODD = 13
@@ -70,6 +71,11 @@ RIGHT = [
     Case("ring", (*both(None, SUM), blocks.ring), options=MEAN),
     Case("causal ring in head-tail order",
          (*both(ZIGZAG, ZIGZAG), partial(blocks.ring, causal=True, **ZIGZAG)), options=CAUSAL),
+    Case("softmax ring", (*both(), softmax_ring)),
+    Case("softmax ring, causal, in head-tail order",
+         (*both(ZIGZAG, ZIGZAG), partial(softmax_ring, causal=True, **ZIGZAG)), options=CAUSAL),
+    Case("softmax ring, bfloat16", (*both(None, SUM), softmax_ring),
+         options=options(reduction="mean", dtypes=(torch.bfloat16,))),
     Case("gathered keys of documents",
          (*both(), partial(blocks.gathered_attention, documents=DOCUMENTS)),
          options=options(documents=DOCUMENTS)),
@@ -185,4 +191,11 @@ WRONG = [
          (K.CONTEXT,), lambda ranks: set(range(ODD)), options=options(length=ODD)),
     Case("ring goes back with one part", (*both(), partial(blocks.ring, causal=True, stale=True)),
          (K.GRADIENT,), options=CAUSAL),
+    Case("softmax ring goes back with its own keys", (*both(), partial(softmax_ring, stale=True)),
+         (K.ATTENTION_GRADIENT,)),
+    Case("softmax ring goes back with a part of the sum",
+         (*both(), partial(softmax_ring, local=True)), (K.ATTENTION_GRADIENT,)),
+    Case("softmax ring forgets the scale on the way back",
+         (*both(None, SUM), partial(softmax_ring, unscaled=True)), (K.ATTENTION_GRADIENT,),
+         options=MEAN),
 ]  # fmt: skip
