@@ -154,6 +154,15 @@ def _parity(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [ParityRecorder(recorder, ParityTask.read(config.parity_task))]
 
 
+def _routing_recorder(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    if not config.routing_task:
+        return []
+    from distdiag.probes.routing_recorder import RoutingRecorder
+    from distdiag.routing_task import RoutingTask
+
+    return [RoutingRecorder(recorder, RoutingTask.read(config.routing_task))]
+
+
 def _dataloader(recorder: Recorder, _: Config) -> Sequence[Probe]:
     from distdiag.probes.phases import DataLoaderWatch
 
@@ -235,6 +244,7 @@ PLANS: Final = (
     Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
     Plan("verify-sequence", ("torch", _C10D), _verify_sequence),
     Plan("parity", ("torch",), _parity),
+    Plan("routing-recorder", ("torch",), _routing_recorder),
     Plan("save", ("torch",), _save),
     Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
     Plan("routing", ("torch",), _routing),
