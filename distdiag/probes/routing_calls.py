@@ -39,6 +39,7 @@ class OpenCall:
     number: int
     is_recompute: bool
     given: dict[str, str]
+    is_meant_random: bool
     rows: tuple[str, ...] = ()
     num_choices: int = 0
     ops: dict[str, None] = field(default_factory=dict)
@@ -106,9 +107,13 @@ class OpenCalls(threading.local):
         routers = (call.router for call in self.stack if call.router is not None)
         return frozenset().union(*(router.counts for router in routers))
 
-    def is_meant_random(self) -> bool:
-        """Say whether the options of a module around ask for random numbers."""
-        return any(call.router is not None and call.router.is_meant_random for call in self.stack)
+    def is_meant_random(self, name: str, router: Router | None) -> bool:
+        """Say whether the options of a router, or of the module that it belongs to, ask for it."""
+        if router is None or not self.stack:
+            return router is not None and router.is_meant_random
+        around = self.stack[-1]
+        is_part = name.rpartition(".")[0] == around.name
+        return router.is_meant_random or (is_part and around.is_meant_random)
 
 
 def routers_of(roots: list[nn.Module]) -> dict[int, Router]:

@@ -105,9 +105,7 @@ class RoutingRecorder(Probe):
         self._is_closed = True
         self._end_step()
         self._writer.close(
-            Ended(
-                rank=self.recorder.rank, num_steps=self._step, num_choices=self._num_choices
-            )
+            Ended(rank=self.recorder.rank, num_steps=self._step, num_choices=self._num_choices)
         )
 
     # Steps
@@ -186,15 +184,16 @@ class RoutingRecorder(Probe):
                 self._begin_step()
         is_recompute = is_in_backward()
         number = self._calls[name, is_recompute] = self._calls.get((name, is_recompute), -1) + 1
-        stack = self._open.stack
+        stack, router = self._open.stack, self._routers.get(id(module))
         call = OpenCall(
             module,
             name,
-            self._routers.get(id(module)),
+            router,
             outer=stack[-1].name if stack else "",
             number=number,
             is_recompute=is_recompute,
             given={"given": digests_of(args)},
+            is_meant_random=self._open.is_meant_random(name, router),
         )
         if not stack:
             call.rows = _rows(args)
@@ -232,6 +231,7 @@ class RoutingRecorder(Probe):
             "outer": call.outer,
             "ops": tuple(call.ops),
             "is_drawn": call.is_drawn,
+            "is_meant_random": call.is_meant_random,
         }
 
     def _on_draw(self) -> None:
@@ -260,8 +260,7 @@ class RoutingRecorder(Probe):
             "number": call.num_choices,
             "digests": digests,
             "dtype": dtype,
-            "is_meant_random": self._open.is_meant_random(),
-            "choice": Choice(chosen.api, *scores.shape, indices.shape[1], dtype),
+            "choice": Choice(chosen.api, len(scores), scores.shape[1], indices.shape[1], dtype),
         }
         call.num_choices += 1
         self._num_choices += 1
