@@ -69,12 +69,14 @@ class Flip(msgspec.Struct, frozen=True, kw_only=True):
 class MarginBin(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens had a margin of up to `up_to` roundings, and how many of them were flipped.
 
-    A flip at such a margin `is_numeric` if rounding in the run's coarsest type may explain it.
+    `num_flipped_first` counts those of the first step with any; later ones follow from them. A
+    flip at such a margin `is_numeric` if rounding in the run's coarsest type may explain it.
     """
 
     up_to: float
     num_tokens: int
     num_flipped: int
+    num_flipped_first: int
     is_numeric: bool
 
 

@@ -100,10 +100,12 @@ def _evidence(event: RoutingDifference) -> Iterator[Evidence]:
     for detail in cause.details:
         yield Evidence(ranks=by_rank, summary=detail)
     numeric, logic = flips_by_nature(event.margins)
-    tokens = {f"tokens: {bin_label(each)}": each.num_tokens for each in event.margins}
-    flipped = {f"flipped: {bin_label(each)}": each.num_flipped for each in event.margins}
+    seen = [each for each in event.margins if each.num_tokens]
+    tokens = {f"tokens: {bin_label(each)}": each.num_tokens for each in seen}
+    flipped = {f"flipped: {bin_label(each)}": each.num_flipped for each in seen}
     yield Evidence(
         ranks=ranks,
-        summary=f"by their margins rounding may explain {numeric} flips, and {logic} not",
+        summary=f"of the flips in step {event.step} rounding may explain {numeric} by their "
+        f"margins, and {logic} not; those of later steps follow from them",
         values={**tokens, **flipped},
     )

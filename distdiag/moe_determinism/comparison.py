@@ -133,7 +133,7 @@ class Comparison:
             flipped, np.maximum(found, roundings(again, theirs.size, record.dtype)), found
         )
         margin = np.where(flipped, np.maximum(margin, again), margin)
-        self._histogram.add(found, record.dtype, flipped)
+        self._histogram.add(record.step, found, record.dtype, flipped)
         self._rows.append(_row(place, record, found, flipped))
         flips = [
             Flip(

@@ -46,7 +46,7 @@ def margins(choices: Choices) -> Numbers:
 def roundings(margin: Numbers, size: Numbers, dtype: str) -> Numbers:
     """Return margins in units of rounding of the greatest score of each token."""
     unit = UNIT.get(dtype, UNIT["float32"]) * size
-    return np.where(margin <= 0, 0.0, margin / np.where(unit > 0, unit, np.inf))
+    return np.where(margin <= 0, 0.0, margin / np.where(unit > 0, unit, 1.0))
 
 
 class Histogram:
@@ -57,23 +57,31 @@ class Histogram:
         self._bound = bound(dtypes)
         self._limit = 0.0
         self._tokens = np.zeros(len(EDGES), np.int64)
-        self._flipped = np.zeros(len(EDGES), np.int64)
+        self._flipped: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
 
-    def add(self, found: Numbers, dtype: str, flipped: np.ndarray[Any, np.dtype[Any]]) -> None:
+    def add(
+        self, step: int, found: Numbers, dtype: str, flipped: np.ndarray[Any, np.dtype[np.bool_]]
+    ) -> None:
         """Count tokens with these margins, in roundings of their scores."""
         self._limit = max(self._limit, self._bound / UNIT.get(dtype, UNIT["float32"]))
         places = np.searchsorted(np.array(EDGES), found)
         self._tokens += np.bincount(places, minlength=len(EDGES))
-        self._flipped += np.bincount(places[flipped], minlength=len(EDGES))
+        if flipped.any():
+            counts = np.bincount(places[flipped], minlength=len(EDGES))
+            self._flipped[step] = self._flipped.get(step, 0) + counts
 
     def bins(self) -> tuple[MarginBin, ...]:
         """Return the counts."""
+        none = np.zeros(len(EDGES), np.int64)
+        first = self._flipped[min(self._flipped)] if self._flipped else none
+        flipped = sum(self._flipped.values(), none)
         return tuple(
             MarginBin(
                 up_to=edge,
-                num_tokens=int(tokens),
-                num_flipped=int(flipped),
+                num_tokens=int(self._tokens[place]),
+                num_flipped=int(flipped[place]),
+                num_flipped_first=int(first[place]),
                 is_numeric=edge <= self._limit,
             )
-            for edge, tokens, flipped in zip(EDGES, self._tokens, self._flipped, strict=True)
+            for place, edge in enumerate(EDGES)
         )

@@ -76,6 +76,6 @@ def bin_label(each: MarginBin) -> str:
 
 
 def flips_by_nature(margins: tuple[MarginBin, ...]) -> tuple[int, int]:
-    """Return how many flips rounding may explain by their margins, and how many not."""
-    numeric = sum(each.num_flipped for each in margins if each.is_numeric)
-    return numeric, sum(each.num_flipped for each in margins) - numeric
+    """Return how many flips of the first step rounding may explain by their margins, and not."""
+    numeric = sum(each.num_flipped_first for each in margins if each.is_numeric)
+    return numeric, sum(each.num_flipped_first for each in margins) - numeric

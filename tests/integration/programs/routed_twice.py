@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import random
 
 import torch
 import torch.distributed as dist
@@ -88,10 +89,16 @@ def main() -> None:
     parser.add_argument("--how", default="steady")
     how = parser.parse_args().how
     dist.init_process_group("gloo")
-    torch.manual_seed(anew() if how == "weights" else 0)
+    if how != "unseeded":
+        torch.manual_seed(0)
     data = torch.randint(50, (64, LENGTH))
+    if how == "weights":
+        torch.manual_seed(anew())
     model = DistributedDataParallel(Net(how))
     generator = torch.Generator().manual_seed(anew() if how == "data" else dist.get_rank())
+    if how == "unseeded":
+        random.shuffle(data := data.tolist())
+        data = torch.tensor(data)
     loader = DataLoader(TensorDataset(data), batch_size=4, shuffle=True, generator=generator)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for (tokens,) in loader:
