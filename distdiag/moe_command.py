@@ -16,7 +16,7 @@ from distdiag.moe_determinism.twice import Plan, record_twice
 from distdiag.moe_determinism.verdict import report_of, write_tables
 from distdiag.parity.runs import Script
 from distdiag.reasoning.routing_differences import cause_phrase, nature_phrase
-from distdiag.reports import load_reporter, write_report
+from distdiag.reports import load_reporter, reporter_names, write_report
 from distdiag.reports.base import visible
 from distdiag.routing_difference import Nature
 from distdiag.torchrun import new_run_dir
@@ -72,7 +72,8 @@ def moe_determinism(  # noqa: PLR0913 (click passes each option by name)
     folder = (run_dir or new_run_dir()).resolve()
     if any(folder.glob("*")):
         raise UsageError(f"run directory {folder} is not empty")
-    reporter = load_reporter(name)()
+    if name not in reporter_names():
+        raise UsageError(f'unknown report "{name}" (there are: {", ".join(reporter_names())})')
     plan = Plan(folder, Script(str(script), script_args), num_ranks, num_steps, seed, timeout_s)
     first, again = record_twice(plan, _say)
     problem = next(unmatched(first, again), "")
@@ -86,7 +87,7 @@ def moe_determinism(  # noqa: PLR0913 (click passes each option by name)
     write_tables(folder / TABLES, result)
     click.echo(table(result), err=True)
     _say(_verdict(result))
-    click.echo(reporter.render(report), nl=False)
+    click.echo(load_reporter(name)().render(report), nl=False)
     return _status(result)
 
 
