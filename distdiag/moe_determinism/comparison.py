@@ -55,7 +55,6 @@ class Result(NamedTuple):
     margins: tuple[MarginBin, ...]
     difference: RoutingDifference | None
     cause: Cause | None
-    num_unmatched: int
     problem: str = ""
 
 
@@ -77,7 +76,6 @@ class Comparison:
         self._rows: list[Row] = []
         self._flips: list[FlipRow] = []
         self._differing: list[_Differing] = []
-        self._num_unmatched = 0
         self._problem = ""
 
     def run(self) -> Result:
@@ -95,26 +93,30 @@ class Comparison:
             self._histogram.bins(),
             difference,
             cause,
-            self._num_unmatched,
             "" if cause is not None else self._problem,
         )
 
     def _compare_rank(self, rank: int, origins: Origins) -> None:
         others = {record.key: record for record in self._again.records.get(rank, ())}
         for number, record in enumerate(self._first.records[rank]):
-            other = others.get(record.key)
-            place = Place(record.step, record.micro, number, rank)
+            other = others.pop(record.key, None)
             if other is None:
-                if record.seen is Seen.CHOICE:
-                    self._num_unmatched += 1
-                    self._problem = self._problem or (
-                        f"rank {rank} chooses in {record.name} at step {record.step} in one of the "
-                        "runs only, although nothing differs before that"
-                    )
+                self._lack(rank, record)
                 continue
+            place = Place(record.step, record.micro, number, rank)
             origins.see(place, record, other)
             if record.seen is Seen.CHOICE:
                 self._compare_choice(place, record, other)
+        for record in others.values():
+            self._lack(rank, record)
+
+    def _lack(self, rank: int, record: RouteRecord) -> None:
+        """Take note of a choice that one of the runs alone has made."""
+        if record.seen is Seen.CHOICE and not self._problem:
+            self._problem = (
+                f"rank {rank} chooses in {record.name} at step {record.step} in one of the runs "
+                "only, although nothing differs before that"
+            )
 
     def _compare_choice(self, place: Place, record: RouteRecord, other: RouteRecord) -> None:
         assert record.choice is not None and other.choice is not None

@@ -134,11 +134,12 @@ class Origins:
             record, other = around
         ops = tuple(op for op in record.ops if op in FORWARD)
         name, kind = _tail(record.name), record.kind
-        if record.is_drawn:
-            nature = Nature.MEANT if record.is_meant_random else Nature.LOGIC
+        nature = self._nature(size, dtype, moves)
+        # Seeded draws are the same in both runs: rounding has another reason.
+        if record.is_drawn and nature is not Nature.NUMERIC:
+            nature = Nature.MEANT if record.is_meant_random else nature
             details = self._seeds(place, _OF_TORCH)
             return _cause(Origin.DRAW, nature, place, name, kind=kind, details=details)
-        nature = self._nature(size, dtype, moves)
         return _cause(
             Origin.MODULE, nature, place, name, kind=kind, ops=ops, size=size, dtype=dtype
         )

@@ -72,6 +72,16 @@ def test_draws_in_the_router_are_named_and_meant_where_an_option_asks_for_them(t
     assert cause.details == ()  # that nobody seeds Python's generator is nothing to tell
 
 
+def test_rounding_in_a_module_that_draws_seeded_numbers_is_not_blamed_on_these(tmp_path):
+    def write(run, is_second):
+        noise = 0.25 + 1e-6 * is_second
+        run.choice("router", [[0.25, noise, 0.0]], given=[1.0], is_drawn=True)
+        run.output("router", [1.0], [float(is_second)], is_drawn=True)
+
+    cause = compared(tmp_path, write).difference.cause
+    assert (cause.origin, cause.nature) == (Origin.MODULE, Nature.NUMERIC)
+
+
 def test_other_samples_are_blamed_on_the_data_even_if_a_part_sees_them_first(tmp_path):
     def write(run, is_second):
         run.output("embed", [is_second], [float(is_second)], outer="block")
@@ -162,10 +172,11 @@ def test_another_number_of_tokens_is_a_difference_without_a_token(tmp_path):
     assert (found.flip, found.num_flipped, found.cause.origin) == (None, 2, Origin.DATA)
 
 
-def test_a_choice_that_one_run_alone_makes_cannot_be_compared(tmp_path):
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_choice_that_one_run_alone_makes_cannot_be_compared(tmp_path, lacks):
     def write(run, is_second):
         run.choice("first", SURE)
-        if not is_second:
+        if is_second is not lacks:
             run.choice("second", SURE)
 
     result = compared(tmp_path, write)

@@ -28,6 +28,10 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.proj(x)
+        if self.how == "tie":  # two experts of which rounding alone decides
+            terms = x * self.proj.weight[0]
+            back = torch.stack([terms.flip(-1)[:, n] for n in range(WIDTH)])
+            logits = torch.cat([terms.sum(-1, True), sum(back)[:, None], logits[:, 2:]], -1)
         if self.how in ("noise", "jitter"):
             logits = logits + 0.3 * torch.randn(logits.shape, generator=self.generator)
         return logits.softmax(-1).topk(2, dim=-1)
@@ -74,11 +78,6 @@ class Net(nn.Module):
         self.pooled = Pooled(how)
         self.mixture = nn.Linear(WIDTH, WIDTH) if how == "dense" else Mixture(how)
         self.head = nn.Linear(WIDTH, 50)
-        if how == "tie":
-            with torch.no_grad():  # two experts of which rounding alone decides
-                weight = self.mixture.router.proj.weight
-                weight[1] = weight[0]
-                weight[1, 0] = weight[0, 0] * (1 + 2.0**-22)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.mixture(self.pooled(self.embed(tokens))))
