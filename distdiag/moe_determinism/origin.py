@@ -129,6 +129,10 @@ class Origins:
             record, other = self._around(place.rank, record, other) or (record, other)
         while record.digests.get("given") != other.digests.get("given"):
             around = self._around(place.rank, record, other)
+            if around is None and record.is_recompute:
+                text = f"in a repeated forward pass, before {_tail(record.name)}"
+                nature = self._nature(size, dtype, moves)
+                return _cause(Origin.UNKNOWN, nature, place, "", details=(text,))
             if around is None:
                 return self._of_data(place)
             record, other = around

@@ -202,9 +202,11 @@ class RoutingRecorder(Probe):
     def _mode(self) -> CallMode:
         return CallMode(self._on_choice, self._on_draw, self._open.stack)
 
-    def _after_forward(self, module: nn.Module, _: Any, kwargs: Any, output: Any) -> None:  # noqa: ANN401
+    def _after_forward(self, module: nn.Module, _: Any, *seen: Any) -> None:  # noqa: ANN401
         if torch.compiler.is_compiling():
             return
+        # Of a pass that an exception ends torch tells no keywords; repeated ones end so.
+        kwargs, output = seen if len(seen) == 2 else ({}, None)
         try:
             call = self._open.end(module)  # also when the probe is off: the mode must go
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
