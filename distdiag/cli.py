@@ -27,6 +27,7 @@ from distdiag.finding import Outcome, Report, Severity
 from distdiag.lint.base import Rule
 from distdiag.lint.rules import load_rules
 from distdiag.lint_command import lint
+from distdiag.moe_command import moe_determinism
 from distdiag.options import check_options
 from distdiag.parity_command import parity
 from distdiag.replay import replay_source
@@ -283,6 +284,7 @@ def _demo_run(script: Path, what: str) -> Report:
 main.add_command(dump)
 main.add_command(lint)
 main.add_command(parity)
+main.add_command(moe_determinism)
 
 
 if __name__ == "__main__":

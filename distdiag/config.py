@@ -43,6 +43,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "poison_empty": bool,
     "verify_sequence": bool,
     "parity_task": str,
+    "routing_task": str,
 }
 """What a TOML file may set: the names of the flags, and the type of each value."""
 
@@ -77,6 +78,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     poison_empty: bool = False
     verify_sequence: bool = False
     parity_task: str = ""
+    routing_task: str = ""
     plan: tuple[PlacementRule, ...] = ()
     sequence: SequencePlan = SequencePlan()
     routing: RoutingPlan = RoutingPlan()
@@ -89,6 +91,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "poison-empty": self.poison_empty,
             "verify-sequence": self.verify_sequence,
             "parity": bool(self.parity_task),
+            "moe-determinism": bool(self.routing_task),
         }
         return tuple(name for name, is_on in modes.items() if is_on)
 

@@ -107,6 +107,7 @@ _OPTIONS: Final = (
         help="Send numbered tokens through split and gather before the first backward pass.",
     ),
     click.option("--parity-task", metavar="FILE", hidden=True),  # given by `distdiag parity`
+    click.option("--routing-task", metavar="FILE", hidden=True),  # by `distdiag moe-determinism`
 )
 
 

@@ -80,6 +80,7 @@ def test_every_key_can_be_set_with_either_spelling():
         poison{s}empty = true
         verify{s}sequence = true
         parity{s}task = "task.json"
+        routing{s}task = "routing.json"
     """
     expected = Config(
         profile="deep",
@@ -97,6 +98,7 @@ def test_every_key_can_be_set_with_either_spelling():
         poison_empty=True,
         verify_sequence=True,
         parity_task="task.json",
+        routing_task="routing.json",
     )
     assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 3  # the tables: no flag
     assert load_config(write(text.format(s="_"))) == expected

@@ -8,8 +8,10 @@ from typing import ClassVar
 from distdiag.disparity import Disparity
 from distdiag.engine.judges import Judges
 from distdiag.event import Event
+from distdiag.routing_difference import RoutingDifference
 
 ONE_RUN = "there is one run only: distdiag parity compares it with another"
+ONE_ROUTING = "there is one run only: distdiag moe-determinism compares it with the same again"
 
 
 class Watch:
@@ -61,7 +63,7 @@ class Watches:
 class ComparedRuns(Watch):
     """Knows whether two runs were compared."""
 
-    kinds = (Disparity,)
+    kinds = (Disparity, RoutingDifference)
 
     def __init__(self, judges: Judges, *, is_comparison: bool = False) -> None:
         """Nothing was compared yet, unless this `is_comparison` and nothing differs."""
@@ -73,7 +75,8 @@ class ComparedRuns(Watch):
         """The checks of comparisons, if there was none."""
         if self._has_compared:
             return {}
-        return {check.code: ONE_RUN for check in self._judges.needing(Disparity)}
+        routing = {check.code: ONE_ROUTING for check in self._judges.needing(RoutingDifference)}
+        return {check.code: ONE_RUN for check in self._judges.needing(Disparity)} | routing
 
     def feed(self, event: Event) -> None:
         """Take note of a comparison."""

@@ -107,7 +107,7 @@ class Runs:
         """End all that runs, and let nothing start."""
         self._is_stopped = True
         for process in list(self._live):
-            _end(process)
+            end(process)
 
     def run(self, planned: Planned, slot: Slot) -> RecordedRun:
         """Run the script once and return what it recorded.
@@ -173,7 +173,7 @@ class Runs:
                 ) from None
             finally:
                 self._live.discard(process)
-                _end(process)
+                end(process)
 
     def _keep_findings(self, folder: Path) -> None:
         """Keep what was found in this run alone under another name: one report is for all runs."""
@@ -184,10 +184,10 @@ class Runs:
 
     def _failure(self, label: str, status: int, log: Path) -> str:
         how = f"ended with status {status}" if status else "ended without an optimizer step"
-        return f"{label} {how}{_last_words(log)}; all that it wrote is in {log}"
+        return f"{label} {how}{last_words(log)}; all that it wrote is in {log}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """End a launcher that still runs, and its ranks with it."""
     if process.poll() is not None:
         return
@@ -202,7 +202,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
     """Return what a rank said last before the launcher's own account begins."""
     lines = log.read_text(errors="replace").splitlines()
     said = [line for line in lines if line.startswith("[rank") and line.partition("]:")[2].strip()]

@@ -5,6 +5,7 @@ This module imports no probe: importing one imports torch, which is left to the 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -24,16 +25,14 @@ class Plan(NamedTuple):
     make: Callable[[Recorder, Config], Sequence[Probe]]
 
 
-def _files(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.files import FileWatch
+def _only(module: str, probe: str) -> Callable[[Recorder, Config], Sequence[Probe]]:
+    """Make one probe that needs no more than the recorder."""
 
-    return [FileWatch(recorder)]
+    def make(recorder: Recorder, _: Config) -> Sequence[Probe]:
+        kind = getattr(importlib.import_module(f"distdiag.probes.{module}"), probe)
+        return [kind(recorder)]
 
-
-def _store_calls(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.store_calls import StoreCalls
-
-    return [StoreCalls(recorder)]
+    return make
 
 
 def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
@@ -56,60 +55,6 @@ def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [functional, tap, works, CollectiveFronts(recorder, tap, works)]
 
 
-def _groups(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.groups import ProcessGroups
-
-    return [ProcessGroups(recorder)]
-
-
-def _sharding(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.sharding_context import ShardingContext
-
-    return [ShardingContext(recorder)]
-
-
-def _sharding_moments(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.sharding_moments import ShardingMoments
-
-    return [ShardingMoments(recorder)]
-
-
-def _parallel_moments(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.parallel_moments import ParallelMoments
-
-    return [ParallelMoments(recorder)]
-
-
-def _sequence_buffers(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.sequence_buffers import SequenceBuffers
-
-    return [SequenceBuffers(recorder)]
-
-
-def _parallelize_plans(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.parallelize_plans import ParallelizePlans
-
-    return [ParallelizePlans(recorder)]
-
-
-def _veomni_plans(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.veomni_plans import VeOmniPlans
-
-    return [VeOmniPlans(recorder)]
-
-
-def _transformers_plans(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.transformers_plans import TransformersPlans
-
-    return [TransformersPlans(recorder)]
-
-
-def _partial_reads(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.partial_reads import PartialReads
-
-    return [PartialReads(recorder)]
-
-
 def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
     from distdiag.probes.gradient_sums import GradientSumWatch
     from distdiag.probes.loss_watch import LossWatch
@@ -128,12 +73,6 @@ def _random_states(recorder: Recorder, config: Config) -> Sequence[Probe]:
     from distdiag.probes.random_states import RandomStates
 
     return [RandomStates(recorder, only_start=config.profile == "light")]
-
-
-def _random_draws(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.random_draws import RandomDraws
-
-    return [RandomDraws(recorder)]
 
 
 def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
@@ -161,10 +100,13 @@ def _parity(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [ParityRecorder(recorder, ParityTask.read(config.parity_task))]
 
 
-def _dataloader(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.phases import DataLoaderWatch
+def _routing_recorder(recorder: Recorder, config: Config) -> Sequence[Probe]:
+    if not config.routing_task:
+        return []
+    from distdiag.probes.routing_recorder import RoutingRecorder
+    from distdiag.routing_task import RoutingTask
 
-    return [DataLoaderWatch(recorder)]
+    return [RoutingRecorder(recorder, RoutingTask.read(config.routing_task))]
 
 
 def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
@@ -194,64 +136,29 @@ def _sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
     return [SequenceProbe(recorder)]
 
 
-def _sharded_forwards(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.sharded_forwards import ShardedForwards
-
-    return [ShardedForwards(recorder)]
-
-
-def _save(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.phases import SaveWatch
-
-    return [SaveWatch(recorder)]
-
-
-def _checkpoint(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.phases import CheckpointWatch
-
-    return [CheckpointWatch(recorder)]
-
-
-def _compile(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.phases import CompileWatch
-
-    return [CompileWatch(recorder)]
-
-
-def _loads(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.loads import LoadWatch
-
-    return [LoadWatch(recorder)]
-
-
-def _rank_states(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.rank_states import RankStates
-
-    return [RankStates(recorder)]
-
-
-def _evaluation_gathers(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.evaluation_gathers import EvaluationGathers
-
-    return [EvaluationGathers(recorder)]
-
-
 _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
 PLANS: Final = (
-    Plan("files", (), _files),
-    Plan("store-calls", ("torch", _C10D), _store_calls),
-    Plan("process-groups", ("torch", _C10D), _groups),
+    Plan("files", (), _only("files", "FileWatch")),
+    Plan("store-calls", ("torch", _C10D), _only("store_calls", "StoreCalls")),
+    Plan("process-groups", ("torch", _C10D), _only("groups", "ProcessGroups")),
     Plan("collectives", ("torch", _C10D), _collectives),
     Plan("steps", ("torch",), _steps),
     Plan("random-states", ("torch",), _random_states),
-    Plan("random-draws", ("torch", "torch.distributed.tensor._random"), _random_draws),
+    Plan(
+        "random-draws",
+        ("torch", "torch.distributed.tensor._random"),
+        _only("random_draws", "RandomDraws"),
+    ),
     Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
     Plan("verify-sequence", ("torch", _C10D), _verify_sequence),
     Plan("parity", ("torch",), _parity),
-    Plan("save", ("torch",), _save),
-    Plan("dataloader", ("torch", "torch.utils.data.dataloader"), _dataloader),
+    Plan("routing-recorder", ("torch",), _routing_recorder),
+    Plan("save", ("torch",), _only("phases", "SaveWatch")),
+    Plan(
+        "dataloader", ("torch", "torch.utils.data.dataloader"), _only("phases", "DataLoaderWatch")
+    ),
     Plan("routing", ("torch",), _routing),
     Plan("sequence", ("torch", _C10D), _sequence),
     Plan("data", ("torch", "torch.utils.data.dataloader"), _data),
@@ -262,47 +169,63 @@ PLANS: Final = (
             "torch.distributed.fsdp",
             "torch.distributed.fsdp._fully_shard._fsdp_state",
         ),
-        _sharded_forwards,
+        _only("sharded_forwards", "ShardedForwards"),
     ),
     Plan(
         "sharding-context",
         ("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group"),
-        _sharding,
+        _only("sharding_context", "ShardingContext"),
     ),
     Plan(
         "parallel-moments",
         ("torch", "torch.distributed.tensor.parallel"),
-        _parallel_moments,
+        _only("parallel_moments", "ParallelMoments"),
     ),
     Plan(
         "parallelize-plans",
         ("torch", "torch.distributed.tensor.parallel"),
-        _parallelize_plans,
+        _only("parallelize_plans", "ParallelizePlans"),
     ),
-    Plan("sequence-buffers", ("torch", "torch.distributed.tensor.experimental"), _sequence_buffers),
-    Plan("veomni-plans", ("torch", "veomni.distributed.parallel_plan"), _veomni_plans),
-    Plan("transformers-plans", ("torch", "transformers.modeling_utils"), _transformers_plans),
-    Plan("partial-reads", ("torch", "torch.distributed.tensor"), _partial_reads),
+    Plan(
+        "sequence-buffers",
+        ("torch", "torch.distributed.tensor.experimental"),
+        _only("sequence_buffers", "SequenceBuffers"),
+    ),
+    Plan(
+        "veomni-plans",
+        ("torch", "veomni.distributed.parallel_plan"),
+        _only("veomni_plans", "VeOmniPlans"),
+    ),
+    Plan(
+        "transformers-plans",
+        ("torch", "transformers.modeling_utils"),
+        _only("transformers_plans", "TransformersPlans"),
+    ),
+    Plan(
+        "partial-reads",
+        ("torch", "torch.distributed.tensor"),
+        _only("partial_reads", "PartialReads"),
+    ),
     Plan(
         "sharding-moments",
         ("torch", "torch.distributed.fsdp._fully_shard._fsdp_state"),
-        _sharding_moments,
+        _only("sharding_moments", "ShardingMoments"),
     ),
     Plan(
         "checkpoint",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
-        _checkpoint,
+        _only("phases", "CheckpointWatch"),
     ),
-    Plan("compile", ("torch", "torch._dynamo.callback"), _compile),
-    Plan("loads", ("torch",), _loads),
+    Plan("compile", ("torch", "torch._dynamo.callback"), _only("phases", "CompileWatch")),
+    Plan("loads", ("torch",), _only("loads", "LoadWatch")),
     Plan(
         "rank-states",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
-        _rank_states,
+        _only("rank_states", "RankStates"),
     ),
     Plan(
         "evaluation-gathers",
         ("torch", "accelerate.accelerator", "accelerate.data_loader"),
-        _evaluation_gathers,
+        _only("evaluation_gathers", "EvaluationGathers"),
     ),
 )

@@ -40,6 +40,10 @@ class Chosen(NamedTuple):
     """Where the graph says how the scores were made."""
 
 
+def _ignore(*_: object) -> None:
+    """Take no note."""
+
+
 class RoutingMode(TorchFunctionMode):
     """Tells of calls that choose, draw, write or yield one number; all calls run as they would."""
 
@@ -48,8 +52,8 @@ class RoutingMode(TorchFunctionMode):
         on_choice: Callable[[Chosen], None],
         on_draw: Callable[[], None],
         on_write: Callable[[object], None],
-        on_scalar: Callable[[torch.Tensor], None],
-        on_call: Callable[[str, tuple[Any, ...], object, Chosen | None], None],
+        on_scalar: Callable[[torch.Tensor], None] = _ignore,
+        on_call: Callable[[str, tuple[Any, ...], object, Chosen | None], None] = _ignore,
     ) -> None:
         """Tell these; they raise nothing. `on_call` is told of each call, by its name."""
         super().__init__()

@@ -76,4 +76,5 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"sharded-forwards"}
     alone |= {"data"}  # of which each probe is made to fail
     alone |= {"parity"}  # an active mode: what goes wrong there ends the comparison
+    alone |= {"routing-recorder"}  # the same
     assert {plan.name for plan in PLANS} <= {*PROBES, *alone}

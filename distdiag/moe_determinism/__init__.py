@@ -1,0 +1,1 @@
+"""Runs a script twice and compares how it routes tokens to experts."""
