@@ -1,4 +1,7 @@
-"""Trains a small mixture of experts with DDP; `--how` says what is not the same in every run."""
+"""Trains a small mixture of experts with DDP; `--how` says what is not the same in every run.
+
+On GPUs (`--device cuda`) `atomic` adds rows in the order in which threads come to it.
+"""
 
 import argparse
 import os
@@ -33,7 +36,8 @@ class Router(nn.Module):
             back = torch.stack([terms.flip(-1)[:, n] for n in range(WIDTH)])
             logits = torch.cat([terms.sum(-1, True), sum(back)[:, None], logits[:, 2:]], -1)
         if self.how in ("noise", "jitter"):
-            logits = logits + 0.3 * torch.randn(logits.shape, generator=self.generator)
+            noise = torch.randn(logits.shape, generator=self.generator)
+            logits = logits + 0.3 * noise.to(logits)
         return logits.softmax(-1).topk(2, dim=-1)
 
 
@@ -66,6 +70,10 @@ class Pooled(nn.Module):
             generator = torch.Generator().manual_seed(anew())
             order = torch.randperm(LENGTH, generator=generator).tolist()
         total = torch.zeros_like(x[:, 0])
+        if self.how == "atomic":
+            owners = torch.arange(len(x), device=x.device).repeat_interleave(64 * LENGTH)
+            total.index_add_(0, owners, x.repeat(1, 64, 1).flatten(0, 1) / 64)
+            order = []
         for place in order:
             total = total + x[:, place]
         return x + (total / LENGTH).unsqueeze(1)
@@ -86,14 +94,19 @@ class Net(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", default="steady")
-    how = parser.parse_args().how
-    dist.init_process_group("gloo")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.float32)
+    args = parser.parse_args()
+    how, device = args.how, torch.device(args.device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(dist.get_rank())
     if how != "unseeded":
         torch.manual_seed(0)
     data = torch.randint(50, (64, LENGTH))
     if how == "weights":
         torch.manual_seed(anew())
-    model = DistributedDataParallel(Net(how))
+    model = DistributedDataParallel(Net(how).to(device, args.dtype))
     generator = torch.Generator().manual_seed(anew() if how == "data" else dist.get_rank())
     if how == "unseeded":
         random.shuffle(data := data.tolist())
@@ -101,6 +114,7 @@ def main() -> None:
     loader = DataLoader(TensorDataset(data), batch_size=4, shuffle=True, generator=generator)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for (tokens,) in loader:
+        tokens = tokens.to(device)
         loss = functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
         optimizer.step()
