@@ -5,6 +5,7 @@ Hooks of the graph note that a gradient came by; they go with the graph, and kee
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -160,7 +161,9 @@ def _when_reached(node: Any, use: Use, name: str) -> None:  # noqa: ANN401
     def reached(_: object) -> None:
         setattr(use, name, True)
 
-    node.register_prehook(reached)
+    # The node of a function of the program may go with its result: then nothing comes back by it.
+    with contextlib.suppress(RuntimeError):
+        node.register_prehook(reached)
 
 
 def coefficient_of(module: nn.Module) -> str:
