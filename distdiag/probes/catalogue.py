@@ -121,11 +121,9 @@ def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
 
 
 def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    if config.profile == "light":
-        return []
-    from distdiag.probes.routing import RoutingWatch
+    from distdiag.probes.routing import RoutingWatch, first_steps
 
-    return [RoutingWatch(recorder, config.routing.modules)]
+    return [RoutingWatch(recorder, config.routing.modules, first_steps(config.profile))]
 
 
 def _sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:

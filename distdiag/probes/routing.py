@@ -40,9 +40,15 @@ from distdiag.routing_event import (
 )
 
 _FIRST_STEPS: Final = 4
+_FIRST_STEPS_IN_LIGHT: Final = 2
 _MOST_EVENTS: Final = 512
 """So many choices are written down in a step at most."""
 _MOST_WAITING: Final = 4096
+
+
+def first_steps(profile: str) -> int:
+    """Say how many of the first steps of a model a profile looks at."""
+    return _FIRST_STEPS_IN_LIGHT if profile == "light" else _FIRST_STEPS
 
 
 class RoutingWatch(Probe):
@@ -50,9 +56,15 @@ class RoutingWatch(Probe):
 
     name: ClassVar[str] = "routing"
 
-    def __init__(self, recorder: Recorder, named: Sequence[str] = ()) -> None:
-        """Know of no model yet; `named` are patterns of modules that route, whatever their kind."""
+    def __init__(
+        self, recorder: Recorder, named: Sequence[str] = (), num_first: int = _FIRST_STEPS
+    ) -> None:
+        """Know of no model yet; look at its first steps, so many.
+
+        `named` are patterns of modules that route, whatever their kind.
+        """
         super().__init__(recorder)
+        self._num_first = num_first
         self._hooks = RoutingHooks(named, self._on_enter, self._on_leave)
         self._thread = Passes()
         self._first: WeakMap[nn.Module, int] = WeakMap()
@@ -119,7 +131,7 @@ class RoutingWatch(Probe):
 
     def _is_due(self, root: nn.Module) -> bool:
         step = self.recorder.step
-        return step < self._first[root] + _FIRST_STEPS or step % EVERY == 0
+        return step < self._first[root] + self._num_first or step % EVERY == 0
 
     def _hook(self, root: nn.Module) -> None:
         self.recorder.after_call = self._on_collective
