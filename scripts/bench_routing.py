@@ -42,7 +42,6 @@ from distdiag.status_page import StatusPage
 
 DIM, HEADS, EXPERTS, LAYERS, WORDS = 256, 4, 16, 4, 1000
 ROWS, LENGTH = 4, 128
-WARM_UP: Final = 3
 STEPS: Final = 16
 """So many steps has a block."""
 RUN: Final = 200
@@ -169,10 +168,11 @@ def observe(folder: Path, case: Case, is_measured: bool) -> list[Probe]:
     return probes
 
 
-def block(training: Training, case: Case, is_measured: bool) -> list[tuple[float, float]]:
-    """Return how long each step of a block took."""
+def block(case: Case, is_measured: bool) -> list[tuple[float, float]]:
+    """Return how long each step of a new model took."""
     with tempfile.TemporaryDirectory() as folder:
         probes = observe(Path(folder), case, is_measured)
+        training = Training(case.has_experts)
         gc.collect()
         dist.barrier()
         took = [training.step() for _ in range(STEPS)]
@@ -186,13 +186,11 @@ def work(out: Path, case: Case, num_pairs: int) -> None:
     """Train on this rank, and let rank 0 write down how long it took."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    training = Training(case.has_experts)
-    for _ in range(WARM_UP):
-        training.step()
+    block(case, is_measured=False)
     pairs = []
     for number in range(num_pairs):
         order = (False, True) if number % 2 else (True, False)
-        took = {is_measured: block(training, case, is_measured) for is_measured in order}
+        took = {is_measured: block(case, is_measured) for is_measured in order}
         pairs.append([took[False], took[True]])
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, pairs)
