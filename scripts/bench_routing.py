@@ -35,8 +35,8 @@ from torch.nn.parallel import DistributedDataParallel
 from distdiag.config import Config
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS
-from distdiag.probes.own_steps import EVERY, FIRST_STEPS
-from distdiag.probes.routing import first_steps
+from distdiag.probes.own_steps import EVERY
+from distdiag.probes.routing import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
 from distdiag.recorder import Recorder
 from distdiag.status_page import StatusPage
 

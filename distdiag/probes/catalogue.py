@@ -121,9 +121,12 @@ def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
 
 
 def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    from distdiag.probes.routing import RoutingWatch, first_steps
+    is_light = config.profile == "light"
+    if is_light and config.routing_task:
+        return []  # which records all that this one would look at
+    from distdiag.probes.routing import RoutingWatch
 
-    return [RoutingWatch(recorder, config.routing.modules, first_steps(config.profile))]
+    return [RoutingWatch(recorder, config.routing.modules, is_light=is_light)]
 
 
 def _sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:

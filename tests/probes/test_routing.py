@@ -141,6 +141,17 @@ def test_hooks_are_gone_after_the_first_steps(observed: Observed) -> None:
     assert {event.step for event in told(observed)} == {0, 1, 2, 3}
 
 
+def test_the_light_profile_looks_at_fewer_steps_and_at_the_hundredth(observed: Observed) -> None:
+    observed.install("steps", "routing", profile="light")
+    model = ddp(nn.Sequential(Layer()))
+    train(model, 3)
+    assert num_hooks(model) == 0
+    observed.recorder.step = 99
+    train(model, 3)
+    assert num_hooks(model) == 0
+    assert [event.step for event in told(observed)] == [0, 1, 100]
+
+
 def test_models_in_evaluation_are_not_told(observed: Observed) -> None:
     observed.install("steps", "routing")
     ddp(nn.Sequential(Layer()).eval())(tokens())
