@@ -4,9 +4,10 @@
 Measured are, in a transformer with 16 experts in each layer, the probe ``routing`` beside the rest
 of the profile ``light``, and the four probes that look into steps (``routing``, ``losses``,
 ``gradient-sums``, ``sequence``) beside the rest of ``standard``; the latter also in a transformer
-without experts. Blocks of steps with and without them take turns in the same processes; each block
-begins with fresh probes, so that its first steps are the ones that are looked at. What a run of 200
-steps costs follows from what a step costs that is looked at, and one that is not.
+without experts. Last, all probes of ``standard`` are measured together. Blocks of steps with and
+without them take turns in the same processes; each block begins with fresh probes and a new model,
+so that its first steps are looked at. What a run of 200 steps costs follows from what the steps
+cost that are looked at, and the others.
 Run it on a quiet machine: ``python scripts/bench_routing.py [--pairs N] [--case NAME…]``.
 """
 
@@ -41,8 +42,8 @@ from distdiag.recorder import Recorder
 from distdiag.status_page import StatusPage
 
 DIM, HEADS, EXPERTS, LAYERS, WORDS = 256, 4, 16, 4, 1000
-ROWS, LENGTH = 4, 128
-STEPS: Final = 16
+ROWS, LENGTH = 2, 128
+STEPS: Final = 12
 """So many steps has a block."""
 RUN: Final = 200
 
@@ -54,14 +55,15 @@ class Case(NamedTuple):
 
     profile: str
     has_experts: bool
-    probes: frozenset[str]
+    probes: frozenset[str] = frozenset()
+    """Those that are measured; all if none is named."""
 
 
 CASES: Final = {
     "light-moe": Case("light", True, frozenset({"routing"})),
-    "standard-moe-routing": Case("standard", True, frozenset({"routing"})),
     "standard-moe": Case("standard", True, LOOKING),
     "standard-dense": Case("standard", False, LOOKING),
+    "standard-moe, all probes": Case("standard", True),
 }
 
 
@@ -159,7 +161,7 @@ def observe(folder: Path, case: Case, is_measured: bool) -> list[Probe]:
         for probe in plan.make(recorder, config)
     ]
     for probe in made:
-        probe.off = probe.name in case.probes and not is_measured
+        probe.off = not is_measured and (not case.probes or probe.name in case.probes)
     probes = [probe for probe in made if not probe.off]
     missing = case.probes - {probe.name for probe in probes}
     assert not missing or not is_measured, missing
@@ -216,50 +218,66 @@ def run(name: str, num_pairs: int) -> Any:  # noqa: ANN401
         return json.loads(out.read_text())
 
 
+def added(every: Any, steps: range, place: int) -> float:  # noqa: ANN401
+    """Return the median of what these steps take more with the probes, the ranks taken together."""
+    pairs = range(len(every[0]))
+    mean = [
+        [
+            [statistics.fmean(rank[pair][side][step][place] for rank in every) for step in steps]
+            for side in range(2)
+        ]
+        for pair in pairs
+    ]
+    return statistics.median(
+        b - a for plain, seen in mean for a, b in zip(plain, seen, strict=True)
+    )
+
+
 def compare(name: str, num_pairs: int) -> None:
     """Show what the probes add to steps, and to a run."""
     every, case = run(name, num_pairs), CASES[name]
-    num_first = first_steps(case.profile) if "routing" in case.probes else FIRST_STEPS
-    num_looked = len({*range(num_first), *range(0, RUN, EVERY)})
+    num_first = FIRST_STEPS_IN_LIGHT if case.profile == "light" else FIRST_STEPS
+    num_later = len(range(EVERY, RUN, EVERY))
     for place, what in enumerate(("wall clock", "processor time")):
-
-        def seconds(pair: int, side: int, step: int, place: int = place) -> float:
-            return statistics.fmean(rank[pair][side][step][place] for rank in every)
-
-        def added(steps: range) -> float:
-            return statistics.median(
-                seconds(pair, 1, step) - seconds(pair, 0, step)  # noqa: B023 (called at once)
-                for pair in range(num_pairs)
-                for step in steps
-            )
-
-        late = range(FIRST_STEPS + 2, STEPS)
-        usual = statistics.median(seconds(p, 0, s) for p in range(num_pairs) for s in late)
-        first = [added(range(step, step + 1)) for step in range(num_first)]
-        looked = statistics.median(first[1:])
-        rest = added(late)
-        in_all = sum(first) + (num_looked - num_first) * looked
-        in_all += (RUN - num_looked) * rest
-        row = (
-            f"| {name} | {what} | {usual * 1e3:.0f} ms | {' '.join(f'{x / usual:+.1%}' for x in first)} "
-            f"| {rest / usual:+.2%} | {sum(first) / RUN / usual:+.2%} | {in_all / (RUN * usual):+.2%} |"
+        usual = statistics.median(
+            step[place] for rank in every for plain, _ in rank for step in plain[num_first:]
         )
-        sys.stdout.write(f"{row}\n")
-        sys.stdout.flush()
+        first = [added(every, range(step, step + 1), place) for step in range(num_first)]
+        rest = added(every, range(num_first, STEPS), place)
+        looked_at = sum(first) + num_later * first[1]
+        in_all = looked_at + (RUN - num_first - num_later) * rest
+        cells = [
+            *(name, what, f"{usual * 1e3:.0f} ms"),
+            ", ".join(f"{each / usual:+.1%}" for each in first),
+            f"{rest / usual:+.2%}",
+            f"{looked_at / (RUN * usual):+.2%}",
+            f"{in_all / (RUN * usual):+.2%}",
+        ]
+        say(f"| {' | '.join(cells)} |")
+
+
+def say(line: str) -> None:
+    """Show a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
     """Measure, or be one of the ranks that are measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=24)
-    parser.add_argument("--case", choices=CASES, nargs="*", default=list(CASES))
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--case", choices=CASES, nargs="*", default=[*CASES])
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
         work(options.worker, CASES[options.case[0]], options.pairs)
         return
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    sys.stdout.write(f"{' '.join(sys.argv)}\n{os.cpu_count()} cores, {versions}\n")
+    say(f"python {' '.join(sys.argv)}")
+    say(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {versions}")
+    say(f"{options.pairs} pairs of {STEPS} steps for each row; a run has {RUN} steps")
+    say("| case | measured | step | added to the first steps | to others | run, looked at | run |")
+    say("| --- | --- | --- | --- | --- | --- | --- |")
     for name in options.case:
         compare(name, options.pairs)
 

@@ -35,7 +35,9 @@ class Observed:
         """Install the probes of these plans; if none is named, all that nothing is missing for."""
         there = [plan for plan in PLANS if sys.modules.keys() >= set(plan.needs)]
         plans = [plan for plan in PLANS if plan.name in names] if names else there
-        made = [probe for plan in plans for probe in plan.make(self.recorder, Config(profile=profile))]
+        made = [
+            probe for plan in plans for probe in plan.make(self.recorder, Config(profile=profile))
+        ]
         if not names:
             made.append(ExceptionWatch(self.recorder, after_raise=lambda: None))
         for probe in made:
