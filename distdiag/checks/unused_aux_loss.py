@@ -36,7 +36,7 @@ class UnusedAuxLoss(Check):
     code = "MOE010"
     name = "unused-aux-loss"
     severity = Severity.WARNING
-    needs = (Routing,)
+    needs = (Routing, AuxLoss)
 
     why = "Autograd goes through what is used; a result that nobody uses has no gradient."
     fix = "Go on with what the injecting function returns, or add the balancing loss to the loss."

@@ -58,7 +58,9 @@ class RoutingWatch(Watch):
         elif not self._models:
             why = "no choice of experts was seen"
         else:
-            return {}
+            why = "no balancing loss was seen"
+            has_aux = any(known.aux for known in self._models.values())
+            return {} if has_aux else {c.code: why for c in self._judges.needing(AuxLoss)}
         return {check.code: why for check in self._judges.needing(Routing)}
 
     def feed(self, event: Event) -> None:

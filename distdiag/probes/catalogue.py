@@ -121,11 +121,12 @@ def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
 
 
 def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    if config.profile == "light":
-        return []
+    is_light = config.profile == "light"
+    if is_light and config.routing_task:
+        return []  # which records all that this one would look at
     from distdiag.probes.routing import RoutingWatch
 
-    return [RoutingWatch(recorder, config.routing.modules)]
+    return [RoutingWatch(recorder, config.routing.modules, is_light=is_light)]
 
 
 def _sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:

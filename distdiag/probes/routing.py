@@ -39,7 +39,8 @@ from distdiag.routing_event import (
     TokensExchanged,
 )
 
-_FIRST_STEPS: Final = 4
+FIRST_STEPS: Final = 4
+FIRST_STEPS_IN_LIGHT: Final = 2
 _MOST_EVENTS: Final = 512
 """So many choices are written down in a step at most."""
 _MOST_WAITING: Final = 4096
@@ -50,9 +51,16 @@ class RoutingWatch(Probe):
 
     name: ClassVar[str] = "routing"
 
-    def __init__(self, recorder: Recorder, named: Sequence[str] = ()) -> None:
-        """Know of no model yet; `named` are patterns of modules that route, whatever their kind."""
+    def __init__(
+        self, recorder: Recorder, named: Sequence[str] = (), *, is_light: bool = False
+    ) -> None:
+        """Know of no model yet; `named` are patterns of modules that route, whatever their kind.
+
+        If it `is_light`, losses are not looked at, and fewer of the first steps are.
+        """
         super().__init__(recorder)
+        self._is_light = is_light
+        self._num_first = FIRST_STEPS_IN_LIGHT if is_light else FIRST_STEPS
         self._hooks = RoutingHooks(named, self._on_enter, self._on_leave)
         self._thread = Passes()
         self._first: WeakMap[nn.Module, int] = WeakMap()
@@ -119,11 +127,12 @@ class RoutingWatch(Probe):
 
     def _is_due(self, root: nn.Module) -> bool:
         step = self.recorder.step
-        return step < self._first[root] + _FIRST_STEPS or step % EVERY == 0
+        return step < self._first[root] + self._num_first or step % EVERY == 0
 
     def _hook(self, root: nn.Module) -> None:
         self.recorder.after_call = self._on_collective
-        self._aux.begin()
+        if not self._is_light:
+            self._aux.begin()
         self._hooks.add(root)
 
     def _unhook(self) -> None:
@@ -230,7 +239,8 @@ class RoutingWatch(Probe):
             self._guard(self._note, self._thread.open[-1], chosen)
 
     def _watched(self) -> nn.Module | None:
-        opened = self._thread.open[-1] if self._thread.open else None
+        # Whether a loss holds a term that was made of scores is known from a look at losses only.
+        opened = self._thread.open[-1] if self._thread.open and not self._is_light else None
         is_first = opened is not None and opened.is_observed and not opened.is_recompute
         return opened.module if opened is not None and is_first else None
 
@@ -242,6 +252,8 @@ class RoutingWatch(Probe):
         opened.number += 1
         self._num_events += 1
         self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
+        if self._is_light:
+            return
         mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
         self._aux.saw_scores(opened.layer.name, chosen.node)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -155,3 +156,21 @@ def statistics(values: torch.Tensor) -> torch.Tensor:
     return torch.stack(
         [num_values, num_finite, least, greatest, total, num_nan, num_zero, num_subnormal]
     )
+
+
+def quick_statistics(values: torch.Tensor) -> Statistics | None:
+    """Return the same for a sample on the CPU by few operators; None if not all is finite."""
+    if values.is_complex():
+        return None
+    wide = values.to(torch.float64)
+    number = wide.numel()
+    total = float(wide.sum())
+    if not math.isfinite(total):
+        return None
+    least, greatest = (total, total) if number == 1 else map(float, torch.aminmax(wide))
+    num_zero = number - int(wide.count_nonzero()) if least <= 0 <= greatest else 0
+    num_subnormal = 0
+    least_normal = torch.finfo(values.dtype).tiny if values.is_floating_point() else 0.0
+    if least < least_normal and greatest > -least_normal:
+        num_subnormal = int((wide.abs() < least_normal).count_nonzero()) - num_zero
+    return Statistics(number, number, least, greatest, total, 0, num_zero, num_subnormal)

@@ -17,6 +17,7 @@ from distdiag.probes.tensor_bytes import (
     is_numeric,
     is_readable,
     pieces,
+    quick_statistics,
     sample,
     statistics,
     unseen,
@@ -132,7 +133,8 @@ def _read(tensor: torch.Tensor) -> Content:
             state.update(_view_memory(flat.data_ptr(), flat.nbytes, _READ_ONLY))
     values = NO_STATISTICS
     if number and is_numeric(tensor):
-        values = Statistics(*statistics(sample(tensor)).tolist())
+        taken = sample(tensor)
+        values = quick_statistics(taken) or Statistics(*statistics(taken).tolist())
     return _content(f"c{state.hexdigest()}", number, values)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import torch
@@ -32,5 +33,16 @@ def weighted_sum(
 
 
 def _weights(number: int, first: int, step: int, like: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(number, dtype=torch.float64, device=like.device) * step + first
+    if like.device.type == "cpu":
+        return _known_weights(number, first, step)
+    return _new_weights(number, first, step, like.device)
+
+
+@functools.lru_cache(maxsize=64)
+def _known_weights(number: int, first: int, step: int) -> torch.Tensor:
+    return _new_weights(number, first, step, torch.device("cpu"))
+
+
+def _new_weights(number: int, first: int, step: int, device: torch.device) -> torch.Tensor:
+    places = torch.arange(number, dtype=torch.float64, device=device) * step + first
     return torch.sin(places * places * 0.317 + places * 12.9898 + 1.0)

@@ -1,15 +1,16 @@
 from distdiag.checks.divergent_routing import DivergentRouting
 from distdiag.checks.recounted_tokens import RecountedTokens
 from distdiag.checks.rerouted_recompute import ReroutedRecompute
+from distdiag.checks.unused_aux_loss import UnusedAuxLoss
 from distdiag.engine.judges import Judges
 from distdiag.engine.routing_watch import RoutingWatch
 from distdiag.event import ProbeDisabled, StepEnd
 from distdiag.ranks import RankSet
-from tests.checks.routing import counter, routing
+from tests.checks.routing import aux_loss, counter, routing
 
 
 def watched(*events, ends=True):
-    judges = Judges([ReroutedRecompute(), DivergentRouting(), RecountedTokens()])
+    judges = Judges([ReroutedRecompute(), DivergentRouting(), RecountedTokens(), UnusedAuxLoss()])
     watch = RoutingWatch(RankSet([0, 1]), judges)
     for event in events:
         watch.feed(event)
@@ -67,6 +68,8 @@ def test_what_was_not_seen_is_said():
     watch, _ = watched()
     assert watch.not_checked["MOE001"] == "no choice of experts was seen"
     watch, _ = watched(routing())
+    assert watch.not_checked == {"MOE010": "no balancing loss was seen"}
+    watch, _ = watched(routing(), aux_loss())
     assert watch.not_checked == {}
     off = ProbeDisabled(rank=1, seq=0, time_ns=0, step=0, probe="routing", reason="", traceback="")
     watch, _ = watched(routing(), off)

@@ -12,12 +12,16 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def findings(fault):
-    outcome = run_checked(SCRIPT, [fault])
+    return observed(fault)[0]
+
+
+def observed(fault, *options):
+    outcome = run_checked(SCRIPT, [fault], options=options)
     assert outcome.report is not None, outcome.describe()
     assert outcome.leftovers == (), outcome.describe()
     found = {finding["code"]: finding for finding in outcome.report["findings"]}
     assert "DIA003" not in found, outcome.describe()
-    return found
+    return found, outcome.report["not_checked"]
 
 
 def test_experts_that_both_ranks_start_with_are_told():
@@ -35,3 +39,11 @@ def test_routers_that_differ_are_told_by_what_they_choose():
     found = findings("unequal")
     assert found["MOE002"]["severity"] == "warning"
     assert "by other scores" in found["MOE002"]["message"]
+
+
+@pytest.mark.slow
+def test_the_light_profile_looks_at_routing_and_leaves_balancing_losses_out():
+    found, not_checked = observed("unequal", "--profile", "light")
+    assert found["MOE002"]["severity"] == "warning"
+    assert "MOE002" not in not_checked
+    assert not_checked["MOE010"] == "no balancing loss was seen"

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distdiag.config import Config
+from distdiag.config import Config, Profile
 from distdiag.event import Collective, CollectiveState, Event, FileAccess, FileClosed
 from distdiag.event_reader import EventReader
 from distdiag.probes.base import Probe
@@ -31,11 +31,13 @@ class Observed:
     folder: Path
     probes: list[Probe] = field(default_factory=list)
 
-    def install(self, *names: str) -> list[Probe]:
+    def install(self, *names: str, profile: Profile = "standard") -> list[Probe]:
         """Install the probes of these plans; if none is named, all that nothing is missing for."""
         there = [plan for plan in PLANS if sys.modules.keys() >= set(plan.needs)]
         plans = [plan for plan in PLANS if plan.name in names] if names else there
-        made = [probe for plan in plans for probe in plan.make(self.recorder, Config())]
+        made = [
+            probe for plan in plans for probe in plan.make(self.recorder, Config(profile=profile))
+        ]
         if not names:
             made.append(ExceptionWatch(self.recorder, after_raise=lambda: None))
         for probe in made:

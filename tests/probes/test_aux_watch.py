@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from distdiag.event import ProbeDisabled
-from distdiag.routing_event import AuxLoss
+from distdiag.routing_event import AuxLoss, Routing
 from tests.probes.conftest import Observed
 from tests.probes.models import ddp
 
@@ -123,3 +123,15 @@ def test_functions_are_left_alone_when_the_steps_are_over(observed: Observed) ->
     for probe in observed.probes:
         probe.uninstall()
     assert vars(torch.autograd.Function)["apply"] is apply
+
+
+def test_without_a_look_at_losses_nothing_is_said_of_balancing_losses(observed: Observed) -> None:
+    observed.install("steps", "routing", profile="light")
+    apply = vars(torch.autograd.Function)["apply"]
+    model = ddp(nn.Sequential(Layer(thrown)))
+    model(torch.randn(8, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert vars(torch.autograd.Function)["apply"] is apply
+    assert len(observed.events(Routing)) == 1
+    assert not observed.events(AuxLoss)
+    assert not observed.events(ProbeDisabled)

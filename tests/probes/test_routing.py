@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from distdiag.config import Config
 from distdiag.event import ProbeDisabled
+from distdiag.probes.catalogue import PLANS
 from distdiag.probes.routing import RoutingWatch
 from distdiag.routing_event import Choice, CounterWritten, Routing
 from tests.probes.conftest import Observed
@@ -139,6 +141,26 @@ def test_hooks_are_gone_after_the_first_steps(observed: Observed) -> None:
     assert before > 0
     assert num_hooks(model) == 0
     assert {event.step for event in told(observed)} == {0, 1, 2, 3}
+
+
+def test_the_light_profile_looks_at_fewer_steps_and_at_the_hundredth(observed: Observed) -> None:
+    observed.install("steps", "routing", profile="light")
+    model = ddp(nn.Sequential(Layer()))
+    train(model, 3)
+    assert num_hooks(model) == 0
+    observed.recorder.step = 99
+    train(model, 3)
+    assert num_hooks(model) == 0
+    assert [event.step for event in told(observed)] == [0, 1, 100]
+
+
+def test_beside_a_recording_of_all_choices_the_light_profile_needs_no_look(
+    observed: Observed,
+) -> None:
+    plan = next(plan for plan in PLANS if plan.name == "routing")
+    recording = Config(profile="light", routing_task="task.json")
+    assert plan.make(observed.recorder, recording) == []
+    assert len(plan.make(observed.recorder, Config(profile="light"))) == 1
 
 
 def test_models_in_evaluation_are_not_told(observed: Observed) -> None:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distdiag.probes.tensor_bytes import SAMPLE
+from distdiag.probes.tensor_bytes import SAMPLE, Statistics, quick_statistics, statistics
 from distdiag.probes.tensor_content import Content, contents
 
 DTYPES = [
@@ -271,3 +271,28 @@ def test_reading_on_a_cpu_never_loads_triton() -> None:
     )
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2.5],
+        [0.0],
+        [-1.0, 0.0, 3.0],
+        [1e-40, 0.0, -1e-41, 5.0],
+        [1e-39],
+        [0.1, 0.2, 1e38, -1e38],
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_few_operators_find_the_same(values: list[float], dtype: torch.dtype) -> None:
+    tensor = torch.tensor(values).to(dtype)
+    quick = quick_statistics(tensor)
+    slow = Statistics(*statistics(tensor).tolist())
+    assert quick == (slow if slow.num_finite == len(values) else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_few_operators_find_the_same_of_whole_numbers(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([0, 1, 1, 0]).to(dtype)
+    assert quick_statistics(tensor) == Statistics(*statistics(tensor).tolist())
