@@ -19,6 +19,7 @@ from distdiag.probes.aux_watch import AuxWatch
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.own_steps import EVERY
+from distdiag.probes.routing_biases import Biases
 from distdiag.probes.routing_counters import changed_since, read, versions_of
 from distdiag.probes.routing_hooks import RoutingHooks
 from distdiag.probes.routing_mode import Chosen
@@ -54,7 +55,8 @@ class RoutingWatch(Probe):
         """Know of no model yet; `named` are patterns of modules that route, whatever their kind."""
         super().__init__(recorder)
         self._hooks = RoutingHooks(named, self._on_enter, self._on_leave)
-        self._thread = Passes()
+        self._biases = Biases()
+        self._thread = Passes(self._biases)
         self._first: WeakMap[nn.Module, int] = WeakMap()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
         self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
@@ -62,6 +64,7 @@ class RoutingWatch(Probe):
         self._aux = AuxWatch(self._watched, self._site, self.fail)
 
     def _install(self) -> None:
+        self.recorder.is_routing_bias = self._biases.has
         self.recorder.on_start.append(self._on_start)
         self.recorder.on_backward.append(self._on_moment)
         self.recorder.on_step.append(self._on_step)
