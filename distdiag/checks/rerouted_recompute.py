@@ -18,8 +18,8 @@ class ReroutedRecompute(Check):
 
     ## What it detects
     Activation checkpointing repeats the forward pass of a layer during the backward pass, and its
-    router chooses experts as no first pass of that step did. Where the gate draws random numbers, or is
-    told to, it is a warning: they are to be the same ones in both passes.
+    router chooses experts as no first pass of that step did. Where the gate draws random numbers,
+    or is told to, it is a warning: they are to be the same ones in both passes.
 
     ## Why it matters
     Gradients are computed for experts that had no part in the loss. If an expert gets another
@@ -33,8 +33,8 @@ class ReroutedRecompute(Check):
     ## How to fix
     Keep the router out of what is checkpointed, or save its choice (selective checkpointing with
     `MUST_SAVE` for `topk`); compute attention deterministically; keep state constant between a
-    forward pass and its repetition. Leave `preserve_rng_state` on where a gate draws noise, and draw
-    from the default generators.
+    forward pass and its repetition. Leave `preserve_rng_state` on where a gate draws noise, and
+    draw from the default generators.
 
     ## References
     - `torch.utils.checkpoint.checkpoint`: `preserve_rng_state`, `determinism_check`

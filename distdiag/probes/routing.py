@@ -142,6 +142,7 @@ class RoutingWatch(Probe):
     def _on_leave(self, layer: Layer, module: nn.Module, result: object) -> None:
         self._guard(self._look_at, layer, result)
         self._guard(self._count, layer, module)
+        self._guard(self._limit, layer)
         try:
             # Also when the probe is off: the mode must go.
             self._thread.leave(layer, self._aux.settle)
@@ -191,6 +192,12 @@ class RoutingWatch(Probe):
             fields["site"] = site or fields["site"]
             del fields["members"], fields["number"], fields["is_random"]
             self._counters.append((read(tensor), "", fields))
+
+    def _limit(self, layer: Layer) -> None:
+        opened = self._thread.innermost_of(layer)
+        if opened is not None:
+            for reading in opened.readings:
+                reading.limit(layer.name, opened.capacity)
 
     def _on_draw(self) -> None:
         if self._thread.open:
@@ -244,7 +251,10 @@ class RoutingWatch(Probe):
         fields = self._fields(opened)
         opened.number += 1
         self._num_events += 1
-        self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
+        reading = RoutingReading(chosen, opened.given, counts, fields)
+        self._waiting.append(reading)
+        for each in self._thread.open[-2:]:
+            each.readings.append(reading)
         mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
         self._aux.saw_scores(opened.layer.name, chosen.node)
 

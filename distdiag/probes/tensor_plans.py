@@ -36,10 +36,11 @@ class Surroundings(NamedTuple):
     reduced its gradient for this step, `sent` those over which it once sent the parameter round,
     all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
     of a model that all ranks train together, `is_cut` says of a tensor that it is split along a
-    sequence, `is_routing_bias` of a module and a name that experts are chosen by it. Of the model itself: whether all of it `is_frozen`,
-    the `mesh_ranks` over which tensors of it are sharded, whether it `has_marks` of Megatron's on
-    some, whether it `is_local`, since it has stepped without a reduction of DDP's, and whether it
-    `is_bypassed`, since DDP's forward pass was not called for this step.
+    sequence, `is_routing_bias` of a module and a name that experts are chosen by it. Of the model
+    itself: whether all of it `is_frozen`, the `mesh_ranks` over which tensors of it are sharded,
+    whether it `has_marks` of Megatron's on some, whether it `is_local`, since it has stepped
+    without a reduction of DDP's, and whether it `is_bypassed`, since DDP's forward pass was not
+    called for this step.
     """
 
     owners: Mapping[int, tuple[str, ...]]
