@@ -35,3 +35,15 @@ def test_routers_that_differ_are_told_by_what_they_choose():
     found = findings("unequal")
     assert found["MOE002"]["severity"] == "warning"
     assert "by other scores" in found["MOE002"]["message"]
+
+
+@pytest.mark.slow
+def test_biases_that_follow_the_counts_of_one_rank_are_told():
+    found = findings("biased")
+    assert found["MOE013"]["severity"] == "warning"
+    assert found["MOE013"]["subjects"] == ["expert_bias"]
+
+
+@pytest.mark.slow
+def test_biases_that_follow_the_counts_of_all_ranks_are_not():
+    assert all(finding["severity"] == "info" for finding in findings("balanced").values())
