@@ -165,7 +165,7 @@ class RoutingWatch(Probe):
         opened.module = module
         opened.ordinal, layer.num_passes = layer.num_passes, layer.num_passes + 1
         tell = (self._on_choice, self._on_draw, self._on_write, self._aux.saw_scalar)
-        self._thread.enter(opened, tell, self.fail)
+        self._thread.enter(opened, tell, self.fail, self._aux.saw_call)
         if layer.is_named:
             self._look_at(layer, given)
 

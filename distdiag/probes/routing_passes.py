@@ -21,6 +21,7 @@ Tell = tuple[
     Callable[[torch.Tensor], None],
 ]
 """Who is told of choices, draws, writes and single numbers."""
+Saw = Callable[[str, tuple[Any, ...], object], None]
 
 
 class Passes(threading.local):
@@ -46,6 +47,7 @@ class Passes(threading.local):
         opened: Pass,
         tell: Tell,
         fail: Callable[[Exception], None],
+        saw_call: Saw,
     ) -> None:
         """Begin a pass; the outermost one begins to see calls, and tells of them."""
         self.open.append(opened)
@@ -59,6 +61,7 @@ class Passes(threading.local):
             sizes.see(name, args, result, chosen)
             counts.see(name, args, result, chosen)
             biases.see(name, args, result, chosen)
+            saw_call(name, args, result)
 
         self.mode = RoutingMode(*tell, see)
         self.mode.__enter__()  # type: ignore[no-untyped-call]

@@ -80,7 +80,8 @@ class Biased(Layer):
         self.counts += torch.bincount(chosen.flatten(), minlength=TOTAL)
         out = tokens
         for index, expert in enumerate(self.experts):
-            out = out + expert(tokens) * (scores.gather(1, chosen) * (chosen == index)).sum(-1, True)
+            weights = scores.gather(1, chosen) * (chosen == index)
+            out = out + expert(tokens) * weights.sum(-1, keepdim=True)
         return out
 
     def balance(self, *, by_all: bool) -> None:

@@ -123,3 +123,48 @@ def test_functions_are_left_alone_when_the_steps_are_over(observed: Observed) ->
     for probe in observed.probes:
         probe.uninstall()
     assert vars(torch.autograd.Function)["apply"] is apply
+
+
+class Detached(Layer):
+    """Its balancing loss has no graph, though it is scaled to be a part of the loss."""
+
+    def __init__(self, coefficient: float, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(plain)
+        self.aux_loss_coef = coefficient
+        self.loss_of = loss_of
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores = self.gate(tokens).softmax(-1)
+        weights, chosen = scores.topk(2, -1)
+        share = F.one_hot(chosen, 4).float().sum(1).mean(0)
+        self.loss = self.loss_of(share, scores) * self.aux_loss_coef
+        return tokens * weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda share, scores: (share * scores.detach().mean(0)).sum(),
+        lambda share, scores: (share * share).sum(),
+    ],
+    ids=["detached scores", "counts alone"],
+)
+def test_a_loss_without_a_graph_is_computed_and_not_used(
+    observed: Observed, loss_of: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    event = trained(observed, Detached(0.01, loss_of), adds=True)
+    assert (event.num_passes, event.num_computed, event.num_used) == (1, 1, 0)
+    assert event.coefficient == "aux_loss_coef = 0.01"
+
+
+def test_a_loss_with_a_graph_is_used_though_its_value_is_logged(observed: Observed) -> None:
+    class Logged(Detached):
+        def forward(self, tokens: Tensor) -> Tensor:
+            out = super().forward(tokens)
+            self.logged = self.loss.detach() * self.aux_loss_coef
+            return out
+
+    event = trained(
+        observed, Logged(0.01, lambda share, scores: (share * scores.mean(0)).sum()), adds=True
+    )
+    assert (event.num_computed, event.num_used) == (1, 1)
