@@ -41,8 +41,8 @@ class UnusedAuxLoss(Check):
 
     why = "Autograd goes through what is used; a result that nobody uses has no gradient."
     fix = (
-        "Go on with what the injecting function returns, or add the balancing loss to the loss; make "
-        "it of scores that are not detached."
+        "Go on with what the injecting function returns, or add the balancing loss to the loss; "
+        "make it of scores that are not detached."
     )
     fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
     fix_leaves = "Experts that have got no tokens so far."

@@ -71,6 +71,8 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
     held = []
     untied = untied_pairs(root)
     divided = {} if around.heads is None else around.heads.divided(root)
+    # DDP gives all ranks the buffers of one before each forward pass.
+    is_sent = any(getattr(module, "broadcast_buffers", False) for module in root.modules())
     for path, module, keeper in walk(root):
         for name, tensor, is_parameter in _tensors_of(module):
             record = records.get((id(module), name))
@@ -94,7 +96,9 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
                 heads_divided_by=divided.get(id(module), 1),
                 is_shared=bool(getattr(tensor, _SHARED, False)),
                 policy=policies.get(id(record), keeper.policy),
-                is_routing_bias=not whole.requires_grad and around.is_routing_bias(module, name),
+                is_routing_bias=not whole.requires_grad
+                and (is_parameter or not is_sent)
+                and around.is_routing_bias(module, name),
             )
             plan = _placed(plan, whole, keeper, around)
             if plan.is_routing_bias and plan.basis is Basis.WORLD:

@@ -121,6 +121,16 @@ def test_a_bias_of_a_router_is_held_by_those_who_reduce_the_gradient_of_its_weig
     assert (found["counts"].basis, found["counts"].is_routing_bias) == (Basis.WORLD, False)
 
 
+def test_a_buffer_that_ddp_sends_round_may_differ_between_passes() -> None:
+    model = nn.Linear(4, 4)
+    model.register_buffer("bias_of_experts", torch.zeros(4))
+    model.broadcast_buffers = True  # type: ignore[assignment]
+
+    found = plans(model, is_routing_bias=lambda _, name: name == "bias_of_experts")
+
+    assert not found["bias_of_experts"].is_routing_bias
+
+
 def test_what_was_only_sent_round_says_less_than_a_reduction() -> None:
     model = nn.Linear(4, 4)
     sent = {id(model.weight): (0, 2), id(model.bias): (0, 2)}
