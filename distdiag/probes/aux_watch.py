@@ -80,10 +80,10 @@ class AuxWatch:
         self._is_on = False
         self._patches.undo()
 
-    def saw_scores(self, layer: str, node: Any) -> None:  # noqa: ANN401
-        """Take note of scores that chose experts."""
-        if node is not None and self._module() is not None:
-            self._found.scores.append((layer, node))
+    def saw_scores(self, layer: str, nodes: Sequence[Any]) -> None:
+        """Take note of scores that chose experts, and of what they were made of."""
+        if self._module() is not None:
+            self._found.scores.extend((layer, node) for node in nodes)
 
     def saw_scalar(self, scalar: torch.Tensor) -> None:
         """Take note of one number that was computed with a graph."""

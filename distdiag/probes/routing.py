@@ -255,8 +255,8 @@ class RoutingWatch(Probe):
         self._waiting.append(reading)
         for each in self._thread.open[-2:]:
             each.readings.append(reading)
-        mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
-        self._aux.saw_scores(opened.layer.name, chosen.node)
+        marked = mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
+        self._aux.saw_scores(opened.layer.name, marked)
 
     def _fields(self, opened: Pass) -> dict[str, Any]:
         layer = opened.layer

@@ -157,6 +157,20 @@ def test_a_loss_without_a_graph_is_computed_and_not_used(
     assert event.coefficient == "aux_loss_coef = 0.01"
 
 
+def test_scores_that_a_bias_is_added_to_for_the_choice_alone_get_gradients(
+    observed: Observed,
+) -> None:
+    class Biased(Detached):
+        def forward(self, tokens: Tensor) -> Tensor:
+            scores = self.gate(tokens).sigmoid()
+            chosen = (scores + torch.zeros(4)).topk(2, -1)[1]
+            self.loss = (scores.mean(0) * scores.mean(0)).sum() * self.aux_loss_coef
+            return tokens * scores.gather(1, chosen).sum(-1, keepdim=True)
+
+    event = trained(observed, Biased(0.01, lambda share, _: share.sum()))
+    assert (event.num_passes, event.num_computed, event.num_used) == (1, 1, 0)
+
+
 def test_a_loss_with_a_graph_is_used_though_its_value_is_logged(observed: Observed) -> None:
     class Logged(Detached):
         def forward(self, tokens: Tensor) -> Tensor:
