@@ -74,6 +74,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     `is_shared`: it is marked as one of several copies that stages hold under names of their own.
     `heads_divided_by`: its module has so many times fewer attention heads than at first, or than
     its configuration says, and is itself not sharded. `policy` is that of its unit.
+    `is_routing_bias`: no gradient trains it, and a router adds it to scores that choose experts.
     """
 
     name: str
@@ -94,6 +95,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     is_shared: bool = False
     heads_divided_by: int = 1
     policy: Policy = Policy()
+    is_routing_bias: bool = False
 
 
 _TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.BYPASSED, Basis.MODEL)

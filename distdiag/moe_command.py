@@ -35,7 +35,14 @@ TABLES: Final = "routing.json"
     metavar="N",
     help="How many ranks to start [2].",
 )
-@click.option("--steps", "num_steps", type=click.IntRange(min=1), default=10, help="[10]")
+@click.option(
+    "--steps",
+    "num_steps",
+    type=click.IntRange(min=1),
+    default=10,
+    metavar="N",
+    help="End both runs after so many optimizer steps [10].",
+)
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
@@ -43,7 +50,14 @@ TABLES: Final = "routing.json"
     metavar="S",
     help="Seed Python, NumPy, torch and the order of sets in both runs, before the script does.",
 )
-@click.option("--timeout", "timeout_s", type=float, default=1800.0, metavar="SECONDS")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=1800.0,
+    metavar="SECONDS",
+    help="Give up a run that takes longer [1800].",
+)
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here.")
 @click.option("--report", "name", default="terminal", help="Show it as terminal or json.")
 @click.argument("script", type=click.Path(path_type=Path))

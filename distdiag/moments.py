@@ -56,5 +56,7 @@ class Moments:
     """Returns the models that there are, the oldest first."""
     after_read: Callable[[Any, FrameType], None] | None = None
     """Called with a state dict into which a distributed checkpoint was read."""
+    is_routing_bias: Callable[[Any, str], bool] = lambda *_: False
+    """Says of a module and a name whether that is a bias by which it chooses experts."""
     is_cut: Callable[[object], bool] = lambda _: False
     """Says whether a tensor is cut along a sequence, so that each rank holds a part of it."""

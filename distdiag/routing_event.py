@@ -25,11 +25,13 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """How the tokens of one choice spread over the experts of this rank's router.
 
     `peak` is what the most loaded expert gets, in multiples of an even share; `idle_share` of the
-    experts get nothing.
+    experts get nothing. `dropped_share` of the choices are beyond the capacity of their expert; -1
+    if it has none, or none that is known.
     """
 
     peak: float
     idle_share: float
+    dropped_share: float = -1.0
 
 
 class Routing(Event, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from distdiag.checks.base import Check
@@ -16,6 +16,7 @@ from distdiag.routing_view import RoutingView
 _AMPLE: Final = 16
 _FEWEST: Final = 3
 _PEAK: Final = 4.0
+_DROPPED: Final = 0.01
 _MOST_ROWS: Final = 16
 
 
@@ -24,7 +25,8 @@ class IdleExperts(Check):
 
     ## What it detects
     In a layer that distributes at least 16 tokens for each expert, whenever it was looked at: an
-    expert gets nothing, or one gets four times its even share.
+    expert gets nothing, or one gets four times its even share, or more than one of a hundred
+    choices is beyond the capacity of its expert.
 
     ## Why it matters
     Experts without tokens learn nothing; the rank with the busiest expert keeps the others waiting.
@@ -64,7 +66,8 @@ class IdleExperts(Check):
         last = [events[-1] for events in uneven.values()]
         yield self.finding(
             f"{layer_names(last)} of {view.model} leaves experts without tokens or sends one "
-            f"{_PEAK:.0f} times its share or more, at each of the steps that were looked at",
+            f"{_PEAK:.0f} times its share or more, or drops tokens{_shares(last)}, at each of the "
+            f"steps that were looked at",
             ranks=RankSet(event.rank for event in last),
             step=last[0].step,
             location=user_location(last[0].site.frames),
@@ -78,14 +81,28 @@ class IdleExperts(Check):
 def _is_uneven(events: list[Routing]) -> bool:
     loads = [event.load for event in events if event.load is not None]
     is_idle = all(load.idle_share > 0 for load in loads)
-    return len(loads) >= _FEWEST and (is_idle or all(load.peak >= _PEAK for load in loads))
+    drops = all(load.dropped_share > _DROPPED for load in loads)
+    return len(loads) >= _FEWEST and (is_idle or drops or all(load.peak >= _PEAK for load in loads))
+
+
+def _shares(events: Sequence[Routing]) -> str:
+    """Return `` (up to 12% of the choices)`` if some are dropped."""
+    most = max(event.load.dropped_share for event in events if event.load is not None)
+    return f" (up to {most:.0%} of the choices)" if most > _DROPPED else ""
 
 
 def _row(event: Routing) -> Evidence:
     assert event.load is not None
+    dropped = event.load.dropped_share
+    drops = f"{dropped:.0%} of the choices are dropped, " if dropped >= 0 else ""
     return Evidence(
         ranks=RankSet([event.rank]),
         summary=f"step {event.step}, {event.layer}: {event.load.idle_share:.0%} of the experts "
-        f"get nothing, one gets {event.load.peak:.1f} times its share; {choice_phrase(event)}",
-        values={"idle_share": event.load.idle_share, "peak": event.load.peak},
+        f"get nothing, one gets {event.load.peak:.1f} times its share; {drops}"
+        f"{choice_phrase(event)}",
+        values={
+            "idle_share": event.load.idle_share,
+            "peak": event.load.peak,
+            **({"dropped_share": dropped} if dropped >= 0 else {}),
+        },
     )

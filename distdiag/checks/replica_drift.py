@@ -60,7 +60,8 @@ class ReplicaDrift(Check):
             return
         if view.basis in NOT_REDUCED:
             return
-        tensors = [tensor for tensor in view.tensors if tensor.plan.is_parameter]
+        tensors = [each for each in view.tensors if each.plan.is_parameter]
+        tensors = [each for each in tensors if not each.plan.is_routing_bias]  # MOE013 names it
         if not tensors:
             return
         culprits, has_culprit = odd_ranks(tensors)

@@ -18,8 +18,8 @@ class ReroutedRecompute(Check):
 
     ## What it detects
     Activation checkpointing repeats the forward pass of a layer during the backward pass, and its
-    router chooses experts as no first pass of that step did. Gates that are meant to draw random
-    numbers are left alone.
+    router chooses experts as no first pass of that step did. Where the gate draws random numbers,
+    or is told to, it is a warning: they are to be the same ones in both passes.
 
     ## Why it matters
     Gradients are computed for experts that had no part in the loss. If an expert gets another
@@ -33,7 +33,8 @@ class ReroutedRecompute(Check):
     ## How to fix
     Keep the router out of what is checkpointed, or save its choice (selective checkpointing with
     `MUST_SAVE` for `topk`); compute attention deterministically; keep state constant between a
-    forward pass and its repetition.
+    forward pass and its repetition. Leave `preserve_rng_state` on where a gate draws noise, and
+    draw from the default generators.
 
     ## References
     - `torch.utils.checkpoint.checkpoint`: `preserve_rng_state`, `determinism_check`
@@ -56,9 +57,11 @@ class ReroutedRecompute(Check):
 
     def check_routing(self, view: RoutingView) -> Iterator[Finding]:
         """Take all choices together that were not repeated."""
-        wrong = [each for each in view.reroutings if not _is_random(each)]
+        sure = [each for each in view.reroutings if not _is_random(each)]
+        wrong = sure or list(view.reroutings)
         if not wrong:
             return
+        noise = "" if sure else ", since it draws other random numbers then"
         first = wrong[0].repeated
         ranks = RankSet(each.repeated.rank for each in wrong)
         same = all(each.is_given_the_same for each in wrong)
@@ -67,13 +70,14 @@ class ReroutedRecompute(Check):
         yield self.finding(
             f"{layers} of {view.model} chooses other experts when activation checkpointing repeats "
             f"its forward pass on {ranks.phrase()}, given {tokens}: "
-            f"{len(wrong)} of {view.num_repeated} repeated choices",
+            f"{len(wrong)} of {view.num_repeated} repeated choices{noise}",
             ranks=ranks,
             step=first.step,
             location=user_location(first.site.frames),
             subjects=tuple(dict.fromkeys(each.repeated.layer for each in wrong)),
-            grade=Grade.PROVEN,
-            confidence=0.95,
+            severity=None if sure else Severity.WARNING,
+            grade=Grade.PROVEN if sure else Grade.LIKELY,
+            confidence=0.95 if sure else 0.8,
             evidence=_evidence(wrong),
         )
 

@@ -18,13 +18,14 @@ class UnusedAuxLoss(Check):
     ## What it detects
     In all steps that were looked at, gradients come back through the scores of a router, but not
     through the balancing loss that is made of them: the result of the function that should inject
-    it into the graph is thrown away, or nothing adds it to the loss.
+    it into the graph is thrown away, nothing adds it to the loss, or it is made of detached scores.
 
     ## Why it matters
     The loss is logged and looks right, but does not train the router: tokens gather at few experts.
 
     ## Example
-    `AuxLossScaler.apply(weights, aux_loss)`, without `weights = ` before it.
+    `AuxLossScaler.apply(weights, aux_loss)`, without `weights = ` before it; a loss of
+    `scores.detach()`, or of the numbers of tokens alone.
 
     ## How to fix
     Go on with what the function returns, or add the balancing loss to the loss.
@@ -39,7 +40,10 @@ class UnusedAuxLoss(Check):
     needs = (Routing, AuxLoss)
 
     why = "Autograd goes through what is used; a result that nobody uses has no gradient."
-    fix = "Go on with what the injecting function returns, or add the balancing loss to the loss."
+    fix = (
+        "Go on with what the injecting function returns, or add the balancing loss to the loss; "
+        "make it of scores that are not detached."
+    )
     fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
     fix_leaves = "Experts that have got no tokens so far."
     disproof = "The number is only logged, or is used from a later step on."

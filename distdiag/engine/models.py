@@ -170,7 +170,8 @@ class Models:
         differing: dict[bool, list[tuple[Disagreement, int | None]]] = {True: [], False: []}
         for name, seen in names.items():
             plan = next(iter(seen.values()))[0]
-            if view.moment is not Moment.START and not plan.is_parameter:
+            is_kept = plan.is_parameter or plan.is_routing_bias
+            if view.moment is not Moment.START and not is_kept:
                 continue  # statistics of the data that each rank has seen
             found = Disagreement(plan, {rank: content for rank, (_, content) in seen.items()})
             place = (view.model, f"{view.moment}:{name}", view.ranks)

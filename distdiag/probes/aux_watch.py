@@ -21,6 +21,7 @@ from distdiag.probes.score_marks import origin_of
 
 _MOST_SCALARS: Final = 16
 _MOST_PASSES: Final = 1024
+_PRODUCTS: Final = frozenset({"mul", "mul_", "__mul__", "__rmul__", "__imul__"})
 _COEFFICIENT: Final = re.compile(
     r"(aux|balanc)\w*(alpha|coef|factor|lambda|scale|weight)|(alpha|coef|weight)\w*(aux|balanc)"
 )
@@ -47,6 +48,7 @@ class _Found:
         default_factory=lambda: deque(maxlen=_MOST_SCALARS)
     )
     injected: list[tuple[Any, Any, CallSite]] = field(default_factory=list)
+    detached: list[tuple[str, str, CallSite]] = field(default_factory=list)
 
 
 class AuxWatch:
@@ -79,10 +81,10 @@ class AuxWatch:
         self._is_on = False
         self._patches.undo()
 
-    def saw_scores(self, layer: str, node: Any) -> None:  # noqa: ANN401
-        """Take note of scores that chose experts."""
-        if node is not None and self._module() is not None:
-            self._found.scores.append((layer, node))
+    def saw_scores(self, layer: str, nodes: Sequence[Any]) -> None:
+        """Take note of scores that chose experts, and of what they were made of."""
+        if self._module() is not None:
+            self._found.scores.extend((layer, node) for node in nodes)
 
     def saw_scalar(self, scalar: torch.Tensor) -> None:
         """Take note of one number that was computed with a graph."""
@@ -92,6 +94,22 @@ class AuxWatch:
                 self._found.scalars.append((scalar.grad_fn, coefficient_of(module), self._site()))
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self._fail(error)
+
+    def saw_call(self, name: str, args: Sequence[Any], result: object) -> None:
+        """Take note of one number without a graph that a module scales as its balancing loss."""
+        try:
+            if name in _PRODUCTS and _is_plain_number(result):
+                self._saw_product(args)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self._fail(error)
+
+    def _saw_product(self, args: Sequence[Any]) -> None:
+        module, found = self._module(), self._found
+        if module is None or not found.scores or len(found.detached) >= _MOST_SCALARS:
+            return
+        text = coefficient_of(module)
+        if text and any(text.endswith(f" = {each:g}") for each in args if type(each) is float):
+            found.detached.append((found.scores[-1][0], text, self._site()))
 
     def saw_injection(self, result: Any, scalar: Any) -> None:  # noqa: ANN401
         """Take note of a function of the program that was given one number beside a tensor."""
@@ -120,6 +138,11 @@ class AuxWatch:
                 use.num_injected += 1
                 use.site = site
                 _when_reached(result, use, "is_used")
+        for layer, coefficient, site in found.detached:
+            if not uses[layer].num_scalars:
+                uses[layer].num_scalars = 1
+                uses[layer].coefficient = coefficient
+                uses[layer].site = site
         self._passes.append(uses)
 
     def is_balanced(self, layers: Sequence[str]) -> None:
@@ -183,6 +206,11 @@ def is_scalar(value: object) -> bool:
         and value.grad_fn is not None
         and value.is_floating_point()
     )
+
+
+def _is_plain_number(value: object) -> bool:
+    is_number = type(value) is torch.Tensor and value.dim() == 0 and value.is_floating_point()
+    return is_number and not value.requires_grad  # type: ignore[attr-defined]
 
 
 def injecting(

@@ -19,7 +19,7 @@ _PARTS: Final = frozenset(
     {"experts", "expert", "local_experts", "router", "gate", "gating", "wg", "w_gate", "routing"}
 )
 _COUNTS: Final = ("num_experts", "n_routed_experts", "num_local_experts", "n_experts")
-_RANDOM: Final = re.compile(r"jitter|nois[ey]|rsample|sampling|stochastic|use_rts|random")
+_RANDOM: Final = re.compile(r"jitter|nois[ey]|rsample|stochastic|random(?!_?(seed|state))")
 _OFF: Final = frozenset({"", "none", "off", "false"})
 _MOST_EXPERTS: Final = 4096
 
@@ -80,7 +80,11 @@ def expert_counts(module: nn.Module) -> frozenset[int]:
 
 
 def is_meant_random(module: nn.Module) -> bool:
-    """Say whether a gate is told to draw random numbers while it trains."""
+    """Say whether a gate is told to choose by random numbers while it trains.
+
+    Options to choose at random which tokens are dropped, or a second expert, are not among them:
+    with these the draw is seen if there is one, and some choices are made before it.
+    """
     for owner in (module, getattr(module, "config", None)):
         values = getattr(owner, "__dict__", {})
         if any(_RANDOM.search(str(name)) and _is_on(value) for name, value in values.items()):

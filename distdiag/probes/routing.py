@@ -19,6 +19,7 @@ from distdiag.probes.aux_watch import AuxWatch
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.own_steps import EVERY
+from distdiag.probes.routing_biases import Biases
 from distdiag.probes.routing_counters import changed_since, read, versions_of
 from distdiag.probes.routing_hooks import RoutingHooks
 from distdiag.probes.routing_mode import Chosen
@@ -62,7 +63,8 @@ class RoutingWatch(Probe):
         self._is_light = is_light
         self._num_first = FIRST_STEPS_IN_LIGHT if is_light else FIRST_STEPS
         self._hooks = RoutingHooks(named, self._on_enter, self._on_leave)
-        self._thread = Passes()
+        self._biases = Biases()
+        self._thread = Passes(self._biases)
         self._first: WeakMap[nn.Module, int] = WeakMap()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
         self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
@@ -70,6 +72,7 @@ class RoutingWatch(Probe):
         self._aux = AuxWatch(self._watched, self._site, self.fail)
 
     def _install(self) -> None:
+        self.recorder.is_routing_bias = self._biases.has
         self.recorder.on_start.append(self._on_start)
         self.recorder.on_backward.append(self._on_moment)
         self.recorder.on_step.append(self._on_step)
@@ -148,6 +151,7 @@ class RoutingWatch(Probe):
     def _on_leave(self, layer: Layer, module: nn.Module, result: object) -> None:
         self._guard(self._look_at, layer, result)
         self._guard(self._count, layer, module)
+        self._guard(self._limit, layer)
         try:
             # Also when the probe is off: the mode must go.
             self._thread.leave(layer, self._aux.settle)
@@ -170,7 +174,7 @@ class RoutingWatch(Probe):
         opened.module = module
         opened.ordinal, layer.num_passes = layer.num_passes, layer.num_passes + 1
         tell = (self._on_choice, self._on_draw, self._on_write, self._aux.saw_scalar)
-        self._thread.enter(opened, tell, self.fail)
+        self._thread.enter(opened, tell, self.fail, self._aux.saw_call)
         if layer.is_named:
             self._look_at(layer, given)
 
@@ -197,6 +201,12 @@ class RoutingWatch(Probe):
             fields["site"] = site or fields["site"]
             del fields["members"], fields["number"], fields["is_random"]
             self._counters.append((read(tensor), "", fields))
+
+    def _limit(self, layer: Layer) -> None:
+        opened = self._thread.innermost_of(layer)
+        if opened is not None:
+            for reading in opened.readings:
+                reading.limit(layer.name, opened.capacity)
 
     def _on_draw(self) -> None:
         if self._thread.open:
@@ -251,11 +261,13 @@ class RoutingWatch(Probe):
         fields = self._fields(opened)
         opened.number += 1
         self._num_events += 1
-        self._waiting.append(RoutingReading(chosen, opened.given, counts, fields))
-        if self._is_light:
-            return
-        mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
-        self._aux.saw_scores(opened.layer.name, chosen.node)
+        reading = RoutingReading(chosen, opened.given, counts, fields)
+        self._waiting.append(reading)
+        for each in self._thread.open[-2:]:
+            each.readings.append(reading)
+        if not self._is_light:
+            marked = mark_scores(chosen.node, Mark(opened.layer.name, len(chosen.scores)))
+            self._aux.saw_scores(opened.layer.name, marked)
 
     def _fields(self, opened: Pass) -> dict[str, Any]:
         layer = opened.layer

@@ -97,6 +97,10 @@ class CapacityWatch:
     def _see_buffer(self, buffer: torch.Tensor) -> None:
         at = self._passes[-1]
         channels = at.given.shape[-1] if at.given is not None else 0
+        if any(
+            each.given is not None and each.given.shape == buffer.shape for each in self._passes
+        ):
+            return  # a batch of as many sequences as there are experts
         if buffer.shape[0] == at.num_experts and buffer.shape[2] == channels:
             self._set(buffer.shape[1])
 

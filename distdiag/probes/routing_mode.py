@@ -17,6 +17,7 @@ _DRAWS: Final = frozenset(
     for name in (
         *("rand", "randn", "rand_like", "randn_like", "multinomial", "bernoulli", "normal"),
         *("uniform_", "normal_", "exponential_", "bernoulli_", "gumbel_softmax"),
+        *("randint", "randint_like", "randperm", "random_", "cauchy_", "log_normal_"),
     )
     if hasattr(owner, name)
 )

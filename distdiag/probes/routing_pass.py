@@ -9,6 +9,7 @@ from torch import nn
 
 from distdiag.event import CallSite
 from distdiag.probes.routing_counters import Versions
+from distdiag.probes.routing_reading import RoutingReading
 
 
 @dataclass(slots=True)
@@ -35,7 +36,8 @@ class Pass:
     """A forward pass of such a module that has begun.
 
     `num_tokens` (0: none yet), `num_experts` and `k` are those of the last choice within it;
-    `capacity` is how many tokens an expert takes, 0 if nothing has told.
+    `capacity` is how many tokens an expert takes, 0 if nothing has told. `readings` are those of
+    choices in it, and in passes right within it.
     """
 
     layer: Layer
@@ -53,3 +55,4 @@ class Pass:
     capacity: int = 0
     sites: dict[int, CallSite] = field(default_factory=dict)
     module: nn.Module | None = None
+    readings: list[RoutingReading] = field(default_factory=list)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from distdiag.probes.routing_biases import Biases, BiasWatch
 from distdiag.probes.routing_capacity import CapacityWatch
 from distdiag.probes.routing_counts import CountWatch
 from distdiag.probes.routing_mode import Chosen, RoutingMode
@@ -20,13 +21,15 @@ Tell = tuple[
     Callable[[torch.Tensor], None],
 ]
 """Who is told of choices, draws, writes and single numbers."""
+Saw = Callable[[str, tuple[Any, ...], object], None]
 
 
 class Passes(threading.local):
     """The passes of this thread, the outermost one first."""
 
-    def __init__(self) -> None:
-        """Be in the middle of none."""
+    def __init__(self, biases: Biases) -> None:
+        """Be in the middle of none; note the biases that are seen."""
+        self._biases = biases
         self.open: list[Pass] = []
         self.mode: RoutingMode | None = None
         self.counts: CountWatch | None = None
@@ -44,6 +47,7 @@ class Passes(threading.local):
         opened: Pass,
         tell: Tell,
         fail: Callable[[Exception], None],
+        saw_call: Saw,
     ) -> None:
         """Begin a pass; the outermost one begins to see calls, and tells of them."""
         self.open.append(opened)
@@ -51,10 +55,13 @@ class Passes(threading.local):
             return
         sizes = CapacityWatch(self.open, fail)
         counts = self.counts = CountWatch(self.open, fail)
+        biases = BiasWatch(self.open, self._biases, fail)
 
         def see(name: str, args: tuple[Any, ...], result: object, chosen: Chosen | None) -> None:
             sizes.see(name, args, result, chosen)
             counts.see(name, args, result, chosen)
+            biases.see(name, args, result, chosen)
+            saw_call(name, args, result)
 
         self.mode = RoutingMode(*tell, see)
         self.mode.__enter__()  # type: ignore[no-untyped-call]

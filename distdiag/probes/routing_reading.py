@@ -38,6 +38,8 @@ class RoutingReading:
     def _read(self, chosen: Chosen, given: torch.Tensor | None, *, loads: bool) -> None:
         scores, indices = chosen.scores, chosen.indices
         self._parts: list[str] = []
+        self._counts: torch.Tensor | None = None
+        self._dropped: Pending | None = None
         tensors: list[torch.Tensor] = []
         with unseen():
             if given is not None:
@@ -46,7 +48,8 @@ class RoutingReading:
             if is_readable(indices):
                 self._add("chosen", indices.sort(-1).values, tensors)
                 if loads:
-                    self._add("counts", _counts(indices, scores.shape[1]), tensors)
+                    self._counts = _counts(indices, scores.shape[1])
+                    self._add("counts", self._counts, tensors)
             if is_readable(scores) and 0 < indices.shape[1] < scores.shape[1] and len(scores):
                 ties, near = _margins(scores, indices.shape[1])
                 self._add("ties", ties, tensors)
@@ -58,10 +61,21 @@ class RoutingReading:
         self._parts.append(part)
         tensors.append(tensor.detach())
 
+    def limit(self, layer: str, capacity: int) -> None:
+        """Begin to count what an expert does not take, if the pass of a layer close by told it."""
+        chose = self._fields["layer"]
+        is_near = layer in (chose, chose.rpartition(".")[0])
+        if self._counts is not None and capacity > 0 and is_near:
+            with unseen():
+                beyond = (self._counts - capacity).clamp_(min=0)
+                self._dropped = contents([beyond / self._counts.sum().clamp_(min=1)])
+            self._counts = None
+
     def take(self, *, may_wait: bool = False) -> dict[str, Any] | None:
         """Return the fields of the event, None if the device has not finished."""
         found = self._pending.wait() if may_wait else self._pending.take()
-        if found is None:
+        more = self._dropped.take() if self._dropped is not None else ()
+        if found is None or more is None:
             return None
         known = dict(zip(self._parts, found, strict=True))
         digests = {part: _digest(known.get(part)) for part in ("given", "scores", "chosen")}
@@ -70,7 +84,7 @@ class RoutingReading:
             **digests,
             "tie_share": _mean(known.get("ties")),
             "near_share": _mean(known.get("near")),
-            "load": _load(known.get("counts")),
+            "load": _load(known.get("counts"), more[0] if more else None),
         }
 
 
@@ -99,7 +113,8 @@ def _mean(content: Content | None) -> float:
     return -1.0 if content is None else content.mean
 
 
-def _load(content: Content | None) -> Load | None:
+def _load(content: Content | None, dropped: Content | None) -> Load | None:
     if content is None or not content.mean > 0:
         return None
-    return Load(content.greatest / content.mean, content.zero_share)
+    share = -1.0 if dropped is None else dropped.mean * dropped.num_elements
+    return Load(content.greatest / content.mean, content.zero_share, share)

@@ -52,8 +52,12 @@ class Origin:
     is_clear: bool = True
 
 
-def mark_scores(node: Any, mark: Mark) -> None:  # noqa: ANN401
-    """Mark scores and what they were made of, down to the product that made the logits."""
+def mark_scores(node: Any, mark: Mark) -> list[Any]:  # noqa: ANN401
+    """Mark scores and what they were made of, down to the product that made the logits.
+
+    Return all that was marked: what a bias was added to may be used further on without it.
+    """
+    marked: list[Any] = []
     waiting, count = [node], 0
     while waiting and count < _MOST_MARKED:
         node = waiting.pop()
@@ -64,9 +68,11 @@ def mark_scores(node: Any, mark: Mark) -> None:  # noqa: ANN401
         if not is_last and kind not in _ABOVE_LOGITS and count:
             continue
         node.metadata[KEY] = mark
+        marked.append(node)
         count += 1
         if not is_last and kind in _ABOVE_LOGITS:
             waiting += [child for child, _ in node.next_functions]
+    return marked
 
 
 def origin_of(node: Any, index: int = 0) -> Origin | None:  # noqa: ANN401

@@ -267,6 +267,7 @@ class Survey(Probe):
             world=world,
             wrap_times=self.wrap_times,
             is_cut=self.recorder.is_cut,
+            is_routing_bias=self.recorder.is_routing_bias,
         )
 
     def _read(

@@ -36,10 +36,11 @@ class Surroundings(NamedTuple):
     reduced its gradient for this step, `sent` those over which it once sent the parameter round,
     all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
     of a model that all ranks train together, `is_cut` says of a tensor that it is split along a
-    sequence. Of the model itself: whether all of it `is_frozen`,
-    the `mesh_ranks` over which tensors of it are sharded, whether it `has_marks` of Megatron's on
-    some, whether it `is_local`, since it has stepped without a reduction of DDP's, and whether it
-    `is_bypassed`, since DDP's forward pass was not called for this step.
+    sequence, `is_routing_bias` of a module and a name that experts are chosen by it. Of the model
+    itself: whether all of it `is_frozen`, the `mesh_ranks` over which tensors of it are sharded,
+    whether it `has_marks` of Megatron's on some, whether it `is_local`, since it has stepped
+    without a reduction of DDP's, and whether it `is_bypassed`, since DDP's forward pass was not
+    called for this step.
     """
 
     owners: Mapping[int, tuple[str, ...]]
@@ -55,6 +56,7 @@ class Surroundings(NamedTuple):
     is_bypassed: bool = False
     heads: HeadCounts | None = None
     is_cut: Callable[[object], bool] = lambda _: False
+    is_routing_bias: Callable[[nn.Module, str], bool] = lambda *_: False
 
 
 def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
@@ -69,6 +71,8 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
     held = []
     untied = untied_pairs(root)
     divided = {} if around.heads is None else around.heads.divided(root)
+    # DDP gives all ranks the buffers of one before each forward pass.
+    is_sent = any(getattr(module, "broadcast_buffers", False) for module in root.modules())
     for path, module, keeper in walk(root):
         for name, tensor, is_parameter in _tensors_of(module):
             record = records.get((id(module), name))
@@ -92,8 +96,14 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
                 heads_divided_by=divided.get(id(module), 1),
                 is_shared=bool(getattr(tensor, _SHARED, False)),
                 policy=policies.get(id(record), keeper.policy),
+                is_routing_bias=not whole.requires_grad
+                and (is_parameter or not is_sent)
+                and around.is_routing_bias(module, name),
             )
-            held.append(Held(_placed(plan, whole, keeper, around), whole))
+            plan = _placed(plan, whole, keeper, around)
+            if plan.is_routing_bias and plan.basis is Basis.WORLD:
+                plan = _beside_router(plan, module, around)
+            held.append(Held(plan, whole))
     return held
 
 
@@ -161,6 +171,16 @@ def _kept_alike(
     if around.is_frozen and around.beside and plan.is_parameter:
         return around.beside, Basis.BESIDE
     return around.world, Basis.WORLD
+
+
+def _beside_router(plan: TensorPlan, module: nn.Module, around: Surroundings) -> TensorPlan:
+    """Take a bias to be kept alike by the ranks that reduce the gradient of its router."""
+    for parameter in module.parameters():
+        is_router = parameter.ndim > 1 and plan.shape[-1] in parameter.shape
+        if is_router and id(parameter) in around.reduced:
+            ranks = around.reduced[id(parameter)]
+            return msgspec.structs.replace(plan, replicas=ranks, basis=Basis.REDUCED)
+    return plan
 
 
 def _kept_by(

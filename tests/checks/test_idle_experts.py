@@ -22,6 +22,14 @@ def test_what_is_uneven_at_each_look_is_told(load):
     assert f"{load.peak:.1f} times its share" in finding.evidence[0].summary
 
 
+def test_tokens_beyond_the_capacity_are_told_with_their_share():
+    (finding,) = judged(*[Load(1.5, 0.0, 0.12)] * 3)
+    assert finding.severity is Severity.INFO
+    assert "drops tokens (up to 12% of the choices)" in finding.message
+    assert "12% of the choices are dropped" in finding.evidence[0].summary
+    assert finding.evidence[0].values["dropped_share"] == 0.12
+
+
 @pytest.mark.parametrize(
     ("loads", "values"),
     [
@@ -29,8 +37,9 @@ def test_what_is_uneven_at_each_look_is_told(load):
         ((IDLE, Load(1.0, 0.0), IDLE), {}),
         ((IDLE, IDLE, IDLE), {"num_tokens": 16}),
         ((None, None, None), {}),
+        ([Load(1.5, 0.0, 0.001)] * 3, {}),
     ],
-    ids=["too few looks", "not always", "too few tokens", "not of experts"],
+    ids=["too few looks", "not always", "too few tokens", "not of experts", "few are dropped"],
 )
 def test_other_loads_are_silent(loads, values):
     assert not judged(*loads, **values)

@@ -39,9 +39,14 @@ def test_activations_that_are_not_the_same_are_said_to_be_so():
     assert "given activations that are not quite the same" in finding.message
 
 
-def test_gates_that_draw_random_numbers_are_left_alone():
+def test_gates_that_draw_other_random_numbers_are_told_less_surely():
     drawn = Rerouting(routing(is_recompute=True, chosen="others"), (routing(is_random=True),))
-    assert not judged(drawn)
+    (finding,) = judged(drawn)
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    assert "draws other random numbers" in finding.message
+    (finding,) = judged(drawn, rerouting(0))
+    assert finding.severity is Severity.ERROR
+    assert "random" not in finding.message
 
 
 def test_numbers_that_only_the_repeated_pass_draws_are_not_meant():

@@ -227,6 +227,17 @@ def test_running_statistics_of_the_first_step_do_not_hide_a_parameter_of_a_later
     assert ["w" in [t.plan.name for t in view.tensors] for view in views] == [True]
 
 
+def test_a_bias_by_which_experts_are_chosen_is_compared_at_each_step():
+    models = Models()
+    kept = {"is_parameter": False, "is_routing_bias": True}
+    plans = [*copies(names="w"), *copies(names=("bias",), **kept)]
+    fed(models, *[plan_event(rank, plans) for rank in (0, 1)])
+    fed(models, *states([(0.1, 0.0)] * 2))
+    (view,) = fed(models, *states([(0.1, 0.2), (0.1, 0.3)], **LATE))
+    assert [tensor.plan.name for tensor in view.tensors] == ["bias"]
+    assert view.alike_at == 0
+
+
 def test_a_parameter_that_was_alike_is_told_from_a_buffer_that_never_was():
     models = Models()
     plans = [*copies(names="w"), *copies(names=("seed",), is_parameter=False)]

@@ -66,6 +66,48 @@ def unequal():
     return model, lambda: model(torch.randn(32, DIM)), None
 
 
+class Biased(Layer):
+    """Chooses by scores and a bias that follows the counts of tokens."""
+
+    def __init__(self, num_local: int) -> None:
+        super().__init__(num_local)
+        self.register_buffer("expert_bias", torch.zeros(TOTAL))
+        self.register_buffer("counts", torch.zeros(TOTAL))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores = self.gate(tokens).sigmoid()
+        chosen = (scores + self.expert_bias).topk(2, -1)[1]
+        self.counts += torch.bincount(chosen.flatten(), minlength=TOTAL)
+        out = tokens
+        for index, expert in enumerate(self.experts):
+            weights = scores.gather(1, chosen) * (chosen == index)
+            out = out + expert(tokens) * weights.sum(-1, keepdim=True)
+        return out
+
+    def balance(self, *, by_all: bool) -> None:
+        if by_all:
+            dist.all_reduce(self.counts)
+        self.expert_bias += 0.01 * (self.counts.mean() - self.counts).sign()
+        self.counts.zero_()
+
+
+def biased(*, by_all: bool = False):
+    model = DistributedDataParallel(
+        Biased(TOTAL), broadcast_buffers=False, find_unused_parameters=True
+    )
+
+    def forward() -> Tensor:
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        model.module.balance(by_all=by_all)
+        return model(torch.randn(32, DIM, generator=generator))
+
+    return model, forward, None
+
+
+def balanced():
+    return biased(by_all=True)
+
+
 def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)

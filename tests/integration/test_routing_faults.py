@@ -47,3 +47,15 @@ def test_the_light_profile_looks_at_routing_and_leaves_balancing_losses_out():
     assert found["MOE002"]["severity"] == "warning"
     assert "MOE002" not in not_checked
     assert not_checked["MOE010"] == "no balancing loss was seen"
+
+
+@pytest.mark.slow
+def test_biases_that_follow_the_counts_of_one_rank_are_told():
+    found = findings("biased")
+    assert found["MOE013"]["severity"] == "warning"
+    assert found["MOE013"]["subjects"] == ["expert_bias"]
+
+
+@pytest.mark.slow
+def test_biases_that_follow_the_counts_of_all_ranks_are_not():
+    assert all(finding["severity"] == "info" for finding in findings("balanced").values())

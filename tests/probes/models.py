@@ -80,6 +80,7 @@ def plans(root: nn.Module, **around: Any) -> dict[str, TensorPlan]:
         world=around.pop("world", PAIR),
         wrap_times=around.pop("wrap_times", WrapTimes()),
         is_cut=around.pop("is_cut", lambda _: False),
+        is_routing_bias=around.pop("is_routing_bias", lambda *_: False),
     )
     assert not around
     return {held.plan.name: held.plan for held in plan_of(root, surroundings)}

@@ -135,3 +135,62 @@ def test_without_a_look_at_losses_nothing_is_said_of_balancing_losses(observed: 
     assert len(observed.events(Routing)) == 1
     assert not observed.events(AuxLoss)
     assert not observed.events(ProbeDisabled)
+
+
+class Detached(Layer):
+    """Its balancing loss has no graph, though it is scaled to be a part of the loss."""
+
+    def __init__(self, coefficient: float, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(plain)
+        self.aux_loss_coef = coefficient
+        self.loss_of = loss_of
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores = self.gate(tokens).softmax(-1)
+        weights, chosen = scores.topk(2, -1)
+        share = F.one_hot(chosen, 4).float().sum(1).mean(0)
+        self.loss = self.loss_of(share, scores) * self.aux_loss_coef
+        return tokens * weights.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda share, scores: (share * scores.detach().mean(0)).sum(),
+        lambda share, scores: (share * share).sum(),
+    ],
+    ids=["detached scores", "counts alone"],
+)
+def test_a_loss_without_a_graph_is_computed_and_not_used(
+    observed: Observed, loss_of: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    event = trained(observed, Detached(0.01, loss_of), adds=True)
+    assert (event.num_passes, event.num_computed, event.num_used) == (1, 1, 0)
+    assert event.coefficient == "aux_loss_coef = 0.01"
+
+
+def test_scores_that_a_bias_is_added_to_for_the_choice_alone_get_gradients(
+    observed: Observed,
+) -> None:
+    class Biased(Detached):
+        def forward(self, tokens: Tensor) -> Tensor:
+            scores = self.gate(tokens).sigmoid()
+            chosen = (scores + torch.zeros(4)).topk(2, -1)[1]
+            self.loss = (scores.mean(0) * scores.mean(0)).sum() * self.aux_loss_coef
+            return tokens * scores.gather(1, chosen).sum(-1, keepdim=True)
+
+    event = trained(observed, Biased(0.01, lambda share, _: share.sum()))
+    assert (event.num_passes, event.num_computed, event.num_used) == (1, 1, 0)
+
+
+def test_a_loss_with_a_graph_is_used_though_its_value_is_logged(observed: Observed) -> None:
+    class Logged(Detached):
+        def forward(self, tokens: Tensor) -> Tensor:
+            out = super().forward(tokens)
+            self.logged = self.loss.detach() * self.aux_loss_coef
+            return out
+
+    event = trained(
+        observed, Logged(0.01, lambda share, scores: (share * scores.mean(0)).sum()), adds=True
+    )
+    assert (event.num_computed, event.num_used) == (1, 1)

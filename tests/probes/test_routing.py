@@ -124,6 +124,31 @@ def test_gates_that_are_to_draw_or_do_so_are_known(observed: Observed) -> None:
     assert [event.is_random for event in told(observed)] == [False, True, True]
 
 
+def test_options_to_drop_at_random_say_nothing_of_choices_before_the_draw(
+    observed: Observed,
+) -> None:
+    class TopKGate(nn.Module):
+        """Chooses a second expert at random, if there is to be one, after the first."""
+
+        def __init__(self, k: int) -> None:
+            super().__init__()
+            self.wg = nn.Linear(4, 4)
+            self.k, self.random_seed = k, 7
+            self.use_rts = self.top2_2nd_expert_sampling = True
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            scores = self.wg(tokens)
+            best = scores.argmax(-1)
+            if self.k > 1:
+                noisy = scores + torch.distributions.Gumbel(0.0, 1.0).rsample(scores.shape)
+                best = noisy.argmax(-1)
+            return scores * nn.functional.one_hot(best, 4)
+
+    observed.install("steps", "routing")
+    train(ddp(nn.Sequential(TopKGate(1), TopKGate(2))))
+    assert [event.is_random for event in told(observed)] == [False, False, True]
+
+
 def test_ties_at_the_boundary_are_counted(observed: Observed) -> None:
     observed.install("steps", "routing")
     layer = Layer()

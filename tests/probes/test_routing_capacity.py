@@ -53,6 +53,12 @@ class Buffered(Layer):
         torch.zeros(4, 6, DIM)
 
 
+class Batched(Layer):
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = super().forward(tokens.reshape(-1, DIM))
+        return rows.reshape(4, -1, DIM)
+
+
 class OwnExperts(Layer):
     """Which tokens are for the experts of this rank is no capacity."""
 
@@ -81,6 +87,14 @@ def test_an_exchange_is_told_with_the_capacity(
     assert event.call == call.seq
 
 
+def test_sequences_are_no_places_though_there_are_as_many_as_experts(observed: Observed) -> None:
+    observed.install("process-groups", "collectives", "steps", "routing")
+    ddp(nn.Sequential(Batched()))(torch.randn(4, 8, DIM, requires_grad=True)).sum().backward()
+    (event,) = told(observed)
+    assert event.load is not None
+    assert event.load.dropped_share == -1.0
+
+
 def test_an_exchange_before_anything_was_chosen_is_none_of_tokens(observed: Observed) -> None:
     class Early(Layer):
         def forward(self, tokens: Tensor) -> Tensor:
@@ -103,3 +117,23 @@ def test_a_failure_while_the_capacity_is_read_stays_here(
     out = ddp(nn.Sequential(Compared()))(torch.randn(32, DIM))
     assert out.shape == (32, DIM)
     assert observed.probes[-1].is_off
+
+
+class Uneven(Compared):
+    """All 24 tokens go to the first of the experts, which takes six of them."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        gate = self.gate(tokens).softmax(-1) + torch.tensor([2.0, 0.0, 0.0, 0.0])
+        scores, chosen = gate.topk(1, -1)
+        self.limit(chosen)
+        return self.expert(tokens) * scores
+
+
+def test_the_share_of_choices_beyond_the_capacity_is_told(observed: Observed) -> None:
+    observed.install("steps", "routing")
+    model = ddp(nn.Sequential(Uneven(), OwnExperts()))
+    model(torch.randn(24, DIM, requires_grad=True)).sum().backward()
+    first, second = told(observed)
+    assert first.load is not None and second.load is not None
+    assert first.load.dropped_share == pytest.approx(0.75)
+    assert second.load.dropped_share == -1.0

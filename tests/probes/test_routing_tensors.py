@@ -26,6 +26,20 @@ class MapRouter(nn.Module):
         return scores, scores > scores.mean(-1, keepdim=True)
 
 
+class FusedTopKRouter(nn.Module):
+    """Returns logits, weights and indices, as the routers of VeOmni's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 4
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = tokens @ self.weight
+        chosen = logits.argsort(-1, descending=True)[:, :2]
+        return logits, logits.softmax(-1).gather(-1, chosen), chosen
+
+
 class Unnamed(nn.Module):
     """Is given the experts of its tokens, and is called like nothing that routes."""
 
@@ -46,6 +60,8 @@ class Net(nn.Module):
         if isinstance(self.part, MapRouter):
             scores, chosen = self.part(tokens)
             return scores * chosen
+        if isinstance(self.part, FusedTopKRouter):
+            return tokens * self.part(tokens)[1].sum(-1, keepdim=True)
         ids = torch.arange(64).reshape(32, 2) % 4
         return self.part(tokens, ids=ids)
 
@@ -67,6 +83,13 @@ def test_a_map_that_a_router_returns_is_told_with_its_load(observed: Observed) -
     assert event.scores == ""
     assert event.load is not None
     assert 1.0 <= event.load.peak < 2.5
+
+
+def test_indices_beside_logits_and_weights_are_the_choice(observed: Observed) -> None:
+    (event,) = routed(observed, FusedTopKRouter())
+    assert event.choice == Choice("indices", 32, 4, 2, "int64")
+    assert event.load is not None
+    assert event.load.peak >= 1.0
 
 
 def test_experts_that_a_named_module_is_given_are_told(observed: Observed) -> None:

@@ -103,6 +103,34 @@ def test_what_the_program_reduces_itself_is_held_by_those_ranks() -> None:
     assert (found["bias"].replicas, found["bias"].basis) == (FOUR, Basis.WORLD)
 
 
+def test_a_bias_of_a_router_is_held_by_those_who_reduce_the_gradient_of_its_weight() -> None:
+    model = nn.ModuleDict({"gate": nn.Linear(4, 6, bias=False), "expert": nn.Linear(4, 4)})
+    model.register_buffer("expert_bias", torch.zeros(6))
+    model.register_buffer("counts", torch.zeros(6))
+    reduced = {id(model["gate"].weight): (0, 2), id(model["expert"].weight): (0, 1)}
+
+    found = plans(
+        model,
+        world=FOUR,
+        reduced=reduced,
+        is_routing_bias=lambda module, name: (module, name) == (model, "expert_bias"),
+    )
+
+    bias = found["expert_bias"]
+    assert (bias.replicas, bias.basis, bias.is_routing_bias) == ((0, 2), Basis.REDUCED, True)
+    assert (found["counts"].basis, found["counts"].is_routing_bias) == (Basis.WORLD, False)
+
+
+def test_a_buffer_that_ddp_sends_round_may_differ_between_passes() -> None:
+    model = nn.Linear(4, 4)
+    model.register_buffer("bias_of_experts", torch.zeros(4))
+    model.broadcast_buffers = True  # type: ignore[assignment]
+
+    found = plans(model, is_routing_bias=lambda _, name: name == "bias_of_experts")
+
+    assert not found["bias_of_experts"].is_routing_bias
+
+
 def test_what_was_only_sent_round_says_less_than_a_reduction() -> None:
     model = nn.Linear(4, 4)
     sent = {id(model.weight): (0, 2), id(model.bias): (0, 2)}
