@@ -120,7 +120,7 @@ def _below(node: Any, index: int, steps: _Steps) -> _Edges | None:  # noqa: ANN4
         if kind_of(below[0][0])[0] not in ("Stack", "Cat"):
             return None
         count = float(node._saved_self_sym_sizes[0])
-        return [(*below[0], (*steps, Step("/", count)) if kind == "Mean" else steps)]
+        return [(*below[0], (*steps, Step("mean", count)) if kind == "Mean" else steps)]
     if kind not in ("Mul", "Div") or len(below) != 1:
         return None
     is_first = node.next_functions[0][0] is not None
