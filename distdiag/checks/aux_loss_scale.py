@@ -71,6 +71,10 @@ class AuxLossScale(Check):
             evidence=_evidence(window),
         )
 
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look the same way where gradients are combined by hand."""
+        yield from self.check_losses(view)
+
 
 def _reason(scale: AuxScale) -> str:
     reasons = []

@@ -92,6 +92,10 @@ class Check:
         """Judge how much the elements of losses weigh; shown again after each further step."""
         yield from ()
 
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Judge the same where nothing but measured gradients tells how they were combined."""
+        yield from ()
+
     def check_feeds(self, view: FeedView) -> Iterator[Finding]:
         """Judge what ranks that train one model together were given, over several passes."""
         yield from ()

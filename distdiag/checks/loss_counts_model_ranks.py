@@ -8,6 +8,7 @@ from distdiag.checks.base import Check
 from distdiag.finding import Finding, Grade, Severity
 from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView
+from distdiag.ranks import RankSet
 from distdiag.reasoning.loss_excess import Excess, excess_of
 from distdiag.reasoning.loss_weights import evidence_of, known_windows, location_of_pass
 
@@ -52,13 +53,13 @@ class LossCountsModelRanks(Check):
     def check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
         windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
-        found = {excess_of(window) for window in windows}
+        found = {excess_of(window, view.sequences) for window in windows}
         if len(found) != 1 or not view.is_told or view.is_multiplied:
             return
         excess = found.pop()
         if excess is None or any(abs(each * excess.times - 1) < 1e-3 for each in view.scalings):
             return
-        is_sure = len(windows) > 1 and excess.is_sure
+        is_sure = len(windows) > 1 and excess.is_sure and not _may_be_meant(excess, view)
         window = windows[-1]
         yield self.finding(
             f"the loss behind step {window.step} {_what(excess, view)}: its elements weigh "
@@ -71,6 +72,17 @@ class LossCountsModelRanks(Check):
             evidence=evidence_of(window),
         )
 
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look the same way where gradients are combined by hand."""
+        yield from self.check_losses(view)
+
+
+def _may_be_meant(excess: Excess, view: LossView) -> bool:
+    """Say whether a program of plain data parallelism adds up a loss with a weight of its own."""
+    is_summed = len(view.ranks) > excess.divisor
+    is_shared = any(len(each.ranks) == excess.factor for each in view.sequences)
+    return view.is_measured and is_summed and not excess.sharing and not is_shared
+
 
 def _what(excess: Excess, view: LossView) -> str:
     combined = f"gradients of {view.ranks.phrase()} are added up"
@@ -78,6 +90,10 @@ def _what(excess: Excess, view: LossView) -> str:
         combined = f"gradients are those of {view.ranks.phrase()} alone"
     if excess.divisor > 1:
         combined = f"{combined} and divided by {excess.divisor:g}"
+    if excess.sharing:
+        sharing = RankSet(excess.sharing).phrase()
+        own = "is a mean over each rank's own part of a sequence"
+        return f"{own} that {sharing} share, but the {combined}"
     if not excess.factor:
         return f"is a mean of each rank's own, and the {combined}"
     return f"is multiplied by {excess.factor:g}, the number of {excess.of}, but the {combined}"
