@@ -81,7 +81,8 @@ def _may_be_meant(excess: Excess, view: LossView) -> bool:
     """Say whether a program of plain data parallelism adds up a loss with a weight of its own."""
     is_summed = len(view.ranks) > excess.divisor
     is_shared = any(len(each.ranks) == excess.factor for each in view.sequences)
-    return view.is_measured and is_summed and not excess.sharing and not is_shared
+    is_plain = is_summed and len(view.ranks) == excess.factor and not is_shared
+    return view.is_measured and is_plain
 
 
 def _what(excess: Excess, view: LossView) -> str:
