@@ -20,7 +20,10 @@ class LossCountsModelRanks(Check):
     The weights of all elements of a step, over all ranks whose gradients are combined, add up to a
     whole number instead of 1. The loss holds a factor that explains it: the size of a process group
     (of all ranks, or of those that share a sequence or a model) over which the gradients are not
-    averaged.
+    averaged. Or each rank takes the mean over its own part of a sequence that ranks share, and all
+    means are added up. How gradients are combined is told by the wrapper of the model or, without
+    one, by the gradients before and after. Then a factor that may be a weight of the loss, in a
+    program of which no ranks share sequences, is a note.
 
     ## Why it matters
     The gradient grows with the number of ranks that only share the work on a model. Clipping,
@@ -32,6 +35,7 @@ class LossCountsModelRanks(Check):
 
     ## How to fix
     Multiply by the number of ranks over which gradients are averaged, such as `mesh["dp"].size()`.
+    Divide gradients by the ranks that share a sequence, too, if each has a mean of its own.
 
     ## References
     - huggingface/transformers#39648
@@ -44,8 +48,14 @@ class LossCountsModelRanks(Check):
     severity = Severity.WARNING
     needs = (LossWeights,)
 
-    why = "A factor undoes an average only if it is the number of ranks that average."
-    fix = "Multiply the loss by the size of the group over which gradients are averaged."
+    why = (
+        "A factor undoes an average only if it is the number of ranks that average, and only an "
+        "average of means is a mean."
+    )
+    fix = (
+        "Multiply the loss by the size of the group over which gradients are averaged, and average "
+        "gradients of means over all ranks."
+    )
     fix_changes = "The size of the gradient, and so what clipping and the learning rate do."
     fix_leaves = "Learning rates that were tuned with the large gradient: they are too low then."
     disproof = "The factor is a weight of the loss that has nothing to do with ranks."
