@@ -74,7 +74,8 @@ class AuxLossScale(Check):
 
     def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
         """Look the same way where gradients are combined by hand."""
-        yield from self.check_losses(view)
+        if view.is_measured:
+            yield from self.check_losses(view)
 
 
 def _reason(scale: AuxScale) -> str:

@@ -93,7 +93,10 @@ class Check:
         yield from ()
 
     def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
-        """Judge the same where nothing but measured gradients tells how they were combined."""
+        """Judge the same where measured gradients tell how they were combined.
+
+        Where a wrapper tells it, and ranks share sequences, that is shown, too.
+        """
         yield from ()
 
     def check_feeds(self, view: FeedView) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from distdiag.checks.base import Check
 from distdiag.finding import Finding, Grade, Severity
@@ -62,6 +63,9 @@ class LossCountsModelRanks(Check):
 
     def check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
+        yield from self._found(view)
+
+    def _found(self, view: LossView) -> Iterator[Finding]:
         windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
         found = {excess_of(window, view.sequences) for window in windows}
         if len(found) != 1 or not view.is_told or view.is_multiplied:
@@ -83,8 +87,10 @@ class LossCountsModelRanks(Check):
         )
 
     def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
-        """Look the same way where gradients are combined by hand."""
-        yield from self.check_losses(view)
+        """Look the same way where gradients are combined by hand, or ranks share sequences."""
+        alone = replace(view, sequences=())
+        if view.is_measured or not any(each.grade is Grade.LIKELY for each in self._found(alone)):
+            yield from self._found(view)
 
 
 def _may_be_meant(excess: Excess, view: LossView) -> bool:

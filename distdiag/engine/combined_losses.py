@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -28,7 +27,8 @@ _REDUCING: Final = ("all_reduce", "reduce_scatter")
 _WHOLE: Final = 0.003
 """A measured divisor is a whole number but for so much rounding."""
 
-Key = tuple[str, Ranks]
+Key = tuple[str, Ranks, bool]
+"""An optimizer, the ranks that combine gradients, and whether that is measured."""
 E = TypeVar("E", bound=Event)
 _OfStep = dict[int, E | None]
 """What ranks have told of one step; None if one has told several things."""
@@ -96,40 +96,46 @@ class CombinedLosses(Watch):
         return all(each.get(step, {}).keys() >= self._world for each in known)
 
     def _take(self, step: int, losses: _OfStep[LossWeights], sums: _OfStep[GradientSums]) -> None:
-        for window in self._combined(step, losses, sums):
-            event = next(iter(window.by_rank.values()))
-            key = (event.optimizer, event.members)
-            self._windows.setdefault(key, deque(maxlen=_MOST_WINDOWS)).append(window)
-            self._show(key)
-
-    def _combined(
-        self, step: int, losses: _OfStep[LossWeights], sums: _OfStep[GradientSums]
-    ) -> Iterator[LossWindow]:
-        """Yield the losses of each group of ranks for which only measuring tells the divisor."""
         told = {rank: event for rank, event in losses.items() if event is not None}
-        by_rank = {rank: each for rank, each in sums.items() if each is not None}
         if len(told) < len(losses) or len({each.optimizer for each in told.values()}) != 1:
             return
-        if len(by_rank) < len(sums) or any(each.divisor for each in told.values()):
-            return
+        is_measured = not any(each.divisor for each in told.values())
+        if is_measured:
+            told = self._measured(step, told, sums)
+        for members in sorted({each.members for each in told.values()}):
+            group = {rank: told[rank] for rank in members if rank in told}
+            if members and all(group.get(r) and group[r].members == members for r in members):
+                key = (group[members[0]].optimizer, members, is_measured)
+                windows = self._windows.setdefault(key, deque(maxlen=_MOST_WINDOWS))
+                windows.append(LossWindow(step, group))
+                self._show(key)
+
+    def _measured(
+        self, step: int, told: dict[int, LossWeights], sums: _OfStep[GradientSums]
+    ) -> dict[int, LossWeights]:
+        """Return the losses of ranks of which it is clear how their gradients are combined."""
+        by_rank = {rank: each for rank, each in sums.items() if each is not None}
+        if len(by_rank) < len(sums):
+            return {}
         look = GradientLook(step, by_rank, {}, frozenset(self._groups))
-        found = {rank: copied_on(look, rank) for rank in sorted(by_rank)}
-        for members in sorted({each.members for each in found.values() if each is not None}):
-            group = {rank: found[rank] for rank in members}
-            if all(each is not None and each.members == members for each in group.values()):
-                yield LossWindow(step, {r: _with(told[r], each) for r, each in group.items()})
+        found = {rank: copied_on(look, rank) for rank in by_rank}
+        return {r: _with(told[r], each) for r, each in found.items() if each is not None}
 
     def _show(self, key: Key) -> None:
-        optimizer, members = key
-        windows = tuple(self._windows[key])
+        optimizer, members, is_measured = key
         sequences = tuple(self._sequences.values())
-        ranks = RankSet(members)
-        view = LossView(optimizer, ranks, windows, sequences=sequences, is_measured=True)
-        self._judges.judge_combined_losses(view)
+        if is_measured or sequences:
+            view = LossView(
+                optimizer,
+                RankSet(members),
+                tuple(self._windows[key]),
+                sequences=sequences,
+                is_measured=is_measured,
+            )
+            self._judges.judge_combined_losses(view)
 
 
-def _with(event: LossWeights, combined: Combined | None) -> LossWeights:
-    assert combined is not None
+def _with(event: LossWeights, combined: Combined) -> LossWeights:
     members, divisor = combined
     if abs(divisor - round(divisor)) <= _WHOLE * divisor:
         divisor = float(round(divisor))

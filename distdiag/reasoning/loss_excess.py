@@ -47,6 +47,9 @@ def excess_of(window: LossWindow, sequences: Sequence[SequenceView] = ()) -> Exc
             shared = _shared(window, parts, factor)
             what = "all ranks" if factor == world else _phrase(shared or parts)
             return Excess(times, factor, what, divisor, is_sure=bool(shared))
+        own = _sharing(window, times, sequences) if factor == times else ()
+        if own:
+            return Excess(times, factor, _phrase([own]), divisor, is_sure=True)
     is_summed = len(members) > divisor and is_close(times * divisor, len(members))
     if is_summed and not _factors(window) and _is_own_mean(window):
         sharing = _sharing(window, times, sequences)
@@ -77,7 +80,9 @@ def _is_mean_of_tokens(each: LossPass) -> bool:
 
 def _has_part(window: LossWindow, rank: int, num_tokens: int) -> bool:
     passes = window.of(rank) if rank in window.by_rank else ()
-    return bool(passes) and all(each.num_elements <= num_tokens for each in passes)
+    return bool(passes) and all(
+        num_tokens / 2 <= each.num_elements <= num_tokens for each in passes
+    )
 
 
 def _factors(window: LossWindow) -> list[float]:

@@ -132,3 +132,21 @@ def test_what_a_program_may_mean_that_adds_up_by_hand_is_a_note(name):
 
 def test_parts_that_are_averaged_are_silent():
     assert not found(*OWN, sequences=(shared(both(0)),), **{**BY_HAND, "divisor": 2.0})
+
+
+def test_means_of_parts_that_are_multiplied_and_averaged_are_found():
+    passes = [mean(n, times(2), num_elements=20) for n in (12, 18)]
+    values = {"divisor": 2.0, "groups": ((0, 1),), "sequences": (shared(both(0)),)}
+    (finding,) = found(*passes, **values)
+    assert finding.grade is Grade.LIKELY
+    assert "is multiplied by 2, the number of ranks in the group 0, 1" in finding.message
+    assert "of ranks 0-1 are added up and divided by 2" in finding.message
+
+
+def test_what_is_found_without_sequences_is_not_found_again_with_them():
+    check, sequences = LossCountsModelRanks(), (shared(both(0)),)
+    for is_measured, num_found in ((True, 1), (False, 0)):
+        view = losses(
+            *[[each] for each in ALL], sequences=sequences, **BY_HAND | {"is_measured": is_measured}
+        )
+        assert len(list(check.check_combined_losses(view))) == num_found

@@ -96,6 +96,7 @@ def test_who_shares_sequences_is_told():
 
 UNCLEAR = {
     "a wrapper tells": [losses(r, 0, members=(0, 1), divisor=2.0) for r in (0, 1)],
+    "a wrapper on one rank": [losses(0, 0, divisor=2.0), losses(1, 0)],
     "two optimizers": [losses(r, 0, optimizer=name) for r in (0, 1) for name in ("SGD", "AdamW")],
     "unlike optimizers": [losses(r, 0, optimizer=("SGD", "AdamW")[r]) for r in (0, 1)],
     "one rank": [losses(0, 0)],
@@ -105,6 +106,13 @@ UNCLEAR = {
 @pytest.mark.parametrize("name", UNCLEAR)
 def test_what_is_not_clear_is_not_shown(name):
     assert not shown(*UNCLEAR[name], sums(0, 0), sums(1, 0))[0]
+
+
+def test_what_a_wrapper_tells_is_shown_where_ranks_share_sequences():
+    wrapped = [losses(r, 0, members=(0, 1), divisor=2.0) for r in (0, 1)]
+    views, _ = shown(*wrapped, sums(0, 0), sums(1, 0), *both(0))
+    assert not any(each.is_measured for each in views)
+    assert views[0].windows[0].divisor == 2.0
 
 
 def test_gradients_of_two_models_are_not_shown():

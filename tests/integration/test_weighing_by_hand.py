@@ -19,18 +19,20 @@ def loud(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "what"),
+    ("name", "code", "what"),
     [
-        ("own part added up", "each rank's own part of a sequence that ranks 0-1 share"),
-        pytest.param("context counted", "is multiplied by 2", marks=pytest.mark.slow),
-        pytest.param("heads counted", "is multiplied by 2", marks=pytest.mark.slow),
+        ("own part added up", "PAR013", "own part of a sequence that ranks 0-1 share"),
+        pytest.param("own part counted", "PAR013", "multiplied by 2", marks=pytest.mark.slow),
+        pytest.param("context counted", "PAR013", "multiplied by 2", marks=pytest.mark.slow),
+        pytest.param("heads counted", "PAR013", "multiplied by 2", marks=pytest.mark.slow),
+        pytest.param("context divided", "PAR002", "all 2 ranks", marks=pytest.mark.slow),
     ],
 )
-def test_a_loss_that_is_too_heavy_is_found_at_its_backward_pass(name, what):
+def test_a_loss_of_the_wrong_weight_is_found_at_its_backward_pass(name, code, what):
     found, shown = loud(name)
-    assert [each["code"] for each in found] == ["PAR013"], shown
+    assert [each["code"] for each in found] == [code], shown
     assert what in found[0]["message"]
-    assert "weigh 2 together" in found[0]["message"]
+    assert f"weigh {2 if code == 'PAR013' else 0.5} together" in found[0]["message"]
     assert found[0]["location"]["source"] == "loss.backward()"
 
 

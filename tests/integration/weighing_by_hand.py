@@ -112,6 +112,8 @@ PROGRAMS = {
     "own part added up": ("heads", own_mean, 1, 1),
     "context counted": ("context", over_all, WORLD, 1),
     "heads counted": ("heads", over_all, WORLD, 1),
+    "context divided": ("context", over_all, 1, WORLD),
+    "own part counted": ("heads", own_mean, WORLD, WORLD),
     "own part averaged": ("heads", own_mean, 1, WORLD),
     "context averaged": ("context", over_all, WORLD, WORLD),
     "heads added up": ("heads", over_all, 1, 1),
