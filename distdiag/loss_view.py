@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from distdiag.loss_event import LossPass, LossWeights
 from distdiag.ranks import RankSet
+from distdiag.sequence_view import SequenceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class LossView:
 
     `is_told`: a wrapper keeps the ranks together. `is_multiplied`: the program has multiplied
     gradients by more than one, between a backward pass and a step. `scalings` are all factors by
-    which it has multiplied them.
+    which it has multiplied them. `sequences` is what ranks of the run exchange around attention.
+    `is_measured`: no wrapper tells how gradients are combined, but the gradients themselves do.
     """
 
     optimizer: str
@@ -64,3 +66,5 @@ class LossView:
     is_told: bool = True
     is_multiplied: bool = False
     scalings: frozenset[float] = frozenset()
+    sequences: tuple[SequenceView, ...] = ()
+    is_measured: bool = False

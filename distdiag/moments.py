@@ -38,6 +38,9 @@ class Moments:
     """Called before each backward pass."""
     on_balanced: list[Callable[[list[str]], None]] = field(default_factory=list)
     """Called with the layers of whose scores a term of a loss is made, before its pass."""
+    on_injected: list[Callable[[object], None]] = field(default_factory=list)
+    """Called with the node of a balancing loss that a function of the program was given beside a
+    tensor that it passes on."""
     on_graph: list[Callable[[object], None]] = field(default_factory=list)
     """Called with what a backward pass starts from, before it does."""
     on_update: list[Callable[[object], None]] = field(default_factory=list)

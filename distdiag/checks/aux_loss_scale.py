@@ -20,7 +20,8 @@ class AuxLossScale(Check):
     A loss over tokens is divided by the number of tokens of all ranks, or of all micro-steps. A
     balancing loss that is added to it is a mean over the tokens of one rank and micro-step. Then
     both are multiplied by the number of ranks, to undo an average; or the balancing loss is added
-    in each micro-step, and only the other one is divided by their number.
+    in each micro-step, or a function of the program injects it there with a gradient of 1, and only
+    the other one is divided by their number.
 
     ## Why it matters
     The balancing loss weighs as many times as much as its coefficient says, and outweighs the rest
@@ -70,6 +71,11 @@ class AuxLossScale(Check):
             confidence=0.85 if is_sure else 0.4,
             evidence=_evidence(window),
         )
+
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look the same way where gradients are combined by hand."""
+        if view.is_measured:
+            yield from self.check_losses(view)
 
 
 def _reason(scale: AuxScale) -> str:

@@ -92,6 +92,13 @@ class Check:
         """Judge how much the elements of losses weigh; shown again after each further step."""
         yield from ()
 
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Judge the same where measured gradients tell how they were combined.
+
+        Where a wrapper tells it, and ranks share sequences, that is shown, too.
+        """
+        yield from ()
+
     def check_feeds(self, view: FeedView) -> Iterator[Finding]:
         """Judge what ranks that train one model together were given, over several passes."""
         yield from ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from distdiag.checks.base import Check
 from distdiag.finding import Finding, Grade, Severity
 from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView
+from distdiag.ranks import RankSet
 from distdiag.reasoning.loss_excess import Excess, excess_of
 from distdiag.reasoning.loss_weights import evidence_of, known_windows, location_of_pass
 
@@ -19,7 +21,10 @@ class LossCountsModelRanks(Check):
     The weights of all elements of a step, over all ranks whose gradients are combined, add up to a
     whole number instead of 1. The loss holds a factor that explains it: the size of a process group
     (of all ranks, or of those that share a sequence or a model) over which the gradients are not
-    averaged.
+    averaged. Or each rank takes the mean over its own part of a sequence that ranks share, and all
+    means are added up. How gradients are combined is told by the wrapper of the model or, without
+    one, by the gradients before and after. Then a factor that may be a weight of the loss, in a
+    program of which no ranks share sequences, is a note.
 
     ## Why it matters
     The gradient grows with the number of ranks that only share the work on a model. Clipping,
@@ -31,6 +36,7 @@ class LossCountsModelRanks(Check):
 
     ## How to fix
     Multiply by the number of ranks over which gradients are averaged, such as `mesh["dp"].size()`.
+    Divide gradients by the ranks that share a sequence, too, if each has a mean of its own.
 
     ## References
     - huggingface/transformers#39648
@@ -43,22 +49,31 @@ class LossCountsModelRanks(Check):
     severity = Severity.WARNING
     needs = (LossWeights,)
 
-    why = "A factor undoes an average only if it is the number of ranks that average."
-    fix = "Multiply the loss by the size of the group over which gradients are averaged."
+    why = (
+        "A factor undoes an average only if it is the number of ranks that average, and only an "
+        "average of means is a mean."
+    )
+    fix = (
+        "Multiply the loss by the size of the group over which gradients are averaged, and average "
+        "gradients of means over all ranks."
+    )
     fix_changes = "The size of the gradient, and so what clipping and the learning rate do."
     fix_leaves = "Learning rates that were tuned with the large gradient: they are too low then."
     disproof = "The factor is a weight of the loss that has nothing to do with ranks."
 
     def check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
+        yield from self._found(view)
+
+    def _found(self, view: LossView) -> Iterator[Finding]:
         windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
-        found = {excess_of(window) for window in windows}
+        found = {excess_of(window, view.sequences) for window in windows}
         if len(found) != 1 or not view.is_told or view.is_multiplied:
             return
         excess = found.pop()
         if excess is None or any(abs(each * excess.times - 1) < 1e-3 for each in view.scalings):
             return
-        is_sure = len(windows) > 1 and excess.is_sure
+        is_sure = len(windows) > 1 and excess.is_sure and not _may_be_meant(excess, view)
         window = windows[-1]
         yield self.finding(
             f"the loss behind step {window.step} {_what(excess, view)}: its elements weigh "
@@ -71,6 +86,20 @@ class LossCountsModelRanks(Check):
             evidence=evidence_of(window),
         )
 
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look the same way where gradients are combined by hand, or ranks share sequences."""
+        alone = replace(view, sequences=())
+        if view.is_measured or not any(each.grade is Grade.LIKELY for each in self._found(alone)):
+            yield from self._found(view)
+
+
+def _may_be_meant(excess: Excess, view: LossView) -> bool:
+    """Say whether a program of plain data parallelism adds up a loss with a weight of its own."""
+    is_summed = len(view.ranks) > excess.divisor
+    is_shared = any(len(each.ranks) == excess.factor for each in view.sequences)
+    is_plain = is_summed and len(view.ranks) == excess.factor and not is_shared
+    return view.is_measured and is_plain
+
 
 def _what(excess: Excess, view: LossView) -> str:
     combined = f"gradients of {view.ranks.phrase()} are added up"
@@ -78,6 +107,10 @@ def _what(excess: Excess, view: LossView) -> str:
         combined = f"gradients are those of {view.ranks.phrase()} alone"
     if excess.divisor > 1:
         combined = f"{combined} and divided by {excess.divisor:g}"
+    if excess.sharing:
+        sharing = RankSet(excess.sharing).phrase()
+        own = "is a mean over each rank's own part of a sequence"
+        return f"{own} that {sharing} share, but the {combined}"
     if not excess.factor:
         return f"is a mean of each rank's own, and the {combined}"
     return f"is multiplied by {excess.factor:g}, the number of {excess.of}, but the {combined}"

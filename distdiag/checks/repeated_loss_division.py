@@ -87,6 +87,11 @@ class RepeatedLossDivision(Check):
             evidence=evidence_of(window),
         )
 
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look the same way where gradients are combined by hand."""
+        if view.is_measured:
+            yield from self.check_losses(view)
+
 
 def _verdict(window: LossWindow, view: LossView) -> str:
     num_passes, total = window.num_passes, total_weight(window)

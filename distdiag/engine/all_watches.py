@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from distdiag.engine.apart import Apart
+from distdiag.engine.combined_losses import CombinedLosses
 from distdiag.engine.data_watch import DataWatch
 from distdiag.engine.exchange_watch import ExchangeWatch
 from distdiag.engine.gradient_watch import GradientWatch
@@ -27,6 +28,7 @@ _KINDS: Final = (
     RoutingWatch,
     ExchangeWatch,
     GradientWatch,
+    CombinedLosses,
 )
 
 

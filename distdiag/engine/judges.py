@@ -110,6 +110,12 @@ class Judges:
             found = self._ask(check, check.check_losses, view)
             self.conclusions.revise((check.code, view.optimizer, view.ranks), found)
 
+    def judge_combined_losses(self, view: LossView) -> None:
+        """Show losses with measured divisors; what is found replaces what was found before."""
+        for check in self.needing(LossWeights):
+            found = self._ask(check, check.check_combined_losses, view)
+            self.conclusions.revise((check.code, "measured", view.optimizer, view.ranks), found)
+
     def judge_feeds(self, view: FeedView) -> None:
         """Show what a model was fed."""
         for check in self.needing(ModelFed):

@@ -16,6 +16,7 @@ MOST_NODES: Final = 64
 _MOST_TERMS: Final = 8
 _LEAST: Final = 0.25
 """Of the tokens of a batch so many are no padding, at least."""
+_ROUNDING: Final = 1e-3
 
 _Steps = tuple[Step, ...]
 _Edges = list[tuple[Any, int, _Steps]]
@@ -25,22 +26,29 @@ _Edges = list[tuple[Any, int, _Steps]]
 class Aux:
     """A term of a loss that is made of the scores of routers; its factors from the root on.
 
-    The first `num_outer` factors are also those of other terms.
+    The first `num_outer` factors are also those of other terms. Of one that `is_injected` the first
+    factor divides by what its gradient is a part of: the number of micro-steps, as a rule.
     """
 
     origin: Origin
     steps: _Steps
     num_outer: int
+    is_injected: bool = False
 
     def scalars(self) -> Iterator[Scalar]:
         """Yield the numbers that are to be read."""
         yield from (step.value for step in self.steps)
         yield from self.origin.divisors
 
-    def resolve(self, values: Iterator[float], held: frozenset[float]) -> AuxTerm:
-        """Say what was found, when the numbers have been read."""
+    def resolve(self, values: Iterator[float], held: frozenset[float]) -> AuxTerm | None:
+        """Say what was found, when the numbers have been read; None if that tells nothing."""
         factors = tuple(Factor(step.op, next(values), step.num_terms) for step in self.steps)
         divisors = [next(values) for _ in self.origin.divisors]
+        if self.is_injected:
+            share = factors[0].value
+            if not math.isfinite(share) or share < 1 - _ROUNDING or not _is_whole(share):
+                return None
+            factors = (Factor("/", float(round(share))), *factors[1:])
         coefficient = math.prod(
             1 / f.value if f.op == "/" else f.value
             for f in factors[self.num_outer :]
@@ -93,6 +101,11 @@ def aux_terms(root: Any) -> list[Aux]:  # noqa: ANN401
     return [] if waiting or len(found) > _MOST_TERMS else found
 
 
+def parts_of(node: Any) -> list[_Steps]:  # noqa: ANN401
+    """Return the factors of each part of a balancing loss that stands for itself."""
+    return _inner(node, 0, ())
+
+
 def _inner(node: Any, index: int, steps: _Steps) -> list[_Steps]:  # noqa: ANN401
     """Return the factors of each part of a balancing loss; parts that are alike once."""
     found: list[_Steps] = []
@@ -120,7 +133,7 @@ def _below(node: Any, index: int, steps: _Steps) -> _Edges | None:  # noqa: ANN4
         if kind_of(below[0][0])[0] not in ("Stack", "Cat"):
             return None
         count = float(node._saved_self_sym_sizes[0])
-        return [(*below[0], (*steps, Step("/", count)) if kind == "Mean" else steps)]
+        return [(*below[0], (*steps, Step("mean", count)) if kind == "Mean" else steps)]
     if kind not in ("Mul", "Div") or len(below) != 1:
         return None
     is_first = node.next_functions[0][0] is not None
@@ -135,6 +148,10 @@ def _are_same(one: _Steps, other: _Steps) -> bool:
         a.op == b.op and (a.value is b.value or _is_equal(a.value, b.value))
         for a, b in zip(one, other, strict=True)
     )
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) <= _ROUNDING * value
 
 
 def _is_equal(one: object, other: object) -> bool:

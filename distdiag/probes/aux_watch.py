@@ -59,11 +59,16 @@ class AuxWatch:
         module: Callable[[], nn.Module | None],
         site: Callable[[], CallSite],
         fail: Callable[[Exception], None],
+        on_injected: Sequence[Callable[[object], None]] = (),
     ) -> None:
-        """Nothing was computed yet; `module` is the one that routes now, if it is looked at."""
+        """Nothing was computed yet; `module` is the one that routes now, if it is looked at.
+
+        `on_injected` are told the nodes of balancing losses that are injected.
+        """
         self._module = module
         self._site = site
         self._fail = fail
+        self._on_injected = on_injected
         self._patches = Patches()
         self._is_on = False
         self._passes: deque[dict[str, Use]] = deque(maxlen=_MOST_PASSES)
@@ -134,10 +139,13 @@ class AuxWatch:
                 use.site = site
                 _when_reached(node, use, "is_used")
         for result, scalar, site in found.injected:
-            for use in _uses_of(scalar, uses):
+            used = _uses_of(scalar, uses)
+            for use in used:
                 use.num_injected += 1
                 use.site = site
                 _when_reached(result, use, "is_used")
+            for tell in self._on_injected if used else ():
+                tell(scalar)
         for layer, coefficient, site in found.detached:
             if not uses[layer].num_scalars:
                 uses[layer].num_scalars = 1

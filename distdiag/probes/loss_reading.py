@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from distdiag.loss_event import Factor, LossPass
-from distdiag.probes.aux_terms import NO_BALANCE, Balance
+from distdiag.probes.aux_terms import NO_BALANCE, Aux, Balance
 from distdiag.probes.label_tensors import Counts, num_first
 from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.tensor_bytes import is_readable, unseen
@@ -37,7 +37,7 @@ class LossReading:
         `labels` may be what they score; `targets`, shifted already, are what the model was given.
         """
         self._terms = list(terms)
-        self._aux, self._held = balance
+        self._aux, self._held = list(balance.terms), balance.held
         self._labels = [*labels, *([] if targets is None else [targets])]
         self._has_targets = targets is not None
         self._place = place
@@ -63,8 +63,12 @@ class LossReading:
 
         return prehook
 
-    def end(self) -> None:
-        """Leave the graph; begin to bring over what a device has computed."""
+    def end(self, injected: Sequence[Aux] = ()) -> None:
+        """Leave the graph; begin to bring over what a device has computed.
+
+        `injected` are balancing losses that the pass has come by beside its own.
+        """
+        self._aux += injected
         while self._handles:
             self._handles.pop().remove()
         self._terms = [replace(term, node=None, valid=None) for term in self._terms]
@@ -120,7 +124,7 @@ class LossReading:
             passes.append(_resolve(term, left))
             label_sum += next(left)
         labels = [Counts(*each[:2], *(next(left) for _ in each[2:])) for each in self._labels]
-        aux = tuple(each.resolve(left, self._held) for each in self._aux)
+        aux = tuple(t for t in [each.resolve(left, self._held) for each in self._aux] if t)
         targets = labels.pop() if self._has_targets else None
         for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]

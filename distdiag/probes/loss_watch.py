@@ -19,6 +19,7 @@ from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.held_numbers import held_numbers
+from distdiag.probes.injected_aux import InjectedAux
 from distdiag.probes.label_tensors import LabelTensors
 from distdiag.probes.loss_graph import losses_of
 from distdiag.probes.loss_reading import LossReading
@@ -61,11 +62,13 @@ class LossWatch(Probe):
         self._given = LabelTensors()
         self._labels: WeakMap[Any, str] = WeakMap()
         self._num_labels: dict[str, int] = {}
+        self._injected = InjectedAux(self.fail)
         self._waiting: deque[tuple[dict[str, Any], list[LossReading]]] = deque()
 
     def _install(self) -> None:
         self.recorder.on_step.append(self._forget)
         self.recorder.on_given.append(self._see)
+        self.recorder.on_injected.append(self._see_injected)
 
     def flush(self) -> None:
         """Write down what has been read by now."""
@@ -76,6 +79,11 @@ class LossWatch(Probe):
     def _see(self, given: object) -> None:
         if is_due(self.recorder.step):
             self._given.see(given)
+
+    @_guarded
+    def _see_injected(self, node: object) -> None:
+        if dist.is_initialized() and is_due(self.recorder.step):
+            self._injected.see(node)
 
     @_guarded
     def before_backward(self, outputs: object) -> None:
@@ -97,7 +105,8 @@ class LossWatch(Probe):
             labels, targets = self._given.counts_for(terms), self._given.take_targets()
         for tell in self.recorder.on_balanced:
             tell([mark.layer for each in aux for mark in each.origin.marks.values()])
-        balance = Balance(tuple(aux), self._numbers()) if aux else NO_BALANCE
+        has_balance = bool(aux) or self._injected.is_awaited
+        balance = Balance(tuple(aux), self._numbers()) if has_balance else NO_BALANCE
         self._running = LossReading(terms, place, self.fail, labels, balance, targets)
 
     @_guarded
@@ -105,7 +114,7 @@ class LossWatch(Probe):
         """Leave the graph: the pass is over, or has failed."""
         running, self._running = self._running, None
         if running is not None:
-            running.end()
+            running.end(self._injected.take())
             self._passes.append(running)
 
     @_guarded
@@ -141,6 +150,7 @@ class LossWatch(Probe):
 
     def _forget(self) -> None:
         self._num_passes, self._passes, self._places = 0, [], {}
+        self._injected.forget()
 
     def _write(self) -> None:
         while self._waiting:

@@ -69,7 +69,7 @@ class RoutingWatch(Probe):
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
         self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
-        self._aux = AuxWatch(self._watched, self._site, self.fail)
+        self._aux = AuxWatch(self._watched, self._site, self.fail, recorder.on_injected)
 
     def _install(self) -> None:
         self.recorder.is_routing_bias = self._biases.has

@@ -65,11 +65,14 @@ def _scale(window: LossWindow, terms: list[tuple[LossPass, AuxTerm]]) -> AuxScal
 
 
 def _product(factors: Iterable[Factor]) -> float:
-    return math.prod(1 / f.value if f.op == "/" else f.value for f in factors if f.value)
+    return math.prod(f.value if f.op == "*" else 1 / f.value for f in factors if f.value)
 
 
 def _weight(aux: AuxTerm, counts: Iterable[int]) -> float:
-    """Return by what a balancing loss is multiplied, its coefficient and constants left out."""
+    """Return by what a balancing loss is multiplied, its coefficient and constants left out.
+
+    A mean over several balancing losses, such as those of layers, is such a constant.
+    """
     inner = aux.factors[aux.num_outer :]
     divisions = [f for f in inner if f.op == "/" and any(is_close(f.value, n) for n in counts)]
     return _product(aux.factors[: aux.num_outer]) * _product(divisions)

@@ -38,7 +38,30 @@ def combined_on(
     Several looks are taken together, as if nothing had scaled one of them otherwise.
     """
     everyone = set.intersection(*(set(look.by_rank) for look in looks))
-    found = []
+    found = list(_explanations(looks, rank, is_wanted, everyone))
+    return found[0] if len(found) == 1 else None
+
+
+def copied_on(look: GradientLook, rank: int) -> Combined | None:
+    """Return how the gradients of a rank were combined, without ranks that have given copies.
+
+    What ranks gave that compute the same explains the same sum, with a greater divisor.
+    """
+    found = list(_explanations((look,), rank, lambda _: True, set(look.by_rank)))
+    if not found:
+        return None
+    least = min(found, key=lambda each: len(each.members))
+    share = least.divisor / len(least.members)
+    for each in found:
+        is_same = abs(each.divisor / len(each.members) - share) <= TOLERANCE * share
+        if not (set(least.members) <= set(each.members) and is_same):
+            return None
+    return least
+
+
+def _explanations(
+    looks: Sequence[GradientLook], rank: int, is_wanted: Callable[[str], bool], everyone: set[int]
+) -> Iterator[Combined]:
     for members in candidates(looks[0], rank):
         values = [
             divisor
@@ -48,8 +71,7 @@ def combined_on(
         ]
         divisor = one_of(values)
         if divisor is not None:
-            found.append(Combined(members, divisor))
-    return found[0] if len(found) == 1 else None
+            yield Combined(members, divisor)
 
 
 def candidates(look: GradientLook, rank: int) -> Iterator[Ranks]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distdiag.loss_event import LossPass
 from distdiag.loss_view import LossWindow
 from distdiag.reasoning.loss_weights import is_close, own_factors, total_weight
+from distdiag.reasoning.sequences import members_of, num_local_tokens
+from distdiag.sequence_view import SequenceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,7 @@ class Excess:
     """The elements of a loss weigh `times` as much as they should.
 
     `factor` is what the loss is multiplied by, 0 if it is not; `of` says which ranks it counts.
+    `sharing` are ranks that share a sequence, of which each has a loss over its own part.
     """
 
     times: int
@@ -22,9 +25,10 @@ class Excess:
     of: str
     divisor: float
     is_sure: bool
+    sharing: tuple[int, ...] = ()
 
 
-def excess_of(window: LossWindow) -> Excess | None:
+def excess_of(window: LossWindow, sequences: Sequence[SequenceView] = ()) -> Excess | None:
     """Return what multiplies the weights of one step, None if nothing is known to do so."""
     total, divisor = total_weight(window), window.divisor
     times = round(total)
@@ -43,10 +47,42 @@ def excess_of(window: LossWindow) -> Excess | None:
             shared = _shared(window, parts, factor)
             what = "all ranks" if factor == world else _phrase(shared or parts)
             return Excess(times, factor, what, divisor, is_sure=bool(shared))
+        own = _sharing(window, times, sequences) if factor == times else ()
+        if own:
+            return Excess(times, factor, _phrase([own]), divisor, is_sure=True)
     is_summed = len(members) > divisor and is_close(times * divisor, len(members))
     if is_summed and not _factors(window) and _is_own_mean(window):
-        return Excess(times, 0.0, "", divisor, is_sure=False)
+        sharing = _sharing(window, times, sequences)
+        return Excess(times, 0.0, "", divisor, is_sure=bool(sharing), sharing=sharing)
     return None
+
+
+def _sharing(window: LossWindow, size: int, sequences: Sequence[SequenceView]) -> tuple[int, ...]:
+    """Return so many ranks that share a sequence, if all ranks do, each with its part of a mean.
+
+    A rank that has the loss of the whole sequence may keep only a part of its gradient.
+    """
+    if any(not _is_mean_of_tokens(each) for _, each in window.passes()):
+        return ()
+    groups: set[tuple[int, ...]] = set()
+    for view in sequences:
+        for members in members_of(view):
+            parts = {rank: num_local_tokens(view, rank, len(members)) for rank in members}
+            if len(members) == size and all(_has_part(window, *part) for part in parts.items()):
+                groups.add(tuple(sorted(members)))
+    is_whole = sorted(rank for group in groups for rank in group) == sorted(window.by_rank)
+    return min(groups) if is_whole else ()
+
+
+def _is_mean_of_tokens(each: LossPass) -> bool:
+    return each.kind in ("nll", "masked") and each.num_elements > 1 and _own_mass(each)
+
+
+def _has_part(window: LossWindow, rank: int, num_tokens: int) -> bool:
+    passes = window.of(rank) if rank in window.by_rank else ()
+    return bool(passes) and all(
+        num_tokens / 2 <= each.num_elements <= num_tokens for each in passes
+    )
 
 
 def _factors(window: LossWindow) -> list[float]:

@@ -76,9 +76,11 @@ def window(*passes_of_ranks, step=0, **values):
 
 def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, scalings=(), **values):
     """The same step several times: the passes of rank 0, 1, …."""
+    sequences, is_measured = values.pop("sequences", ()), values.pop("is_measured", False)
     windows = tuple(window(*passes_of_ranks, step=n, **values) for n in range(num_steps))
     ranks = RankSet(range(len(passes_of_ranks)))
-    return LossView("AdamW", ranks, windows, is_told, is_multiplied, frozenset(scalings))
+    scaled = is_told, is_multiplied, frozenset(scalings)
+    return LossView("AdamW", ranks, windows, *scaled, sequences, is_measured)
 
 
 def judged(check, view):

@@ -2,6 +2,7 @@ import pytest
 
 from distdiag.checks.aux_loss_scale import AuxLossScale
 from distdiag.finding import Grade, Severity
+from distdiag.loss_event import Factor
 from tests.checks.losses import aux, judged, losses, mean, over, part, times
 
 COEFFICIENT = times(0.01)
@@ -23,6 +24,8 @@ WRONG = {
     "ranks": (counted(COEFFICIENT), "weighs 2 times", "multiplied by 2 to undo the average"),
     "ranks, no coefficient": (counted(held=()), "weighs 2 times", "multiplied by 2"),
     "passes": (apart(COEFFICIENT), "weighs 2 times", "each of 2 micro-steps and not divided"),
+    "layers": (counted(COEFFICIENT, Factor("mean", 2.0)), "weighs 2 times", "multiplied by 2"),
+    "injected": (apart(over(1), COEFFICIENT), "weighs 2 times", "each of 2 micro-steps"),
     "experts": (apart(COEFFICIENT, times(8)), "weighs 2 times", "each of 2 micro-steps"),
     "both": (counted(COEFFICIENT, num_passes=4), "weighs 8 times", "each of 4 micro-steps"),
     "ranks, not passes": (

@@ -3,6 +3,7 @@ import pytest
 from distdiag.checks.loss_counts_model_ranks import LossCountsModelRanks
 from distdiag.finding import Grade, Severity
 from tests.checks.losses import judged, losses, mean, over, part, times
+from tests.checks.sequences import both, passed, shared
 
 WORLD = (0, 1, 2, 3)
 MESH = {"groups": (WORLD, (0, 1), (2, 3), (0, 2), (1, 3))}
@@ -79,3 +80,73 @@ def test_what_may_be_meant_is_a_note(name):
     passes, values = NOTED[name]
     (finding,) = found(*passes, **{"groups": ((0, 1), (0,)), **values})
     assert finding.grade is Grade.NOTE
+
+
+OWN = [mean(12, num_elements=20), mean(18, num_elements=20)]
+"""Two ranks have 20 of 40 tokens each, and the mean over those of them that count."""
+
+ALL = [part(n, 2 / 30, over(30), times(2), num_elements=20) for n in (12, 18)]
+"""The same, with a mean over the tokens of both that is multiplied by two."""
+
+BY_HAND = {"divisor": 1.0, "groups": ((0, 1),), "is_measured": True}
+
+
+def test_means_of_parts_that_are_added_up_are_found_where_ranks_share_a_sequence():
+    (finding,) = found(*OWN, sequences=(shared(both(0)),), **BY_HAND)
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
+    assert "own part of a sequence that ranks 0-1 share, but the gradients" in finding.message
+    assert "weigh 2 together" in finding.message
+
+
+def test_means_of_parts_are_found_in_each_of_several_sequences():
+    pairs = [shared([passed(rank, 0, members=pair) for rank in pair]) for pair in ((0, 1), (2, 3))]
+    (finding,) = found(
+        *OWN, *OWN, members=WORLD, divisor=2.0, groups=(WORLD,), sequences=tuple(pairs)
+    )
+    assert finding.grade is Grade.LIKELY
+    assert "that ranks 0-1 share, but the gradients of ranks 0-3" in finding.message
+
+
+def test_a_factor_of_ranks_that_share_a_sequence_is_found_where_gradients_are_added_by_hand():
+    (finding,) = found(*ALL, sequences=(shared(both(0)),), **BY_HAND)
+    assert finding.grade is Grade.LIKELY
+    assert "is multiplied by 2" in finding.message
+
+
+MEANT = {
+    "data of its own": (OWN, ()),
+    "whole sequences": ([mean(24, num_elements=40)] * 2, (shared(both(0)),)),
+    "tokens not known": (OWN, (shared(both(0, num_tokens=-1)),)),
+    "other ranks share": (OWN, (shared([passed(0, 0, members=(0,))]),)),
+    "figures": ([mean(1, num_elements=1, kind="dense")] * 2, (shared(both(0)),)),
+    "a weight of two": (ALL, ()),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_what_a_program_may_mean_that_adds_up_by_hand_is_a_note(name):
+    passes, sequences = MEANT[name]
+    (finding,) = found(*passes, sequences=sequences, **BY_HAND)
+    assert finding.grade is Grade.NOTE
+
+
+def test_parts_that_are_averaged_are_silent():
+    assert not found(*OWN, sequences=(shared(both(0)),), **{**BY_HAND, "divisor": 2.0})
+
+
+def test_means_of_parts_that_are_multiplied_and_averaged_are_found():
+    passes = [mean(n, times(2), num_elements=20) for n in (12, 18)]
+    values = {"divisor": 2.0, "groups": ((0, 1),), "sequences": (shared(both(0)),)}
+    (finding,) = found(*passes, **values)
+    assert finding.grade is Grade.LIKELY
+    assert "is multiplied by 2, the number of ranks in the group 0, 1" in finding.message
+    assert "of ranks 0-1 are added up and divided by 2" in finding.message
+
+
+def test_what_is_found_without_sequences_is_not_found_again_with_them():
+    check, sequences = LossCountsModelRanks(), (shared(both(0)),)
+    for is_measured, num_found in ((True, 1), (False, 0)):
+        view = losses(
+            *[[each] for each in ALL], sequences=sequences, **BY_HAND | {"is_measured": is_measured}
+        )
+        assert len(list(check.check_combined_losses(view))) == num_found

@@ -71,3 +71,10 @@ def test_the_half_of_a_squared_error_may_be_meant():
 def test_one_step_is_a_note():
     (finding,) = judged(RepeatedLossDivision, losses(TWICE, TWICE, num_steps=1))
     assert finding.grade is Grade.NOTE
+
+
+def test_gradients_that_are_averaged_by_hand_are_judged_the_same_way():
+    check = RepeatedLossDivision()
+    measured = losses(RANKS, RANKS, is_measured=True)
+    assert [each.grade for each in check.check_combined_losses(measured)] == [Grade.LIKELY]
+    assert not list(check.check_combined_losses(losses(RANKS, RANKS)))

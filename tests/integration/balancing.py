@@ -39,6 +39,8 @@ class Layer(nn.Module):
             Inject.apply(weights, COEFFICIENT / MICRO_STEPS * loss)
         if self.how == "injected":
             weights = Inject.apply(weights, COEFFICIENT / MICRO_STEPS * loss)
+        if self.how == "injected-passes":
+            weights = Inject.apply(weights, COEFFICIENT * loss)
         out = torch.zeros_like(tokens)
         for index, expert in enumerate(self.experts):
             out = out + expert(tokens) * (weights * (chosen == index)).sum(-1, keepdim=True)
@@ -80,6 +82,7 @@ def main(how: str) -> None:
                 "ranks": (total + COEFFICIENT * aux / MICRO_STEPS) * world,
                 "passes": total * world + COEFFICIENT * aux,
                 "injected": total * world,
+                "injected-passes": total * world,
                 "thrown": total * world,
             }[how]
             loss.backward()

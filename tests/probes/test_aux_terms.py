@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -52,9 +53,11 @@ def z_loss(logits: Tensor, _: Tensor) -> Tensor:
     return logits.logsumexp(-1).square().mean()
 
 
-def read(observed: Observed, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> LossPass:
+def read(
+    observed: Observed, loss: Callable[[Tensor, Tensor, Tensor], Tensor], net: Net | None = None
+) -> LossPass:
     observed.install("steps", "routing")
-    model = ddp(Net())
+    model = ddp(net or Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss(*model(torch.randn(TOKENS, 4))).backward()
     optimizer.step()
@@ -106,3 +109,57 @@ def test_what_goes_on_from_a_router_is_no_balancing_loss(observed: Observed) -> 
 def test_losses_of_other_layers_are_none(observed: Observed) -> None:
     found = read(observed, lambda x, logits, _: entropy(x) + (x.mean() * logits.mean()))
     assert found.aux == ()
+
+
+class Inject(torch.autograd.Function):
+    """Pass a tensor on; a loss beside it gets a gradient that is a part of one."""
+
+    share = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, torch.full((), Inject.share)
+
+
+class Injecting(Net):
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = self.gate(tokens).softmax(-1)
+        weights, chosen = scores.topk(2, -1)
+        counts = F.one_hot(chosen, 4).float().sum(1)
+        loss = COEFFICIENT * (scores.mean(0) * counts.mean(0)).sum()
+        weights = Inject.apply(weights, loss)  # type: ignore[no-untyped-call]
+        parts = torch.stack([expert(tokens) for expert in self.experts], 1)
+        picked = parts.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 4))
+        return self.head(tokens + (picked * weights.unsqueeze(-1)).sum(1)), scores, counts
+
+
+@pytest.mark.parametrize("num_passes", [1, 3, 4])
+def test_the_weight_of_an_injected_loss_is_what_its_gradient_says(
+    observed: Observed, monkeypatch: pytest.MonkeyPatch, num_passes: int
+) -> None:
+    monkeypatch.setattr(Inject, "share", 1 / num_passes)
+    (term,) = read(observed, lambda x, *_: entropy(x), Injecting()).aux
+    assert factors(term)[:2] == [("/", num_passes), ("*", pytest.approx(COEFFICIENT))]
+    assert (term.num_outer, term.is_own_mean) == (0, True)
+    assert 1 in term.held
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 2.0, 1024.0])
+def test_an_injected_loss_with_a_scale_of_its_own_is_left_out(
+    observed: Observed, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr(Inject, "share", share)
+    assert read(observed, lambda x, *_: entropy(x), Injecting()).aux == ()
+
+
+def test_a_mean_over_layers_is_told_from_a_division(observed: Observed) -> None:
+    found = read(
+        observed,
+        lambda x, *scores: entropy(x) + COEFFICIENT * torch.stack([switch(*scores)] * 2).mean(),
+    )
+    (term,) = found.aux
+    assert ("mean", 2.0) in factors(term)
