@@ -14,6 +14,7 @@ import torch.distributed as dist
 from distdiag.event import CallSite
 from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls
 from distdiag.probes.base import Probe
+from distdiag.probes.forward_arguments import arguments_of
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.post_import import ImportWatch
 from distdiag.probes.sequence_exchanges import (
@@ -141,7 +142,10 @@ class SequenceProbe(Probe):
 
     def _attend(self, attention: Attention, frame: FrameType) -> None:
         site = CallSite(frames_of(frame, self.recorder.main_script))
-        self._thread.running.attend(attention, Place.of(frame), site)
+        if self._thread.running.attend(attention, Place.of(frame), site):
+            given = arguments_of(frame)
+            for tell in self.recorder.on_given if given is not None else ():
+                tell(given)
 
     # When it is over
 

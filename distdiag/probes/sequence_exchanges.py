@@ -29,7 +29,8 @@ _MOST_USES: Final = 128
 _MOST_FRAMES: Final = 60
 _MOST_ROWS: Final = 4096
 _ROUNDING: Final = 1e-6
-_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+"""Where torch's own files are."""
 _SELF: Final = ("self",)
 
 Line = tuple[CodeType, int]
@@ -51,7 +52,7 @@ class Place(NamedTuple):
         own: CodeType | None = None
         while frame is not None and len(lines) < _MOST_FRAMES:
             code = frame.f_code
-            if not code.co_filename.startswith(_TORCH):
+            if not code.co_filename.startswith(TORCH):
                 lines.append((code, frame.f_lineno))
                 own = own or code
                 if scope is None and code.co_name == "forward" and code.co_varnames[:1] == _SELF:
@@ -122,19 +123,21 @@ class ForwardPass:
         last.is_returned = True
         return last.kind == "all_to_all"
 
-    def attend(self, attention: Attention, place: Place, site: CallSite) -> None:
-        """Take note of attention that is about to be computed."""
+    def attend(self, attention: Attention, place: Place, site: CallSite) -> bool:
+        """Take note of attention that is about to be computed; say if it is the first that fits."""
         mine = [each for each in self._open if place.scope in each.place.codes]
         for each in mine:
             self._open.remove(each)
         if not mine or len(self._uses) >= _MOST_USES:
-            return
+            return False
         last = mine[-1]
         before = [each for each in mine if (each.kind, each.members) == (last.kind, last.members)]
-        if _fits(attention, place, before):
-            use = _Use(last.kind, attention, place, last.members, before, site)
-            use.lines = {each.place.lines for each in before}
-            self._uses.append(use)
+        if not _fits(attention, place, before):
+            return False
+        use = _Use(last.kind, attention, place, last.members, before, site)
+        use.lines = {each.place.lines for each in before}
+        self._uses.append(use)
+        return len(self._uses) == 1
 
     def take(self) -> list[_Use]:
         """Return the uses of the pass that is over, and begin anew."""
