@@ -25,7 +25,11 @@ def arguments_of(frame: FrameType | None) -> tuple[tuple[Any, ...], dict[str, An
         if frame is None:
             break
         code = frame.f_code
-        if code.co_name == "forward" and code.co_argcount and not code.co_filename.startswith(TORCH):
+        if (
+            code.co_name == "forward"
+            and code.co_argcount
+            and not code.co_filename.startswith(TORCH)
+        ):
             outermost = frame
         frame = frame.f_back
     if outermost is None or {"locals", "vars", "eval", "exec"} & {*outermost.f_code.co_names}:
