@@ -1,9 +1,10 @@
-"""What the outermost module was given in whose forward pass a call happens."""
+"""What the user's modules were given in whose forward passes a call happens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from torch import nn
 
@@ -12,37 +13,45 @@ from distdiag.probes.sequence_exchanges import TORCH
 _MOST_FRAMES: Final = 200
 _VARIADIC: Final = (0x04, 0x08)
 """Flags of code that takes further positional arguments, and further named ones."""
+_ASKING: Final = {"locals", "vars", "eval", "exec"}
 
 
-def arguments_of(frame: FrameType | None) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Return the arguments of the outermost user's module that runs, None if there is none.
+class Arguments(NamedTuple):
+    """The code of a module's forward pass, and what it was given."""
 
-    A frame keeps what was read of its variables until it ends, where its function asked for them
-    itself even under its eyes: such a function is left alone, and others get rid of it at once.
+    code: CodeType
+    further: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+def arguments_of(frame: FrameType | None) -> Iterator[Arguments]:
+    """Yield the arguments of the modules that run, the innermost first.
+
+    A frame keeps what was read of its variables until it ends. A function that may ask for them
+    itself is left alone, since it would see that, and others are rid of it at once.
     """
-    outermost: FrameType | None = None
     for _ in range(_MOST_FRAMES):
         if frame is None:
-            break
+            return
         code = frame.f_code
-        if (
-            code.co_name == "forward"
-            and code.co_argcount
-            and not code.co_filename.startswith(TORCH)
-        ):
-            outermost = frame
+        is_module = code.co_name == "forward" and code.co_argcount > 0
+        if is_module and not code.co_filename.startswith(TORCH) and not _ASKING & {*code.co_names}:
+            found = _read(frame)
+            if found is not None:
+                yield found
         frame = frame.f_back
-    if outermost is None or {"locals", "vars", "eval", "exec"} & {*outermost.f_code.co_names}:
-        return None
-    variables = outermost.f_locals
-    names = _names_of(outermost.f_code)
+
+
+def _read(frame: FrameType) -> Arguments | None:
+    code, variables = frame.f_code, frame.f_locals
+    names = _names_of(code)
     given = {name: variables[name] for name in names if name in variables}
     if type(variables) is dict:  # before Python 3.13 it is a copy
         variables.clear()
     if not isinstance(given.pop(names[0], None), nn.Module):
         return None
-    args, kwargs = (_variadic(outermost.f_code, given, flag) for flag in _VARIADIC)
-    return tuple(args or ()), given | dict(kwargs or {})
+    further, named = (_variadic(code, given, flag) for flag in _VARIADIC)
+    return Arguments(code, tuple(further or ()), given | dict(named or {}))
 
 
 def _names_of(code: CodeType) -> tuple[str, ...]:

@@ -85,6 +85,19 @@ class _Use:
     site: CallSite
     is_returned: bool = False
     lines: set[tuple[Line, ...]] = field(default_factory=set)
+    positions: Pending | None = None
+
+    @property
+    def num_queries(self) -> int:
+        """How many tokens of a sequence this rank holds."""
+        number = self.attention.num_queries
+        return number // len(self.members) if self.kind == "all_to_all" else number
+
+    @property
+    def pending(self) -> Iterator[Pending]:
+        """What is read."""
+        found = [self.positions, *(each.content for each in self.before)]
+        yield from (each for each in found if each is not None)
 
     def is_around(self, place: Place) -> bool:
         """Say whether a later call stands in the module that computed this attention."""
@@ -138,6 +151,17 @@ class ForwardPass:
         use.lines = {each.place.lines for each in before}
         self._uses.append(use)
         return len(self._uses) == 1
+
+    @property
+    def num_queries(self) -> int:
+        """How many tokens of a sequence this rank holds, by what was attended to last."""
+        return self._uses[-1].num_queries
+
+    def place_tokens(self, positions: Sequence[torch.Tensor]) -> None:
+        """Begin to read the positions of the tokens that were attended to last."""
+        if positions:
+            self._uses[-1].positions = contents(positions)
+            self._uses[-1].positions.guard()
 
     def take(self) -> list[_Use]:
         """Return the uses of the pass that is over, and begin anew."""
@@ -197,10 +221,14 @@ def settled(uses: Sequence[_Use]) -> Iterator[AttentionUse]:
             is_returned=use.is_returned,
             peer=use.before[0].peer,
             site=use.site,
+            positions=() if use.positions is None else _digests(use.positions),
         )
+
+
+def _digests(pending: Pending) -> tuple[str, ...]:
+    return tuple(each.digest if each else "" for each in pending.take() or ())
 
 
 def are_ready(uses: Sequence[_Use]) -> bool:
     """Say whether all contents have been read."""
-    pending = [each.content for use in uses for each in use.before if each.content is not None]
-    return all([each.take() is not None for each in pending])
+    return all([each.take() is not None for use in uses for each in use.pending])
