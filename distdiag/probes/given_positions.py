@@ -1,4 +1,4 @@
-"""The positions of tokens that a module with attention was given, by the names they usually have."""
+"""The positions of tokens that a module with attention was given, known by their usual names."""
 
 from __future__ import annotations
 
