@@ -139,6 +139,7 @@ class ForwardPass:
     def attend(self, attention: Attention, place: Place, site: CallSite) -> bool:
         """Take note of attention that is about to be computed; say if it is the first that fits."""
         mine = [each for each in self._open if place.scope in each.place.codes]
+        mine = mine or [each for each in self._open if _is_inside(place, each)]
         for each in mine:
             self._open.remove(each)
         if not mine or len(self._uses) >= _MOST_USES:
@@ -147,6 +148,8 @@ class ForwardPass:
         before = [each for each in mine if (each.kind, each.members) == (last.kind, last.members)]
         if not _fits(attention, place, before):
             return False
+        if place.scope not in last.place.codes:
+            place = place._replace(scope=last.place.scope)
         use = _Use(last.kind, attention, place, last.members, before, site)
         use.lines = {each.place.lines for each in before}
         self._uses.append(use)
@@ -169,6 +172,21 @@ class ForwardPass:
         self._open.clear()
         self._num_read = 0
         return uses
+
+
+def _is_inside(place: Place, exchange: Exchange) -> bool:
+    """Say whether attention is computed by a module that is called by the one which exchanges.
+
+    It has to do so further down: a layer may send tokens to experts after attention.
+    """
+    if exchange.kind == "ring" or not exchange.place.is_module:
+        return False
+    scope = exchange.place.scope
+    here, there = (
+        next((line for code, line in lines if code is scope), -1)
+        for lines in (place.lines, exchange.place.lines)
+    )
+    return here >= there >= 0
 
 
 def _fits(attention: Attention, place: Place, before: Sequence[Exchange]) -> bool:
