@@ -51,7 +51,7 @@ def _is_for(tensor: torch.Tensor, length: int) -> bool:
         return False
     if not tensor.is_floating_point():
         return tensor.shape[-1] == length
-    return length in tensor.shape[:-1] and tensor.shape[-1] != length
+    return max(tensor.shape[:-1], default=0) == length and tensor.shape[-1] != length
 
 
 def _words_of(code: CodeType) -> Iterator[str]:

@@ -34,6 +34,7 @@ def test_what_the_innermost_module_was_given_counts():
 def test_what_is_for_another_number_of_tokens_is_not():
     assert found((plain, {"position_ids": torch.arange(2 * LENGTH)})) == []
     assert found((plain, {"cos": torch.randn(2 * LENGTH, 8)})) == []
+    assert found((plain, {"cos": torch.randn(LENGTH, 2 * LENGTH, 8)})) == []
 
 
 def test_biases_and_masks_are_no_positions():
