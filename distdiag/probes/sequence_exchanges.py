@@ -201,6 +201,8 @@ def _fits(attention: Attention, place: Place, before: Sequence[Exchange]) -> boo
             return is_longer and (not key or bool(sizes & {key, value, key + value}))
     if attention.sizes:
         return bool(sizes & {attention.sizes[0], sum(attention.sizes)})
+    if attention.num_queries != attention.num_keys:
+        return False  # scores that choose experts, maybe
     unit = attention.unit
     return any(size > unit > 0 and size % unit == 0 for size in sizes)
 

@@ -105,6 +105,11 @@ def test_scores_tell_what_divides_the_query():
     assert uses(exchange(HERE, size=SIZE + 8), HERE, attention=scores) == []
 
 
+def test_scores_that_choose_experts_in_the_module_that_exchanges_tokens_are_none():
+    router = Attention((), 16, -1, 2, 0, 8, 4)
+    assert uses(exchange(HERE), HERE, attention=router) == []
+
+
 def test_messages_in_the_module_of_attention_are_a_ring():
     (use,) = uses(exchange(HERE, "ring", size=8, peer=1), HERE)
     assert use.peer == 1
