@@ -33,7 +33,8 @@ class Moments:
     after_model: Callable[[object], None] | None = None
     """Called with the output when the forward pass of the outermost wrapped model is over."""
     on_given: list[Callable[[object], None]] = field(default_factory=list)
-    """Called with batches of loaders, and with what wrapped models are given in training."""
+    """Called with batches of loaders, and with what models are given in training that are wrapped,
+    or whose attention works on sequences that ranks share."""
     on_backward: list[Callable[[], None]] = field(default_factory=list)
     """Called before each backward pass."""
     on_balanced: list[Callable[[list[str]], None]] = field(default_factory=list)

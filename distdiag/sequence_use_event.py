@@ -18,7 +18,8 @@ class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
     not readable), `num_distinct` how many rows these hold that differ from one another at least, -1
     if that is not known, where tokens that are all alike would have `num_repeated` of them. The
     attention has seen `num_tokens` of all sequences. `is_returned`: something was exchanged after
-    it, too. `peer` is the rank to which a ring sends.
+    it, too. `peer` is the rank to which a ring sends. `positions` are digests of the positions that
+    the module was given for this rank's tokens, of the first attention of a pass.
     """
 
     given: tuple[str, ...]
@@ -28,6 +29,7 @@ class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
     is_returned: bool
     peer: int
     site: CallSite
+    positions: tuple[str, ...] = ()
 
 
 class SequenceUse(Event, frozen=True, kw_only=True):

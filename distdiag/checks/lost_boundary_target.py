@@ -92,11 +92,11 @@ class LostBoundaryTarget(Check):
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Count the labels that each rank leaves out."""
         for members in members_of(view):
-            lost = [found for each in view.losses if (found := _lost(view, each, members))]
-            if len(lost) < _FEWEST or len(lost) < len(view.losses):
+            told = [(each[members[0]], _lost(view, each, members)) for each in view.losses]
+            lost = [(event, found) for event, found in told if found]
+            if len(lost) < _FEWEST or any(found is None for _, found in told):
                 continue
-            last = lost[-1]
-            event = view.losses[-1][members[0]]
+            event, last = lost[-1]
             later = RankSet(members[1:])
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, and each "
@@ -126,19 +126,25 @@ def _is_short(each: LossPass) -> bool:
     return each.num_targets > 0 and 0 < missing <= each.num_target_rows
 
 
-def _lost(view: SequenceView, losses: Losses, members: tuple[int, ...]) -> dict[int, LossPass]:
-    """Return the losses of the ranks, if each of them leaves out first labels of its own part."""
+def _lost(
+    view: SequenceView, losses: Losses, members: tuple[int, ...]
+) -> dict[int, LossPass] | None:
+    """Return the losses of the ranks, if each of them leaves out first labels of its own part.
+
+    Where that can be, but some part has no first labels, there are none; None if it is not so.
+    """
     found: dict[int, LossPass] = {}
     for rank in members:
         num_tokens = num_local_tokens(view, rank, len(members))
         for each in losses[rank].passes:
-            is_part = each is not None and each.num_first > 0 and num_tokens > 0
-            if not is_part or each is None:
-                return {}
+            if each is None or each.num_first < 0 or num_tokens <= 0:
+                return None
             if not 0 <= each.num_shifted < num_tokens:
-                return {}  # of the whole sequence, or of a part and its neighbour
+                return None  # of the whole sequence, or of a part and its neighbour
             # Labels that are padded before the shift are among the elements.
             if each.num_elements not in (each.num_shifted, num_tokens):
-                return {}
+                return None
             found[rank] = each
-    return found if len(found) == len(members) else {}
+    # Nothing predicts the first labels of the first part, so that they may be masked.
+    later = [found.get(rank) for rank in members[1:]]
+    return found if all(each is not None and each.num_first for each in later) else {}

@@ -25,6 +25,8 @@ _NO_EXCHANGES: Final = ("barrier", "monitored_barrier")
 _COMBINING: Final = ("all_reduce", "reduce", "broadcast", "all_gather", "allreduce")
 _FIGURES: Final = 32
 """A loss, norms and counts have no more elements than this."""
+_COUNTS: Final = 8
+"""Tokens, lengths and flags that ranks count together are no more; samples are."""
 _FEWEST_STEPS: Final = 3
 
 E = TypeVar("E", bound=Event)
@@ -90,7 +92,9 @@ class SequenceUses(Watch):
         op, dtypes = call.signature.op, call.signature.dtypes
         if call.step > 0 and op.startswith(_COMBINING) and _num_elements(call) > _FIGURES:
             self._combined.add(frozenset(call.group.ranks))
-        is_data = any(not dtype.startswith(_FLOATS) for dtype in dtypes)
+        sizes = (*call.signature.input_sizes, *call.signature.output_sizes)
+        is_data = not sizes or max(map(math.prod, sizes)) > _COUNTS
+        is_data = is_data and any(not dtype.startswith(_FLOATS) for dtype in dtypes)
         if is_data and not op.startswith(_NO_EXCHANGES) and len(call.group.ranks) > 1:
             self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS)).append(call.seq)
 

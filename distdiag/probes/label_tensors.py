@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from distdiag.probes.sample_rows import tensors_in
 from distdiag.probes.tensor_bytes import is_readable, unseen
 
 MOST_TENSORS: Final = 32
+MOST_PARTS: Final = 16
 IGNORED: Final = -100
 
 _TARGETS: Final = "shift_labels"
@@ -29,11 +30,13 @@ _KINDS: Final = (torch.int64, torch.int32, torch.bool)
 class Counts(NamedTuple):
     """What one tensor holds, if it holds labels: of all sequences, and after a shift by one.
 
-    `label_sum` is that of the valid labels after the shift, None for a mask.
+    It may be one of `num_parts` equal parts of what was given. `label_sum` is that of the valid
+    labels after the shift, None for a mask.
     """
 
     num_rows: int
     num_shifted: int
+    num_parts: int
     num_all: Scalar
     num_valid: Scalar
     label_sum: Scalar | None
@@ -67,7 +70,9 @@ class LabelTensors:
         kind, ignored = kinds.pop()
         tensors = [tensor for each in self._seen if (tensor := each()) is not None]
         if kind == "nll":
-            return [_labels(tensor, ignored) for tensor in tensors]
+            size = sum(term.num_elements for term in terms if term.kind == kind)
+            parts = [part for tensor in tensors for part in _parts(tensor, size)]
+            return [_labels(part, ignored, number) for part, number in parts]
         return [_mask(t != hidden) for t in tensors for hidden in (0, IGNORED)]
 
     def take_targets(self) -> Counts | None:
@@ -86,29 +91,48 @@ def _targets_in(given: object) -> torch.Tensor | None:
     return targets if targets.dtype in _KINDS and is_readable(targets) else None
 
 
-def _labels(labels: torch.Tensor, ignored: int) -> Counts:
+def _parts(tensor: torch.Tensor, num_elements: int) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield what was given, and parts of its sequences that have as many labels as a loss scores.
+
+    Where a loss shifts a part by itself, it scores one label less for each row, or ignores one.
+    """
+    yield tensor, 1
+    rows, length = tensor.shape
+    for scored in range(2) if rows and num_elements % rows == 0 else ():
+        part = num_elements // rows + scored
+        count = length // part if part > 1 and length % part == 0 else 1
+        if 1 < count <= MOST_PARTS:
+            yield from ((each, count) for each in tensor.chunk(count, 1))
+
+
+def _labels(labels: torch.Tensor, ignored: int, num_parts: int = 1) -> Counts:
     later = labels[:, 1:]
     return _mask(labels != ignored)._replace(
-        label_sum=number(torch.where(later != ignored, later, 0).sum())
+        num_parts=num_parts, label_sum=number(torch.where(later != ignored, later, 0).sum())
     )
 
 
 def _mask(valid: torch.Tensor) -> Counts:
     later = valid[:, 1:]
-    return Counts(len(valid), later.numel(), number(valid.sum()), number(later.sum()), None)
+    return Counts(len(valid), later.numel(), 1, number(valid.sum()), number(later.sum()), None)
 
 
 def num_first(found: Sequence[Counts], each: LossPass, label_sum: float) -> tuple[int, int]:
     """Return how many first labels the tensors have that fit a loss, and how many others.
 
-    They are -1 if none is known, or if tensors differ in that. All scalars have been read.
+    They are -1 if none is known, or if tensors differ in that. All scalars have been read. Parts
+    are asked where nothing fits as it was given.
     """
-    fitting = {
-        (int(float(counts.num_all) - float(counts.num_valid)), counts.num_shifted)
+    fits = [
+        counts
         for counts in found
         if counts.num_valid == each.num_counted
         and (counts.label_sum == label_sum or counts.label_sum is None)
         and (counts.num_shifted == each.num_elements or counts.label_sum is not None)
+    ]
+    fitting = {
+        (int(float(counts.num_all) - float(counts.num_valid)), counts.num_shifted)
+        for counts in [fit for fit in fits if fit.num_parts == 1] or fits
     }
     firsts, others = {first for first, _ in fitting}, {other for _, other in fitting}
     if len(firsts) != 1:

@@ -113,7 +113,7 @@ class LossReading:
             yield from term.doubts
             yield term.label_sum
         for counts in self._labels:
-            yield from counts[2:]
+            yield from counts[3:]
         for each in self._aux:
             yield from each.scalars()
 
@@ -123,7 +123,7 @@ class LossReading:
         for term in self._terms:
             passes.append(_resolve(term, left))
             label_sum += next(left)
-        labels = [Counts(*each[:2], *(next(left) for _ in each[2:])) for each in self._labels]
+        labels = [Counts(*each[:3], *(next(left) for _ in each[3:])) for each in self._labels]
         aux = tuple(t for t in [each.resolve(left, self._held) for each in self._aux] if t)
         targets = labels.pop() if self._has_targets else None
         for kind in ("nll", "pixels", "masked", "dense"):

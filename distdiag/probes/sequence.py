@@ -14,6 +14,8 @@ import torch.distributed as dist
 from distdiag.event import CallSite
 from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls
 from distdiag.probes.base import Probe
+from distdiag.probes.forward_arguments import arguments_of
+from distdiag.probes.given_positions import positions_in
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.post_import import ImportWatch
 from distdiag.probes.sequence_exchanges import (
@@ -141,7 +143,13 @@ class SequenceProbe(Probe):
 
     def _attend(self, attention: Attention, frame: FrameType) -> None:
         site = CallSite(frames_of(frame, self.recorder.main_script))
-        self._thread.running.attend(attention, Place.of(frame), site)
+        if not self._thread.running.attend(attention, Place.of(frame), site):
+            return
+        given = list(arguments_of(frame))
+        running = self._thread.running
+        running.place_tokens(positions_in(given, running.num_queries))
+        for tell in self.recorder.on_given if given else ():
+            tell((given[-1].further, given[-1].named))
 
     # When it is over
 

@@ -29,7 +29,8 @@ _MOST_USES: Final = 128
 _MOST_FRAMES: Final = 60
 _MOST_ROWS: Final = 4096
 _ROUNDING: Final = 1e-6
-_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+"""Where torch's own files are."""
 _SELF: Final = ("self",)
 
 Line = tuple[CodeType, int]
@@ -51,7 +52,7 @@ class Place(NamedTuple):
         own: CodeType | None = None
         while frame is not None and len(lines) < _MOST_FRAMES:
             code = frame.f_code
-            if not code.co_filename.startswith(_TORCH):
+            if not code.co_filename.startswith(TORCH):
                 lines.append((code, frame.f_lineno))
                 own = own or code
                 if scope is None and code.co_name == "forward" and code.co_varnames[:1] == _SELF:
@@ -84,6 +85,19 @@ class _Use:
     site: CallSite
     is_returned: bool = False
     lines: set[tuple[Line, ...]] = field(default_factory=set)
+    positions: Pending | None = None
+
+    @property
+    def num_queries(self) -> int:
+        """How many tokens of a sequence this rank holds."""
+        number = self.attention.num_queries
+        return number // len(self.members) if self.kind == "all_to_all" else number
+
+    @property
+    def pending(self) -> Iterator[Pending]:
+        """What is read."""
+        found = [self.positions, *(each.content for each in self.before)]
+        yield from (each for each in found if each is not None)
 
     def is_around(self, place: Place) -> bool:
         """Say whether a later call stands in the module that computed this attention."""
@@ -122,19 +136,35 @@ class ForwardPass:
         last.is_returned = True
         return last.kind == "all_to_all"
 
-    def attend(self, attention: Attention, place: Place, site: CallSite) -> None:
-        """Take note of attention that is about to be computed."""
+    def attend(self, attention: Attention, place: Place, site: CallSite) -> bool:
+        """Take note of attention that is about to be computed; say if it is the first that fits."""
         mine = [each for each in self._open if place.scope in each.place.codes]
+        mine = mine or [each for each in self._open if _is_inside(place, each)]
         for each in mine:
             self._open.remove(each)
         if not mine or len(self._uses) >= _MOST_USES:
-            return
+            return False
         last = mine[-1]
         before = [each for each in mine if (each.kind, each.members) == (last.kind, last.members)]
-        if _fits(attention, place, before):
-            use = _Use(last.kind, attention, place, last.members, before, site)
-            use.lines = {each.place.lines for each in before}
-            self._uses.append(use)
+        if not _fits(attention, place, before):
+            return False
+        if place.scope not in last.place.codes:
+            place = place._replace(scope=last.place.scope)
+        use = _Use(last.kind, attention, place, last.members, before, site)
+        use.lines = {each.place.lines for each in before}
+        self._uses.append(use)
+        return len(self._uses) == 1
+
+    @property
+    def num_queries(self) -> int:
+        """How many tokens of a sequence this rank holds, by what was attended to last."""
+        return self._uses[-1].num_queries
+
+    def place_tokens(self, positions: Sequence[torch.Tensor]) -> None:
+        """Begin to read the positions of the tokens that were attended to last."""
+        if positions:
+            self._uses[-1].positions = contents(positions)
+            self._uses[-1].positions.guard()
 
     def take(self) -> list[_Use]:
         """Return the uses of the pass that is over, and begin anew."""
@@ -142,6 +172,21 @@ class ForwardPass:
         self._open.clear()
         self._num_read = 0
         return uses
+
+
+def _is_inside(place: Place, exchange: Exchange) -> bool:
+    """Say whether attention is computed by a module that is called by the one which exchanges.
+
+    It has to do so further down: a layer may send tokens to experts after attention.
+    """
+    if exchange.kind == "ring" or not exchange.place.is_module:
+        return False
+    scope = exchange.place.scope
+    here, there = (
+        next((line for code, line in lines if code is scope), -1)
+        for lines in (place.lines, exchange.place.lines)
+    )
+    return here >= there >= 0
 
 
 def _fits(attention: Attention, place: Place, before: Sequence[Exchange]) -> bool:
@@ -156,6 +201,8 @@ def _fits(attention: Attention, place: Place, before: Sequence[Exchange]) -> boo
             return is_longer and (not key or bool(sizes & {key, value, key + value}))
     if attention.sizes:
         return bool(sizes & {attention.sizes[0], sum(attention.sizes)})
+    if attention.num_queries != attention.num_keys:
+        return False  # scores that choose experts, maybe
     unit = attention.unit
     return any(size > unit > 0 and size % unit == 0 for size in sizes)
 
@@ -194,10 +241,14 @@ def settled(uses: Sequence[_Use]) -> Iterator[AttentionUse]:
             is_returned=use.is_returned,
             peer=use.before[0].peer,
             site=use.site,
+            positions=() if use.positions is None else _digests(use.positions),
         )
+
+
+def _digests(pending: Pending) -> tuple[str, ...]:
+    return tuple(each.digest if each else "" for each in pending.take() or ())
 
 
 def are_ready(uses: Sequence[_Use]) -> bool:
     """Say whether all contents have been read."""
-    pending = [each.content for use in uses for each in use.before if each.content is not None]
-    return all([each.take() is not None for each in pending])
+    return all([each.take() is not None for use in uses for each in use.pending])

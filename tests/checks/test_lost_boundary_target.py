@@ -45,6 +45,27 @@ def test_parts_that_begin_with_the_last_token_of_their_neighbour_are_right():
     assert judged(*[own_shift(n, **overlapping) for n in (0, 1)]) == []
 
 
+def masked(number, *first):
+    """Like `own_shift`, with so many valid labels at the beginning of the parts."""
+    both = own_shift(number), own_shift(number, num_first=0)
+    return {rank: both[not first[rank]][rank] for rank in (0, 1)}
+
+
+def test_prompts_at_the_beginning_may_be_masked():
+    (finding,) = judged(masked(0, False, True), masked(1, False, True))
+    assert "2 more were expected on rank 1" in finding.message
+
+
+def test_parts_without_first_labels_lose_none():
+    assert judged(masked(0, True, False), masked(1, True, False)) == []
+
+
+def test_a_step_that_says_nothing_stands_against_nothing():
+    assert judged(own_shift(0), masked(1, True, False), own_shift(2))
+    unknown = {"num_elements": 20, "num_counted": 20, "num_first": -1, "num_shifted": -1}
+    assert judged(own_shift(0), own_shift(1), own_shift(2, **unknown)) == []
+
+
 def test_one_step_is_not_enough():
     assert judged(own_shift(0)) == []
 

@@ -79,6 +79,14 @@ def test_samples_that_are_sent_before_the_model_are_told(watch, check):
     assert check.views[-1].is_fed_by_others
 
 
+def test_counts_that_are_added_up_are_no_samples(watch, check):
+    watch.feed(call(0, "all_reduce", (1,), (0, 1), "int64", seq=5))
+    for rank in (0, 1):
+        watch.feed(model_fed(rank, 0, since=3, begin=8, end=20))
+        watch.feed(passed(rank, 0))
+    assert not check.views[-1].is_fed_by_others
+
+
 def test_activations_that_are_sent_are_no_samples(watch, check):
     watch.feed(call(0, "all_to_all_single", (2, 16), (0, 1), seq=5))
     for rank in (0, 1):

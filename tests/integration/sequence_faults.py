@@ -54,6 +54,13 @@ class Ring(torch.autograd.Function):
         return Ring.pass_on(gradient, -1)
 
 
+class Core(nn.Module):
+    """Computes attention, whoever has exchanged what."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class Attention(nn.Module):
     """Attends to the whole sequence."""
 
@@ -62,9 +69,11 @@ class Attention(nn.Module):
         self.way, self.fault = way, fault
         self.projection = nn.Linear(WIDTH, 3 * WIDTH)
         self.output = nn.Linear(WIDTH, WIDTH)
+        self.core = Core()
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> Tensor:
         batch, length, _ = hidden.shape
+        hidden = hidden + position_ids[..., None] / LENGTH
         parts = [t.view(batch, length, HEADS, -1) for t in self.projection(hidden).chunk(3, -1)]
         if self.way == "keys":
             query, key, value = (part.transpose(1, 2) for part in parts)
@@ -83,7 +92,8 @@ class Attention(nn.Module):
             out = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2)
         else:
             query, key, value = (Exchange.apply(part, 2, 1).transpose(1, 2) for part in parts)
-            out = self.attend(query, key, value).transpose(1, 2)
+            attend = self.core if self.way == "wrapped" else self.attend
+            out = attend(query, key, value).transpose(1, 2)
             if self.fault != "unpaired":
                 out = Exchange.apply(out, 1, 2)
         return self.output(out.reshape(batch, length, WIDTH))
@@ -111,7 +121,7 @@ class Experts(nn.Module):
         super().__init__()
         self.expert = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, _: Tensor) -> Tensor:
         return Exchange.apply(self.expert(Exchange.apply(hidden, 1, 1)), 1, 1)
 
 
@@ -151,7 +161,7 @@ class Projections(nn.Module):
         self.projection = nn.Linear(WIDTH, 3 * WIDTH // 2)
         self.output = nn.Linear(WIDTH // 2, WIDTH, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, _: Tensor) -> Tensor:
         whole = Gather.apply(hidden)
         batch, length, _ = whole.shape
         query, key, value = (
@@ -176,10 +186,12 @@ class Model(nn.Module):
                 self.layers.append(Experts())
         self.head = nn.Linear(WIDTH, WORDS)
 
-    def forward(self, ids: Tensor, shift_labels: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, position_ids: Tensor, shift_labels: Tensor | None = None
+    ) -> Tensor:
         hidden = self.words(ids)
         for layer in self.layers:
-            hidden = hidden + layer(hidden)
+            hidden = hidden + layer(hidden, position_ids)
         return self.head(hidden)
 
 
@@ -198,15 +210,18 @@ def own_part(tensor: Tensor) -> Tensor:
 
 def loss_of(model: nn.Module, text: Tensor, way: str, fault: str) -> Tensor:
     ids, labels = text[:, :-1], text[:, 1:]
+    places = torch.arange(LENGTH).expand_as(ids)
     if fault != "whole" and way != "experts":
-        ids, labels = own_part(ids), own_part(labels)
+        ids, labels, places = own_part(ids), own_part(labels), own_part(places)
+    if fault == "placed":
+        places = torch.arange(ids.shape[1]).expand_as(ids)
     if fault == "shifted":
         text = own_part(text[:, :-1])
-        logits, labels = model(text)[:, :-1], text[:, 1:]
+        logits, labels = model(text, places)[:, :-1], text[:, 1:]
     elif fault == "given":
-        logits, labels = model(ids, shift_labels=labels)[:, :-1], labels[:, 1:]
+        logits, labels = model(ids, places, shift_labels=labels)[:, :-1], labels[:, 1:]
     else:
-        logits = model(ids, shift_labels=labels)
+        logits = model(ids, places, shift_labels=labels)
     return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 

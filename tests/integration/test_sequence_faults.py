@@ -41,6 +41,8 @@ def test_a_sequence_that_nobody_splits_is_told():
         ("heads", "unreduced", "SEQ008"),
         ("heads", "unpaired", "SEQ010"),
         ("softmax", "unpaired", "SEQ010"),
+        ("wrapped", "unpaired", "SEQ010"),
+        ("ring", "placed", "SEQ011"),
     ],
 )
 def test_each_fault_is_told_by_its_check_alone(way, fault, code):
@@ -53,6 +55,7 @@ def test_each_fault_is_told_by_its_check_alone(way, fault, code):
     [
         "heads",
         pytest.param("softmax", marks=pytest.mark.slow),
+        pytest.param("wrapped", marks=pytest.mark.slow),
         pytest.param("ring", marks=pytest.mark.slow),
         pytest.param("keys", marks=pytest.mark.slow),
         pytest.param("gathered", marks=pytest.mark.slow),

@@ -331,3 +331,34 @@ def test_first_labels_that_a_shift_leaves_out_are_counted(observed: Observed, ma
 def test_labels_that_were_not_seen_or_were_shifted_before_tell_nothing(observed: Observed) -> None:
     found = passes(observed, lambda x: F.cross_entropy(*flat(x)))
     assert [each and each.num_first for each in found] == [-1]
+
+
+@pytest.mark.parametrize(("part", "first"), [(0, 1), (1, 2)])
+def test_labels_that_a_loss_shifts_in_one_part_of_what_was_given_are_known(
+    observed: Observed, part: int, first: int
+) -> None:
+    observed.recorder.on_given[-1](LABELS)
+    logits, labels = slice(3 * part, 3 * part + 3), LABELS.chunk(2, 1)[part]
+
+    def shifted(x: Tensor) -> Tensor:
+        x = x[:, logits][:, :-1]
+        return F.cross_entropy(x.reshape(-1, VOCAB), labels[:, 1:].reshape(-1))
+
+    def padded(x: Tensor) -> Tensor:
+        targets = F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
+        return F.cross_entropy(x[:, logits].reshape(-1, VOCAB), targets.reshape(-1))
+
+    found = passes(observed, shifted, padded)
+    assert [each and (each.num_first, each.num_shifted) for each in found] == [(first, 4)] * 2
+
+
+def test_labels_that_were_shifted_before_the_split_are_no_shifted_part(
+    observed: Observed,
+) -> None:
+    observed.recorder.on_given[-1](LABELS)
+    labels = F.pad(LABELS, (0, 1), value=IGNORED)[:, 1:4]
+    (found,) = passes(
+        observed, lambda x: F.cross_entropy(x[:, :3].reshape(-1, VOCAB), labels.reshape(-1))
+    )
+    assert found is not None
+    assert found.num_first == -1

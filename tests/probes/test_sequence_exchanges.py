@@ -74,6 +74,27 @@ def test_exchanges_of_experts_in_a_module_of_their_own_are_none():
     assert uses(exchange(place(experts, main)), HERE, exchange(place(experts, main))) == []
 
 
+def layer(): ...
+
+
+def test_attention_in_a_module_of_its_own_below_the_exchange_is_a_use():
+    outer, back = place(layer, main, line=3), place(layer, main, line=7)
+    inner = place(attend, layer, main, line=5)
+    (use,) = uses(exchange(outer), inner, exchange(back))
+    assert use.is_returned
+    first, second = uses(exchange(outer), inner, exchange(back), exchange(outer), inner)
+    assert (first.is_returned, second.is_returned) == (True, False)
+
+
+def test_tokens_that_a_layer_sends_to_experts_after_attention_are_none():
+    inner, experts = place(attend, layer, main, line=5), place(layer, main, line=7)
+    assert uses(inner, exchange(experts), inner, exchange(experts)) == []
+
+
+def test_messages_in_a_module_that_calls_others_are_no_ring():
+    assert uses(exchange(place(layer, main, line=3), "ring"), place(attend, layer, main)) == []
+
+
 def test_exchanges_of_another_size_are_none():
     assert uses(exchange(HERE, size=SIZE + 8), HERE) == []
 
@@ -82,6 +103,11 @@ def test_scores_tell_what_divides_the_query():
     scores = Attention((), SIZE // 4, 16, 2, 0, 8, 8)
     assert len(uses(exchange(HERE), HERE, attention=scores)) == 1
     assert uses(exchange(HERE, size=SIZE + 8), HERE, attention=scores) == []
+
+
+def test_scores_that_choose_experts_in_the_module_that_exchanges_tokens_are_none():
+    router = Attention((), 16, -1, 2, 0, 8, 4)
+    assert uses(exchange(HERE), HERE, attention=router) == []
 
 
 def test_messages_in_the_module_of_attention_are_a_ring():

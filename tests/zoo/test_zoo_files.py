@@ -119,7 +119,7 @@ IDS = [
     "verl-6176-dynamic-mb",
     "xtuner-1656-sp-entropy",
 ]
-FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "PAR", "REP", "SHD"}
+FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "PAR", "REP", "SEQ", "SHD"}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
