@@ -11,9 +11,9 @@ from distdiag.loss_event import LossPass, LossWeights
 from distdiag.loss_view import LossView
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.sequences import members_of, num_local_tokens, phrase_of
+from distdiag.reasoning.sequences import are_same, members_of, num_local_tokens, phrase_of
 from distdiag.sequence_use_event import SequenceUse
-from distdiag.sequence_view import Losses, SequenceView
+from distdiag.sequence_view import Likeness, Losses, SequenceView
 
 _FEWEST: Final = 2
 
@@ -24,7 +24,8 @@ class LostBoundaryTarget(Check):
     ## What it detects
     Ranks that share sequences leave the first label of each part out of the loss, on all of them:
     only at the beginning of the whole sequence nothing predicts it. Or a model is given
-    `shift_labels`, and the loss scores up to one target less for each row than they hold.
+    `shift_labels`, and the loss scores up to one target less for each row than they hold. Where
+    keys and values are gathered it is a note, unless the ranks draw the same samples.
 
     ## Why it matters
     The last token of each part is not trained to predict the first one of the next part, at the
@@ -91,13 +92,14 @@ class LostBoundaryTarget(Check):
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Count the labels that each rank leaves out."""
-        for members in members_of(view):
+        for members in () if view.likeness is Likeness.OTHER_MODELS else members_of(view):
             lost = [found for each in view.losses if (found := _lost(view, each, members))]
             if len(lost) < _FEWEST or len(lost) < len(view.losses):
                 continue
             last = lost[-1]
             event = view.losses[-1][members[0]]
             later = RankSet(members[1:])
+            is_sure = _is_one_text(view, members)
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, and each "
                 f"leaves the first label of its parts out of the loss: at step {event.step} the "
@@ -107,8 +109,8 @@ class LostBoundaryTarget(Check):
                 ranks=RankSet(members),
                 step=event.step,
                 location=user_location(event.site.frames),
-                grade=Grade.LIKELY,
-                confidence=0.85,
+                grade=Grade.LIKELY if is_sure else Grade.NOTE,
+                confidence=0.85 if is_sure else 0.4,
                 evidence=tuple(
                     Evidence(
                         ranks=RankSet([rank]),
@@ -124,6 +126,13 @@ def _is_short(each: LossPass) -> bool:
     """Say whether up to one target for each row is missing of those that were given."""
     missing = each.num_targets - each.num_counted
     return each.num_targets > 0 and 0 < missing <= each.num_target_rows
+
+
+def _is_one_text(view: SequenceView, members: tuple[int, ...]) -> bool:
+    """Say whether ranks have parts of one text, and no texts of their own that see one another."""
+    if view.how != "all_gather" or view.is_fed_by_others:
+        return True
+    return bool(view.feeds) and all(are_same(each, members) for each in view.feeds)
 
 
 def _lost(view: SequenceView, losses: Losses, members: tuple[int, ...]) -> dict[int, LossPass]:

@@ -31,6 +31,8 @@ _MOST_ROWS: Final = 4096
 _ROUNDING: Final = 1e-6
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 _SELF: Final = ("self",)
+_FEWEST_SUMMED_DIMS: Final = 2
+"""Counts and losses have fewer."""
 
 Line = tuple[CodeType, int]
 
@@ -85,6 +87,11 @@ class _Use:
     is_returned: bool = False
     lines: set[tuple[Line, ...]] = field(default_factory=set)
 
+    def has_heads(self, shape: torch.Size) -> bool:
+        """Say whether a tensor holds what the heads of one rank gave, side by side."""
+        heads, width = self.attention.num_heads, self.attention.width or self.before[0].width
+        return shape[-1] == heads * width or tuple(shape[-2:]) == (heads, width)
+
     def is_around(self, place: Place) -> bool:
         """Say whether a later call stands in the module that computed this attention."""
         return self.place.scope in place.codes and place.lines not in self.lines
@@ -121,6 +128,19 @@ class ForwardPass:
             return False
         last.is_returned = True
         return last.kind == "all_to_all"
+
+    def combined(self, public: str, given: torch.Tensor, members: tuple[int, ...]) -> None:
+        """Take note of a call anywhere that makes a whole of what each rank's heads gave.
+
+        What is linear may be applied to the heads of each rank, and summed up over the ranks; and
+        heads may be gathered when their tokens have been summed up.
+        """
+        last = self._uses[-1] if self._uses else None
+        if last is None or members != last.members or given.ndim < _FEWEST_SUMMED_DIMS:
+            return
+        is_summed = public.startswith(("all_reduce", "reduce")) and given.is_floating_point()
+        is_gathered = public.startswith("all_gather") and last.has_heads(given.shape)
+        last.is_returned = last.is_returned or is_summed or is_gathered
 
     def attend(self, attention: Attention, place: Place, site: CallSite) -> None:
         """Take note of attention that is about to be computed."""
