@@ -11,7 +11,7 @@ from distdiag.loss_event import LossPass, LossWeights
 from distdiag.loss_view import LossView
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.sequences import are_same, members_of, num_local_tokens, phrase_of
+from distdiag.reasoning.sequences import is_one_text, members_of, num_local_tokens, phrase_of
 from distdiag.sequence_use_event import SequenceUse
 from distdiag.sequence_view import Likeness, Losses, SequenceView
 
@@ -99,7 +99,7 @@ class LostBoundaryTarget(Check):
             last = lost[-1]
             event = view.losses[-1][members[0]]
             later = RankSet(members[1:])
-            is_sure = _is_one_text(view, members)
+            is_sure = is_one_text(view, members)
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, and each "
                 f"leaves the first label of its parts out of the loss: at step {event.step} the "
@@ -126,13 +126,6 @@ def _is_short(each: LossPass) -> bool:
     """Say whether up to one target for each row is missing of those that were given."""
     missing = each.num_targets - each.num_counted
     return each.num_targets > 0 and 0 < missing <= each.num_target_rows
-
-
-def _is_one_text(view: SequenceView, members: tuple[int, ...]) -> bool:
-    """Say whether ranks have parts of one text, and no texts of their own that see one another."""
-    if view.how != "all_gather" or view.is_fed_by_others:
-        return True
-    return bool(view.feeds) and all(are_same(each, members) for each in view.feeds)
 
 
 def _lost(view: SequenceView, losses: Losses, members: tuple[int, ...]) -> dict[int, LossPass]:

@@ -10,7 +10,7 @@ from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
 from distdiag.reasoning.sequences import members_of, phrase_of
 from distdiag.sequence_use_event import SequenceUse
-from distdiag.sequence_view import Likeness, SequenceView
+from distdiag.sequence_view import Likeness, Losses, SequenceView
 
 
 class UnreducedSequenceAxis(Check):
@@ -55,6 +55,8 @@ class UnreducedSequenceAxis(Check):
         is_sure = view.likeness is not Likeness.OTHER_VALUES
         for members in members_of(view):
             last = view.losses[-1]
+            if _are_stages(last, members):
+                continue
             combined = sorted({RankSet(last[rank].members or (rank,)) for rank in members}, key=str)
             use = view.passes[-1][members[0]].uses[0]
             yield self.finding(
@@ -76,3 +78,8 @@ class UnreducedSequenceAxis(Check):
                     ),
                 ),
             )
+
+
+def _are_stages(losses: Losses, members: tuple[int, ...]) -> bool:
+    """Say whether only some ranks have a loss: what goes round are hidden states of a pipeline."""
+    return len({any(losses[rank].passes) for rank in members}) > 1

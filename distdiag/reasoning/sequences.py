@@ -68,7 +68,13 @@ def are_mixed(by_rank: Feeds, members: tuple[int, ...]) -> bool:
     return len(indices) == len(contents) == len(feeds)
 
 
-def are_same(by_rank: Feeds, members: tuple[int, ...]) -> bool:
-    """Say whether all ranks are known to draw the same samples."""
+def is_one_text(view: SequenceView, members: tuple[int, ...]) -> bool:
+    """Say whether ranks have parts of one text, and no texts of their own that see one another."""
+    if view.how != "all_gather" or view.is_fed_by_others:
+        return True
+    return bool(view.feeds) and all(_are_same(each, members) for each in view.feeds)
+
+
+def _are_same(by_rank: Feeds, members: tuple[int, ...]) -> bool:
     drawn = {(by_rank[rank].batch, by_rank[rank].samples) for rank in members}
     return len(drawn) == 1 and all(drawn.pop())

@@ -109,3 +109,22 @@ def test_how_gradients_were_combined_is_told_by_sums_alone():
     assert found == Combined((0, 1), pytest.approx(2.0))
     local = combined_on([look(0, 2.0, 1.0)], 1, lambda name: name not in DENSE)
     assert local == Combined((1,), pytest.approx(1.0))
+
+
+def test_tables_of_embeddings_may_have_a_rate_of_their_own():
+    (finding,) = judged(tabled(look(0, 2.0, 1.0)), tabled(look(1, 2.0, 1.0)))
+    assert finding.grade is Grade.NOTE
+    assert "the gradients of the tables of" in finding.message
+
+
+def tabled(one):
+    marked = {
+        rank: msgspec.structs.replace(
+            event,
+            gradients=tuple(
+                msgspec.structs.replace(g, is_table=g.name in EXPERTS) for g in event.gradients
+            ),
+        )
+        for rank, event in one.by_rank.items()
+    }
+    return GradientLook(one.step, marked, one.exchanges, one.groups)

@@ -68,6 +68,7 @@ def wrapped(way: str, losses: list[float]) -> nn.Module:
         optimizer.zero_grad()
         for number in range(num_passes):
             inputs, labels = batch()
+            model.require_backward_grad_sync = number == num_passes - 1
             logits = model(inputs)
             if way == "weighed-classes":
                 weight = torch.tensor([1.0, 2.0, 2.0, 1.0])
@@ -79,7 +80,6 @@ def wrapped(way: str, losses: list[float]) -> nn.Module:
                 loss = loss + 2 * functional.kl_div(log_probs, target, reduction="batchmean")
             else:
                 loss = 2 * functional.cross_entropy(logits, labels) / num_passes
-            model.require_backward_grad_sync = number == num_passes - 1
             loss.backward()
             losses.append(loss.item())
         optimizer.step()
