@@ -19,7 +19,7 @@ class LossCountsModelRanks(Check):
     The weights of all elements of a step, over all ranks whose gradients are combined, add up to a
     whole number instead of 1. The loss holds a factor that explains it: the size of a process group
     (of all ranks, or of those that share a sequence or a model) over which the gradients are not
-    averaged.
+    averaged. A factor that the program gives as a floating-point number is a note: so are weights.
 
     ## Why it matters
     The gradient grows with the number of ranks that only share the work on a model. Clipping,

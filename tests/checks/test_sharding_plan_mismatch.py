@@ -111,7 +111,7 @@ def test_submeshes_of_other_ranks_are_no_other_order():
 
 def test_parts_that_each_rank_has_for_itself_are_a_note():
     dense = {"keeper": "DDP", "replicas": (0, 1), "basis": Basis.WRAPPER}
-    own = {"keeper": "", "placements": (), "mesh": None}
+    own = {"keeper": "", "basis": Basis.WORLD}
     tables = {0: [plan("tables.0", **own), plan("tables.1", **own)], 1: [plan("tables.0", **own)]}
     plans = {rank: (*tables[rank], plan("top.weight", **dense)) for rank in (0, 1)}
     (finding,) = judged(ShardingPlanMismatch, model(*plans.values()))

@@ -207,6 +207,7 @@ PROGRAMS = (
     Program(name="unreduced_on_purpose", args=("--way", "signs"), slow=True),
     Program(name="unreduced_on_purpose", args=("--way", "streams"), slow=True),
     Program(name="weights_of_choice", args=("--way", "two-losses"), slow=True),
+    Program(name="weights_of_choice", args=("--way", "weighed-shards"), slow=True),
     Program(name="weights_of_choice", args=("--way", "weighed-sum"), slow=True),
     Program(name="zero_redundancy", slow=True),
     *(

@@ -240,26 +240,6 @@ def streams(way: str, losses: list[float]) -> nn.Module:
     return model
 
 
-class Looped(nn.Module):
-    """The layers of one rank, passed through twice: each pass begins and ends at a neighbour."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Block() for _ in range(2)])
-
-    def forward(self, hidden: Tensor, turn: int) -> Tensor:
-        return self.layers[turn](hidden)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.attention(hidden, hidden, hidden, need_weights=False)[0]
-
-
 class Handing(torch.autograd.Function):
     """Hand a tensor on to the next stage; its gradient comes back from there."""
 
@@ -301,6 +281,7 @@ class Stage(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Tensor:
+        first = inputs.new_zeros(())
         for turn, attention in enumerate(self.attentions):
             is_first = dist.get_rank() == 0 and turn == 0
             hidden = inputs if is_first else Taking.apply(self.anchor)

@@ -173,7 +173,7 @@ def main() -> None:
         tokens = torch.randn(BATCH, WIDTH)
         labels = tokens[:, :EXPERTS].argmax(1)
         loss = functional.cross_entropy(model(tokens), labels)
-        is_balanced = way == "late" and step >= 5 or way == "now-and-then" and step % 4 == 3
+        is_balanced = (way == "late" and step >= 5) or (way == "now-and-then" and step % 4 == 3)
         if is_balanced or way == "scaled":
             loss = loss + part.aux_loss_coef * part.last
         if way in ("policy", "tasks"):

@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from training_record import out_parser, seed_everything, write_record
@@ -54,6 +55,25 @@ def by_hand(way: str, losses: list[float]) -> nn.Module:
         if way == "clipped-first":
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         reduce(model, dist.get_world_size() if way in ("scaled-sum", "clipped-first") else 1)
+        optimizer.step()
+        losses.append(loss.item())
+    return model
+
+
+def sharded(way: str, losses: list[float]) -> nn.Module:
+    """Sum gradients up over ranks, since the loss is divided by the samples of all of them."""
+    model = model_of()
+    fully_shard(model)
+    model.set_gradient_divide_factor(1.0)
+    model.set_force_sum_reduction_for_comms(True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seed_everything(23 + dist.get_rank())
+    for _ in range(STEPS):
+        inputs, labels = batch()
+        total = functional.cross_entropy(model(inputs), labels, reduction="sum")
+        loss = 2.0 * total / count_of_all(labels)
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return model
@@ -119,6 +139,7 @@ WAYS = {
     "two-tasks": by_hand,
     "weighed-classes": wrapped,
     "weighed-passes": wrapped,
+    "weighed-shards": sharded,
     "weighed-sum": by_hand,
 }
 
