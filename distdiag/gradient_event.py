@@ -16,6 +16,7 @@ class GradientSum(msgspec.Struct, frozen=True, array_like=True):
     do. `members` are the ranks over which FSDP2 shards the parameter, and `num_copies` of them hold
     the same shard; empty and 0: this rank holds all of it. `weight` is the sum over the parameter
     itself, `left` that of a gradient that was there before the passes. NaN: not readable, or none.
+    `is_table`: it is the table of an embedding.
     """
 
     name: str
@@ -27,6 +28,7 @@ class GradientSum(msgspec.Struct, frozen=True, array_like=True):
     given: float
     norm: float
     applied: float
+    is_table: bool = False
 
 
 class Flow(msgspec.Struct, frozen=True, array_like=True):

@@ -11,12 +11,14 @@ class Factor(msgspec.Struct, frozen=True, array_like=True):
     """A number by which a loss is multiplied (``*``) or divided (``/``) on its way to the root.
 
     ``mean`` is the division of a mean over several losses or elements. `num_terms` losses were
-    added up before.
+    added up before. `is_float`: the program gave it as a floating-point number, as weights are;
+    numbers of ranks are whole.
     """
 
     op: str
     value: float
     num_terms: int = 1
+    is_float: bool = False
 
 
 class AuxTerm(msgspec.Struct, frozen=True, array_like=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from distdiag.data_event import ModelFed
 from distdiag.loss_event import LossWeights
@@ -15,6 +16,15 @@ Feeds = Mapping[int, ModelFed]
 Losses = Mapping[int, LossWeights]
 
 
+class Likeness(Enum):
+    """How the models of ranks resemble one another when their training begins."""
+
+    UNKNOWN = auto()
+    EQUAL = auto()
+    OTHER_VALUES = auto()
+    OTHER_MODELS = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceView:
     """The same forward passes on all ranks of one group.
@@ -22,7 +32,8 @@ class SequenceView:
     `feeds` are what models were given for them, `losses` what these passes led to, as far as that
     is known of all ranks. `is_fed_by_others`: ranks exchange integers or objects before their
     forward passes, such as the samples. `is_reduced`: after the first step something larger than
-    some figures was reduced or sent round among them, or it is not known yet.
+    some figures was reduced or sent round among them, or it is not known yet. `likeness` compares
+    the models of the ranks.
     """
 
     how: UseKind
@@ -32,3 +43,4 @@ class SequenceView:
     losses: tuple[Losses, ...] = ()
     is_fed_by_others: bool = False
     is_reduced: bool = True
+    likeness: Likeness = Likeness.UNKNOWN

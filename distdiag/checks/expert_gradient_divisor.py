@@ -29,7 +29,8 @@ class ExpertGradientDivisor(Check):
     by what the optimizer finds, is measured for dense parameters and for experts; so is the factor
     of the all-to-all's backward pass. Experts get the tokens of all ranks of the exchange. Counted
     by token, their gradients are a whole number of times as large as those of dense parameters.
-    Nothing is assumed of who divides: hooks, the exchange, a wrapper or the program itself.
+    Nothing is assumed of who divides: hooks, the exchange, a wrapper or the program itself. Tables
+    of embeddings that are spread over the ranks often have a rate of their own: then it is a note.
 
     ## Why it matters
     Experts train at a multiple of the learning rate. Adam hides it in the loss; the gradient norm,
@@ -98,14 +99,15 @@ class ExpertGradientDivisor(Check):
 
     def _divided(self, view: GradientView, wrong: Sequence[ExpertGradients]) -> Finding:
         first, times = wrong[0], wrong[0].multiple()
-        how = "larger" if times > 0 else "smaller"
-        is_clear = not any(each.scales for each in wrong)
+        how = "as large as" if times > 0 else "smaller than"
+        is_clear = not any(each.scales or each.are_tables for each in wrong)
+        what = "tables" if all(each.are_tables for each in wrong) else "experts"
         return self._told(
             view,
-            f"the gradients of the experts of {view.model} are {abs(times)} times {how} than those "
+            f"the gradients of the {what} of {view.model} are {abs(times)} times {how} those "
             f"of dense parameters, for the same tokens: an all-to-all over {len(first.exchange)} "
             f"ranks brings the tokens together, dense gradients are divided by "
-            f"{_number(first.dense.divisor)}, those of experts by {_number(_total(first))}",
+            f"{_number(first.dense.divisor)}, those of {what} by {_number(_total(first))}",
             grade=Grade.LIKELY if is_clear else Grade.NOTE,
             confidence=0.9 if is_clear else 0.5,
             found=wrong,

@@ -24,7 +24,8 @@ class LossCountsModelRanks(Check):
     averaged. Or each rank takes the mean over its own part of a sequence that ranks share, and all
     means are added up. How gradients are combined is told by the wrapper of the model or, without
     one, by the gradients before and after. Then a factor that may be a weight of the loss, in a
-    program of which no ranks share sequences, is a note.
+    program of which no ranks share sequences, is a note; and so is, always, a factor that the
+    program gives as a floating-point number.
 
     ## Why it matters
     The gradient grows with the number of ranks that only share the work on a model. Clipping,

@@ -11,9 +11,9 @@ from distdiag.loss_event import LossPass, LossWeights
 from distdiag.loss_view import LossView
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.sequences import members_of, num_local_tokens, phrase_of
+from distdiag.reasoning.sequences import is_one_text, members_of, num_local_tokens, phrase_of
 from distdiag.sequence_use_event import SequenceUse
-from distdiag.sequence_view import Losses, SequenceView
+from distdiag.sequence_view import Likeness, Losses, SequenceView
 
 _FEWEST: Final = 2
 
@@ -24,7 +24,8 @@ class LostBoundaryTarget(Check):
     ## What it detects
     Ranks that share sequences leave the first label of each part out of the loss, on all of them:
     only at the beginning of the whole sequence nothing predicts it. Or a model is given
-    `shift_labels`, and the loss scores up to one target less for each row than they hold.
+    `shift_labels`, and the loss scores up to one target less for each row than they hold. Where
+    keys and values are gathered it is a note, unless the ranks draw the same samples.
 
     ## Why it matters
     The last token of each part is not trained to predict the first one of the next part, at the
@@ -91,13 +92,14 @@ class LostBoundaryTarget(Check):
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Count the labels that each rank leaves out."""
-        for members in members_of(view):
+        for members in () if view.likeness is Likeness.OTHER_MODELS else members_of(view):
             told = [(each[members[0]], _lost(view, each, members)) for each in view.losses]
             lost = [(event, found) for event, found in told if found]
             if len(lost) < _FEWEST or any(found is None for _, found in told):
                 continue
             event, last = lost[-1]
             later = RankSet(members[1:])
+            is_sure = is_one_text(view, members)
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, and each "
                 f"leaves the first label of its parts out of the loss: at step {event.step} the "
@@ -107,8 +109,8 @@ class LostBoundaryTarget(Check):
                 ranks=RankSet(members),
                 step=event.step,
                 location=user_location(event.site.frames),
-                grade=Grade.LIKELY,
-                confidence=0.85,
+                grade=Grade.LIKELY if is_sure else Grade.NOTE,
+                confidence=0.85 if is_sure else 0.4,
                 evidence=tuple(
                     Evidence(
                         ranks=RankSet([rank]),
@@ -137,12 +139,10 @@ def _lost(
     for rank in members:
         num_tokens = num_local_tokens(view, rank, len(members))
         for each in losses[rank].passes:
-            if each is None or each.num_first < 0 or num_tokens <= 0:
+            # More are those of the whole sequence, or of a part and its neighbour.
+            if each is None or each.num_first < 0 or not 0 <= each.num_shifted < num_tokens:
                 return None
-            if not 0 <= each.num_shifted < num_tokens:
-                return None  # of the whole sequence, or of a part and its neighbour
-            # Labels that are padded before the shift are among the elements.
-            if each.num_elements not in (each.num_shifted, num_tokens):
+            if each.num_elements not in (each.num_shifted, num_tokens):  # padded, then shifted
                 return None
             found[rank] = each
     # Nothing predicts the first labels of the first part, so that they may be masked.

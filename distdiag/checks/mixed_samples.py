@@ -9,9 +9,9 @@ from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.sequences import members_of, phrase_of
+from distdiag.reasoning.sequences import are_mixed, members_of, phrase_of
 from distdiag.sequence_use_event import SequenceUse
-from distdiag.sequence_view import Feeds, SequenceView
+from distdiag.sequence_view import Likeness, SequenceView
 
 _FEWEST: Final = 2
 _IN_ORDER: Final = ("SequentialSampler", "shuffle=False")
@@ -24,7 +24,8 @@ class MixedSamples(Check):
     In several steps the data loaders of ranks that exchange parts of sequences around attention
     give different indices and different contents, the model is given batches of that size, and
     nothing but floating-point numbers is exchanged in between. Without shuffling it is a note:
-    neighbouring samples may be parts of one text.
+    neighbouring samples may be parts of one text. So it is where keys and values are gathered:
+    samples may be meant to attend to those of other ranks.
 
     ## Why it matters
     Attention joins the part of one sample to that of another one, as if they were one text. Shapes
@@ -56,26 +57,30 @@ class MixedSamples(Check):
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Compare the samples of the ranks that share sequences."""
-        if view.is_fed_by_others:
+        if view.is_fed_by_others or view.likeness is Likeness.OTHER_MODELS:
             return
         for members in members_of(view):
-            mixed = [each for each in view.feeds if _is_mixed(each, members)]
+            mixed = [each for each in view.feeds if are_mixed(each, members)]
             if len(mixed) < _FEWEST or len(mixed) < len(view.feeds):
                 continue
             last = mixed[-1]
             first = last[members[0]]
             use = view.passes[-1][members[0]].uses[0]
             is_ordered = any(word in first.stream for word in _IN_ORDER)
-            doubt = "; they are read in order, so they may be parts of one text"
+            doubt = ""
+            if is_ordered:
+                doubt = "; they are read in order, so they may be parts of one text"
+            elif view.how == "all_gather":
+                doubt = ", unless samples are meant to attend to those of other ranks"
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, but draw "
                 f"different samples in {len(mixed)} of {len(view.feeds)} steps: the same ones were "
-                f"expected on all of them{doubt if is_ordered else ''}",
+                f"expected on all of them{doubt}",
                 ranks=RankSet(members),
                 step=first.step,
                 location=user_location(first.site.frames),
-                grade=Grade.NOTE if is_ordered else Grade.LIKELY,
-                confidence=0.5 if is_ordered else 0.85,
+                grade=Grade.NOTE if doubt else Grade.LIKELY,
+                confidence=0.5 if doubt else 0.85,
                 evidence=tuple(
                     Evidence(
                         ranks=RankSet([rank]),
@@ -87,15 +92,3 @@ class MixedSamples(Check):
                     for rank, fed in last.items()
                 ),
             )
-
-
-def _is_mixed(by_rank: Feeds, members: tuple[int, ...]) -> bool:
-    """Say whether no two ranks have the same indices or contents."""
-    feeds = [by_rank[rank] for rank in members]
-    if any(not fed.batch or not fed.samples or "" in fed.samples for fed in feeds):
-        return False
-    if any(fed.num_batch not in fed.batch_sizes for fed in feeds):
-        return False
-    indices = {fed.batch for fed in feeds}
-    contents = {fed.samples for fed in feeds}
-    return len(indices) == len(contents) == len(feeds)

@@ -8,7 +8,7 @@ from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.model_event import ModelPlan
 from distdiag.model_view import ModelView
-from distdiag.reasoning.plans import first_difference, odd_ranks
+from distdiag.reasoning.plans import Difference, first_difference, odd_ranks
 from distdiag.reasoning.replicas import location_on
 
 
@@ -18,7 +18,8 @@ class ShardingPlanMismatch(Check):
     ## What it detects
     The first tensor of a model whose global shape, dtype, placement, mesh, wrapper, unit, mixed
     precision, offloading, `reshard_after_forward`, `requires_grad` or tie is not the same on all
-    ranks that keep the model together.
+    ranks that keep the model together. A note where nothing tells that ranks should keep that
+    tensor alike, such as parts of a model that each rank has for itself.
 
     ## Why it matters
     Ranks gather and reduce by their own plan. Where the plans differ they exchange tensors of
@@ -60,7 +61,7 @@ class ShardingPlanMismatch(Check):
             step=view.step,
             location=location_on(view, culprits),
             subjects=(difference.name,),
-            grade=Grade.PROVEN if has_culprit else Grade.LIKELY,
+            grade=_grade(difference, has_culprit=has_culprit),
             evidence=tuple(
                 Evidence(
                     ranks=ranks,
@@ -70,3 +71,9 @@ class ShardingPlanMismatch(Check):
                 for value, ranks in difference.values.items()
             ),
         )
+
+
+def _grade(difference: Difference, *, has_culprit: bool) -> Grade:
+    if not difference.is_told:
+        return Grade.NOTE
+    return Grade.PROVEN if has_culprit else Grade.LIKELY

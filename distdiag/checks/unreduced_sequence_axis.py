@@ -10,7 +10,7 @@ from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
 from distdiag.reasoning.sequences import members_of, phrase_of
 from distdiag.sequence_use_event import SequenceUse
-from distdiag.sequence_view import SequenceView
+from distdiag.sequence_view import Likeness, Losses, SequenceView
 
 
 class UnreducedSequenceAxis(Check):
@@ -19,7 +19,7 @@ class UnreducedSequenceAxis(Check):
     ## What it detects
     Ranks that exchange parts of sequences around attention take several optimizer steps, and after
     the first of them nothing larger than some figures is reduced, gathered or broadcast in any
-    group that has two of them.
+    group that has two of them. Where the ranks begin with other weights it is a note.
 
     ## Why it matters
     Each rank gets the gradient of its own tokens. The copies of the model drift apart, and each is
@@ -49,10 +49,14 @@ class UnreducedSequenceAxis(Check):
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Look for groups in which nothing is combined."""
-        if view.is_reduced or view.how == "all_gather":
+        if view.is_reduced or view.how == "all_gather" or view.likeness is Likeness.OTHER_MODELS:
             return
+        # Models that begin with other values may be meant to be others.
+        is_sure = view.likeness is not Likeness.OTHER_VALUES
         for members in members_of(view):
             last = view.losses[-1]
+            if _are_stages(last, members):
+                continue
             combined = sorted({RankSet(last[rank].members or (rank,)) for rank in members}, key=str)
             use = view.passes[-1][members[0]].uses[0]
             yield self.finding(
@@ -62,8 +66,8 @@ class UnreducedSequenceAxis(Check):
                 ranks=RankSet(members),
                 step=last[members[0]].step,
                 location=user_location(last[members[0]].site.frames),
-                grade=Grade.LIKELY,
-                confidence=0.85,
+                grade=Grade.LIKELY if is_sure else Grade.NOTE,
+                confidence=0.85 if is_sure else 0.4,
                 evidence=(
                     Evidence(
                         ranks=RankSet(members),
@@ -74,3 +78,8 @@ class UnreducedSequenceAxis(Check):
                     ),
                 ),
             )
+
+
+def _are_stages(losses: Losses, members: tuple[int, ...]) -> bool:
+    """Say whether only some ranks have a loss: what goes round are hidden states of a pipeline."""
+    return len({any(losses[rank].passes) for rank in members}) > 1

@@ -9,9 +9,11 @@ from typing import Final, TypeVar
 
 from distdiag.data_event import ModelFed
 from distdiag.engine.judges import Judges
+from distdiag.engine.likeness import FirstLooks
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.engine.watch import Watch
 from distdiag.event import Collective, Event, ProbeDisabled
+from distdiag.gradient_event import GradientSums
 from distdiag.loss_event import LossWeights
 from distdiag.ranks import RankSet
 from distdiag.sequence_use_event import SequenceUse
@@ -36,7 +38,7 @@ Group = tuple[str, tuple[int, ...]]
 class SequenceUses(Watch):
     """Feed events as they come; a group is judged after each pass of all its ranks."""
 
-    kinds = (SequenceUse, ModelFed, LossWeights, Collective, ProbeDisabled)
+    kinds = (SequenceUse, ModelFed, LossWeights, GradientSums, Collective, ProbeDisabled)
 
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Know of no group yet."""
@@ -48,6 +50,7 @@ class SequenceUses(Watch):
         self._calls: dict[int, deque[int]] = {}
         self._combined: set[frozenset[int]] = set()
         self._blind: set[int] = set()
+        self._models = FirstLooks()
 
     @property
     def not_checked(self) -> dict[str, str]:
@@ -69,6 +72,8 @@ class SequenceUses(Watch):
                 _keep(self._feeds, event)
             case LossWeights():
                 _keep(self._losses, event)
+            case GradientSums():
+                self._models.feed(event)
             case Collective():
                 self._feed_call(event)
             case ProbeDisabled(probe="sequence" | "collective-fronts" | "collectives"):
@@ -111,6 +116,7 @@ class SequenceUses(Watch):
             losses=losses,
             is_reduced=self._is_reduced(members, losses),
             is_fed_by_others=any(self._is_sent(fed) for each in feeds for fed in each.values()),
+            likeness=self._models.likeness(members),
         )
         self._judges.judge_sequences(view)
 

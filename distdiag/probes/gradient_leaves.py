@@ -38,6 +38,7 @@ class Leaf(NamedTuple):
     members: tuple[int, ...] = ()
     num_copies: int = 0
     first: int = 0
+    is_table: bool = False
 
 
 def leaves_of(root: nn.Module) -> list[Leaf]:
@@ -50,7 +51,9 @@ def leaves_of(root: nn.Module) -> list[Leaf]:
             leaf = known or (None if parameter is None else Leaf("", parameter, parameter))
             if leaf is not None and _is_trained(leaf.leaf):
                 full = clean_name(f"{prefix}.{name}".lstrip("."))
-                found.setdefault(id(leaf.held), leaf._replace(name=full))
+                is_table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
+                leaf = leaf._replace(name=full, is_table=is_table)
+                found.setdefault(id(leaf.held), leaf)
     return sorted(found.values(), key=lambda leaf: leaf.name)
 
 

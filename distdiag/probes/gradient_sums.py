@@ -264,6 +264,7 @@ def _result(sums: _Sums, values: list[float]) -> GradientSum:
         given=found["given"],
         norm=math.sqrt(found["square"]) if found["square"] >= 0 else math.nan,
         applied=found["applied"],
+        is_table=leaf.is_table,
     )
 
 

@@ -122,7 +122,7 @@ def _scale(
     # What has a dimension belongs to rows: to the only one, perhaps.
     if other.numel() == 1 and (way.total is None or other.dim() == 0):
         step = ("/" if kind == "Div" else "*", number(other), _num_terms(below[0][0]))
-        return [(*below[0], way.times(*step))]
+        return [(*below[0], way.times(*step, is_float=other.is_floating_point()))]
     if way.total is None:
         return []
     masked = _multiplied(other, way) if kind == "Mul" else None

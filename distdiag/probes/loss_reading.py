@@ -169,7 +169,7 @@ def _read(gradient: torch.Tensor, term: Term) -> tuple[Scalar, Scalar, Scalar]:
 def _resolve(term: Term, values: Iterator[float]) -> LossPass | None:
     greatest, least, count = (next(values) for _ in range(3))
     num_counted, divisor = next(values), next(values)
-    steps = [Factor(step.op, next(values), step.num_terms) for step in term.steps]
+    steps = [Factor(step.op, next(values), step.num_terms, step.is_float) for step in term.steps]
     is_sure = all([bool(next(values)) for _ in term.doubts])
     count = num_counted if count < 0 else count
     if not is_sure or math.isnan(count):

@@ -29,6 +29,7 @@ class Step:
     op: str
     value: Scalar
     num_terms: int = 1
+    is_float: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,9 @@ class Way:
     num_elements: int = 0
     doubts: tuple[Scalar, ...] = ()
 
-    def times(self, op: str, value: Scalar, num_terms: int = 1) -> Way:
+    def times(self, op: str, value: Scalar, num_terms: int = 1, *, is_float: bool = False) -> Way:
         """Go on below a factor."""
-        return replace(self, steps=(*self.steps, Step(op, value, num_terms)))
+        return replace(self, steps=(*self.steps, Step(op, value, num_terms, is_float)))
 
     def doubtful(self, *doubts: Scalar) -> Way:
         """Go on, if these numbers are true."""

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final
 
 import torch
-import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from distdiag.event import CallSite
 from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls
@@ -117,11 +117,12 @@ class SequenceProbe(Probe):
         frame: FrameType,
     ) -> None:
         running, kind = self._thread.running, _KINDS.get(public)
+        members = tuple(distributed_c10d._world.pg_group_ranks.get(group, ()))
+        running.combined(public, given[0], members)
         if kind is None or (kind == "all_gather" and given[0].ndim < _FEWEST_DIMS):
             running.returned(Place.of(frame))
             return
         sizes = {each.numel() for each in given}
-        members = tuple(dist.get_process_group_ranks(group))
         if len(sizes) != 1 or len(members) < 2 or not given[0].is_floating_point():
             return
         running.add(

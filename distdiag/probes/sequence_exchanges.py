@@ -32,6 +32,8 @@ _ROUNDING: Final = 1e-6
 TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 """Where torch's own files are."""
 _SELF: Final = ("self",)
+_FEWEST_SUMMED_DIMS: Final = 2
+"""Counts and losses have fewer."""
 
 Line = tuple[CodeType, int]
 
@@ -99,6 +101,11 @@ class _Use:
         found = [self.positions, *(each.content for each in self.before)]
         yield from (each for each in found if each is not None)
 
+    def has_heads(self, shape: torch.Size) -> bool:
+        """Say whether a tensor holds what the heads of one rank gave, side by side."""
+        heads, width = self.attention.num_heads, self.attention.width or self.before[0].width
+        return shape[-1] == heads * width or tuple(shape[-2:]) == (heads, width)
+
     def is_around(self, place: Place) -> bool:
         """Say whether a later call stands in the module that computed this attention."""
         return self.place.scope in place.codes and place.lines not in self.lines
@@ -135,6 +142,19 @@ class ForwardPass:
             return False
         last.is_returned = True
         return last.kind == "all_to_all"
+
+    def combined(self, public: str, given: torch.Tensor, members: tuple[int, ...]) -> None:
+        """Take note of a call anywhere that makes a whole of what each rank's heads gave.
+
+        What is linear may be applied to the heads of each rank, and summed up over the ranks; and
+        heads may be gathered when their tokens have been summed up.
+        """
+        last = self._uses[-1] if self._uses else None
+        if last is None or members != last.members or given.ndim < _FEWEST_SUMMED_DIMS:
+            return
+        is_summed = public.startswith(("all_reduce", "reduce")) and given.is_floating_point()
+        is_gathered = public.startswith("all_gather") and last.has_heads(given.shape)
+        last.is_returned = last.is_returned or is_summed or is_gathered
 
     def attend(self, attention: Attention, place: Place, site: CallSite) -> bool:
         """Take note of attention that is about to be computed; say if it is the first that fits."""

@@ -38,7 +38,8 @@ class ExpertGradients:
     `exchange` are the ranks whose tokens reach them; `experts` says how their gradients were
     combined, `dense` how all others were; `factor` is what the backward pass of the exchange
     multiplies gradients by, `scales` are what other functions do. `are_different`: other ranks of
-    the group hold other experts under the same names.
+    the group hold other experts under the same names. `are_tables`: they are tables of embeddings,
+    of which each sample is sent some rows.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class ExpertGradients:
     factor: float
     scales: frozenset[float]
     are_different: bool
+    are_tables: bool = False
 
     @property
     def excess(self) -> float:
@@ -156,6 +158,7 @@ def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
         factor=factor,
         scales=frozenset().union(*(part.scales for part in known)),
         are_different=_are_different(first.look, found[0].members, first.names),
+        are_tables=all(first.look.named(rank)[name].is_table for name in first.names),
     )
 
 

@@ -35,21 +35,25 @@ def excess_of(window: LossWindow, sequences: Sequence[SequenceView] = ()) -> Exc
     if times < 2 or not is_close(total, times) or not window.num_passes:
         return None
     groups, members = window.groups, tuple(window.by_rank)
+    weights = {f.value for _, each in window.passes() for f in own_factors(each) if f.is_float}
     world = max(map(len, groups), default=0)
     for factor in _factors(window):
         mass = total * divisor / factor
+        is_sure = factor not in weights
         # The sum over the ranks is divided by a count of all their elements: a factor can only be
         # meant to undo the division by the number of ranks.
         if is_close(mass, 1.0) and factor == world:
-            return Excess(times, factor, "all ranks", divisor, is_sure=not _is_own_mean(window))
+            return Excess(
+                times, factor, "all ranks", divisor, is_sure=is_sure and not _is_own_mean(window)
+            )
         parts = [group for group in groups if len(group) == factor]
         if is_close(mass / divisor, 1.0) and parts and len(members) > divisor:
             shared = _shared(window, parts, factor)
             what = "all ranks" if factor == world else _phrase(shared or parts)
-            return Excess(times, factor, what, divisor, is_sure=bool(shared))
+            return Excess(times, factor, what, divisor, is_sure=is_sure and bool(shared))
         own = _sharing(window, times, sequences) if factor == times else ()
         if own:
-            return Excess(times, factor, _phrase([own]), divisor, is_sure=True)
+            return Excess(times, factor, _phrase([own]), divisor, is_sure=is_sure)
     is_summed = len(members) > divisor and is_close(times * divisor, len(members))
     if is_summed and not _factors(window) and _is_own_mean(window):
         sharing = _sharing(window, times, sequences)

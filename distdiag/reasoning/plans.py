@@ -5,28 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from distdiag.model_event import TensorPlan
+from distdiag.model_event import Basis, TensorPlan
 from distdiag.model_view import ModelView
 from distdiag.ranks import RankSet
 
 
 class Difference(NamedTuple):
-    """The first aspect of a tensor in which ranks differ; `values` are ranks by what they have."""
+    """The first aspect of a tensor in which ranks differ; `values` are ranks by what they have.
+
+    Not `is_told`: nothing tells that ranks should hold the same tensor, or parts of one.
+    """
 
     name: str
     aspect: str
     values: Mapping[str, RankSet]
+    is_told: bool = True
 
 
 def first_difference(view: ModelView) -> Difference | None:
-    """Return the first tensor, in the order of the model, that ranks keep differently."""
+    """Return the first tensor, in the order of the model, that ranks keep differently.
+
+    One that ranks should keep alike, by what is known of it, comes before one that each may have
+    for itself.
+    """
     tables = {rank: {plan.name: plan for plan in plans} for rank, plans in view.by_rank.items()}
     names = dict.fromkeys(plan.name for plans in view.by_rank.values() for plan in plans)
+    untold: Difference | None = None
     for name in names:
-        difference = _difference(name, {rank: table.get(name) for rank, table in tables.items()})
-        if difference is not None:
+        plans = {rank: table.get(name) for rank, table in tables.items()}
+        difference = _difference(name, plans)
+        if difference is None:
+            continue
+        if any(_is_told(plan) for plan in plans.values() if plan is not None):
             return difference
-    return None
+        untold = untold or difference._replace(is_told=False)
+    return untold
+
+
+def _is_told(plan: TensorPlan) -> bool:
+    return bool(plan.keeper or plan.mesh or plan.placements) or plan.basis is not Basis.WORLD
 
 
 def _difference(name: str, plans: Mapping[int, TensorPlan | None]) -> Difference | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.sequence_use_event import UseKind
-from distdiag.sequence_view import SequenceView, Uses
+from distdiag.sequence_view import Feeds, SequenceView, Uses
 
 _PHRASES: Final[dict[UseKind, str]] = {
     "all_to_all": "all-to-all",
@@ -54,3 +54,27 @@ def num_local_tokens(view: SequenceView, rank: int, num_ranks: int) -> int:
         return -1
     count = counts.pop()
     return count // num_ranks if view.how == "all_to_all" and count > 0 else count
+
+
+def are_mixed(by_rank: Feeds, members: tuple[int, ...]) -> bool:
+    """Say whether no two ranks draw the same samples, by their indices and their contents."""
+    feeds = [by_rank[rank] for rank in members]
+    if any(not fed.batch or not fed.samples or "" in fed.samples for fed in feeds):
+        return False
+    if any(fed.num_batch not in fed.batch_sizes for fed in feeds):
+        return False
+    indices = {fed.batch for fed in feeds}
+    contents = {fed.samples for fed in feeds}
+    return len(indices) == len(contents) == len(feeds)
+
+
+def is_one_text(view: SequenceView, members: tuple[int, ...]) -> bool:
+    """Say whether ranks have parts of one text, and no texts of their own that see one another."""
+    if view.how != "all_gather" or view.is_fed_by_others:
+        return True
+    return bool(view.feeds) and all(_are_same(each, members) for each in view.feeds)
+
+
+def _are_same(by_rank: Feeds, members: tuple[int, ...]) -> bool:
+    drawn = {(by_rank[rank].batch, by_rank[rank].samples) for rank in members}
+    return len(drawn) == 1 and all(drawn.pop())

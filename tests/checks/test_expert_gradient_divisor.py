@@ -16,7 +16,7 @@ def test_experts_that_are_not_divided_are_told():
     (finding,) = judged(look(0, 2.0, 1.0), look(1, 2.0, 1.0))
     assert finding.severity is Severity.WARNING
     assert tuple(finding.ranks) == (0, 1)
-    assert "2 times larger" in finding.message
+    assert "2 times as large" in finding.message
     assert "experts.0.weight" in finding.subjects
     assert "tokens of ranks 0-1" in finding.evidence[0].summary
 
@@ -24,7 +24,7 @@ def test_experts_that_are_not_divided_are_told():
 def test_one_dense_parameter_is_enough_if_it_is_seen_often():
     looks = [only(DENSE[:1], look(step, 2.0, 1.0)) for step in range(3)]
     (finding,) = judged(*looks)
-    assert "2 times larger" in finding.message
+    assert "2 times as large" in finding.message
     assert not judged(looks[0])
 
 
@@ -46,7 +46,7 @@ def test_experts_that_are_divided_twice_are_told():
 
 def test_a_clip_that_scales_all_gradients_hides_nothing():
     (finding,) = judged(look(0, 200.0, 100.0), look(1, 2.0, 1.0))
-    assert "2 times larger" in finding.message
+    assert "2 times as large" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,22 @@ def test_how_gradients_were_combined_is_told_by_sums_alone():
     assert found == Combined((0, 1), pytest.approx(2.0))
     local = combined_on([look(0, 2.0, 1.0)], 1, lambda name: name not in DENSE)
     assert local == Combined((1,), pytest.approx(1.0))
+
+
+def test_tables_of_embeddings_may_have_a_rate_of_their_own():
+    (finding,) = judged(tabled(look(0, 2.0, 1.0)), tabled(look(1, 2.0, 1.0)))
+    assert finding.grade is Grade.NOTE
+    assert "the gradients of the tables of" in finding.message
+
+
+def tabled(one):
+    marked = {
+        rank: msgspec.structs.replace(
+            event,
+            gradients=tuple(
+                msgspec.structs.replace(g, is_table=g.name in EXPERTS) for g in event.gradients
+            ),
+        )
+        for rank, event in one.by_rank.items()
+    }
+    return GradientLook(one.step, marked, one.exchanges, one.groups)

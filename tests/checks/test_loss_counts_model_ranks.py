@@ -2,6 +2,7 @@ import pytest
 
 from distdiag.checks.loss_counts_model_ranks import LossCountsModelRanks
 from distdiag.finding import Grade, Severity
+from distdiag.loss_event import Factor
 from tests.checks.losses import judged, losses, mean, over, part, times
 from tests.checks.sequences import both, passed, shared
 
@@ -29,6 +30,12 @@ def test_a_factor_that_counts_the_ranks_of_a_sequence_is_found():
     (finding,) = found(*SHARED, members=WORLD, divisor=2.0, **MESH)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
     assert "is multiplied by 2, the number of ranks in the group 0, 1" in finding.message
+
+
+def test_a_factor_that_is_given_as_a_weight_is_a_note():
+    weight = Factor("*", 4.0, is_float=True)
+    (finding,) = found(*(part(n, 4 / 50, over(50), weight) for n in (20, 30)), **MESH)
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
 
 
 def test_micro_steps_share_the_count_of_all_of_them():

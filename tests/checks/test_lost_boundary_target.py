@@ -1,6 +1,7 @@
 from distdiag.checks.lost_boundary_target import LostBoundaryTarget
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
+from tests.checks.feeds import model_fed
 from tests.checks.losses import judged as judged_by
 from tests.checks.losses import losses as steps
 from tests.checks.losses import mean, told
@@ -89,3 +90,15 @@ def test_targets_that_all_count_are_right():
 
 def test_a_loss_of_something_else_is_left_alone():
     assert given(5, 5) == []
+
+
+def test_texts_that_attend_to_gathered_ones_have_a_first_label_each():
+    (finding,) = judged(own_shift(0), own_shift(1), how="all_gather")
+    assert finding.severity is Severity.INFO
+
+
+def test_parts_of_the_same_samples_are_named_where_keys_are_gathered():
+    same = {"batch": "indices", "samples": ("samples",)}
+    feeds = [{rank: model_fed(rank, number, **same) for rank in (0, 1)} for number in (0, 1)]
+    (finding,) = judged(own_shift(0), own_shift(1), how="all_gather", feeds=feeds)
+    assert finding.severity is Severity.WARNING

@@ -1,6 +1,7 @@
 from distdiag.checks.mixed_samples import MixedSamples
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
+from distdiag.sequence_view import Likeness
 from tests.checks.feeds import model_fed
 from tests.checks.sequences import both, shared
 
@@ -47,3 +48,13 @@ def test_a_loader_that_reads_in_order_may_give_parts_of_one_text():
 
 def test_batches_of_another_size_than_the_model_is_given_say_nothing():
     assert judged(fed(0, num_batch=8), fed(1, num_batch=8)) == []
+
+
+def test_samples_that_attend_to_gathered_ones_may_be_meant():
+    (finding,) = judged(fed(0), fed(1), how="all_gather")
+    assert finding.severity is Severity.INFO
+    assert "unless samples are meant to attend to those of other ranks" in finding.message
+
+
+def test_ranks_with_other_models_have_samples_of_their_own():
+    assert judged(fed(0), fed(1), likeness=Likeness.OTHER_MODELS) == []

@@ -2,7 +2,7 @@ import pytest
 
 from distdiag.checks.sharding_plan_mismatch import ShardingPlanMismatch
 from distdiag.finding import Grade
-from distdiag.model_event import Policy
+from distdiag.model_event import Basis, Policy
 from distdiag.ranks import RankSet
 from tests.checks.models import judged, mesh, model, plan
 
@@ -107,3 +107,13 @@ def test_what_may_differ_between_ranks_is_silent(change):
 def test_submeshes_of_other_ranks_are_no_other_order():
     halves = [sharded(mesh=mesh(2, ranks=ranks)) for ranks in ((0, 1), (0, 1), (2, 3), (2, 3))]
     assert not judged(ShardingPlanMismatch, model(*[[half] for half in halves]))
+
+
+def test_parts_that_each_rank_has_for_itself_are_a_note():
+    dense = {"keeper": "DDP", "replicas": (0, 1), "basis": Basis.WRAPPER}
+    own = {"keeper": "", "basis": Basis.WORLD}
+    tables = {0: [plan("tables.0", **own), plan("tables.1", **own)], 1: [plan("tables.0", **own)]}
+    plans = {rank: (*tables[rank], plan("top.weight", **dense)) for rank in (0, 1)}
+    (finding,) = judged(ShardingPlanMismatch, model(*plans.values()))
+    assert finding.grade is Grade.NOTE
+    assert finding.subjects == ("tables.1",)

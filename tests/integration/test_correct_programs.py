@@ -10,7 +10,7 @@ from tests.integration.catalogue import (
 )
 from tests.integration.conftest import CheckedRuns
 
-HELPERS = {"training_record"}
+HELPERS = {"routed_twice", "training_record"}
 
 
 @pytest.mark.timeout(480)

@@ -25,14 +25,14 @@ def findings(script, *arguments, nproc=2):
 def test_experts_that_nobody_divides_are_told():
     found = findings(SCRIPT, "wrong", "Adam")
     assert found["MOE012"]["severity"] == "warning"
-    assert "2 times larger" in found["MOE012"]["message"]
+    assert "2 times as large" in found["MOE012"]["message"]
     assert "layers.0.expert.0.weight" in found["MOE012"]["subjects"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["ddp", "bucket"])
 def test_it_does_not_matter_who_averages_the_others(style):
-    assert "2 times larger" in findings(SCRIPT, style)["MOE012"]["message"]
+    assert "2 times as large" in findings(SCRIPT, style)["MOE012"]["message"]
 
 
 @pytest.mark.slow
@@ -59,6 +59,6 @@ def test_experts_that_are_divided_in_any_way_are_not(style):
 @pytest.mark.slow
 def test_experts_that_are_sharded_over_fewer_ranks_are_told_without_a_divisor():
     found = findings(SHARDED, "wrong", nproc=4)
-    assert "2 times larger" in found["MOE012"]["message"]
+    assert "2 times as large" in found["MOE012"]["message"]
     assert "divided by 4, those of experts by 2" in found["MOE012"]["message"]
     assert "MOE012" not in findings(SHARDED, "factor", nproc=4)

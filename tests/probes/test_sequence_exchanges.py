@@ -70,6 +70,29 @@ def test_the_first_exchange_of_the_next_layer_brings_nothing_back():
     assert not second.is_returned
 
 
+@pytest.mark.parametrize(
+    ("public", "given", "members", "is_returned"),
+    [
+        ("all_reduce", torch.ones(2, 16), (0, 1), True),
+        ("reduce_scatter_tensor", torch.ones(2, 8, 16), (0, 1), True),
+        ("all_gather", torch.ones(2, 2 * 4), (0, 1), True),
+        ("all_gather", torch.ones(2, 16), (0, 1), False),
+        ("all_reduce", torch.ones(16), (0, 1), False),
+        ("all_reduce", torch.ones(2, 16, dtype=torch.int64), (0, 1), False),
+        ("all_reduce", torch.ones(2, 16), (0, 1, 2, 3), False),
+    ],
+)
+def test_heads_that_are_summed_up_or_gathered_elsewhere_are_brought_back(
+    public, given, members, is_returned
+):
+    running = ForwardPass()
+    running.add(exchange(HERE))
+    running.attend(ATTENTION, HERE, SITE)
+    running.combined(public, given, members)
+    (use,) = settled(running.take())
+    assert use.is_returned is is_returned
+
+
 def test_exchanges_of_experts_in_a_module_of_their_own_are_none():
     assert uses(exchange(place(experts, main)), HERE, exchange(place(experts, main))) == []
 

@@ -58,6 +58,10 @@ class Experts(nn.Module):
         super().__init__()
         self.router = nn.Linear(DIM, dist.get_world_size())
         self.expert = nn.Linear(DIM, DIM)
+        with torch.no_grad():  # equal seeds would make copies of one expert
+            own = torch.Generator().manual_seed(72 + dist.get_rank())
+            self.expert.weight.normal_(std=DIM**-0.5, generator=own)
+            self.expert.bias.normal_(std=0.1, generator=own)
         self.head = nn.Linear(DIM, 1)
 
     def forward(self, hidden: Tensor, *, idle: int | None) -> Tensor:
