@@ -96,7 +96,10 @@ class RoutingRecorder(Probe):
         """Remove the hooks."""
         super().uninstall()
         while self._handles:
-            self._handles.pop().remove()
+            handle = self._handles.pop()
+            handle.remove()
+            # Torch forgets this one of its tables, and compiled modules would warn.
+            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
     def flush(self) -> None:
         """Say how the recording ended."""
