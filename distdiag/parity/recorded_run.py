@@ -8,19 +8,16 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from distdiag.errors import DamagedFileError
-from distdiag.parity_task import RankSummary, read_summary
+from distdiag.parity.rank_data import RankData, Recorded, read_summaries
 from distdiag.ranks import RankSet
 from distdiag.recording import Kind, Record, read_index
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Recorded = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
-"""Numbers in single precision if they were recorded in that or a lower one."""
 Place = tuple[Kind, int, int, str]
 
 
@@ -56,11 +53,10 @@ class RecordedRun:
 
         """
         self.label = label
-        self._folder = folder
         self._records: dict[Place, dict[int, Record]] = {}
         self._names: dict[tuple[Kind, int, int], list[str]] = {}
-        self._data: dict[int, np.ndarray[tuple[int], np.dtype[np.uint8]]] = {}
-        self.summaries = dict(sorted(_read_summaries(folder).items()))
+        self._data = RankData(folder)
+        self.summaries = read_summaries(folder)
         for rank in self.summaries:
             for record in read_index(folder / f"rank-{rank}.index"):
                 place = (record.kind, record.step, record.micro, record.name)
@@ -156,7 +152,7 @@ class RecordedRun:
         digest = hashlib.blake2b(digest_size=16)
         for place, by_rank in self._records.items():
             if place[0] is Kind.BATCH and rank in by_rank:
-                digest.update(self._bytes(rank, by_rank[rank]).tobytes())
+                digest.update(self._data.bytes(rank, by_rank[rank]).tobytes())
                 digest.update(repr(by_rank[rank].values).encode())
         return digest.digest()
 
@@ -206,8 +202,8 @@ class RecordedRun:
             return None
         if any(record.part == shape for record in parts.values()):
             rank = min(rank for rank, record in parts.items() if record.part == shape)
-            return self._numbers(rank, parts[rank])
-        arrays = {rank: self._numbers(rank, record) for rank, record in parts.items()}
+            return self._data.numbers(rank, parts[rank])
+        arrays = {rank: self._data.numbers(rank, record) for rank, record in parts.items()}
         whole = np.full(shape, np.nan, np.result_type(*{each.dtype for each in arrays.values()}))
         for rank, record in parts.items():
             where = tuple(slice(a, a + n) for a, n in zip(record.at, record.part, strict=True))
@@ -222,27 +218,14 @@ class RecordedRun:
 
     def array(self, rank: int, record: Record) -> Array:
         """Return the part of a tensor that one rank recorded."""
-        return self._numbers(rank, record).astype(np.float64)
-
-    def _numbers(self, rank: int, record: Record) -> Recorded:
-        data, shape = self._bytes(rank, record), record.part or record.shape
-        if record.dtype == "bfloat16":
-            wide = data.view(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).reshape(shape)
-        try:
-            kind = np.dtype(record.dtype)
-        except TypeError:
-            kind = np.dtype(np.uint8)
-        exact = np.dtype(np.float32 if kind in (np.float16, np.float32) else np.float64)
-        numbers: Recorded = data.view(kind).astype(exact, copy=False)
-        return numbers.reshape(shape)
+        return self._data.numbers(rank, record).astype(np.float64)
 
     def rows(self, rank: int, record: Record) -> list[bytes]:
         """Return the bytes of each sample of a recorded batch tensor."""
         if not record.shape or not record.num_bytes:
             return []
         size = record.num_bytes // record.shape[0]
-        data = self._bytes(rank, record).tobytes()
+        data = self._data.bytes(rank, record).tobytes()
         return [data[place : place + size] for place in range(0, len(data), size)]
 
     def repeats(self, other: RecordedRun) -> bool:
@@ -276,17 +259,6 @@ class RecordedRun:
                     found[place[3]] = {key: RankSet(ranks) for key, ranks in by_digest.items()}
         return found
 
-    def _bytes(self, rank: int, record: Record) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        if not record.num_bytes:
-            return np.empty(0, np.uint8)
-        if rank not in self._data:
-            path = self._folder / f"rank-{rank}.data"
-            self._data[rank] = np.asarray(np.memmap(path, np.uint8, "r"))
-        data = self._data[rank][record.place : record.place + record.num_bytes]
-        if len(data) < record.num_bytes:
-            raise DamagedFileError(f"{self._folder}/rank-{rank}.data ends too early")
-        return data
-
 
 def _moved(record: Record, spot: Spot) -> Record:
     at = tuple(a + b for a, b in zip(spot.at, record.at, strict=True))
@@ -300,16 +272,3 @@ def _held(records: Mapping[int, Record]) -> dict[int, tuple[object, ...]]:
 def _sizes(records: Iterable[Record]) -> Iterable[int]:
     distinct = {(record.at, record.part) for record in records}
     return (math.prod(part) for _, part in distinct)
-
-
-def _read_summaries(folder: Path) -> dict[int, RankSummary]:
-    found: dict[int, RankSummary] = {}
-    for path in sorted(folder.glob("rank-*.json")):
-        try:
-            summary = read_summary(path.read_bytes())
-        except msgspec.MsgspecError as error:
-            raise DamagedFileError(f"{path}: not the summary of a recording: {error}") from None
-        found[summary.rank] = summary
-    if not found:
-        raise DamagedFileError(f"{folder}: no rank has recorded anything")
-    return found

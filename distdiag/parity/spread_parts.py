@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from distdiag.parity.recorded_run import Recorded, RecordedRun, Spot
+from distdiag.parity.rank_data import Recorded
+from distdiag.parity.recorded_run import RecordedRun, Spot
 from distdiag.recording import Kind
 
 Spots = Mapping[tuple[int, str], Spot]

@@ -11,7 +11,8 @@ import numpy as np
 
 from distdiag.disparity import Difference
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import Recorded, RecordedRun
+from distdiag.parity.rank_data import Recorded
+from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.room import num_cores
 from distdiag.parity.tolerance import (
     Common,
