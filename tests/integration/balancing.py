@@ -88,6 +88,7 @@ def main(how: str) -> None:
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    del model  # its reducer must not outlive the group
     dist.destroy_process_group()
 
 

@@ -150,6 +150,7 @@ def main(style: str, kind: str) -> None:
         if style == "clipped":
             nn.utils.clip_grad_norm_(net.parameters(), 0.01)
         optimizer.step()
+    del model, net  # its reducer must not outlive the group
     dist.destroy_process_group()
 
 

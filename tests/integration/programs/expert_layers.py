@@ -222,6 +222,7 @@ def main() -> None:
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     write_record(args.out, losses, model.state_dict())
+    del model  # its reducer must not outlive the group
     dist.barrier()
     dist.destroy_process_group()
 

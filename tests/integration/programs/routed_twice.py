@@ -119,6 +119,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    del model  # its reducer must not outlive the group
     dist.destroy_process_group()
 
 

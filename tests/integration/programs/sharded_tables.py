@@ -110,6 +110,7 @@ def main() -> None:
             optimizer.step()
         losses.append(loss.item())
     write_record(args.out, losses, model.state_dict())
+    del model  # its reducer must not outlive the group
     dist.barrier()
     dist.destroy_process_group()
 

@@ -186,6 +186,7 @@ def main() -> None:
     losses = train(model, generator, args.extras)
     assert losses[-1] < losses[0]
     write_record(args.out, losses, model.state_dict())
+    del model  # its reducer must not outlive the group
     dist.barrier()
     dist.destroy_process_group()
 

@@ -153,6 +153,7 @@ def main() -> None:
     losses: list[float] = []
     model = WAYS[args.way](args.way, losses)
     write_record(args.out, losses, model.state_dict())
+    del model  # its reducer must not outlive the group
     dist.barrier()
     dist.destroy_process_group()
 
