@@ -14,19 +14,23 @@ TIMEOUT_S = 100.0
 def cases() -> Iterator[object]:
     """Every bug and every fix.
 
-    Of bugs of one kind all but the first are slow tests, and so are comparisons of several runs.
+    Of bugs of one kind all but the first are slow tests, and so are comparisons of several runs. Of
+    fixes all but the first of a family are.
     """
-    seen = set()
+    kinds, families = set(), set()
     for entry in load_entries():
         expected = entry.expectation
-        kind = expected.hang_class or expected.codes[0]
-        is_slow = kind in seen or expected.mode == "parity"
-        marks = [pytest.mark.slow] if is_slow else []
-        seen.add(kind)
+        kind, family = expected.hang_class or expected.codes[0], expected.families[0]
+        is_slow = kind in kinds or expected.mode == "parity"
+        marks = [pytest.mark.slow] if is_slow or family in families else []
         yield pytest.param(entry, "fix", id=f"{entry.id}-fix", marks=marks)
+        marks = [pytest.mark.slow] if is_slow else []
         if expected.missed:
             marks = [*marks, pytest.mark.xfail(reason=expected.missed, strict=True)]
         yield pytest.param(entry, "bug", id=f"{entry.id}-bug", marks=marks)
+        kinds.add(kind)
+        if not is_slow:
+            families.add(family)
 
 
 @pytest.mark.zoo
