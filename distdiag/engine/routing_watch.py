@@ -11,7 +11,7 @@ from distdiag.engine.judges import Judges
 from distdiag.engine.watch import Watch
 from distdiag.event import Event, ProbeDisabled, StepEnd
 from distdiag.ranks import RankSet
-from distdiag.routing_event import AuxLoss, CounterWritten, Routing
+from distdiag.routing_event import AuxLoss, CounterWritten, CountsHeld, Routing
 from distdiag.routing_view import Divergence, Recount, Rerouting, RoutingView
 
 _MOST_KEPT: Final = 256
@@ -61,7 +61,8 @@ class RoutingWatch(Watch):
             why = "no balancing loss was seen"
             has_aux = any(known.aux for known in self._models.values())
             return {} if has_aux else {c.code: why for c in self._judges.needing(AuxLoss)}
-        return {check.code: why for check in self._judges.needing(Routing)}
+        kinds = (Routing, CountsHeld)
+        return {check.code: why for kind in kinds for check in self._judges.needing(kind)}
 
     def feed(self, event: Event) -> None:
         """Take in one event of one rank."""
