@@ -81,13 +81,8 @@ def moe_determinism(  # noqa: PLR0913 (click passes each option by name)
     Exits with 0 if all choices are the same, 1 if not, 2 if the runs cannot be compared.
     """
     started = time.time()
-    if not script.is_file():
-        raise UsageError(f"script {str(script)!r} does not exist")
     folder = (run_dir or new_run_dir()).resolve()
-    if any(folder.glob("*")):
-        raise UsageError(f"run directory {folder} is not empty")
-    if name not in reporter_names():
-        raise UsageError(f'unknown report "{name}" (there are: {", ".join(reporter_names())})')
+    _refuse(script, folder, name)
     plan = Plan(folder, Script(str(script), script_args), num_ranks, num_steps, seed, timeout_s)
     first, again = record_twice(plan, _say)
     problem = next(unmatched(first, again), "")
@@ -103,6 +98,16 @@ def moe_determinism(  # noqa: PLR0913 (click passes each option by name)
     _say(_verdict(result))
     click.echo(load_reporter(name)().render(report), nl=False)
     return _status(result)
+
+
+def _refuse(script: Path, folder: Path, name: str) -> None:
+    """Raise UsageError for what cannot be begun."""
+    if not script.is_file():
+        raise UsageError(f"script {str(script)!r} does not exist")
+    if any(folder.glob("*")):
+        raise UsageError(f"run directory {folder} is not empty")
+    if name not in reporter_names():
+        raise UsageError(f'unknown report "{name}" (there are: {", ".join(reporter_names())})')
 
 
 def _say(text: str) -> None:
