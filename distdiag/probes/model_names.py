@@ -8,6 +8,11 @@ from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import unwrapped
 
 
+def class_of(root: nn.Module) -> str:
+    """Return the name of a model's own class, whatever wraps it."""
+    return type(unwrapped(root)).__name__.removeprefix("FSDP")
+
+
 class ModelNames:
     """Gives each model a name that it keeps."""
 
@@ -20,7 +25,7 @@ class ModelNames:
         """Return the name of a model."""
         name = self._names.get(root)
         if name is None:
-            kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
+            kind = class_of(root)
             number = self._num_names[kind] = self._num_names.get(kind, 0) + 1
             name = self._names[root] = kind if number == 1 else f"{kind}#{number}"
         return name

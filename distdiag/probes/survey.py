@@ -23,7 +23,8 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.born import Born, roots_of
 from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.head_counts import HeadCounts
-from distdiag.probes.keepers import WrapTimes, is_wrapped, keeps, unwrapped, walk
+from distdiag.probes.keepers import WrapTimes, is_wrapped, keeps, walk
+from distdiag.probes.model_names import class_of
 from distdiag.probes.optimizer_state import owners_of
 from distdiag.probes.optimizer_watch import OptimizerWatch
 from distdiag.probes.own_steps import OwnSteps
@@ -200,7 +201,7 @@ class Survey(Probe):
     def _name(self, root: nn.Module) -> str:
         name = self._names.get(root)
         if name is None:
-            kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
+            kind = class_of(root)
             keepers = {keeper.kind for _, _, keeper in walk(root) if keeper.kind}
             kind = " ".join([*sorted(keepers), kind])
             number = self._num_models[kind] = self._num_models.get(kind, 0) + 1

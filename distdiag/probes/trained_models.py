@@ -11,6 +11,7 @@ from torch import nn
 from distdiag.probes.base import Patches
 from distdiag.probes.born import Born, roots_of
 from distdiag.probes.keepers import WrapTimes, unwrapped, walk
+from distdiag.probes.model_names import class_of
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_plans import Held, Surroundings, plan_of
 
@@ -36,7 +37,7 @@ class TrainedModels:
         numbers: dict[str, int] = {}
         for root in roots_of(self._modules.alive()):
             if any(parameter.requires_grad for parameter in root.parameters()):
-                kind = type(unwrapped(root)).__name__.removeprefix("FSDP")
+                kind = class_of(root)
                 number = numbers[kind] = numbers.get(kind, 0) + 1
                 yield kind if number == 1 else f"{kind}#{number}", root
 
