@@ -53,7 +53,7 @@ def main():
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     if WAY == "asked":
         verdict = distdiag.sequence.verify(split, gather, length=8, group=GROUP, reduction="mean")
-        print("asked:", verdict.ok, flush=True)
+        print(f"asked: {verdict.ok}", flush=True)
     for _ in range(3):
         x = torch.randn(2, 8, 4)
         loss = gather(layer(split(x))).square().mean()
@@ -62,7 +62,9 @@ def main():
             dist.all_reduce(parameter.grad, group=GROUP)
         optimizer.step()
         optimizer.zero_grad()
-    print(f"loss {loss.item().hex()} random {torch.rand(1).item().hex()}", flush=True)
+    # One write, for both ranks share the output: `print` would write the end of its line apart.
+    sys.stdout.write(f"loss {loss.item().hex()} random {torch.rand(1).item().hex()}\n")
+    sys.stdout.flush()
     dist.destroy_process_group()
 
 
