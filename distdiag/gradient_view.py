@@ -60,8 +60,9 @@ class SumsView:
     """What some ranks do with the gradients of one model, over several looks.
 
     `plans` are those of parameters that began alike and that all of these ranks train by the same
-    optimizers; `sums` tells it for each look. `apart` are those whose copies differ at all later
-    looks. `is_more_sent`: in a later step more was sent between the ranks than at these looks.
+    optimizers; `sums` tells it for each look at which there was a gradient. `apart` are those whose
+    copies differ at all later looks. `has_shards`: others of the model, but for experts, differ
+    from the start. `is_more_sent`: a later step sent more between the ranks than these looks did.
     """
 
     model: str
@@ -71,4 +72,5 @@ class SumsView:
     apart: frozenset[str]
     step: int
     site: CallSite
+    has_shards: bool = False
     is_more_sent: bool = False

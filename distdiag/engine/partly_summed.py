@@ -15,6 +15,7 @@ from distdiag.gradient_view import Ranks, Sum, SumsView
 from distdiag.model_event import Basis, Content, ModelPlan, ModelState, Moment, TensorPlan
 from distdiag.ranks import RankSet
 from distdiag.reasoning.copies import Copies, are_apart, are_equal, has_one_owner, is_zero, sum_of
+from distdiag.reasoning.experts import is_of_expert
 
 FIRST_STEPS: Final = 3
 FEWEST_STEPS: Final = 4
@@ -122,11 +123,15 @@ class PartlySummed(Watch):
         return SumsView(
             model,
             group,
-            {name: start[name][group[0]][0] for name in names},
+            {name: first[name][group[0]][0] for name in names},
             {name: tuple(_sums(looks, steps, name)) for name in names},
             frozenset(apart),
             steps[0],
             self._sites[model, group[0]],
+            any(
+                not are_equal(each) and not is_of_expert(each[group[0]][0])
+                for each in start.values()
+            ),
             self._is_more_sent(group, [start[name][group[0]] for name in apart]),
         )
 

@@ -7,7 +7,7 @@ as norms. What is left out is meant to be summed where neither is the case.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from distdiag.gradient_view import Sum, SumsView
@@ -28,10 +28,9 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
     plans = {name: plan for name, plan in view.plans.items() if not is_of_expert(plan)}
     summed = summed_in(view)
     own = set(_all_are(view, Sum.OWN, view.apart & plans.keys()))
-    is_regular = all(len(set(view.sums[name])) == 1 for name in plans)
-    num_looks = min(map(len, view.sums.values()), default=0)
-    is_minority = 2 * len(own) <= len(summed)
-    if not is_regular or not is_minority or num_looks < FEWEST_LOOKS or len(summed) < FEWEST_SUMMED:
+    is_regular = all(len(set(view.sums[name])) <= 1 for name in plans)
+    is_minority = len(summed) >= FEWEST_SUMMED and 2 * len(own) <= len(summed)
+    if view.has_shards or not is_regular or not is_minority:
         return ()
     torn = {name for name in own if _is_torn_out(view, name, summed)}
     routers = own & routers_in(tuple(view.plans.values()))
@@ -39,15 +38,17 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
     return tuple(sorted(torn | routers if own == torn | routers else torn))
 
 
-def _all_are(view: SumsView, wanted: Sum, names: set[str] | frozenset[str]) -> Iterator[str]:
-    yield from (name for name in sorted(names) if set(view.sums[name]) == {wanted})
+def _all_are(view: SumsView, wanted: Sum, names: Iterable[str]) -> Iterator[str]:
+    for name in sorted(names):
+        sums = view.sums[name]
+        if len(sums) >= FEWEST_LOOKS and set(sums) == {wanted}:
+            yield name
 
 
-def _is_torn_out(view: SumsView, name: str, summed: tuple[str, ...]) -> bool:
+def _is_torn_out(view: SumsView, name: str, summed: Sequence[str]) -> bool:
     """Say whether both others of its kind and others in each of its blocks are summed."""
-    kind, shape = _NUMBER.sub("#", name), view.plans[name].shape
+    mine, kind = view.plans[name], _NUMBER.sub("#", name)
+    beside = [other for other in summed if view.plans[other].owners == mine.owners]
+    kin = [o for o in beside if _NUMBER.sub("#", o) == kind and view.plans[o].shape == mine.shape]
     blocks = [name[: match.end() + 1] for match in _NUMBER.finditer(name)]
-    has_kin = any(
-        _NUMBER.sub("#", other) == kind and view.plans[other].shape == shape for other in summed
-    )
-    return has_kin and all(any(o.startswith(block) for o in summed) for block in blocks)
+    return bool(kin) and all(any(o.startswith(block) for o in beside) for block in blocks)
