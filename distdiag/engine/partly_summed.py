@@ -50,7 +50,9 @@ class PartlySummed(Watch):
         """The checks that saw no gradients of several ranks side by side, and why."""
         if self._has_looked and not self._is_blind:
             return {}
-        why = "models are not observed wholly" if self._is_blind else "no gradient was compared"
+        why = "no gradients were compared but what wrappers combine"
+        if self._is_blind:
+            why = "models, or what is sent between ranks, are not observed wholly"
         steps = {check.code for check in self._judges.needing(ModelState)}
         return {c.code: why for c in self._judges.needing(GradientSums) if c.code in steps}
 
@@ -100,10 +102,15 @@ class PartlySummed(Watch):
     def _judge(self, model: str) -> None:
         if self._is_blind or self._num_steps < FEWEST_STEPS:
             return
-        for group in sorted(self._groups):
+        summing: list[set[int]] = []
+        for group in sorted(self._groups, key=lambda ranks: (-len(ranks), ranks)):
+            if any(set(group) < larger for larger in summing):
+                continue  # it tells what is not summed here, either
             view = self._view(model, group)
             if view is not None:
                 self._judges.judge_sums(view)
+                if any(Sum.SUMMED in found for found in view.sums.values()):
+                    summing.append(set(group))
 
     def _view(self, model: str, group: Ranks) -> SumsView | None:
         looks = {
