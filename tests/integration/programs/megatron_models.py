@@ -11,6 +11,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -46,11 +47,13 @@ def config_for(args) -> TransformerConfig:
             "add_bias_linear": False,
         }
     return TransformerConfig(
-        num_layers=2,
+        num_layers=4 if args.pp > 1 else 2,
         hidden_size=WIDTH,
         num_attention_heads=HEADS,
         ffn_hidden_size=32,
         tensor_model_parallel_size=args.tp,
+        pipeline_model_parallel_size=args.pp,
+        pipeline_dtype=torch.float32,
         sequence_parallel=args.tp > 1 and not args.whole,
         expert_model_parallel_size=args.ep,
         expert_tensor_parallel_size=1 if args.ep > 1 else args.tp,
@@ -73,11 +76,13 @@ def model_for(args) -> DistributedDataParallel:
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
     model = GPTModel(
         config,
-        TransformerBlockSubmodules(layer_specs=[layer] * config.num_layers, layer_norm=Norm),
+        TransformerBlockSubmodules(layer_specs=[layer] * 2, layer_norm=Norm),
         vocab_size=VOCAB,
         max_sequence_length=LENGTH,
         position_embedding_type="learned_absolute",
         share_embeddings_and_output_weights=not args.untied,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
     )
     ddp = DistributedDataParallelConfig(
         overlap_grad_reduce=args.overlap, use_distributed_optimizer=False
@@ -85,15 +90,40 @@ def model_for(args) -> DistributedDataParallel:
     return DistributedDataParallel(config, ddp, model)
 
 
-def loss_of(model: DistributedDataParallel, text: Tensor) -> Tensor:
+def output_of(model: DistributedDataParallel, text: Tensor) -> Tensor:
+    """The losses of a text; what the next stage is given if this is not the last."""
     mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).triu(1)
     positions = torch.arange(LENGTH).expand(len(text), -1)
-    return model(text[:, :-1], positions, mask, labels=text[:, 1:]).mean()
+    return model(text[:, :-1], positions, mask, labels=text[:, 1:])
+
+
+def train_through_stages(model: DistributedDataParallel, text: Tensor) -> float:
+    """Run Megatron's schedule over two parts of a text; the loss is that of the last stage."""
+    done = get_forward_backward_func()(
+        forward_step_func=lambda parts, part_of: (
+            output_of(part_of, next(parts)),
+            lambda losses: (losses.mean(), {"loss": losses.detach().mean()}),
+        ),
+        data_iterator=iter(text.chunk(2)),
+        model=model,
+        num_microbatches=2,
+        seq_length=LENGTH,
+        micro_batch_size=BATCH // 2,
+        forward_only=False,
+    )
+    return sum(part["loss"].item() for part in done)
+
+
+def train_whole(model: DistributedDataParallel, text: Tensor) -> float:
+    loss = output_of(model, text).mean()
+    loss.backward()
+    return loss.item()
 
 
 def main() -> None:
     parser = out_parser()
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--ep", type=int, default=1)
     parser.add_argument("--dispatcher", choices=("allgather", "alltoall"), default="alltoall")
     parser.add_argument("--balance", default="aux_loss")
@@ -106,6 +136,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(
         args.tp,
+        args.pp,
         expert_model_parallel_size=args.ep,
         expert_tensor_parallel_size=1 if args.ep > 1 else args.tp,
     )
@@ -114,19 +145,18 @@ def main() -> None:
     model = model_for(args)
     seed_everything(500 + parallel_state.get_data_parallel_rank())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    train = train_whole if args.pp == 1 else train_through_stages
     losses = []
     for _ in range(6):
         begin = torch.randint(0, VOCAB, (BATCH, 1))
-        loss = loss_of(model, (begin + torch.arange(LENGTH + 1)) % VOCAB)
-        loss.backward()
+        losses.append(train(model, (begin + torch.arange(LENGTH + 1)) % VOCAB))
         finalize_model_grads([model])
         for parameter in model.parameters():
             parameter.grad = parameter.main_grad
         optimizer.step()
         optimizer.zero_grad()
         model.zero_grad_buffer()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    assert losses[-1] < losses[0] or not parallel_state.is_pipeline_last_stage()
     write_record(args.out, losses, model.state_dict())
     dist.barrier()
     dist.destroy_process_group()

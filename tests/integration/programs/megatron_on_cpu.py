@@ -30,5 +30,11 @@ torch.compiler.set_stance("force_eager")  # Megatron compiles small functions wh
 torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.current_stream = torch.cuda.Stream = lambda *_, **__: _STREAM
 torch.cuda.stream = nullcontext
+torch.cuda.synchronize = lambda *_: None
+Tensor.cuda = lambda self, *_, **__: self
 torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
 torch.cuda.manual_seed = torch.manual_seed
+_ZEROS = torch.zeros
+torch.zeros = lambda *sizes, device=None, **options: _ZEROS(
+    *sizes, device=None if device == "cuda" else device, **options
+)
