@@ -48,6 +48,7 @@ _EXPERTS = (
 )
 _MEGATRON = (
     LibraryRun("megatron_layers", ""),
+    LibraryRun("megatron_models", "--pp 2"),
     LibraryRun("megatron_models", "--tp 2"),
     LibraryRun("megatron_models", "--tp 2 --experts --untied --dispatcher allgather --capacity 1"),
     LibraryRun("megatron_models", "--ep 2 --experts --recompute --balance aux_loss"),
