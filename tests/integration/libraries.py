@@ -49,7 +49,7 @@ _EXPERTS = (
 _MEGATRON = (
     LibraryRun("megatron_layers", ""),
     LibraryRun("megatron_models", "--pp 2"),
-    LibraryRun("megatron_models", "--tp 2"),
+    LibraryRun("megatron_models", "--pp 1 --tp 2"),
     LibraryRun("megatron_models", "--tp 2 --experts --untied --dispatcher allgather --capacity 1"),
     LibraryRun("megatron_models", "--ep 2 --experts --recompute --balance aux_loss"),
     LibraryRun("megatron_models", "--ep 2 --experts --recompute --bias --balance none"),
