@@ -158,7 +158,14 @@ def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
         factor=factor,
         scales=frozenset().union(*(part.scales for part in known)),
         are_different=_are_different(first.look, found[0].members, first.names),
-        are_tables=all(first.look.named(rank)[name].is_table for name in first.names),
+        are_tables=_are_tables(first, rank),
+    )
+
+
+def _are_tables(part: _Part, rank: int) -> bool:
+    # Of many experts only some gradients are read, though all are known by name.
+    return all(
+        each.is_table for each in part.look.by_rank[rank].gradients if each.name in part.names
     )
 
 
