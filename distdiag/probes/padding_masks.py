@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distdiag.probes.forward_arguments import Arguments
-from distdiag.probes.sample_rows import tensors_in
+from distdiag.probes.sample_rows import first_tensors
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.sequence_use_event import SeenPadding
@@ -57,7 +57,7 @@ def is_call(given: object) -> bool:
 
 def pad_of(batch: object) -> int | None:
     """Return the one token id that a mask hides in a batch on the CPU, wherever it stands."""
-    tensors = [each for each in tensors_in(batch) if _is_grid(each) and each.device.type == "cpu"]
+    tensors = [each for each in first_tensors(batch) if each.is_cpu and _is_grid(each)]
     found = {_hidden_id(ids, mask) for mask in tensors for ids in tensors} - {None}
     return found.pop() if len(found) == 1 else None
 

@@ -63,6 +63,7 @@ class SequenceProbe(Probe):
         self._imports = ImportWatch(LIBRARIES, self._on_import)
         self._numbers: dict[tuple[UseKind, tuple[int, ...]], int] = {}
         self._pad: int | None = None
+        self._pads: set[int | None] = set()
         self._waiting: deque[tuple[list[Any], dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
     def _install(self) -> None:
@@ -104,7 +105,10 @@ class SequenceProbe(Probe):
             self._guard(self._take_batch, given)
 
     def _take_batch(self, batch: object) -> None:
-        self._pad = pad_of(batch)
+        pad = pad_of(batch)
+        self._pads |= {pad} - {None}
+        # Where batches of several loaders differ in it, nobody knows whose the model is given.
+        self._pad = pad if len(self._pads) == 1 else None
 
     # What happens in a forward pass. What a backward pass does is its mirror image.
 
