@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch.jit import _builtins
@@ -47,10 +47,25 @@ class Attention(NamedTuple):
     num_keys: int
 
 
+class Given(NamedTuple):
+    """What a call of attention was given: query, key and value, or rows of them, or scores."""
+
+    form: Literal["query", "rows", "scores"]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def argument(self, index: int, name: str) -> Any:  # noqa: ANN401
+        """Return one argument, None if it was not given."""
+        return self.args[index] if index < len(self.args) else self.kwargs.get(name)
+
+
+OnAttention = Callable[[Attention, FrameType, Given], None]
+
+
 class AttentionCalls:
     """Stands in the place of the functions that compute attention."""
 
-    def __init__(self, tell: Callable[[Attention, FrameType], None], patches: Patches) -> None:
+    def __init__(self, tell: OnAttention, patches: Patches) -> None:
         """Hand calls to `tell`, which raises nothing, while `is_wanted`."""
         self.is_wanted = False
         self._patches = patches
@@ -60,13 +75,13 @@ class AttentionCalls:
     def install(self) -> None:
         """Put the stand-ins of torch in place."""
         name = "scaled_dot_product_attention"
-        ours = _front(vars(functional)[name], self._number, _of_query)
+        ours = _front(vars(functional)[name], self._number, "query")
         _builtins._register_builtin(ours, f"aten::{name}")
         self._patches.replace(functional, name, ours)
-        softmax = _front(torch.softmax, self._number, _of_scores)
+        softmax = _front(torch.softmax, self._number, "scores")
         _builtins._register_builtin(softmax, "aten::softmax")
         self._patches.replace(torch, "softmax", softmax)
-        method = _front(torch.Tensor.softmax, self._number, _of_scores)
+        method = _front(torch.Tensor.softmax, self._number, "scores")
         self._patches.add(torch.Tensor, "softmax", method)
 
     def install_library(self, module: str) -> None:
@@ -74,15 +89,17 @@ class AttentionCalls:
         for name in LIBRARIES[module]:
             original = vars(sys.modules[module]).get(name)
             if callable(original):
-                ours = _front(original, self._number, _of_rows)
+                ours = _front(original, self._number, "rows")
                 self._patches.replace(sys.modules[module], name, ours)
 
 
 def _front(
     original: AnyCallable,
     number: int,
-    read: Callable[[tuple[Any, ...], dict[str, Any]], Attention | None],
+    form: Literal["query", "rows", "scores"],
 ) -> AnyCallable:
+    read = _READERS[form]
+
     # Without the mark that other wrappers bear: compiled programs call attention in their graphs.
     @functools.wraps(original)
     def attention(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -90,7 +107,7 @@ def _front(
             return original(*args, **kwargs)
         found = _safely(read, args, kwargs)
         if found is not None:
-            _LISTENERS[number][1](found, sys._getframe(1))
+            _LISTENERS[number][1](found, sys._getframe(1), Given(form, args, kwargs))
         return original(*args, **kwargs)
 
     return attention
@@ -159,5 +176,6 @@ def _of_scores(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | Non
     return Attention((), num_tokens * heads, num_tokens, heads, 0, queries, keys)
 
 
-_LISTENERS: Final[list[tuple[AttentionCalls, Callable[[Attention, FrameType], None]]]] = []
+_READERS: Final = {"query": _of_query, "rows": _of_rows, "scores": _of_scores}
+_LISTENERS: Final[list[tuple[AttentionCalls, OnAttention]]] = []
 """Who is told of calls; a traced function may hold a number, but not a probe."""

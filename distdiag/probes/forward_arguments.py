@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch import nn
 
-from distdiag.probes.sequence_exchanges import TORCH
-
+TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+"""Where torch's own files are."""
 _MOST_FRAMES: Final = 200
 _VARIADIC: Final = (0x04, 0x08)
 """Flags of code that takes further positional arguments, and further named ones."""

@@ -12,11 +12,13 @@ import torch
 from torch.distributed import distributed_c10d
 
 from distdiag.event import CallSite
-from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls
+from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls, Given
+from distdiag.probes.attention_masks import read_mask
 from distdiag.probes.base import Probe
 from distdiag.probes.forward_arguments import arguments_of
 from distdiag.probes.given_positions import positions_in
 from distdiag.probes.own_steps import is_due
+from distdiag.probes.padding_masks import is_call, pad_of, read_padding
 from distdiag.probes.post_import import ImportWatch
 from distdiag.probes.sequence_exchanges import (
     Exchange,
@@ -60,11 +62,14 @@ class SequenceProbe(Probe):
         self._calls = AttentionCalls(self._on_attention, self._patches)
         self._imports = ImportWatch(LIBRARIES, self._on_import)
         self._numbers: dict[tuple[UseKind, tuple[int, ...]], int] = {}
+        self._pad: int | None = None
+        self._pads: set[int | None] = set()
         self._waiting: deque[tuple[list[Any], dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
 
     def _install(self) -> None:
         self._calls.install()
         self._imports.start()
+        self.recorder.on_given.append(self._on_given)
         self.recorder.on_backward.append(self._on_backward)
         self.recorder.on_step.append(self._on_step)
         self._look(is_due(self.recorder.step))
@@ -94,6 +99,16 @@ class SequenceProbe(Probe):
 
     def _on_import(self, module: str) -> None:
         self._guard(self._calls.install_library, module)
+
+    def _on_given(self, given: object) -> None:
+        if self._calls.is_wanted and not is_call(given):
+            self._guard(self._take_batch, given)
+
+    def _take_batch(self, batch: object) -> None:
+        pad = pad_of(batch)
+        self._pads |= {pad} - {None}
+        # Where batches of several loaders differ in it, nobody knows whose the model is given.
+        self._pad = pad if len(self._pads) == 1 else None
 
     # What happens in a forward pass. What a backward pass does is its mirror image.
 
@@ -138,17 +153,19 @@ class SequenceProbe(Probe):
             )
         )
 
-    def _on_attention(self, attention: Attention, frame: FrameType) -> None:
+    def _on_attention(self, attention: Attention, frame: FrameType, call: Given) -> None:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_TASK:
-            self._guard(self._attend, attention, frame)
+            self._guard(self._attend, attention, frame, call)
 
-    def _attend(self, attention: Attention, frame: FrameType) -> None:
+    def _attend(self, attention: Attention, frame: FrameType, call: Given) -> None:
         site = CallSite(frames_of(frame, self.recorder.main_script))
         if not self._thread.running.attend(attention, Place.of(frame), site):
             return
         given = list(arguments_of(frame))
-        running = self._thread.running
-        running.place_tokens(positions_in(given, running.num_queries))
+        use = self._thread.running.last
+        use.place_tokens(positions_in(given, use.num_queries))
+        use.mask = read_mask(call, attention, len(use.members))
+        use.padding = None if self._pad is None else read_padding(given, self._pad)
         for tell in self.recorder.on_given if given else ():
             tell((given[-1].further, given[-1].named))
 

@@ -7,7 +7,6 @@ of their own, and data parallelism exchanges nothing in a forward pass.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,9 @@ import torch
 
 from distdiag.event import CallSite
 from distdiag.probes.attention_calls import Attention
+from distdiag.probes.attention_masks import MaskReading
+from distdiag.probes.forward_arguments import TORCH
+from distdiag.probes.padding_masks import PaddingReading
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_content import Pending, contents
 from distdiag.sequence_use_event import AttentionUse, UseKind
@@ -29,8 +31,6 @@ _MOST_USES: Final = 128
 _MOST_FRAMES: Final = 60
 _MOST_ROWS: Final = 4096
 _ROUNDING: Final = 1e-6
-TORCH: Final = os.path.dirname(torch.__file__) + os.sep
-"""Where torch's own files are."""
 _SELF: Final = ("self",)
 _FEWEST_SUMMED_DIMS: Final = 2
 """Counts and losses have fewer."""
@@ -78,7 +78,9 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class _Use:
+class Use:
+    """Attention over parts that were exchanged before it, and what is being read of it."""
+
     kind: UseKind
     attention: Attention
     place: Place
@@ -88,6 +90,8 @@ class _Use:
     is_returned: bool = False
     lines: set[tuple[Line, ...]] = field(default_factory=set)
     positions: Pending | None = None
+    mask: MaskReading | None = None
+    padding: PaddingReading | None = None
 
     @property
     def num_queries(self) -> int:
@@ -99,7 +103,14 @@ class _Use:
     def pending(self) -> Iterator[Pending]:
         """What is read."""
         found = [self.positions, *(each.content for each in self.before)]
+        found += [each.pending for each in (self.mask, self.padding) if each is not None]
         yield from (each for each in found if each is not None)
+
+    def place_tokens(self, positions: Sequence[torch.Tensor]) -> None:
+        """Begin to read the positions of the tokens."""
+        if positions:
+            self.positions = contents(positions)
+            self.positions.guard()
 
     def has_heads(self, shape: torch.Size) -> bool:
         """Say whether a tensor holds what the heads of one rank gave, side by side."""
@@ -117,7 +128,7 @@ class ForwardPass:
     def __init__(self) -> None:
         """Nothing has happened yet."""
         self._open: deque[Exchange] = deque(maxlen=_MOST_OPEN)
-        self._uses: list[_Use] = []
+        self._uses: list[Use] = []
         self._num_read = 0
 
     def read(self, tensors: Sequence[torch.Tensor]) -> Pending | None:
@@ -170,23 +181,17 @@ class ForwardPass:
             return False
         if place.scope not in last.place.codes:
             place = place._replace(scope=last.place.scope)
-        use = _Use(last.kind, attention, place, last.members, before, site)
+        use = Use(last.kind, attention, place, last.members, before, site)
         use.lines = {each.place.lines for each in before}
         self._uses.append(use)
         return len(self._uses) == 1
 
     @property
-    def num_queries(self) -> int:
-        """How many tokens of a sequence this rank holds, by what was attended to last."""
-        return self._uses[-1].num_queries
+    def last(self) -> Use:
+        """What was attended to last."""
+        return self._uses[-1]
 
-    def place_tokens(self, positions: Sequence[torch.Tensor]) -> None:
-        """Begin to read the positions of the tokens that were attended to last."""
-        if positions:
-            self._uses[-1].positions = contents(positions)
-            self._uses[-1].positions.guard()
-
-    def take(self) -> list[_Use]:
+    def take(self) -> list[Use]:
         """Return the uses of the pass that is over, and begin anew."""
         uses, self._uses = self._uses, []
         self._open.clear()
@@ -240,7 +245,7 @@ def num_distinct(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return 1.0 + (sums[1:] - sums[:-1] > room).sum(dtype=torch.float64).reshape(1)
 
 
-def settled(uses: Sequence[_Use]) -> Iterator[AttentionUse]:
+def settled(uses: Sequence[Use]) -> Iterator[AttentionUse]:
     """Yield what is written down; all contents are there."""
     for use in uses:
         digests: list[str] = []
@@ -262,6 +267,8 @@ def settled(uses: Sequence[_Use]) -> Iterator[AttentionUse]:
             peer=use.before[0].peer,
             site=use.site,
             positions=() if use.positions is None else _digests(use.positions),
+            mask=None if use.mask is None else use.mask.settle(use.mask.pending.take() or []),
+            padding=use.padding.settle(use.padding.pending.take() or []) if use.padding else None,
         )
 
 
@@ -269,6 +276,6 @@ def _digests(pending: Pending) -> tuple[str, ...]:
     return tuple(each.digest if each else "" for each in pending.take() or ())
 
 
-def are_ready(uses: Sequence[_Use]) -> bool:
+def are_ready(uses: Sequence[Use]) -> bool:
     """Say whether all contents have been read."""
     return all([each.take() is not None for use in uses for each in use.pending])

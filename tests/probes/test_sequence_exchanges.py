@@ -157,7 +157,7 @@ def test_rows_that_differ_are_counted():
 def calls():
     patches = Patches()
     found = []
-    watch = AttentionCalls(lambda attention, _: found.append(attention), patches)
+    watch = AttentionCalls(lambda attention, *_: found.append(attention), patches)
     watch.install()
     yield watch, found
     patches.undo()
