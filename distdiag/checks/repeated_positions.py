@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
@@ -52,6 +53,11 @@ class RepeatedPositions(Check):
     fix_changes = "What attention computes between tokens of different parts."
     fix_leaves = "The layers and their exchanges."
     disproof = "The positions that reach attention, printed on each rank, differ."
+    absent = "no positions of tokens were given to a module with shared attention"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for positions beside attention."""
+        return isinstance(event, SequenceUse) and any(use.positions for use in event.uses)
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Compare the positions of the ranks' tokens in the first layer of each pass."""

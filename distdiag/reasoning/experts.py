@@ -55,6 +55,11 @@ def experts_in(by_rank: Held) -> Iterator[Experts]:
     yield from found.values()
 
 
+def is_of_expert(plan: TensorPlan) -> bool:
+    """Say whether the name of a parameter is one of an expert."""
+    return _place(plan) is not None
+
+
 def _totals(by_rank: Held) -> dict[str, int]:
     totals: dict[str, set[int]] = {}
     for held in by_rank.values():
