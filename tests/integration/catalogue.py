@@ -208,6 +208,8 @@ PROGRAMS = (
     Program(name="unreduced_on_purpose", args=("--way", "gossip"), slow=True),
     Program(name="unreduced_on_purpose", args=("--way", "signs"), slow=True),
     Program(name="unreduced_on_purpose", args=("--way", "streams"), slow=True),
+    Program(name="weighed_sequences", args=("--way", "literal"), slow=True),
+    Program(name="weighed_sequences", args=("--way", "setting"), slow=True),
     Program(name="weights_of_choice", args=("--way", "two-losses"), slow=True),
     Program(name="weights_of_choice", args=("--way", "weighed-shards"), slow=True),
     Program(name="weights_of_choice", args=("--way", "weighed-sum"), slow=True),
