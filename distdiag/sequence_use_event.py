@@ -47,3 +47,13 @@ class SequenceUse(Event, frozen=True, kw_only=True):
     def place(self) -> tuple[str, int]:
         """What is the same on all ranks for the same pass."""
         return (f"{self.how} over {len(self.members)} ranks", self.number)
+
+
+class AttentionUnread(Event, frozen=True, kw_only=True):
+    """A call of attention went through, but its arguments could not be read; `reason` says why.
+
+    `number` counts such calls of the rank.
+    """
+
+    number: int
+    reason: str

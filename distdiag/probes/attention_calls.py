@@ -50,9 +50,18 @@ class Attention(NamedTuple):
 class AttentionCalls:
     """Stands in the place of the functions that compute attention."""
 
-    def __init__(self, tell: Callable[[Attention, FrameType], None], patches: Patches) -> None:
-        """Hand calls to `tell`, which raises nothing, while `is_wanted`."""
+    def __init__(
+        self,
+        tell: Callable[[Attention, FrameType], None],
+        patches: Patches,
+        unread: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        """Hand calls to `tell` while `is_wanted`, and to `unread` what kept them from being read.
+
+        Neither raises anything.
+        """
         self.is_wanted = False
+        self.unread = unread
         self._patches = patches
         self._number = len(_LISTENERS)
         _LISTENERS.append((self, tell))
@@ -88,19 +97,18 @@ def _front(
     def attention(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if torch.compiler.is_compiling() or not _LISTENERS[number][0].is_wanted:
             return original(*args, **kwargs)
-        found = _safely(read, args, kwargs)
+        calls, tell = _LISTENERS[number]
+        try:
+            found = read(args, kwargs)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            result = original(*args, **kwargs)  # says itself what is wrong with its arguments
+            calls.unread(error)
+            return result
         if found is not None:
-            _LISTENERS[number][1](found, sys._getframe(1))
+            tell(found, sys._getframe(1))
         return original(*args, **kwargs)
 
     return attention
-
-
-def _safely(read: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:  # noqa: ANN401
-    try:
-        return read(args, kwargs)  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001 (the call itself will say what is wrong with its arguments)
-        return None
 
 
 def _is_plain(tensor: object) -> bool:

@@ -27,7 +27,7 @@ from distdiag.probes.sequence_exchanges import (
 )
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
-from distdiag.sequence_use_event import SequenceUse, UseKind
+from distdiag.sequence_use_event import AttentionUnread, SequenceUse, UseKind
 
 _KINDS: Final[dict[str, UseKind]] = {
     "all_to_all": "all_to_all",
@@ -57,7 +57,8 @@ class SequenceProbe(Probe):
         """Nothing has happened yet."""
         super().__init__(recorder)
         self._thread = _Thread()
-        self._calls = AttentionCalls(self._on_attention, self._patches)
+        self._calls = AttentionCalls(self._on_attention, self._patches, self._on_unread)
+        self._num_unread = 0
         self._imports = ImportWatch(LIBRARIES, self._on_import)
         self._numbers: dict[tuple[UseKind, tuple[int, ...]], int] = {}
         self._waiting: deque[tuple[list[Any], dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
@@ -141,6 +142,17 @@ class SequenceProbe(Probe):
     def _on_attention(self, attention: Attention, frame: FrameType) -> None:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_TASK:
             self._guard(self._attend, attention, frame)
+
+    def _on_unread(self, error: Exception) -> None:
+        self._guard(self._count_unread, f"{type(error).__name__}: {error}".splitlines()[0])
+
+    def _count_unread(self, reason: str) -> None:
+        self._num_unread += 1
+        if self._num_unread <= _MOST_WAITING:
+            number = self._num_unread
+            self.recorder.event(
+                AttentionUnread, step=self.recorder.step, number=number, reason=reason
+            )
 
     def _attend(self, attention: Attention, frame: FrameType) -> None:
         site = CallSite(frames_of(frame, self.recorder.main_script))
