@@ -19,7 +19,8 @@ class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
     if that is not known, where tokens that are all alike would have `num_repeated` of them. The
     attention has seen `num_tokens` of all sequences. `is_returned`: something was exchanged after
     it, too. `peer` is the rank to which a ring sends. `positions` are digests of the positions that
-    the module was given for this rank's tokens, of the first attention of a pass.
+    the module was given for this rank's tokens, of the first attention of a pass; `doubt` says why
+    they may be right though they are the same on all ranks.
     """
 
     given: tuple[str, ...]
@@ -30,6 +31,7 @@ class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
     peer: int
     site: CallSite
     positions: tuple[str, ...] = ()
+    doubt: str = ""
 
 
 class SequenceUse(Event, frozen=True, kw_only=True):

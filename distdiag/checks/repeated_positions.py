@@ -24,7 +24,8 @@ class RepeatedPositions(Check):
     In several passes the modules around attention are given positions, or tables of rotary angles,
     for as many tokens as a rank holds, and these are equal to the byte on all ranks that share the
     sequence, while what they exchange differs. Positions that a module may move on by its rank are
-    left out.
+    left out. Where a function that places tokens may move them on, or attention is given a mask or
+    the bounds of documents, it is a note.
 
     ## Why it matters
     Each part is placed at the beginning of the sequence. Distances between tokens of different
@@ -72,12 +73,12 @@ class RepeatedPositions(Check):
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)} around "
                 f"attention and hold different tokens, but the same positions: in {len(same)} of "
                 f"{len(view.passes)} passes those of all ranks were equal to the byte, and each "
-                "rank's own part of them was expected",
+                f"rank's own part of them was expected{f'; but {use.doubt}' * bool(use.doubt)}",
                 ranks=RankSet(members),
                 step=first.step,
                 location=location,
-                grade=Grade.LIKELY,
-                confidence=0.85,
+                grade=Grade.NOTE if use.doubt else Grade.LIKELY,
+                confidence=0.4 if use.doubt else 0.85,
                 evidence=(
                     Evidence(
                         ranks=RankSet(members),

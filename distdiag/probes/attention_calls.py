@@ -26,6 +26,7 @@ LIBRARIES: Final = {
 }
 """Functions of libraries whose first arguments are query, key and value."""
 
+_BOUNDS: Final = {"attn_mask", "attn_bias", "cu_seqlens", "cu_seqlens_q"}
 _FEWEST_DIMS: Final = 3
 _BATCHED_DIMS: Final = 4
 
@@ -35,7 +36,8 @@ class Attention(NamedTuple):
 
     `sizes` are the numbers of elements of query, key and value; of scores from which nobody can
     tell them it is only known what divides that of the query: `unit`. A
-    sequence has `num_queries` and `num_keys`.
+    sequence has `num_queries` and `num_keys`. `is_parted`: it was given a mask, or where sequences
+    begin.
     """
 
     sizes: tuple[int, ...]
@@ -45,6 +47,7 @@ class Attention(NamedTuple):
     width: int
     num_queries: int
     num_keys: int
+    is_parted: bool = False
 
 
 class AttentionCalls:
@@ -105,7 +108,9 @@ def _front(
             calls.unread(error)
             return result
         if found is not None:
-            tell(found, sys._getframe(1))
+            is_parted = any(kwargs.get(name) is not None for name in _BOUNDS)
+            is_parted = is_parted or any(map(_is_plain, args[3:]))
+            tell(found._replace(is_parted=is_parted), sys._getframe(1))
         return original(*args, **kwargs)
 
     return attention

@@ -15,7 +15,7 @@ from distdiag.event import CallSite
 from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls
 from distdiag.probes.base import Probe
 from distdiag.probes.forward_arguments import arguments_of
-from distdiag.probes.given_positions import positions_in
+from distdiag.probes.given_positions import PARTED, doubt_of, positions_in
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.post_import import ImportWatch
 from distdiag.probes.sequence_exchanges import (
@@ -160,7 +160,8 @@ class SequenceProbe(Probe):
             return
         given = list(arguments_of(frame))
         running = self._thread.running
-        running.place_tokens(positions_in(given, running.num_queries))
+        doubt = PARTED if attention.is_parted else doubt_of(given)
+        running.place_tokens(positions_in(given, running.num_queries), doubt)
         for tell in self.recorder.on_given if given else ():
             tell((given[-1].further, given[-1].named))
 

@@ -88,6 +88,7 @@ class _Use:
     is_returned: bool = False
     lines: set[tuple[Line, ...]] = field(default_factory=set)
     positions: Pending | None = None
+    doubt: str = ""
 
     @property
     def num_queries(self) -> int:
@@ -180,9 +181,10 @@ class ForwardPass:
         """How many tokens of a sequence this rank holds, by what was attended to last."""
         return self._uses[-1].num_queries
 
-    def place_tokens(self, positions: Sequence[torch.Tensor]) -> None:
+    def place_tokens(self, positions: Sequence[torch.Tensor], doubt: str) -> None:
         """Begin to read the positions of the tokens that were attended to last."""
         if positions:
+            self._uses[-1].doubt = doubt
             self._uses[-1].positions = contents(positions)
             self._uses[-1].positions.guard()
 
@@ -262,6 +264,7 @@ def settled(uses: Sequence[_Use]) -> Iterator[AttentionUse]:
             peer=use.before[0].peer,
             site=use.site,
             positions=() if use.positions is None else _digests(use.positions),
+            doubt=use.doubt,
         )
 
 

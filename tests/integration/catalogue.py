@@ -161,6 +161,8 @@ PROGRAMS = (
     Program(name="periodic_averaging", slow=True),
     Program(name="pipeline"),
     Program(name="pipeline_schedule", slow=True),
+    Program(name="placed_sequences", args=("--way", "moved"), slow=True),
+    Program(name="placed_sequences", args=("--way", "packed"), slow=True),
     Program(name="population", slow=True),
     Program(name="quantised_base", args=("--way", "subclass"), slow=True),
     Program(name="rank0_extras", slow=True),
