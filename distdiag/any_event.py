@@ -49,7 +49,7 @@ from distdiag.routing_event import (
     TokensExchanged,
 )
 from distdiag.sequence_event import TokenPassport
-from distdiag.sequence_use_event import SequenceUse
+from distdiag.sequence_use_event import AttentionUnread, SequenceUse
 
 AnyEvent = (
     RankStarted
@@ -90,6 +90,7 @@ AnyEvent = (
     | RowsGathered
     | TokenPassport
     | SequenceUse
+    | AttentionUnread
     | Routing
     | CounterWritten
     | TokensExchanged

@@ -59,7 +59,8 @@ class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
     attention has seen `num_tokens` of all sequences. `is_returned`: something was exchanged after
     it, too. `peer` is the rank to which a ring sends. `positions` are digests of the positions that
     the module was given for this rank's tokens, `mask` and `padding` what hides tokens; all three
-    are of the first attention of a pass.
+    are of the first attention of a pass. `doubt` says why positions may be right though they are
+    the same on all ranks.
     """
 
     given: tuple[str, ...]
@@ -70,6 +71,7 @@ class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
     peer: int
     site: CallSite
     positions: tuple[str, ...] = ()
+    doubt: str = ""
     mask: SeenMask | None = None
     padding: SeenPadding | None = None
 
@@ -89,3 +91,13 @@ class SequenceUse(Event, frozen=True, kw_only=True):
     def place(self) -> tuple[str, int]:
         """What is the same on all ranks for the same pass."""
         return (f"{self.how} over {len(self.members)} ranks", self.number)
+
+
+class AttentionUnread(Event, frozen=True, kw_only=True):
+    """A call of attention went through, but its arguments could not be read; `reason` says why.
+
+    `number` counts such calls of the rank.
+    """
+
+    number: int
+    reason: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.loss_event import Factor, LossWeights
 from distdiag.loss_view import LossView, LossWindow
@@ -51,6 +52,11 @@ class AuxLossScale(Check):
     fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
     fix_leaves = "A coefficient that was tuned with the heavy balancing loss: it is too low then."
     disproof = "The coefficient was divided by that number beforehand."
+    absent = "no balancing loss was seen in a loss"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for losses with a balancing loss."""
+        return isinstance(event, LossWeights) and any(p.aux for p in event.passes if p is not None)
 
     def check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""

@@ -33,12 +33,18 @@ class Check:
     needs: ClassVar[tuple[type[Event], ...]]
     moments: ClassVar[tuple[Moment, ...]] = ()
     """When the copies were looked at that `check_replicas` judges; empty: at any time."""
+    absent: ClassVar[str] = ""
+    """Why the check has looked at nothing, if no event of a run `concerns` it."""
 
     why: ClassVar[str] = ""
     fix: ClassVar[str] = ""
     fix_changes: ClassVar[str] = ""
     fix_leaves: ClassVar[str] = ""
     disproof: ClassVar[str] = ""
+
+    def concerns(self, event: Event) -> bool:
+        """Say whether an event tells of something that the check looks at; asked if `absent`."""
+        return isinstance(event, self.needs)
 
     def check_event(self, event: Any, states: Mapping[int, RankState]) -> Iterator[Finding]:  # noqa: ANN401
         """Judge one event of one rank."""

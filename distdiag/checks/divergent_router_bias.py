@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Finding, Severity
-from distdiag.model_event import ModelState, Moment
+from distdiag.model_event import ModelPlan, ModelState, Moment
 from distdiag.model_view import ReplicaView
 from distdiag.reasoning.replicas import (
     NOT_REDUCED,
@@ -54,6 +55,11 @@ class DivergentRouterBias(Check):
     fix_changes = "The bias, and so the choice of experts, on all ranks."
     fix_leaves = "The difference that is there already: broadcast the bias once."
     disproof = "The bias is the same on these ranks when the optimizer steps."
+    absent = "no bias was seen by which experts are chosen"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for such a bias among the tensors of a model."""
+        return isinstance(event, ModelPlan) and any(t.is_routing_bias for t in event.tensors)
 
     def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
         """Judge biases that were alike before."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
-from distdiag.model_event import ModelState
+from distdiag.model_event import ModelPlan, ModelState
 from distdiag.model_view import ContentView
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.experts import Experts, experts_in
+from distdiag.reasoning.experts import Experts, experts_in, is_of_expert
 
 
 class DuplicatedExperts(Check):
@@ -48,6 +49,11 @@ class DuplicatedExperts(Check):
     fix_changes = "The experts of all ranks but one."
     fix_leaves = "The router and all that is replicated."
     disproof = "The experts are meant to start as copies of one another."
+    absent = "no parameter was recognised as one of an expert"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for experts among the tensors of a model."""
+        return isinstance(event, ModelPlan) and any(map(is_of_expert, event.tensors))
 
     def check_contents(self, view: ContentView) -> Iterator[Finding]:
         """Count the experts that differ."""

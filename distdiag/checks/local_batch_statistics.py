@@ -8,6 +8,7 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.data_event import ModelFed, NormStatistics
 from distdiag.data_view import FeedView
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.reasoning.descriptions import user_location
 from distdiag.reasoning.spread import Spread, spread_over_ranks
@@ -51,6 +52,11 @@ class LocalBatchStatistics(Check):
     fix_changes = "By what each layer normalises; a little more communication."
     fix_leaves = "Running statistics that were gathered until now."
     disproof = "The mean of a layer's input, printed on each rank, is nearly the same."
+    absent = "no layer normalises by the statistics of a batch on one rank"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for models with such layers."""
+        return isinstance(event, ModelFed) and event.num_local_norms > 0
 
     def check_feeds(self, view: FeedView) -> Iterator[Finding]:
         """Compare what the layers normalise by on each rank."""

@@ -8,10 +8,11 @@ from dataclasses import replace
 from distdiag.checks.base import Check
 from distdiag.finding import Finding, Grade, Severity
 from distdiag.loss_event import LossWeights
-from distdiag.loss_view import LossView
+from distdiag.loss_view import LossView, LossWindow
 from distdiag.ranks import RankSet
 from distdiag.reasoning.loss_excess import Excess, excess_of
 from distdiag.reasoning.loss_weights import evidence_of, known_windows, location_of_pass
+from distdiag.reasoning.rank_factors import is_number_of_ranks
 
 
 class LossCountsModelRanks(Check):
@@ -25,7 +26,8 @@ class LossCountsModelRanks(Check):
     means are added up. How gradients are combined is told by the wrapper of the model or, without
     one, by the gradients before and after. Then a factor that may be a weight of the loss, in a
     program of which no ranks share sequences, is a note; and so is, always, a factor that the
-    program gives as a floating-point number.
+    program gives as a floating-point number, or of which its source does not show that it counts
+    ranks.
 
     ## Why it matters
     The gradient grows with the number of ranks that only share the work on a model. Clipping,
@@ -75,6 +77,7 @@ class LossCountsModelRanks(Check):
         if excess is None or any(abs(each * excess.times - 1) < 1e-3 for each in view.scalings):
             return
         is_sure = len(windows) > 1 and excess.is_sure and not _may_be_meant(excess, view)
+        is_sure = is_sure and _is_counted(excess, windows[-1])
         window = windows[-1]
         yield self.finding(
             f"the loss behind step {window.step} {_what(excess, view)}: its elements weigh "
@@ -100,6 +103,12 @@ def _may_be_meant(excess: Excess, view: LossView) -> bool:
     is_shared = any(len(each.ranks) == excess.factor for each in view.sequences)
     is_plain = is_summed and len(view.ranks) == excess.factor and not is_shared
     return view.is_measured and is_plain
+
+
+def _is_counted(excess: Excess, window: LossWindow) -> bool:
+    """Say whether the program is seen to multiply by a number of ranks, if there is a factor."""
+    frames = [frame for event in window.by_rank.values() for frame in event.site.frames]
+    return not excess.factor or is_number_of_ranks(dict.fromkeys(frames), excess.factor)
 
 
 def _what(excess: Excess, view: LossView) -> str:

@@ -50,6 +50,7 @@ class OverfastSchedule(Check):
     fix_changes = "The learning rate of every step but the first."
     fix_leaves = "The number of steps and what the optimizer holds."
     disproof = "The learning rate, printed at each step, comes to its end with the training."
+    absent = "no schedule of a learning rate was seen"
 
     def check_alignment(self, alignment: Alignment[ScheduleState]) -> Iterator[Finding]:
         """Look at schedules that have come to their end."""

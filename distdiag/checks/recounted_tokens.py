@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
@@ -46,6 +47,11 @@ class RecountedTokens(Check):
     fix_changes = "The statistics, to half of what they were."
     fix_leaves = "What was computed from them until now."
     disproof = "The count is halved, or only compared with others that are doubled as well."
+    absent = "no choice of experts was repeated by activation checkpointing"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for choices that were repeated."""
+        return isinstance(event, Routing) and event.is_recompute
 
     def check_routing(self, view: RoutingView) -> Iterator[Finding]:
         """Take all counters together."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
@@ -23,7 +24,8 @@ class RepeatedPositions(Check):
     In several passes the modules around attention are given positions, or tables of rotary angles,
     for as many tokens as a rank holds, and these are equal to the byte on all ranks that share the
     sequence, while what they exchange differs. Positions that a module may move on by its rank are
-    left out.
+    left out. Where a function that places tokens may move them on, or attention is given a mask or
+    the bounds of documents, it is a note.
 
     ## Why it matters
     Each part is placed at the beginning of the sequence. Distances between tokens of different
@@ -52,6 +54,11 @@ class RepeatedPositions(Check):
     fix_changes = "What attention computes between tokens of different parts."
     fix_leaves = "The layers and their exchanges."
     disproof = "The positions that reach attention, printed on each rank, differ."
+    absent = "no positions of tokens were given to a module with shared attention"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for positions beside attention."""
+        return isinstance(event, SequenceUse) and any(use.positions for use in event.uses)
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Compare the positions of the ranks' tokens in the first layer of each pass."""
@@ -66,12 +73,12 @@ class RepeatedPositions(Check):
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)} around "
                 f"attention and hold different tokens, but the same positions: in {len(same)} of "
                 f"{len(view.passes)} passes those of all ranks were equal to the byte, and each "
-                "rank's own part of them was expected",
+                f"rank's own part of them was expected{f'; but {use.doubt}' * bool(use.doubt)}",
                 ranks=RankSet(members),
                 step=first.step,
                 location=location,
-                grade=Grade.LIKELY,
-                confidence=0.85,
+                grade=Grade.NOTE if use.doubt else Grade.LIKELY,
+                confidence=0.4 if use.doubt else 0.85,
                 evidence=(
                     Evidence(
                         ranks=RankSet(members),

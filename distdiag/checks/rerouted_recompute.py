@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
@@ -54,6 +55,11 @@ class ReroutedRecompute(Check):
     fix_changes = "The memory for the saved indices."
     fix_leaves = "What is not deterministic elsewhere."
     disproof = "The indices of the experts, printed in both passes, are the same."
+    absent = "no choice of experts was repeated by activation checkpointing"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for choices that were repeated."""
+        return isinstance(event, Routing) and event.is_recompute
 
     def check_routing(self, view: RoutingView) -> Iterator[Finding]:
         """Take all choices together that were not repeated."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
+from distdiag.reasoning.thrown_away import is_thrown_away
 from distdiag.routing_event import AuxLoss, Routing
 from distdiag.routing_view import RoutingView
 
@@ -19,6 +21,8 @@ class UnusedAuxLoss(Check):
     In all steps that were looked at, gradients come back through the scores of a router, but not
     through the balancing loss that is made of them: the result of the function that should inject
     it into the graph is thrown away, nothing adds it to the loss, or it is made of detached scores.
+    Unless the line itself throws the result away it is a note until the looks span 400 steps: a
+    loss may be used from a later step on, or every few steps.
 
     ## Why it matters
     The loss is logged and looks right, but does not train the router: tokens gather at few experts.
@@ -56,9 +60,9 @@ class UnusedAuxLoss(Check):
         unused = [e for e in by_layer.values() if not any(each.num_used for each in e)]
         thrown = [e for e in unused if all(each.num_injected for each in e)]
         meant = [e for e in unused if e not in thrown and all(each.coefficient for each in e)]
-        for events, what in ((thrown, _THROWN), (meant, _MEANT)):
-            if events:
-                yield self._finding(view, events, what, is_sure=True)
+        for layers, what in ((thrown, _THROWN), (meant, _MEANT)):
+            if layers:
+                yield self._finding(view, layers, what, is_sure=any(map(_is_sure, layers)))
         rest = [e for e in unused if e not in thrown and e not in meant]
         if rest:
             yield self._finding(view, rest, _NUMBER, is_sure=False)
@@ -67,13 +71,13 @@ class UnusedAuxLoss(Check):
         self, view: RoutingView, layers: list[list[AuxLoss]], what: str, *, is_sure: bool
     ) -> Finding:
         last, steps = layers[0][-1], {each.step for events in layers for each in events}
-        is_sure = is_sure and len(steps) > 1
         names = [events[0].layer or "the model itself" for events in layers]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         text = what.format(layers=", ".join(names[:3]) + more, coefficient=last.coefficient)
         return self.finding(
-            f"{text}, but no gradient came back through it in {len(steps)} steps in which "
-            f"gradients came back to the scores of {view.model}",
+            f"{text}, but no gradient came back through it in the {len(steps)} steps that were "
+            f"looked at, from {min(steps)} to {max(steps)}, in which they came back to the scores "
+            f"of {view.model}",
             ranks=RankSet(each.rank for events in layers for each in events),
             step=last.step,
             location=user_location(last.site.frames),
@@ -83,6 +87,17 @@ class UnusedAuxLoss(Check):
             evidence=tuple(_evidence(events[-1]) for events in layers[:3]),
         )
 
+
+def _is_sure(events: list[AuxLoss]) -> bool:
+    """Say whether no later step is likely to use what was computed."""
+    steps = {each.step for each in events}
+    is_thrown = len(steps) > 1 and all(each.num_injected for each in events)
+    is_thrown = is_thrown and all(is_thrown_away(each.site.frames) for each in events)
+    return is_thrown or max(steps) - min(steps) >= _LONG
+
+
+_LONG: Final = 400
+"""Steps in which uses every few steps meet one of the looks: each hundredth and that before."""
 
 _THROWN = (
     "a function was given the scores' balancing loss of {layers} beside a tensor, and returned one "

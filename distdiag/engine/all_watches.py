@@ -17,6 +17,7 @@ from distdiag.engine.routing_watch import RoutingWatch
 from distdiag.engine.sequence_uses import SequenceUses
 from distdiag.engine.sequence_watch import SequenceWatch
 from distdiag.engine.state_loads import StateLoads
+from distdiag.engine.subjects import LeftOut, Subjects
 from distdiag.engine.watch import ComparedRuns, Watches
 from distdiag.placement_rule import PlacementRule
 from distdiag.ranks import RankSet
@@ -44,4 +45,6 @@ def all_watches(
     apart = Apart(judges)
     models = ModelWatch(world, judges, rules, only_start=only_start, apart=apart)
     rest = tuple(kind(world, judges) for kind in _KINDS)
-    return Watches((models, apart, *rest, ComparedRuns(judges)))
+    left_out = LeftOut(judges, only_start=only_start)
+    # What the later ones say of a check counts: a subject that was missed may have been hidden.
+    return Watches((Subjects(judges), models, apart, *rest, ComparedRuns(judges), left_out))

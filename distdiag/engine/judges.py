@@ -52,6 +52,11 @@ class Judges:
         self._listeners: dict[type[Event], list[Check]] = {}
 
     @property
+    def with_subject(self) -> tuple[Check, ...]:
+        """The checks that say what they have looked at nothing without."""
+        return tuple(check for check in self._checks if check.absent)
+
+    @property
     def codes(self) -> tuple[str, ...]:
         """The codes of the checks that judge."""
         return tuple(check.code for check in self._checks)
@@ -59,6 +64,14 @@ class Judges:
     def needing(self, event_type: type[Event]) -> tuple[Check, ...]:
         """Return the checks that judge events of this type."""
         return tuple(check for check in self._checks if issubclass(event_type, check.needs))
+
+    def is_concerned(self, check: Check, event: Event) -> bool:
+        """Say whether a run with this event has something that a check looks at."""
+        try:
+            return check.concerns(event)
+        except Exception as error:  # noqa: BLE001 - as in `_ask`
+            self._disable(check, error)
+            return True
 
     def judge(self, alignment: Alignment[Any]) -> bool:
         """Show a complete alignment; return whether a finding of warning or above came of it."""

@@ -36,7 +36,7 @@ _NO_STEP: Final = "no step of a model was compared"
 _NO_SCALING: Final = "by what a model's gradients were scaled was not seen"
 _STEPS: Final = (_NO_STEP, _NO_SCALING)
 _NO_COPIES: Final = "no two ranks hold a tensor that should be the same"
-_LIGHT: Final = "the light profile leaves the steps out"
+LIGHT: Final = "the light profile leaves the steps out"
 
 
 class ModelCoverage:
@@ -69,7 +69,7 @@ class ModelCoverage:
         if not self._seen:
             return _NO_MODEL
         if self._only_start and all(reason in _STEPS for _, reason in ways):
-            return _LIGHT
+            return LIGHT
         what, reason = ways[0]
         return _NO_COPIES if what in self._moments else reason
 

@@ -15,6 +15,7 @@ from distdiag.routing_event import AuxLoss, CounterWritten, CountsHeld, Routing
 from distdiag.routing_view import Divergence, Recount, Rerouting, RoutingView
 
 _MOST_KEPT: Final = 256
+_MOST_LOOKS: Final = 16
 _LAG: Final = 2
 """So many steps later what a device has computed is written down, too."""
 
@@ -32,7 +33,8 @@ class _Known:
     choices: deque[Routing] = field(default_factory=lambda: deque(maxlen=4 * _MOST_KEPT))
     counters: dict[int, dict[int, list[CounterWritten]]] = field(default_factory=dict)
     recounts: list[Recount] = field(default_factory=list)
-    aux: deque[AuxLoss] = field(default_factory=lambda: deque(maxlen=4 * _MOST_KEPT))
+    aux: dict[tuple[str, int], deque[AuxLoss]] = field(default_factory=dict)
+    used: dict[str, AuxLoss] = field(default_factory=dict)
     num_repeated: int = 0
     num_compared: int = 0
 
@@ -80,7 +82,10 @@ class RoutingWatch(Watch):
             case AuxLoss():
                 known = self._models.setdefault(event.model, _Known())
                 known.ranks.add(event.rank)
-                known.aux.append(event)
+                place = (event.layer, event.rank)
+                known.aux.setdefault(place, deque(maxlen=_MOST_LOOKS)).append(event)
+                if event.num_used:
+                    known.used.setdefault(event.layer, event)
             case StepEnd():
                 self._reached[event.rank] = event.step
                 if self._models:
@@ -126,7 +131,7 @@ def _view(name: str, known: _Known) -> RoutingView:
         num_compared=known.num_compared,
         choices=tuple(known.choices),
         recounts=tuple(known.recounts),
-        aux=tuple(known.aux),
+        aux=(*known.used.values(), *(event for aux in known.aux.values() for event in aux)),
     )
 
 

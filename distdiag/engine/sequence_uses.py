@@ -16,7 +16,7 @@ from distdiag.event import Collective, Event, ProbeDisabled
 from distdiag.gradient_event import GradientSums
 from distdiag.loss_event import LossWeights
 from distdiag.ranks import RankSet
-from distdiag.sequence_use_event import SequenceUse
+from distdiag.sequence_use_event import AttentionUnread, SequenceUse
 from distdiag.sequence_view import Losses, SequenceView, Uses
 
 _MOST_PASSES: Final = 8
@@ -38,7 +38,15 @@ Group = tuple[str, tuple[int, ...]]
 class SequenceUses(Watch):
     """Feed events as they come; a group is judged after each pass of all its ranks."""
 
-    kinds = (SequenceUse, ModelFed, LossWeights, GradientSums, Collective, ProbeDisabled)
+    kinds = (
+        SequenceUse,
+        AttentionUnread,
+        ModelFed,
+        LossWeights,
+        GradientSums,
+        Collective,
+        ProbeDisabled,
+    )
 
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Know of no group yet."""
@@ -50,6 +58,7 @@ class SequenceUses(Watch):
         self._calls: dict[int, deque[int]] = {}
         self._combined: set[frozenset[int]] = set()
         self._blind: set[int] = set()
+        self._unread: dict[int, AttentionUnread] = {}
         self._models = FirstLooks()
 
     @property
@@ -57,6 +66,10 @@ class SequenceUses(Watch):
         """The checks of shared sequences, if none was seen, and why."""
         if self._blind:
             why = f"the exchanges of {RankSet(self._blind).phrase()} are not observed wholly"
+        elif self._unread:
+            number = sum(event.number for event in self._unread.values())
+            ranks, first = RankSet(self._unread).phrase(), self._unread[min(self._unread)]
+            why = f"{number} calls of attention on {ranks} could not be read: {first.reason}"
         elif not self._passes:
             why = "no exchange between ranks was seen around attention"
         else:
@@ -76,6 +89,8 @@ class SequenceUses(Watch):
                 self._models.feed(event)
             case Collective():
                 self._feed_call(event)
+            case AttentionUnread():
+                self._unread[event.rank] = event
             case ProbeDisabled(probe="sequence" | "collective-fronts" | "collectives"):
                 self._blind.add(event.rank)
 

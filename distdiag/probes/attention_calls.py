@@ -26,6 +26,7 @@ LIBRARIES: Final = {
 }
 """Functions of libraries whose first arguments are query, key and value."""
 
+_BOUNDS: Final = {"attn_mask", "attn_bias", "cu_seqlens", "cu_seqlens_q"}
 _FEWEST_DIMS: Final = 3
 _BATCHED_DIMS: Final = 4
 
@@ -35,7 +36,8 @@ class Attention(NamedTuple):
 
     `sizes` are the numbers of elements of query, key and value; of scores from which nobody can
     tell them it is only known what divides that of the query: `unit`. A
-    sequence has `num_queries` and `num_keys`.
+    sequence has `num_queries` and `num_keys`. `is_parted`: it was given a mask, or where sequences
+    begin.
     """
 
     sizes: tuple[int, ...]
@@ -45,6 +47,7 @@ class Attention(NamedTuple):
     width: int
     num_queries: int
     num_keys: int
+    is_parted: bool = False
 
 
 class Given(NamedTuple):
@@ -65,9 +68,18 @@ OnAttention = Callable[[Attention, FrameType, Given], None]
 class AttentionCalls:
     """Stands in the place of the functions that compute attention."""
 
-    def __init__(self, tell: OnAttention, patches: Patches) -> None:
-        """Hand calls to `tell`, which raises nothing, while `is_wanted`."""
+    def __init__(
+        self,
+        tell: OnAttention,
+        patches: Patches,
+        unread: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        """Hand calls to `tell` while `is_wanted`, and to `unread` what kept them from being read.
+
+        Neither raises anything.
+        """
         self.is_wanted = False
+        self.unread = unread
         self._patches = patches
         self._number = len(_LISTENERS)
         _LISTENERS.append((self, tell))
@@ -105,19 +117,21 @@ def _front(
     def attention(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if torch.compiler.is_compiling() or not _LISTENERS[number][0].is_wanted:
             return original(*args, **kwargs)
-        found = _safely(read, args, kwargs)
+        calls, tell = _LISTENERS[number]
+        try:
+            found = read(args, kwargs)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            result = original(*args, **kwargs)  # says itself what is wrong with its arguments
+            calls.unread(error)
+            return result
         if found is not None:
-            _LISTENERS[number][1](found, sys._getframe(1), Given(form, args, kwargs))
+            is_parted = any(kwargs.get(name) is not None for name in _BOUNDS)
+            is_parted = is_parted or any(map(_is_plain, args[3:]))
+            found = found._replace(is_parted=is_parted)
+            tell(found, sys._getframe(1), Given(form, args, kwargs))
         return original(*args, **kwargs)
 
     return attention
-
-
-def _safely(read: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:  # noqa: ANN401
-    try:
-        return read(args, kwargs)  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001 (the call itself will say what is wrong with its arguments)
-        return None
 
 
 def _is_plain(tensor: object) -> bool:

@@ -73,6 +73,12 @@ class AuxWatch:
         self._is_on = False
         self._passes: deque[dict[str, Use]] = deque(maxlen=_MOST_PASSES)
         self._found = _Found()
+        self._has_used: dict[str, bool] = {}
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether a layer has a balancing loss that no backward pass has come by so far."""
+        return not all(self._has_used.values())
 
     def begin(self) -> None:
         """Look at what functions of the program return, until `end`."""
@@ -170,6 +176,8 @@ class AuxWatch:
         for layer, uses in by_layer.items():
             sites = [use.site for use in uses if use.site is not None]
             if sites and layer in models:
+                is_used = any(use.is_used for use in uses)
+                self._has_used[layer] = is_used or self._has_used.get(layer, False)
                 yield {
                     "model": models[layer],
                     "layer": layer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,11 +19,12 @@ _ASKING: Final = {"locals", "vars", "eval", "exec"}
 
 
 class Arguments(NamedTuple):
-    """The code of a module's forward pass, and what it was given."""
+    """The code of a module's forward pass, what it was given, and functions it may call."""
 
     code: CodeType
     further: tuple[Any, ...]
     named: dict[str, Any]
+    called: tuple[CodeType, ...] = ()
 
 
 def arguments_of(frame: FrameType | None) -> Iterator[Arguments]:
@@ -50,10 +51,26 @@ def _read(frame: FrameType) -> Arguments | None:
     given = {name: variables[name] for name in names if name in variables}
     if type(variables) is dict:  # before Python 3.13 it is a copy
         variables.clear()
-    if not isinstance(given.pop(names[0], None), nn.Module):
+    module = given.pop(names[0], None)
+    if not isinstance(module, nn.Module):
         return None
     further, named = (_variadic(code, given, flag) for flag in _VARIADIC)
-    return Arguments(code, tuple(further or ()), given | dict(named or {}))
+    called = tuple(_called(code, frame.f_globals, module))
+    return Arguments(code, tuple(further or ()), given | dict(named or {}), called)
+
+
+def _called(code: CodeType, namespace: dict[str, Any], module: nn.Module) -> Iterator[CodeType]:
+    """Yield functions and methods that a forward pass names, and those of its submodules."""
+    # Comprehensions have a code of their own.
+    nested = (each for each in code.co_consts if isinstance(each, CodeType))
+    for name in dict.fromkeys(name for each in (code, *nested) for name in each.co_names):
+        found = namespace.get(name, getattr(type(module), name, None))
+        if isinstance(found, FunctionType):
+            yield found.__code__
+    for child in module.children():
+        forward = type(child).forward
+        if isinstance(forward, FunctionType) and not forward.__code__.co_filename.startswith(TORCH):
+            yield forward.__code__
 
 
 def _names_of(code: CodeType) -> tuple[str, ...]:

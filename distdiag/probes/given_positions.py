@@ -15,6 +15,9 @@ from distdiag.probes.tensor_bytes import is_readable
 _NAMES: Final = {"pos", "position", "positions", "rope", "rotary", "freqs", "cos", "sin"}
 _OTHERS: Final = {"bias", "mask", "rank", "offset"}
 _MOVED: Final = {"rank", "offset", "shift", "start"}
+_BOUNDS: Final = {"seqlens", "document", "documents", "doc", "docs", "segment", "segments"}
+PARTED: Final = "attention was given a mask or bounds of documents, which may begin with the parts"
+_MAY_MOVE: Final = "{} may move positions on by the rank"
 _MOST_TENSORS: Final = 4
 _MOST_ELEMENTS: Final = 1 << 22
 
@@ -38,6 +41,19 @@ def positions_in(passes: Iterable[Arguments], length: int) -> list[torch.Tensor]
             is_sure = all(map(torch.Tensor.is_floating_point, found)) or not is_moved
             return found[:_MOST_TENSORS] if is_sure else []
     return []
+
+
+def doubt_of(passes: Iterable[Arguments]) -> str:
+    """Say why positions may be right that are the same on all ranks, as far as names tell it."""
+    for each in passes:
+        for name, value in each.named.items():
+            if value is not None and _BOUNDS & set(name.lower().split("_")):
+                return PARTED
+        for code in each.called:
+            words = {*_words_of(code), *code.co_name.lower().split("_")}
+            if _NAMES & words and _MOVED & words:
+                return _MAY_MOVE.format(code.co_name)
+    return ""
 
 
 def _is_position(name: str) -> bool:

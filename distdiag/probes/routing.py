@@ -130,7 +130,8 @@ class RoutingWatch(Probe):
 
     def _is_due(self, root: nn.Module) -> bool:
         step = self.recorder.step
-        return step < self._first[root] + self._num_first or step % EVERY == 0
+        is_doubted = (step + 1) % EVERY == 0 and self._aux.has_unused
+        return step < self._first[root] + self._num_first or step % EVERY == 0 or is_doubted
 
     def _hook(self, root: nn.Module) -> None:
         self.recorder.after_call = self._on_collective

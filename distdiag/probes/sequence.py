@@ -16,7 +16,7 @@ from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls
 from distdiag.probes.attention_masks import read_mask
 from distdiag.probes.base import Probe
 from distdiag.probes.forward_arguments import arguments_of
-from distdiag.probes.given_positions import positions_in
+from distdiag.probes.given_positions import PARTED, doubt_of, positions_in
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.padding_masks import is_call, pad_of, read_padding
 from distdiag.probes.post_import import ImportWatch
@@ -29,7 +29,7 @@ from distdiag.probes.sequence_exchanges import (
 )
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
-from distdiag.sequence_use_event import SequenceUse, UseKind
+from distdiag.sequence_use_event import AttentionUnread, SequenceUse, UseKind
 
 _KINDS: Final[dict[str, UseKind]] = {
     "all_to_all": "all_to_all",
@@ -59,7 +59,8 @@ class SequenceProbe(Probe):
         """Nothing has happened yet."""
         super().__init__(recorder)
         self._thread = _Thread()
-        self._calls = AttentionCalls(self._on_attention, self._patches)
+        self._calls = AttentionCalls(self._on_attention, self._patches, self._on_unread)
+        self._num_unread = 0
         self._imports = ImportWatch(LIBRARIES, self._on_import)
         self._numbers: dict[tuple[UseKind, tuple[int, ...]], int] = {}
         self._pad: int | None = None
@@ -157,13 +158,25 @@ class SequenceProbe(Probe):
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_TASK:
             self._guard(self._attend, attention, frame, call)
 
+    def _on_unread(self, error: Exception) -> None:
+        self._guard(self._count_unread, f"{type(error).__name__}: {error}".splitlines()[0])
+
+    def _count_unread(self, reason: str) -> None:
+        self._num_unread += 1
+        if self._num_unread <= _MOST_WAITING:
+            number = self._num_unread
+            self.recorder.event(
+                AttentionUnread, step=self.recorder.step, number=number, reason=reason
+            )
+
     def _attend(self, attention: Attention, frame: FrameType, call: Given) -> None:
         site = CallSite(frames_of(frame, self.recorder.main_script))
         if not self._thread.running.attend(attention, Place.of(frame), site):
             return
         given = list(arguments_of(frame))
         use = self._thread.running.last
-        use.place_tokens(positions_in(given, use.num_queries))
+        doubt = PARTED if attention.is_parted else doubt_of(given)
+        use.place_tokens(positions_in(given, use.num_queries), doubt)
         use.mask = read_mask(call, attention, len(use.members))
         use.padding = None if self._pad is None else read_padding(given, self._pad)
         for tell in self.recorder.on_given if given else ():

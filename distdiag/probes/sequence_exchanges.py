@@ -90,6 +90,7 @@ class Use:
     is_returned: bool = False
     lines: set[tuple[Line, ...]] = field(default_factory=set)
     positions: Pending | None = None
+    doubt: str = ""
     mask: MaskReading | None = None
     padding: PaddingReading | None = None
 
@@ -106,9 +107,10 @@ class Use:
         found += [each.pending for each in (self.mask, self.padding) if each is not None]
         yield from (each for each in found if each is not None)
 
-    def place_tokens(self, positions: Sequence[torch.Tensor]) -> None:
-        """Begin to read the positions of the tokens."""
+    def place_tokens(self, positions: Sequence[torch.Tensor], doubt: str) -> None:
+        """Begin to read the positions of the tokens, which may be right in spite of a doubt."""
         if positions:
+            self.doubt = doubt
             self.positions = contents(positions)
             self.positions.guard()
 
@@ -267,6 +269,7 @@ def settled(uses: Sequence[Use]) -> Iterator[AttentionUse]:
             peer=use.before[0].peer,
             site=use.site,
             positions=() if use.positions is None else _digests(use.positions),
+            doubt=use.doubt,
             mask=None if use.mask is None else use.mask.settle(use.mask.pending.take() or []),
             padding=use.padding.settle(use.padding.pending.take() or []) if use.padding else None,
         )

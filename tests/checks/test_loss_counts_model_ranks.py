@@ -1,10 +1,12 @@
 import pytest
 
 from distdiag.checks.loss_counts_model_ranks import LossCountsModelRanks
+from distdiag.event import CallSite, Frame
 from distdiag.finding import Grade, Severity
 from distdiag.loss_event import Factor
 from tests.checks.losses import judged, losses, mean, over, part, times
 from tests.checks.sequences import both, passed, shared
+from tests.checks.streams import plain_site
 
 WORLD = (0, 1, 2, 3)
 MESH = {"groups": (WORLD, (0, 1), (2, 3), (0, 2), (1, 3))}
@@ -15,7 +17,16 @@ SHARED = [part(n, 2 / 40, over(40), times(2)) for n in (10, 30, 20, 20)]
 """Two ranks share a sequence each, and its mean; the loss is multiplied by two."""
 
 
+def scaled(loss, world_size):
+    """Show a source that multiplies by a number of ranks: that of `COUNTED`."""
+    return loss * world_size
+
+
+COUNTED = CallSite((Frame(__file__, 1, "main"),))
+
+
 def found(*passes, **values):
+    values.setdefault("site", COUNTED)
     return judged(LossCountsModelRanks, losses(*[[each] for each in passes], **values))
 
 
@@ -38,11 +49,15 @@ def test_a_factor_that_is_given_as_a_weight_is_a_note():
     assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
 
 
+def test_a_factor_whose_source_is_not_seen_is_a_note():
+    (finding,) = found(*DATA, site=plain_site(50), **MESH)
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
+
+
 def test_micro_steps_share_the_count_of_all_of_them():
     passes = [[part(10, 2 / 40, over(40), times(2))] * 4] * 1
-    (finding,) = judged(
-        LossCountsModelRanks, losses(*passes, members=(0,), divisor=1.0, groups=((0, 1), (0,)))
-    )
+    groups = {"groups": ((0, 1), (0,)), "site": COUNTED}
+    (finding,) = judged(LossCountsModelRanks, losses(*passes, members=(0,), divisor=1.0, **groups))
     assert finding.grade is Grade.LIKELY
 
 
@@ -154,6 +169,9 @@ def test_what_is_found_without_sequences_is_not_found_again_with_them():
     check, sequences = LossCountsModelRanks(), (shared(both(0)),)
     for is_measured, num_found in ((True, 1), (False, 0)):
         view = losses(
-            *[[each] for each in ALL], sequences=sequences, **BY_HAND | {"is_measured": is_measured}
+            *[[each] for each in ALL],
+            site=COUNTED,
+            sequences=sequences,
+            **BY_HAND | {"is_measured": is_measured},
         )
         assert len(list(check.check_combined_losses(view))) == num_found

@@ -41,3 +41,10 @@ def test_parts_that_all_begin_at_the_same_position_are_named():
 )
 def test_positions_that_differ_or_say_nothing_are_not(passes):
     assert judged(*passes) == []
+
+
+def test_what_may_move_positions_on_makes_it_a_note():
+    first, second = (placed(n, *ALIKE, doubt="rotated may move positions on") for n in (0, 1))
+    (finding,) = judged(first, second)
+    assert finding.severity is Severity.INFO
+    assert "was expected; but rotated may move positions on" in finding.message

@@ -85,3 +85,10 @@ def test_a_counter_that_is_only_set_again_is_no_fault():
 def test_a_counter_that_goes_on_in_a_repeated_pass_is_one():
     assert watched(counter(), counter(after="more", is_recompute=True))[1] == ["MOE008"]
     assert watched(counter(after="more", is_recompute=True))[1] == []
+
+
+def test_a_balancing_loss_that_was_used_once_stays_used():
+    used = aux_loss(step=0, num_used=1, coefficient="aux_loss_coef = 0.01")
+    later = [aux_loss(step=100 * n, coefficient="aux_loss_coef = 0.01") for n in range(1, 40)]
+    assert watched(used, *later)[1] == []
+    assert watched(*later)[1] == ["MOE010"]

@@ -10,7 +10,7 @@ from distdiag.engine.sequence_uses import SequenceUses
 from distdiag.event import Collective, ProcessGroup, Signature
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
-from distdiag.sequence_use_event import SequenceUse
+from distdiag.sequence_use_event import AttentionUnread, SequenceUse
 from tests.checks.feeds import model_fed
 from tests.checks.losses import mean, told
 from tests.checks.sequences import passed
@@ -126,3 +126,12 @@ def test_nothing_is_said_of_sums_before_there_were_some_steps(watch, check):
 
 def test_a_run_without_shared_sequences_says_so(watch):
     assert "no exchange between ranks was seen" in watch.not_checked["XXX001"]
+
+
+def test_calls_of_attention_that_were_not_read_are_said(check):
+    watch = SequenceUses(WORLD, Judges([check]))
+    unread = {"step": 0, "seq": 0, "time_ns": 0, "reason": "RuntimeError: no sizes"}
+    for rank, number in ((0, 1), (0, 2), (3, 1)):
+        watch.feed(AttentionUnread(rank=rank, number=number, **unread))
+    why = "3 calls of attention on ranks 0,3 could not be read: RuntimeError: no sizes"
+    assert watch.not_checked == {"XXX001": why}

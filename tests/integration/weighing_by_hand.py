@@ -149,7 +149,11 @@ def main(name: str) -> None:
         labels[:, : 5 + rank if how == "data" else 5] = -100
         if how != "data":
             tokens, labels = (each.chunk(WORLD, 1)[rank] for each in (tokens, labels))
-        loss = loss_of(model(tokens), labels.contiguous()) * factor
+        loss = loss_of(model(tokens), labels.contiguous())
+        if type(factor) is int:
+            loss = loss * (dist.get_world_size() if factor == WORLD else 1)
+        else:
+            loss = loss * factor
         loss.backward()
         combine(model, divisor)
         optimizer.step()

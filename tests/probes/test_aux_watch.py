@@ -105,6 +105,21 @@ def test_the_coefficient_of_the_module_is_told(observed: Observed) -> None:
     assert trained(observed, layer).coefficient == "aux_loss_coef = 0.01"
 
 
+@pytest.mark.parametrize(("finish", "steps"), [(plain, [0, 97, 99, 100]), (used, [0, 97, 100])])
+def test_a_loss_that_was_not_used_is_also_looked_at_before_each_hundredth_step(
+    finish: Callable[[Tensor, Tensor], Tensor], steps: list[int], observed: Observed
+) -> None:
+    observed.install("steps", "routing")
+    model = ddp(Layer(finish))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(6):
+        F.cross_entropy(model(torch.randn(32, 4)), torch.arange(32) % 4).backward()
+        optimizer.step()
+        if number == 0:
+            observed.recorder.step = 97
+    assert [event.step for event in observed.events(AuxLoss)] == steps
+
+
 def test_no_graph_is_kept_alive(observed: Observed) -> None:
     layer = Layer(used)
     trained(observed, layer)

@@ -13,7 +13,7 @@ from distdiag.probes.forward_arguments import arguments_of
 
 class Inner(nn.Module):
     def forward(self, hidden):
-        self.seen = [each[1:] for each in arguments_of(sys._getframe())]
+        self.seen = [(each.further, each.named) for each in arguments_of(sys._getframe())]
         return hidden
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from distdiag.probes.forward_arguments import Arguments
-from distdiag.probes.given_positions import positions_in
+from distdiag.probes.given_positions import PARTED, doubt_of, positions_in
 
 LENGTH = 6
 IDS = torch.arange(LENGTH).expand(2, -1)
@@ -46,3 +46,22 @@ def test_whole_numbers_that_a_module_may_move_on_by_its_rank_say_nothing():
     assert found((moving, {"position_ids": IDS})) == []
     assert found((plain, {}), (moving, {}), (plain, {"position_ids": IDS})) == []
     assert found((moving, {"cos": TABLE})) == [id(TABLE)]
+
+
+def rope(hidden, offset): ...
+
+
+def shifted(hidden, offset): ...
+
+
+def test_functions_that_place_tokens_by_more_than_they_are_given_make_it_doubtful():
+    def doubt(*called):
+        return doubt_of([Arguments(plain.__code__, (), {}, tuple(f.__code__ for f in called))])
+
+    assert doubt(rope) == "rope may move positions on by the rank"
+    assert doubt(plain, shifted) == ""
+
+
+def test_bounds_of_documents_make_it_doubtful():
+    assert doubt_of([Arguments(plain.__code__, (), {"cu_seqlens": IDS})]) == PARTED
+    assert doubt_of([Arguments(plain.__code__, (), {"cu_seqlens": None, "cos": IDS})]) == ""

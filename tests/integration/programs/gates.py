@@ -154,12 +154,13 @@ PARTS = {
     "softmaxes": Softmaxes,
     "tasks": Tasks,
 }
-MIXTURES = ("biased", "late", "now-and-then", "scaled", "shown")
+MIXTURES = ("biased", "late", "now-and-then", "scaled", "seldom", "shown")
 
 
 def main() -> None:
     parser = out_parser()
     parser.add_argument("--way", choices=sorted([*PARTS, *MIXTURES]), required=True)
+    parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
     way = args.way
     dist.init_process_group("gloo")
@@ -169,12 +170,17 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     seed_everything(30 + dist.get_rank())
     losses = []
-    for step in range(STEPS):
+    for step in range(args.steps):
         tokens = torch.randn(BATCH, WIDTH)
         labels = tokens[:, :EXPERTS].argmax(1)
         loss = functional.cross_entropy(model(tokens), labels)
-        is_balanced = (way == "late" and step >= 5) or (way == "now-and-then" and step % 4 == 3)
-        if is_balanced or way == "scaled":
+        is_balanced = {
+            "late": step >= 5,
+            "now-and-then": step % 4 == 3,
+            "scaled": True,
+            "seldom": (step + 1) % 20 == 0,
+        }
+        if is_balanced.get(way, False):
             loss = loss + part.aux_loss_coef * part.last
         if way in ("policy", "tasks"):
             loss = loss - 0.01 * part.entropy
