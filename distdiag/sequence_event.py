@@ -75,7 +75,8 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     """What one rank saw when numbered tokens went through split, attention and gather.
 
     `members` are the ranks that share the sequence, in the order of their group. `parts` are the
-    tokens that this rank holds after the split, `gathered` those after the gather, row by row.
+    tokens that this rank holds after the split, `gathered` those after the gather, row by row; a
+    `gathered_shape` is missing if nothing gathers.
     `scales` say by what the gradient of each token was multiplied on this rank, `attended` the same
     summed over the tokens that attend to it; NaN where its channels disagree. Empty are those
     that were not looked at. `gradients` are those of random queries, keys and values that came to
@@ -107,3 +108,10 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     def place(self) -> tuple[str, int]:
         """What is the same on all ranks at the same moment."""
         return (self.name, self.number)
+
+
+class SequenceUnverified(Event, frozen=True, kw_only=True):
+    """What a library splits sequences with, and the `reason` why no tokens went through it."""
+
+    name: str
+    reason: str
