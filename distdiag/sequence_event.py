@@ -83,6 +83,7 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     this rank, one number for each token, and `due_gradients` those of plain attention over whole
     rows; both only where the output was that of plain attention. `functions` says where the program
     defines what was called, by stage. `error` is what one of them raised, in `stage`.
+    Unless `is_form_sure`, tensors of the program may have their dimensions in another order.
     """
 
     name: str
@@ -103,6 +104,7 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     due_gradients: tuple[tuple[float, ...], ...] = ()
     stage: str = ""
     error: str = ""
+    is_form_sure: bool = True
 
     @property
     def place(self) -> tuple[str, int]:

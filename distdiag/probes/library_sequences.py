@@ -40,11 +40,15 @@ class Unavailable(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Functions of a library, the group that they use, and its ranks."""
+    """Functions of a library, and the ranks of the group that they use.
+
+    Unless `is_form_sure`, the program may use them on tensors that have heads before tokens.
+    """
 
     entry: Entry
     functions: Functions
     members: tuple[int, ...]
+    is_form_sure: bool
 
 
 class _Unusable(Exception):
@@ -95,11 +99,18 @@ def library_sequences(models: Sequence[nn.Module], mesh: object) -> Iterator[Rea
         try:
             for use in _uses(entry, models, mesh):
                 if use.size > 1:
-                    yield Ready(entry, _functions(entry, use), use.members)
+                    is_usual = _is_usual(entry, use)
+                    yield Ready(entry, _functions(entry, use), use.members, is_usual)
                 else:
                     yield Unavailable(entry.name, "its group has one rank", is_set_up=False)
         except _Unusable as error:
             yield Unavailable(entry.name, str(error), error.is_set_up)
+
+
+def _is_usual(entry: Entry, use: _Use) -> bool:
+    if isinstance(entry, Splitting) or not entry.scattered:
+        return True
+    return bool(getattr(use.layer, entry.scattered) == entry.head_dim)
 
 
 def plan_of(plan: SequencePlan, ready: Ready) -> SequencePlan:

@@ -89,7 +89,8 @@ class Splitting(NamedTuple):
 class Exchanging(NamedTuple):
     """Functions that change heads for tokens before attention, and back again behind it.
 
-    `layer` is the module that calls them; its instances tell the group and the indices.
+    `layer` is the module that calls them; its instances tell the group and the indices, of which
+    `scattered` is that of the heads.
     """
 
     to_heads: Call
@@ -98,6 +99,7 @@ class Exchanging(NamedTuple):
     dim: int
     head_dim: int
     layer: str = ""
+    scattered: str = ""
     reduction: Reduction = "mean"
 
     @property
@@ -128,6 +130,7 @@ def _indexed(function: str, layer: str, group: str, *more: object) -> Exchanging
         dim=1,
         head_dim=2,
         layer=layer,
+        scattered=there.name,
     )
 
 

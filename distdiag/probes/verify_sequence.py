@@ -38,6 +38,7 @@ class _Pair(NamedTuple):
     functions: Functions
     plan: SequencePlan
     members: tuple[int, ...] | None
+    is_form_sure: bool = True
 
 
 class VerifySequence(Probe):
@@ -63,11 +64,7 @@ class VerifySequence(Probe):
             members = ranks_of(_found(self._plan.group)) if self._plan.group else None
             pairs = list(self._pairs(members))
             found = [] if pairs or MARKED else self._in_libraries()
-            pairs += [
-                _Pair(each.entry.name, each.functions, plan_of(self._plan, each), each.members)
-                for each in found
-                if isinstance(each, Ready)
-            ]
+            pairs += [_pair_of(each, self._plan) for each in found if isinstance(each, Ready)]
             if not pairs and not found:
                 raise ValueError(
                     "no function is named in [sequence], and no split and gather marked"
@@ -81,6 +78,7 @@ class VerifySequence(Probe):
         spec = spec_of(pair.plan, _world_size(), pair.plan.dim, pair.functions)
         with _unnoticed(self.recorder):
             passport = passport_of(pair.functions, spec, device, pair.members)
+        passport["is_form_sure"] = pair.is_form_sure
         passport["functions"] = definitions(pair.functions, self.recorder.main_script)
         site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
         write_passport(self.recorder, pair.name, site, passport)
@@ -124,6 +122,11 @@ class VerifySequence(Probe):
                     device: torch.device = parameter.device
                     return device
         return torch.device("cpu")
+
+
+def _pair_of(ready: Ready, plan: SequencePlan) -> _Pair:
+    plan = plan_of(plan, ready)
+    return _Pair(ready.entry.name, ready.functions, plan, ready.members, ready.is_form_sure)
 
 
 def spec_of(
