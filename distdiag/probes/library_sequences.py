@@ -129,9 +129,8 @@ def plan_of(plan: SequencePlan, ready: Ready) -> SequencePlan:
 
 def _uses(entry: Entry, models: Sequence[nn.Module], mesh: object) -> Iterator[_Use]:
     if entry.group.is_mesh:
-        if mesh is None:
-            raise _Unusable("it has cut nothing", is_set_up=False)
-        yield _use(entry, mesh)
+        if mesh is not None:  # the module is imported by much that never cuts
+            yield _use(entry, mesh)
     elif isinstance(entry, Exchanging) and entry.layer:
         yield from _layers(entry, models)
     else:

@@ -65,7 +65,8 @@ class VerifySequence(Probe):
             pairs = list(self._pairs(members))
             found = [] if pairs or MARKED else self._in_libraries()
             pairs += [_pair_of(each, self._plan) for each in found if isinstance(each, Ready)]
-            if not pairs and not found:
+            unable = [each for each in found if isinstance(each, Unavailable) and each.is_set_up]
+            if not pairs and not unable:
                 raise ValueError(
                     "no function is named in [sequence], and no split and gather marked"
                 )

@@ -139,7 +139,8 @@ def test_where_nothing_can_be_verified_the_reasons_are_told(splitting, observed)
     trained(observed, SequencePlan())
     told = {event.name: event.reason for event in observed.events(SequenceUnverified)}
     assert told["splitting:take"] == "its group is not set up"
-    assert not observed.events(ProbeDisabled)
+    (disabled,) = observed.events(ProbeDisabled)
+    assert "no function is named" in disabled.reason
 
 
 def test_what_the_user_names_is_all_that_is_verified(splitting, observed) -> None:
