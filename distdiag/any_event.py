@@ -48,7 +48,7 @@ from distdiag.routing_event import (
     Routing,
     TokensExchanged,
 )
-from distdiag.sequence_event import TokenPassport
+from distdiag.sequence_event import SequenceUnverified, TokenPassport
 from distdiag.sequence_use_event import AttentionUnread, SequenceUse
 
 AnyEvent = (
@@ -89,6 +89,7 @@ AnyEvent = (
     | ScheduleState
     | RowsGathered
     | TokenPassport
+    | SequenceUnverified
     | SequenceUse
     | AttentionUnread
     | Routing

@@ -62,5 +62,7 @@ class Moments:
     """Called with a state dict into which a distributed checkpoint was read."""
     is_routing_bias: Callable[[Any, str], bool] = lambda *_: False
     """Says of a module and a name whether that is a bias by which it chooses experts."""
+    cutting_mesh: object = None
+    """The mesh over which torch's context parallelism cut last."""
     is_cut: Callable[[object], bool] = lambda _: False
     """Says whether a tensor is cut along a sequence, so that each rank holds a part of it."""

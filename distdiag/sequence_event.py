@@ -75,13 +75,15 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     """What one rank saw when numbered tokens went through split, attention and gather.
 
     `members` are the ranks that share the sequence, in the order of their group. `parts` are the
-    tokens that this rank holds after the split, `gathered` those after the gather, row by row.
+    tokens that this rank holds after the split, `gathered` those after the gather, row by row; a
+    `gathered_shape` is missing if nothing gathers.
     `scales` say by what the gradient of each token was multiplied on this rank, `attended` the same
     summed over the tokens that attend to it; NaN where its channels disagree. Empty are those
     that were not looked at. `gradients` are those of random queries, keys and values that came to
     this rank, one number for each token, and `due_gradients` those of plain attention over whole
     rows; both only where the output was that of plain attention. `functions` says where the program
     defines what was called, by stage. `error` is what one of them raised, in `stage`.
+    Unless `is_form_sure`, tensors of the program may have their dimensions in another order.
     """
 
     name: str
@@ -102,8 +104,16 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     due_gradients: tuple[tuple[float, ...], ...] = ()
     stage: str = ""
     error: str = ""
+    is_form_sure: bool = True
 
     @property
     def place(self) -> tuple[str, int]:
         """What is the same on all ranks at the same moment."""
         return (self.name, self.number)
+
+
+class SequenceUnverified(Event, frozen=True, kw_only=True):
+    """What a library splits sequences with, and the `reason` why no tokens went through it."""
+
+    name: str
+    reason: str

@@ -29,6 +29,7 @@ class SequenceBuffers(Probe):
         def context_parallel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if not self.is_off:
                 try:
+                    self.recorder.cutting_mesh = kwargs.get("mesh", args[0] if args else None)
                     self._note(kwargs.get("buffers") or ())
                 except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                     self.fail(error)

@@ -18,10 +18,13 @@ AnyFunction = Callable[..., Any]
 
 
 class Functions(NamedTuple):
-    """What a program does to a sequence. `attention` takes query, key and value of one part."""
+    """What a program does to a sequence. `attention` takes query, key and value of one part.
+
+    Without a `gather` the parts are looked at, and neither attention nor gradients.
+    """
 
     split: AnyFunction
-    gather: AnyFunction
+    gather: AnyFunction | None
     attention: AnyFunction | None = None
 
 
@@ -49,7 +52,7 @@ def seen_by(functions: Functions, spec: TokenSpec, device: torch.device) -> dict
         passes = _Passes(functions, spec, device)
         try:
             seen |= passes.there_and_back()
-            if functions.attention is not None:
+            if functions.gather is not None and functions.attention is not None:
                 seen |= passes.attention(seen["parts"])
         except _StageError as error:
             seen |= {"stage": error.stage, "error": str(error)[:500]}
@@ -67,22 +70,27 @@ class _Passes:
 
     def there_and_back(self) -> dict[str, Any]:
         """Send each digit through split and gather, and its gradient back."""
-        parts, gathered, ratios = [], [], []
+        parts: list[Tensor] = []
+        gathered: list[Tensor] = []
+        ratios: list[Tensor] = []
         for index in range(self._codes.num_digits):
             whole = self._codes.digit(index).requires_grad_(self._goes_back)
             weights = whole.detach().clone()
             part = _ask("split", self._functions.split, whole)
             parts.append(part.detach().clone())
+            if self._functions.gather is None:
+                continue
             joined = _ask("gather", self._functions.gather, part)
             gathered.append(joined.detach().clone())
             if self._goes_back:
                 ratios.append(gradient_of(joined, whole, weights) / weights)
         seen: dict[str, Any] = {
             "part_shape": tuple(parts[0].shape),
-            "gathered_shape": tuple(gathered[0].shape),
             "parts": self._codes.tokens(parts),
-            "gathered": self._codes.tokens(gathered),
         }
+        if gathered:
+            seen["gathered_shape"] = tuple(gathered[0].shape)
+            seen["gathered"] = self._codes.tokens(gathered)
         if ratios and gathered[0].shape == weights.shape:
             stacked = torch.stack([ratio.double() for ratio in ratios], dim=-1)
             seen["scales"] = by_token(self._spec, stacked)
@@ -99,6 +107,7 @@ class _Passes:
             return _ask("attention", self._functions.attention, *values)
 
         def gather(part: Tensor) -> Tensor:
+            assert self._functions.gather is not None
             return _ask("gather", self._functions.gather, part)
 
         passes = AttentionPasses(self._spec, self._dtype, self._device)

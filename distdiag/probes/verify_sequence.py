@@ -9,16 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from distdiag.event import CallSite, Frame
 from distdiag.probes.base import Probe
+from distdiag.probes.library_sequences import (
+    Ready,
+    Unavailable,
+    library_sequences,
+    plan_of,
+)
 from distdiag.probes.stack import frames_of
 from distdiag.probes.token_passes import Functions, seen_by
 from distdiag.probes.used_groups import UsedGroups, ranks_of
 from distdiag.recorder import Recorder
-from distdiag.sequence_event import TokenPassport, TokenSpec
+from distdiag.sequence_event import SequenceUnverified, TokenPassport, TokenSpec
 from distdiag.sequence_marks import MARKED
 from distdiag.sequence_plan import MOST_ATTENDING, MOST_TOKENS, SequencePlan
 from distdiag.user_code import is_user_file
@@ -29,7 +36,9 @@ _MANY_RANKS = 32
 class _Pair(NamedTuple):
     name: str
     functions: Functions
-    dim: int
+    plan: SequencePlan
+    members: tuple[int, ...] | None
+    is_form_sure: bool = True
 
 
 class VerifySequence(Probe):
@@ -53,43 +62,72 @@ class VerifySequence(Probe):
         try:
             device = self._device()
             members = ranks_of(_found(self._plan.group)) if self._plan.group else None
-            pairs = list(self._pairs())
-            if not pairs:
+            pairs = list(self._pairs(members))
+            found = [] if pairs or MARKED else self._in_libraries()
+            pairs += [_pair_of(each, self._plan) for each in found if isinstance(each, Ready)]
+            unable = [each for each in found if isinstance(each, Unavailable) and each.is_set_up]
+            if not pairs and not unable:
                 raise ValueError(
                     "no function is named in [sequence], and no split and gather marked"
                 )
             for pair in pairs:
-                spec = spec_of(self._plan, _world_size(), pair.dim, pair.functions)
-                with _unnoticed(self.recorder):
-                    passport = passport_of(pair.functions, spec, device, members)
-                passport["functions"] = definitions(pair.functions, self.recorder.main_script)
-                site = CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
-                write_passport(self.recorder, pair.name, site, passport)
+                self._verify(pair, device)
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self.fail(error)
 
-    def _pairs(self) -> Iterator[_Pair]:
+    def _verify(self, pair: _Pair, device: torch.device) -> None:
+        spec = spec_of(pair.plan, _world_size(), pair.plan.dim, pair.functions)
+        with _unnoticed(self.recorder):
+            passport = passport_of(pair.functions, spec, device, pair.members)
+        passport["is_form_sure"] = pair.is_form_sure
+        passport["functions"] = definitions(pair.functions, self.recorder.main_script)
+        site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
+        write_passport(self.recorder, pair.name, site, passport)
+
+    def _pairs(self, members: tuple[int, ...] | None) -> Iterator[_Pair]:
         attentions = self._plan.attention or ("",) * len(self._plan.split)
         for split, gather, attention in zip(
             self._plan.split, self._plan.gather, attentions, strict=True
         ):
             attends = _resolved(attention) if attention else None
             functions = Functions(_resolved(split), _resolved(gather), attends)
-            yield _Pair(f"{split}, {gather}", functions, self._plan.dim)
+            yield _Pair(f"{split}, {gather}", functions, self._plan, members)
         for (role, name), mark in tuple(MARKED.items()):
             other = MARKED.get(("gather", name))
             if role == "split" and other is not None:
                 functions = Functions(mark.function, other.function)
-                yield _Pair(label_of(functions), functions, mark.dim)
+                plan = msgspec.structs.replace(self._plan, dim=mark.dim)
+                yield _Pair(label_of(functions), functions, plan, members)
+
+    def _in_libraries(self) -> list[Ready | Unavailable]:
+        """Return what libraries have, and write down what cannot be verified of it.
+
+        What the program has not set up is worth a word only where nothing else is verified.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return []
+        found = list(library_sequences(self._models(), self.recorder.cutting_mesh))
+        is_any = any(isinstance(each, Ready) for each in found)
+        for each in found:
+            if isinstance(each, Unavailable) and (each.is_set_up or not is_any):
+                self.recorder.event(SequenceUnverified, name=each.name, reason=each.reason)
+        return found
+
+    def _models(self) -> list[torch.nn.Module]:
+        return self.recorder.live_models() if self.recorder.live_models is not None else []
 
     def _device(self) -> torch.device:
-        models = self.recorder.live_models() if self.recorder.live_models is not None else []
-        for model in models:
+        for model in self._models():
             for parameter in model.parameters():
                 if parameter.device.type != "meta":
                     device: torch.device = parameter.device
                     return device
         return torch.device("cpu")
+
+
+def _pair_of(ready: Ready, plan: SequencePlan) -> _Pair:
+    plan = plan_of(plan, ready)
+    return _Pair(ready.entry.name, ready.functions, plan, ready.members, ready.is_form_sure)
 
 
 def spec_of(
@@ -161,7 +199,7 @@ def write_passport(recorder: Recorder, name: str, site: CallSite, passport: dict
 def label_of(functions: Functions) -> str:
     """Return the names of split and gather."""
     names = []
-    for function in functions[:2]:
+    for function in filter(None, functions[:2]):
         name = getattr(function, "__qualname__", type(function).__qualname__)
         names.append(f"{getattr(function, '__module__', '')}:{name}")
     return ", ".join(names)

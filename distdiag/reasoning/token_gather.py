@@ -15,6 +15,8 @@ _Wrong = tuple[FaultKind, tuple[int, ...], str]
 
 def gather_faults(by_rank: ByRank, split: Sequence[TokenFault]) -> Iterator[TokenFault]:
     """Yield what the faults of the split do not explain of the gathered sequence."""
+    if not any(one.gathered_shape for one in by_rank.values()):
+        return  # nothing gathers
     if any(fault.kind in (FaultKind.WRONG_DIM, FaultKind.MIXED) for fault in split):
         return
     shape = shape_fault(by_rank, "gather")

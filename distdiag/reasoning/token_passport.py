@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from distdiag.finding import Grade
 from distdiag.reasoning.softmax_gradients import softmax_gradient_faults
 from distdiag.reasoning.token_contexts import context_faults
@@ -16,6 +18,18 @@ from distdiag.reasoning.token_split import split_faults
 
 def faults_of(by_rank: ByRank) -> tuple[TokenFault, ...]:
     """Return what is wrong with one passage of tokens, as all ranks of the group saw it."""
+    faults = _faults(by_rank)
+    if all(one.is_form_sure for one in by_rank.values()):
+        return faults
+    return tuple(map(_doubted, faults))
+
+
+def _doubted(fault: TokenFault) -> TokenFault:
+    said = f"{fault.said}; it is right if the program gives it heads before tokens"
+    return msgspec.structs.replace(fault, said=said, grade=Grade.NOTE)
+
+
+def _faults(by_rank: ByRank) -> tuple[TokenFault, ...]:
     raised = tuple(_raised(by_rank))
     if raised:
         return raised

@@ -63,3 +63,10 @@ def test_what_raises_everywhere_is_a_note_and_on_one_rank_a_warning():
 )
 def test_parts_that_cover_the_sequence_are_silent(view):
     assert not judged(LostOrDuplicatedToken, view)
+
+
+def test_parts_are_judged_where_nothing_gathers():
+    nowhere = {"gathered": [(), ()], "gathered_shape": [(), ()]}
+    assert not judged(LostOrDuplicatedToken, passports(HALVES, **nowhere))
+    (finding,) = judged(LostOrDuplicatedToken, passports([range(4), range(5, 8)], **nowhere))
+    assert "token 4 came to no rank" in finding.message

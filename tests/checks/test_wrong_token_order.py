@@ -1,7 +1,7 @@
 import pytest
 
 from distdiag.checks.wrong_token_order import WrongTokenOrder
-from distdiag.finding import Severity
+from distdiag.finding import Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.sequence_event import FOREIGN, MIXED
 from tests.checks.models import judged
@@ -39,6 +39,15 @@ def test_another_dimension_that_is_joined_is_named():
     view = passports(HALVES, [[MIXED] * 4] * 2, gathered_shape=[(1, 4, 8)] * 2)
     (finding,) = judged(WrongTokenOrder, view)
     assert "it joins dim 2 instead of dim 1" in finding.message
+
+
+def test_where_heads_may_come_before_tokens_it_is_a_note():
+    view = passports(
+        HALVES, [[MIXED] * 4] * 2, gathered_shape=[(1, 4, 8)] * 2, is_form_sure=[False] * 2
+    )
+    (finding,) = judged(WrongTokenOrder, view)
+    assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
+    assert "right if the program gives it heads before tokens" in finding.message
 
 
 @pytest.mark.parametrize("parts", [HALVES, HEAD_TAIL, HALVES[::-1]])

@@ -6,6 +6,7 @@ from distdiag.checks.lost_or_duplicated_token import LostOrDuplicatedToken
 from distdiag.engine.judges import Judges
 from distdiag.engine.sequence_watch import NOT_ASKED, SequenceWatch
 from distdiag.ranks import RankSet
+from distdiag.sequence_event import SequenceUnverified
 from tests.checks.passports import HALVES, passports
 
 
@@ -47,3 +48,10 @@ def test_ranks_that_disagree_about_the_group_are_not_compared():
     events = on_ranks(HALVES, (0, 1))
     events[0] = msgspec.structs.replace(events[0], members=(0, 2))
     assert fed(events)[0] == ()
+
+
+def test_what_a_library_has_and_was_not_verified_is_told():
+    told = SequenceUnverified(rank=0, seq=1, time_ns=0, name="lib:split", reason="no group")
+    findings, not_checked = fed([told, *on_ranks(HALVES, (0, 1))])
+    assert findings == ()
+    assert not_checked == {"SEQ001": "lib:split: no group"}

@@ -67,6 +67,8 @@ _TRANSFORMERS = (
     "--model qwen3 --wrapper fsdp2 --recompute selective --extras aux eval",
 )
 
+_SPLITTING = ("deepspeed", "veomni", "yunchang")
+
 LIBRARY_RUNS = (
     *_CONTEXT,
     *(LibraryRun(name, args, needs=("deepspeed",)) for name, args in _DEEPSPEED),
@@ -78,4 +80,5 @@ LIBRARY_RUNS = (
         slow=False,
     ),
     *(LibraryRun("sparse_transformers", args) for args in _TRANSFORMERS),
+    *(LibraryRun("split_by_libraries", f"--way {name}", needs=(name,)) for name in _SPLITTING),
 )
