@@ -8,6 +8,7 @@ from typing import Final
 from torch import nn
 
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.meshes import mesh_of
 from distdiag.probes.tensor_kinds import is_dtensor
 
 _NAMES: Final = ("num_heads", "n_heads", "n_head", "num_attention_heads")
@@ -49,4 +50,4 @@ def _count(holder: object) -> int:
 
 
 def _axes(parameter: object) -> tuple[int, ...]:
-    return tuple(parameter.device_mesh.mesh.shape) if is_dtensor(parameter) else ()  # type: ignore[attr-defined]
+    return mesh_of(parameter.device_mesh).sizes if is_dtensor(parameter) else ()  # type: ignore[attr-defined]

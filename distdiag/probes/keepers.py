@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.model_event import Policy
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.meshes import mesh_of
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.policies import policy_of_group, policy_of_wrapper
 
@@ -80,8 +81,7 @@ def _mesh_ranks(module: Any) -> tuple[int, ...]:  # noqa: ANN401
     for part in module.modules():
         if hasattr(part, "_get_fsdp_state"):
             for group in param_groups(part):
-                ranks = group.mesh_info.mesh.mesh.flatten().tolist()
-                return tuple(ranks)
+                return mesh_of(group.mesh_info.mesh).ranks
     return ()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -11,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distdiag.model_event import Basis, Mesh, TensorPlan
+from distdiag.model_event import Basis, TensorPlan
 from distdiag.probes.head_counts import HeadCounts
 from distdiag.probes.keepers import Keeper, WrapTimes, policies_of, sharded_parameters, walk
+from distdiag.probes.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.ties import untied_pairs
@@ -110,7 +110,7 @@ def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
 def _mesh_ranks(root: nn.Module) -> tuple[int, ...]:
     for parameter in root.parameters():
         if is_dtensor(parameter):
-            return tuple(parameter.device_mesh.mesh.flatten().tolist())  # type: ignore[attr-defined]
+            return mesh_of(parameter.device_mesh).ranks  # type: ignore[attr-defined]
     return ()
 
 
@@ -216,23 +216,3 @@ def address_of(tensor: torch.Tensor) -> int | None:
         return tensor.data_ptr() or None
     except RuntimeError:
         return None
-
-
-def mesh_of(mesh: Any) -> Mesh:  # noqa: ANN401
-    """Return a mesh as a value."""
-    ranks = mesh.mesh
-    names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(ranks.ndim))
-    return Mesh(tuple(names), tuple(ranks.shape), tuple(ranks.flatten().tolist()))
-
-
-def replicas_on_mesh(device_mesh: Any, placements: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return the ranks that differ from this one only along axes where a tensor is replicated."""
-    mesh, here = device_mesh.mesh, device_mesh.get_coordinate()
-    is_whole = len(placements) == mesh.ndim
-    if here is None or not is_whole or any(p.is_partial() for p in placements):
-        return ()
-    choices: list[Iterable[int]] = [
-        range(mesh.shape[axis]) if placement.is_replicate() else [here[axis]]
-        for axis, placement in enumerate(placements)
-    ]
-    return tuple(sorted(int(mesh[where]) for where in itertools.product(*choices)))
