@@ -23,7 +23,7 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.born import Born, roots_of
 from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.head_counts import HeadCounts
-from distdiag.probes.keepers import WrapTimes, is_wrapped, keeps, walk
+from distdiag.probes.keepers import Tree, WrapTimes, is_wrapped, keeps, parameters_in, walk
 from distdiag.probes.model_names import class_of
 from distdiag.probes.optimizer_state import owners_of
 from distdiag.probes.optimizer_watch import OptimizerWatch
@@ -176,8 +176,7 @@ class Survey(Probe):
             # Between two optimizers of one step the model is half changed.
             if self._steps.begins(root, self.recorder.num_backwards):
                 if self._steps.is_due(root):
-                    self._look(root, Moment.GRADIENT)
-                    self._look(root, Moment.STEP)
+                    self._look(root, Moment.GRADIENT, Moment.STEP)
                 self._steps.advance(root)
         if due:
             plans = [plan for root in roots for plan in self._plans.get(self._name(root), ())]
@@ -224,16 +223,19 @@ class Survey(Probe):
         for tell in self.recorder.on_start:
             tell(root)
 
-    def _look(self, root: nn.Module, moment: Moment) -> None:
-        held = self._write_plan(root, moment)
-        if moment is Moment.STEP:
-            self._read(root, moment, [each.tensor for each in held])
-        elif any(each.tensor.grad is not None for each in held if each.plan.requires_grad):
-            self._read(root, moment, [_gradient(each) for each in held])
+    def _look(self, root: nn.Module, *moments: Moment) -> None:
+        """Look at a model; between the moments nothing of the program runs."""
+        held = self._write_plan(root, moments[0])
+        for moment in moments:
+            if moment is Moment.STEP:
+                self._read(root, moment, [each.tensor for each in held])
+            elif any(each.tensor.grad is not None for each in held if each.plan.requires_grad):
+                self._read(root, moment, [_gradient(each) for each in held])
 
     def _write_plan(self, root: nn.Module, moment: Moment) -> list[Held]:
         name = self._name(root)
-        held = plan_of(root, self._surroundings(root))
+        tree = list(walk(root))
+        held = plan_of(tree, self._surroundings(root, tree))
         plans = tuple(each.plan for each in held)
         if moment is Moment.START or self._plans.get(name) != plans:
             self._plans[name] = plans
@@ -253,9 +255,11 @@ class Survey(Probe):
     def _site(self) -> CallSite:
         return CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
 
-    def _surroundings(self, root: nn.Module) -> Surroundings:
+    def _surroundings(self, root: nn.Module, tree: Tree) -> Surroundings:
         world = tuple(range(dist.get_world_size()))
-        is_beside = any(keeps(each, world) for each in self._started)
+        # Asked of a frozen model only.
+        is_beside = not any(each.requires_grad for each in parameters_in(tree))
+        is_beside = is_beside and any(keeps(each, world) for each in self._started)
         is_beside = is_beside and self._num_alike(root) == 1
         return Surroundings(
             owners=owners_of(self._optimizers.alive(), self._optimizers.labels()),
