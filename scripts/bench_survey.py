@@ -5,7 +5,7 @@ Models of many small modules, so that hardly anything but the walk over them is 
 under DDP and under FSDP2, on one rank (CPU, gloo). Blocks of steps with and without the survey take
 turns in one process; each block begins with fresh probes and a new model, so that its first steps
 are looked at. The parts are timed while the survey runs; some are parts of others.
-Run it on a quiet machine: ``python scripts/bench_survey.py [--pairs N] [--modules N…]``.
+Times are of processors. ``python scripts/bench_survey.py [--pairs N] [--modules N…]``.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ class Parts:
     def _timed(self, path: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            started = time.perf_counter()
+            started = time.process_time()
             try:
                 return original(*args, **kwargs)
             finally:
-                took = time.perf_counter() - started
+                took = time.process_time() - started
                 self._took[path] = self._took.get(path, 0.0) + took
 
         return call
@@ -151,11 +151,11 @@ def block(num_modules: int, wrapper: str, parts: Parts) -> list[tuple[float, dic
     gc.collect()
     for _ in range(FIRST_STEPS):
         parts.take()
-        started = time.perf_counter()
+        started = time.process_time()
         model(data).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        took.append((time.perf_counter() - started, parts.take()))
+        took.append((time.process_time() - started, parts.take()))
     return took[1:]
 
 
