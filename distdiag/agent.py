@@ -19,6 +19,7 @@ import msgspec
 from distdiag.config import Config
 from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import Finished, Phase, ProbeDisabled, RankStarted
+from distdiag.leaving import leave
 from distdiag.meeting_point import MeetingPoint, is_needed
 from distdiag.monitor_process import MonitorProcess
 from distdiag.probes.base import Probe
@@ -208,7 +209,7 @@ class RankAgent:
         self._end_threads()
         self._monitor.let_go()
         if exit_status != self.exit_status:
-            _leave(exit_status)
+            leave(exit_status)
 
     def _finish(self, exit_status: int) -> None:
         recorder = self.recorder
@@ -288,16 +289,3 @@ def _tell_launcher(summary: str) -> None:
         write_atomically(Path(path), json.dumps(error).encode())
     except OSError as problem:
         warn(f"the launcher's error file cannot be written: {problem}")
-
-
-def _leave(exit_status: int) -> None:
-    """End the process with another status than the interpreter would."""
-    logging = sys.modules.get("logging")
-    if logging is not None:
-        logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
-    os._exit(exit_status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -103,19 +103,29 @@ def parity(  # noqa: PLR0913 (click passes each option by name)
     started = time.time()
     if not script.is_file():
         raise UsageError(f"script {str(script)!r} does not exist")
-    names = {"global_batch": global_batch} if global_batch is not None else {}
-    configurations = _configurations(world_sizes, named, per_rank, names)
+    configurations = _configurations(world_sizes, named, per_rank, global_batch)
     if not is_replayed and not per_rank and not named:
         raise UsageError("--same-global-batch needs --per-rank, which makes the batches alike")
-    folder = run_dir or new_run_dir()
-    if any(folder.glob("*")):
-        raise UsageError(f"run directory {folder} is not empty")
+    folder = _empty(run_dir or new_run_dir())
     runs = Runs(folder.resolve(), Script(str(script), script_args), timeout_s)
     settings = Settings(num_steps, is_replayed, dropout, _padding(pads), jobs)  # type: ignore[arg-type]
     study = Study(folder.resolve(), runs, settings, _progress(len(configurations)))
     outcomes = study.compare(configurations)
     report = report_of(outcomes, tuple(sys.argv), folder, started)
     write_report(folder / "report.json", report)
+    _show(outcomes)
+    click.echo(load_reporter(name)().render(report), nl=False)
+    return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
+
+
+def _empty(folder: Path) -> Path:
+    if any(folder.glob("*")):
+        raise UsageError(f"run directory {folder} is not empty")
+    return folder
+
+
+def _show(outcomes: Sequence[Outcome]) -> None:
+    """Show how the runs compare, and what those that differ have in common."""
     for outcome in outcomes:
         click.echo(_table(outcome), err=True)
         if outcome.result.drawn_anew:
@@ -123,13 +133,12 @@ def parity(  # noqa: PLR0913 (click passes each option by name)
     differs = {each.configuration.label: each.result.disparity is not None for each in outcomes}
     for origin in origins(differs) if len(differs) > 1 else ():
         click.echo(f"distdiag: parity: {origin.phrase()}", err=True)
-    click.echo(load_reporter(name)().render(report), nl=False)
-    return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
 
 
 def _configurations(
-    world_sizes: str, named: tuple[str, ...], per_rank: str, names: dict[str, int]
+    world_sizes: str, named: tuple[str, ...], per_rank: str, global_batch: int | None
 ) -> list[Configuration]:
+    names = {"global_batch": global_batch} if global_batch is not None else {}
     if named:
         found = [_named(each) for each in named]
     else:

@@ -20,7 +20,7 @@ from distdiag.any_event import AnyEvent
 from distdiag.attendance import Attendance
 from distdiag.config import Config
 from distdiag.errors import DamagedFileError
-from distdiag.event import Collective, Frame, GroupCreated, ProbeDisabled, TorchLoaded
+from distdiag.event import Collective, GroupCreated, ProbeDisabled, TorchLoaded
 from distdiag.finding import (
     Evidence,
     Finding,
@@ -31,6 +31,7 @@ from distdiag.finding import (
     Run,
     Severity,
 )
+from distdiag.last_act import last_act
 from distdiag.ranks import RankSet
 from distdiag.reports import load_reporter, one_line, write_report
 from distdiag.run_dir import LaunchFile, RunDir, Verdict, write_atomically
@@ -256,29 +257,6 @@ def crash_finding(error: Exception) -> Finding:
     )
 
 
-def last_act(state: RankState) -> str:
-    """Say in one sentence what a rank did last.
-
-    Example: ``all_reduce #12 in default_pg at train.py:41 (issued), step 3, phase backward``.
-    """
-    if state.raised:
-        place = _place(next((f for f in state.raised.frames if f.user), None))
-        message = " ".join(state.raised.message.split())[:200]
-        return f"raised {state.raised.type}{place} in step {state.step}: {message}"
-    if state.fate is Fate.SILENT:
-        return ""
-    where = f"step {state.step}, phase {state.phase}"
-    call = state.last_call
-    if call is not None:
-        number = f" #{call.collective_seq_id}" if call.collective_seq_id >= 0 else ""
-        place = _place(call.site.location)
-        doing = f"{call.signature.op}{number} in {call.group.label}{place}"
-        where = f"{doing} ({state.last_call_state}), {where}"
-    if state.fate is Fate.FINISHED:
-        return f"finished with exit status {state.exit_status}; before that {where}"
-    return where
-
-
 def say(text: str) -> None:
     """Write to stderr, whoever may have closed it."""
     try:
@@ -286,10 +264,6 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except (OSError, ValueError):
         _log.warning("stderr is closed; it would have said: %s", text.strip()[:500])
-
-
-def _place(frame: Frame | None) -> str:
-    return f" at {frame.file}:{frame.line}" if frame else ""
 
 
 def _rfc3339(unix_s: float) -> str:

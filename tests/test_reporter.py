@@ -20,8 +20,9 @@ from distdiag.event import (
     TorchLoaded,
 )
 from distdiag.finding import Finding, Grade, Outcome, Severity
+from distdiag.last_act import last_act
 from distdiag.ranks import RankSet
-from distdiag.reporter import RESERVE_BYTES, RunReporter, crash_finding, last_act
+from distdiag.reporter import RESERVE_BYTES, RunReporter, crash_finding
 from distdiag.run_dir import Launch, LaunchFile, RunDir, Verdict
 from distdiag.wire import decode_report
 

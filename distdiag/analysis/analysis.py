@@ -16,8 +16,8 @@ from distdiag.checks import load_checks
 from distdiag.engine import Engine
 from distdiag.event import Collective, Event, RankStarted, TorchLoaded
 from distdiag.finding import Outcome, RankInfo, Report, Run
+from distdiag.last_act import last_act
 from distdiag.ranks import RankSet
-from distdiag.reporter import last_act
 from distdiag.selection import Selection
 
 _NOT_TOLD: Final = {"COL005": "reduce_op", "COL006": "root"}

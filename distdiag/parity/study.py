@@ -11,8 +11,9 @@ import msgspec
 
 from distdiag.disparity import Disparity, Subject
 from distdiag.errors import UsageError
-from distdiag.parity.comparison import Comparison, Result
+from distdiag.parity.comparison import Comparison
 from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.result import Result
 from distdiag.parity.room import Slot, need_of, slots_for
 from distdiag.parity.runs import Configuration, Planned, Runs, sources_of, task_for
 from distdiag.parity_task import Dropout

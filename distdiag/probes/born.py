@@ -37,6 +37,8 @@ class Born:
         self._numbers: WeakMap[Any, int] = WeakMap()
         self.count = 0
         """How many were ever made."""
+        self.newest = -1
+        """The number of the last one."""
 
     def watch(self, patches: Patches) -> None:
         """Take note of each one that is made from now on."""
@@ -63,7 +65,7 @@ class Born:
     def _note(self, new: object) -> None:
         try:
             self._references.append(weakref.ref(new))
-            self._numbers[new] = next(_NUMBERS)
+            self._numbers[new] = self.newest = next(_NUMBERS)
             self.count += 1
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             self._fail(error)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from distdiag.probes.keepers import param_groups
+from distdiag.probes.meshes import mesh_of
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_plans import local_part
 
@@ -73,7 +74,7 @@ def _sharded(root: nn.Module) -> Iterator[tuple[tuple[int, str], Leaf]]:
 def _leaf(record: Any, mesh: Any) -> Leaf:  # noqa: ANN401
     # Without one there was no forward pass yet: then there is no gradient, either.
     leaf = getattr(record, "_unsharded_param", record.sharded_param)
-    members = tuple(mesh.mesh.mesh.flatten().tolist())
+    members = mesh_of(mesh.mesh).ranks
     size = getattr(mesh, "shard_mesh_size", 0)
     if not size or getattr(record, "fsdp_placement", _ROWS).dim != 0:
         return Leaf("", leaf, record.sharded_param, members)  # not to be added up

@@ -8,6 +8,8 @@ from typing import Final
 from torch import nn
 
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.keepers import Tree, parameters_in
+from distdiag.probes.meshes import mesh_of
 from distdiag.probes.tensor_kinds import is_dtensor
 
 _NAMES: Final = ("num_heads", "n_heads", "n_head", "num_attention_heads")
@@ -20,23 +22,23 @@ class HeadCounts:
         """Nothing was looked at yet."""
         self._first: WeakMap[nn.Module, int] = WeakMap()
 
-    def divided(self, root: nn.Module) -> dict[int, int]:
-        """Return by what the heads of modules were divided, by the ids of all their parts.
+    def divided(self, tree: Tree) -> dict[int, int]:
+        """Return by what the heads of a model's modules were divided, by the ids of their parts.
 
         Only where the model is sharded over a mesh axis of that size, and the module is not.
         """
-        sizes = {size for parameter in root.parameters() for size in _axes(parameter)}
+        sizes = {size for parameter in parameters_in(tree) for size in _axes(parameter)}
         found: dict[int, int] = {}
-        for module, whole, now in self._counts(root):
+        for module, whole, now in self._counts(tree):
             is_divided = whole != now and now > 0 and whole % now == 0 and whole // now in sizes
             if is_divided and not any(is_dtensor(each) for each in module.parameters()):
                 found |= {id(part): whole // now for part in module.modules()}
         return found
 
-    def _counts(self, root: nn.Module) -> Iterator[tuple[nn.Module, int, int]]:
+    def _counts(self, tree: Tree) -> Iterator[tuple[nn.Module, int, int]]:
         """Yield modules with the number of heads that they should have, and that they have."""
-        configured = _count(getattr(root, "config", None))
-        for module in root.modules():
+        configured = _count(getattr(tree[0][1], "config", None))
+        for _, module, _ in tree:
             now = _count(module)
             if now:
                 first = self._first.setdefault(module, now)
@@ -49,4 +51,4 @@ def _count(holder: object) -> int:
 
 
 def _axes(parameter: object) -> tuple[int, ...]:
-    return tuple(parameter.device_mesh.mesh.shape) if is_dtensor(parameter) else ()  # type: ignore[attr-defined]
+    return mesh_of(parameter.device_mesh).sizes if is_dtensor(parameter) else ()  # type: ignore[attr-defined]

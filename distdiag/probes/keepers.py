@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.model_event import Policy
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.meshes import mesh_of
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.policies import policy_of_group, policy_of_wrapper
 
@@ -32,14 +33,18 @@ class Keeper(NamedTuple):
 
     def ignores(self, name: str) -> bool:
         """Say whether a parameter, by its full name, is left out on purpose."""
-        return name.removeprefix(f"{clean_name(self.unit)}.") in self.ignored
+        return bool(self.ignored) and name.removeprefix(f"{self.unit}.") in self.ignored
 
 
 NOBODY: Final = Keeper()
 
+Tree = Sequence[tuple[str, nn.Module, Keeper]]
+"""All modules of a model, as `walk` yields them: one walk serves whoever looks at them together."""
+
 
 def keeper_of(module: Any, unit: str) -> Keeper | None:  # noqa: ANN401
     """Return what this module does for the tensors below it, None if it is no wrapper."""
+    unit = clean_name(unit)
     if isinstance(module, DistributedDataParallel):
         ignored = frozenset(map(clean_name, getattr(module, "parameters_to_ignore", ())))
         policy = policy_of_wrapper(module)
@@ -80,40 +85,44 @@ def _mesh_ranks(module: Any) -> tuple[int, ...]:  # noqa: ANN401
     for part in module.modules():
         if hasattr(part, "_get_fsdp_state"):
             for group in param_groups(part):
-                ranks = group.mesh_info.mesh.mesh.flatten().tolist()
-                return tuple(ranks)
+                return mesh_of(group.mesh_info.mesh).ranks
     return ()
 
 
-def sharded_parameters(root: nn.Module) -> dict[tuple[int, str], Any]:
-    """Return what FSDP2 manages below a root, by module and name: its record of the parameter."""
+def _groups_in(tree: Tree) -> Iterator[Any]:
+    for _, module, _ in tree:
+        if hasattr(type(module), "_get_fsdp_state"):
+            yield from param_groups(module)
+
+
+def sharded_parameters(tree: Tree) -> dict[tuple[int, str], Any]:
+    """Return what FSDP2 manages of a model, by module and name: its record of the parameter."""
     found: dict[tuple[int, str], Any] = {}
-    for module in root.modules():
-        if not hasattr(module, "_get_fsdp_state"):
-            continue
-        for record in (each for group in param_groups(module) for each in group.fsdp_params):
-            info = record._module_info
-            owners = [(info.module, info.param_name)]
-            owners += zip(info.shared_modules, info.shared_param_names, strict=True)
-            for owner, name in owners:
-                found[id(owner), name] = record
+    for record in (each for group in _groups_in(tree) for each in group.fsdp_params):
+        info = record._module_info
+        owners = [(info.module, info.param_name)]
+        owners += zip(info.shared_modules, info.shared_param_names, strict=True)
+        for owner, name in owners:
+            found[id(owner), name] = record
     return found
 
 
-def policies_of(root: nn.Module) -> dict[int, Policy]:
-    """Return the policy of each record of FSDP2 below a root, by the id of the record."""
-    groups = [
-        group
-        for module in root.modules()
-        if hasattr(module, "_get_fsdp_state")
-        for group in param_groups(module)
-    ]
+def policies_of(tree: Tree) -> dict[int, Policy]:
+    """Return the policy of each record of FSDP2 in a model, by the id of the record."""
     return {
         id(each): policy
-        for g in groups
-        for policy in [policy_of_group(g)]
-        for each in g.fsdp_params
+        for group in _groups_in(tree)
+        for policy in [policy_of_group(group)]
+        for each in group.fsdp_params
     }
+
+
+def parameters_in(tree: Tree) -> Iterator[nn.Parameter]:
+    """Yield the parameters of a model; one that several modules have comes more than once."""
+    for _, module, _ in tree:
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                yield parameter
 
 
 class WrapTimes:
@@ -136,13 +145,17 @@ class WrapTimes:
 def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Keeper]]:
     """Yield each module once with its name and the innermost wrapper around it."""
     seen: set[int] = set()
+    plain: set[type] = set()
     waiting: list[tuple[str, nn.Module, Keeper]] = [("", root, NOBODY)]
     while waiting:
         name, module, outer = waiting.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
-        keeper = keeper_of(module, name) or outer
+        found = None if type(module) in plain else keeper_of(module, name)
+        if found is None:
+            plain.add(type(module))
+        keeper = found or outer
         yield name, module, keeper
         children = [
             (f"{name}.{key}" if name else key, child, keeper)
@@ -154,13 +167,12 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Keeper]]:
 
 def is_wrapped(root: nn.Module) -> bool:
     """Say whether any module of a model is wrapped."""
-    return any(keeper_of(module, "") is not None for module in root.modules())
+    return any(keeper is not NOBODY for _, _, keeper in walk(root))
 
 
 def keeps(root: nn.Module, world: tuple[int, ...]) -> bool:
     """Say whether a wrapper of a model keeps exactly these ranks together."""
-    keepers = (keeper_of(module, "") for module in root.modules())
-    return any(keeper is not None and keeper.ranks == world for keeper in keepers)
+    return any(keeper.ranks == world for _, _, keeper in walk(root))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

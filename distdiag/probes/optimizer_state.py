@@ -11,7 +11,7 @@ from torch import nn
 
 from distdiag.model_event import MOST_NAMES
 from distdiag.probes.by_identity import WeakMap
-from distdiag.probes.keepers import sharded_parameters
+from distdiag.probes.keepers import sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_plans import local_part
 
@@ -156,8 +156,9 @@ def named_parameters(roots: Sequence[nn.Module]) -> dict[int, tuple[str, torch.T
     """Return name and tensor of all parameters of models, by the id of the tensor."""
     named: dict[int, tuple[str, torch.Tensor]] = {}
     for root in roots:
-        records = sharded_parameters(root)
-        for path, module in root.named_modules():
+        tree = list(walk(root))
+        records = sharded_parameters(tree)
+        for path, module, _ in tree:
             for name, parameter in module._parameters.items():
                 record = records.get((id(module), name))
                 whole = parameter if record is None else record.sharded_param

@@ -108,9 +108,11 @@ class OptimizerWatch:
     def _forgotten(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         alive = self.alive()
         last = max(self._optimizers.number(each) for each in alive)
-        names = forgotten(
-            self._roots(), owners_of(alive, {}), lambda part: self._modules.number(part) > last
-        )
+        names: tuple[str, ...] = ()
+        if self._modules.newest > last:
+            names = forgotten(
+                self._roots(), owners_of(alive, {}), lambda part: self._modules.number(part) > last
+            )
         return names if self._stay(optimizer, names[:1]) else ()
 
     def _stay(self, optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> bool:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.probes.by_identity import WeakMap, WeakMembers
 from distdiag.probes.idle_reducers import IdleReducers
-from distdiag.probes.keepers import sharded_parameters
+from distdiag.probes.keepers import parameters_in, sharded_parameters, walk
 from distdiag.probes.optimizer_state import parameters_of
 
 FIRST_STEPS: Final = 3
@@ -125,6 +125,7 @@ def is_due(count: int, fresh: int = FIRST_STEPS) -> bool:
 
 
 def _has_any(root: nn.Module, held: set[int]) -> bool:
-    if any(id(parameter) in held for parameter in root.parameters()):
+    tree = list(walk(root))
+    if any(id(parameter) in held for parameter in parameters_in(tree)):
         return True
-    return any(id(record.sharded_param) in held for record in sharded_parameters(root).values())
+    return any(id(record.sharded_param) in held for record in sharded_parameters(tree).values())

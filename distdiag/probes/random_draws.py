@@ -11,9 +11,9 @@ from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.random_states import digest_of
 from distdiag.probes.stack import frames_of
-from distdiag.probes.tensor_plans import replicas_on_mesh
 from distdiag.random_event import RandomDraw
 from distdiag.recorder import Recorder
 
@@ -57,7 +57,7 @@ class RandomDraws(Probe):
         return method
 
     def _note(self, spec: Any, generator: Any, frame: FrameType) -> None:  # noqa: ANN401
-        members = tuple(spec.mesh.mesh.flatten().tolist())
+        members = mesh_of(spec.mesh).ranks
         number = self._counts[members] = self._counts.get(members, -1) + 1
         if number >= _FIRST and number & (number - 1):
             return

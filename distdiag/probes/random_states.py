@@ -15,6 +15,7 @@ from distdiag.event import CallSite
 from distdiag.model_event import Moment
 from distdiag.probes.base import Probe
 from distdiag.probes.keepers import is_wrapped
+from distdiag.probes.meshes import mesh_of
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_kinds import is_dtensor
@@ -114,5 +115,5 @@ def sharing_ranks(root: nn.Module) -> tuple[int, ...]:
         if is_dtensor(parameter):
             tensor: Any = parameter
             if tensor.device_mesh.ndim == 1 and any(p.is_shard() for p in tensor.placements):
-                return tuple(tensor.device_mesh.mesh.flatten().tolist())
+                return mesh_of(tensor.device_mesh).ranks
     return ()

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from distdiag.probes.keepers import sharded_parameters
+from distdiag.probes.keepers import sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import address_of
@@ -33,8 +33,9 @@ def slices_in(saved: object, roots: Iterable[nn.Module]) -> tuple[tuple[str, ...
 
 
 def _shards(root: nn.Module) -> Iterator[tuple[int, tuple[str, tuple[int, ...], tuple[int, ...]]]]:
-    records = sharded_parameters(root)
-    for path, module in root.named_modules():
+    tree = list(walk(root))
+    records = sharded_parameters(tree)
+    for path, module, _ in tree:
         for name, parameter in module._parameters.items():
             record = records.get((id(module), name))
             whole: Any = parameter if record is None else record.sharded_param

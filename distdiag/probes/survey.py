@@ -21,10 +21,9 @@ from distdiag.event import CallSite
 from distdiag.model_event import ModelPlan, ModelState, Moment, SliceSaved, TensorPlan
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.born import Born, roots_of
-from distdiag.probes.by_identity import WeakMap, WeakMembers
+from distdiag.probes.by_identity import WeakMembers
 from distdiag.probes.head_counts import HeadCounts
-from distdiag.probes.keepers import WrapTimes, is_wrapped, keeps, walk
-from distdiag.probes.model_names import class_of
+from distdiag.probes.keepers import Tree, WrapTimes, is_wrapped, keeps, parameters_in, walk
 from distdiag.probes.optimizer_state import owners_of
 from distdiag.probes.optimizer_watch import OptimizerWatch
 from distdiag.probes.own_steps import OwnSteps
@@ -34,6 +33,7 @@ from distdiag.probes.shared_tensors import SharedTensors
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held, Surroundings, local_part, plan_of
+from distdiag.probes.wrapped_names import WrappedNames
 from distdiag.recorder import Recorder
 
 CHUNK: Final = 256
@@ -67,16 +67,15 @@ class Survey(Probe):
         self._modules = Born(nn.Module, ("__init__", "__setstate__"), self.fail)
         self._born = Born(torch.optim.Optimizer, ("_patch_step_function",), self.fail)
         self._readings = Readings()
-        self._names: WeakMap[nn.Module, str] = WeakMap()
+        self._names = WrappedNames(self._roots)
         self._started: WeakMembers[nn.Module] = WeakMembers()
-        self._num_models: dict[str, int] = {}
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
         self._num_born = 0
         self._heads = HeadCounts()
         self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
-        self.own_steps, self.name_of = self._steps, self._name  # other probes ask, too
+        self.own_steps, self.name_of = self._steps, self._names.name  # other probes ask, too
         self._optimizers = OptimizerWatch(
-            recorder, self._modules, self._born, self._steps, self._roots, self._name
+            recorder, self._modules, self._born, self._steps, self._roots, self.name_of
         )
 
     def _install(self) -> None:
@@ -176,11 +175,10 @@ class Survey(Probe):
             # Between two optimizers of one step the model is half changed.
             if self._steps.begins(root, self.recorder.num_backwards):
                 if self._steps.is_due(root):
-                    self._look(root, Moment.GRADIENT)
-                    self._look(root, Moment.STEP)
+                    self._look(root, Moment.GRADIENT, Moment.STEP)
                 self._steps.advance(root)
         if due:
-            plans = [plan for root in roots for plan in self._plans.get(self._name(root), ())]
+            plans = [plan for root in roots for plan in self._plans.get(self.name_of(root), ())]
             self._optimizers.begin(optimizer, plans, frame)
 
     @_guarded
@@ -198,25 +196,6 @@ class Survey(Probe):
     def _roots(self) -> list[nn.Module]:
         return list(roots_of(self._modules.alive())) if dist.is_initialized() else []
 
-    def _name(self, root: nn.Module) -> str:
-        name = self._names.get(root)
-        if name is None:
-            kind = class_of(root)
-            keepers = {keeper.kind for _, _, keeper in walk(root) if keeper.kind}
-            kind = " ".join([*sorted(keepers), kind])
-            number = self._num_models[kind] = self._num_models.get(kind, 0) + 1
-            name = kind if number == 1 else f"{kind}#{number}"
-            if not keepers and (number > 1 or self._num_alike(root) > 1):
-                # With another number of them on another rank, nobody knows which is which.
-                name = f"{kind} {number} of {self._num_alike(root)}"
-            self._names[root] = name
-        return name
-
-    def _num_alike(self, root: nn.Module) -> int:
-        """Count the models of a class that nothing wraps: which is which is not known."""
-        alike = [each for each in self._roots() if type(each) is type(root)]
-        return sum(not is_wrapped(each) for each in alike)
-
     def _start(self, root: nn.Module) -> None:
         self._started.add(root)
         self._steps.start(root)
@@ -224,16 +203,19 @@ class Survey(Probe):
         for tell in self.recorder.on_start:
             tell(root)
 
-    def _look(self, root: nn.Module, moment: Moment) -> None:
-        held = self._write_plan(root, moment)
-        if moment is Moment.STEP:
-            self._read(root, moment, [each.tensor for each in held])
-        elif any(each.tensor.grad is not None for each in held if each.plan.requires_grad):
-            self._read(root, moment, [_gradient(each) for each in held])
+    def _look(self, root: nn.Module, *moments: Moment) -> None:
+        """Look at a model; between the moments nothing of the program runs."""
+        held = self._write_plan(root, moments[0])
+        for moment in moments:
+            if moment is Moment.STEP:
+                self._read(root, moment, [each.tensor for each in held])
+            elif any(each.tensor.grad is not None for each in held if each.plan.requires_grad):
+                self._read(root, moment, [_gradient(each) for each in held])
 
     def _write_plan(self, root: nn.Module, moment: Moment) -> list[Held]:
-        name = self._name(root)
-        held = plan_of(root, self._surroundings(root))
+        name = self.name_of(root)
+        tree = list(walk(root))
+        held = plan_of(tree, self._surroundings(root, tree))
         plans = tuple(each.plan for each in held)
         if moment is Moment.START or self._plans.get(name) != plans:
             self._plans[name] = plans
@@ -253,10 +235,12 @@ class Survey(Probe):
     def _site(self) -> CallSite:
         return CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
 
-    def _surroundings(self, root: nn.Module) -> Surroundings:
+    def _surroundings(self, root: nn.Module, tree: Tree) -> Surroundings:
         world = tuple(range(dist.get_world_size()))
-        is_beside = any(keeps(each, world) for each in self._started)
-        is_beside = is_beside and self._num_alike(root) == 1
+        # Asked of a frozen model only.
+        is_beside = not any(each.requires_grad for each in parameters_in(tree))
+        is_beside = is_beside and any(keeps(each, world) for each in self._started)
+        is_beside = is_beside and self._names.num_alike(root) == 1
         return Surroundings(
             owners=owners_of(self._optimizers.alive(), self._optimizers.labels()),
             reduced=self._shared.reduced(self.recorder.num_backwards),
@@ -275,7 +259,7 @@ class Survey(Probe):
         self, root: nn.Module, moment: Moment, tensors: Sequence[torch.Tensor | None]
     ) -> None:
         locals_ = [None if tensor is None else local_part(tensor) for tensor in tensors]
-        reading = Reading(self._name(root), moment, self._steps.of(root), self._site())
+        reading = Reading(self.name_of(root), moment, self._steps.of(root), self._site())
         self._readings.add(reading, locals_)
         self._readings.guard()  # whatever comes next may write
         self._write_readings(self._readings.take())

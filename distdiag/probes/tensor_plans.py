@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -11,9 +10,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distdiag.model_event import Basis, Mesh, TensorPlan
+from distdiag.model_event import Basis, Policy, TensorPlan
 from distdiag.probes.head_counts import HeadCounts
-from distdiag.probes.keepers import Keeper, WrapTimes, policies_of, sharded_parameters, walk
+from distdiag.probes.keepers import (
+    Keeper,
+    Tree,
+    WrapTimes,
+    parameters_in,
+    policies_of,
+    sharded_parameters,
+)
+from distdiag.probes.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.ties import untied_pairs
@@ -59,58 +66,95 @@ class Surroundings(NamedTuple):
     is_routing_bias: Callable[[nn.Module, str], bool] = lambda *_: False
 
 
-def plan_of(root: nn.Module, around: Surroundings) -> list[Held]:
+class _Rest(NamedTuple):
+    """What the plan of a tensor depends on in the rest of its model."""
+
+    tree: Tree
+    policies: Mapping[int, Policy]
+    untied: Mapping[tuple[int, str], str]
+    divided: Mapping[int, int]
+
+
+class _Slot(NamedTuple):
+    """Where a module has a tensor, and what FSDP2 has `whole` instead and has written down of it.
+
+    `name` is as the user knows it, `first_name` that of the first slot with the same parameter.
+    """
+
+    module: nn.Module
+    key: str
+    keeper: Keeper
+    name: str
+    first_name: str
+    is_parameter: bool
+    tensor: torch.Tensor
+    whole: torch.Tensor
+    record: Any
+
+
+def plan_of(tree: Tree, around: Surroundings) -> list[Held]:
     """Return all tensors of a model in the order of its modules."""
-    records, policies = sharded_parameters(root), policies_of(root)
+    parameters = list(parameters_in(tree))
     around = around._replace(
-        is_frozen=not any(parameter.requires_grad for parameter in root.parameters()),
-        mesh_ranks=_mesh_ranks(root),
-        has_marks=any(_is_part(parameter) for parameter in root.parameters()),
+        is_frozen=not any(parameter.requires_grad for parameter in parameters),
+        mesh_ranks=_mesh_ranks(parameters),
+        has_marks=any(_is_part(parameter) for parameter in parameters),
     )
+    divided = {} if around.heads is None else around.heads.divided(tree)
+    rest = _Rest(tree, policies_of(tree), untied_pairs(tree), divided)
+    return [Held(_plan(slot, rest, around), slot.whole) for slot in _slots(tree)]
+
+
+def _slots(tree: Tree) -> Iterator[_Slot]:
+    records = sharded_parameters(tree)
     first_names: dict[int, str] = {}
-    held = []
-    untied = untied_pairs(root)
-    divided = {} if around.heads is None else around.heads.divided(root)
-    # DDP gives all ranks the buffers of one before each forward pass.
-    is_sent = any(getattr(module, "broadcast_buffers", False) for module in root.modules())
-    for path, module, keeper in walk(root):
-        for name, tensor, is_parameter in _tensors_of(module):
-            record = records.get((id(module), name))
+    for path, module, keeper in tree:
+        for key, tensor, is_parameter in _tensors_of(module):
+            record = records.get((id(module), key))
             # Between its forward and backward pass a module of FSDP2 has the gathered parameter.
             whole = tensor if record is None else record.sharded_param
-            full_name = clean_name(f"{path}.{name}" if path else name)
-            tied_to = first_names.setdefault(id(whole), full_name) if is_parameter else full_name
-            is_managed = record is not None or keeper.kind != "FSDP2" or not is_parameter
-            plan = TensorPlan(
-                name=full_name,
-                shape=_shape(whole, record, keeper),
-                dtype=str(whole.dtype).removeprefix("torch."),
-                is_parameter=is_parameter,
-                requires_grad=is_parameter and whole.requires_grad,
-                keeper=keeper.kind if is_managed and not keeper.ignores(full_name) else "",
-                unit=clean_name(keeper.unit),
-                owners=around.owners.get(id(whole), ()),
-                tied_to="" if tied_to == full_name else tied_to,
-                is_late=not is_managed and around.wrap_times.is_late(module, name),
-                untied_from=untied.get((id(module), name), ""),
-                heads_divided_by=divided.get(id(module), 1),
-                is_shared=bool(getattr(tensor, _SHARED, False)),
-                policy=policies.get(id(record), keeper.policy),
-                is_routing_bias=not whole.requires_grad
-                and (is_parameter or not is_sent)
-                and around.is_routing_bias(module, name),
-            )
-            plan = _placed(plan, whole, keeper, around)
-            if plan.is_routing_bias and plan.basis is Basis.WORLD:
-                plan = _beside_router(plan, module, around)
-            held.append(Held(plan, whole))
-    return held
+            name = clean_name(f"{path}.{key}" if path else key)
+            first = first_names.setdefault(id(whole), name) if is_parameter else name
+            yield _Slot(module, key, keeper, name, first, is_parameter, tensor, whole, record)
 
 
-def _mesh_ranks(root: nn.Module) -> tuple[int, ...]:
-    for parameter in root.parameters():
+def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
+    module, key, keeper, whole = slot.module, slot.key, slot.keeper, slot.whole
+    is_managed = slot.record is not None or keeper.kind != "FSDP2" or not slot.is_parameter
+    plan = TensorPlan(
+        name=slot.name,
+        shape=_shape(whole, slot.record, keeper),
+        dtype=str(whole.dtype).removeprefix("torch."),
+        is_parameter=slot.is_parameter,
+        requires_grad=slot.is_parameter and whole.requires_grad,
+        keeper=keeper.kind if is_managed and not keeper.ignores(slot.name) else "",
+        unit=keeper.unit,
+        owners=around.owners.get(id(whole), ()),
+        tied_to="" if slot.first_name == slot.name else slot.first_name,
+        is_late=not is_managed and around.wrap_times.is_late(module, key),
+        untied_from=rest.untied.get((id(module), key), ""),
+        heads_divided_by=rest.divided.get(id(module), 1),
+        is_shared=bool(getattr(slot.tensor, _SHARED, False)),
+        policy=rest.policies.get(id(slot.record), keeper.policy),
+        is_routing_bias=not whole.requires_grad
+        and around.is_routing_bias(module, key)
+        and (slot.is_parameter or not _is_sent(rest.tree)),
+    )
+    plan = _placed(plan, whole, keeper, around)
+    if plan.is_routing_bias and plan.basis is Basis.WORLD:
+        plan = _beside_router(plan, module, around)
+    return plan
+
+
+def _is_sent(tree: Tree) -> bool:
+    """Say whether DDP gives all ranks the buffers of one before each forward pass."""
+    return any(getattr(module, "broadcast_buffers", False) for _, module, _ in tree)
+
+
+def _mesh_ranks(parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
+    for parameter in parameters:
         if is_dtensor(parameter):
-            return tuple(parameter.device_mesh.mesh.flatten().tolist())  # type: ignore[attr-defined]
+            return mesh_of(parameter.device_mesh).ranks  # type: ignore[attr-defined]
     return ()
 
 
@@ -216,23 +260,3 @@ def address_of(tensor: torch.Tensor) -> int | None:
         return tensor.data_ptr() or None
     except RuntimeError:
         return None
-
-
-def mesh_of(mesh: Any) -> Mesh:  # noqa: ANN401
-    """Return a mesh as a value."""
-    ranks = mesh.mesh
-    names = mesh.mesh_dim_names or tuple(f"dim{index}" for index in range(ranks.ndim))
-    return Mesh(tuple(names), tuple(ranks.shape), tuple(ranks.flatten().tolist()))
-
-
-def replicas_on_mesh(device_mesh: Any, placements: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return the ranks that differ from this one only along axes where a tensor is replicated."""
-    mesh, here = device_mesh.mesh, device_mesh.get_coordinate()
-    is_whole = len(placements) == mesh.ndim
-    if here is None or not is_whole or any(p.is_partial() for p in placements):
-        return ()
-    choices: list[Iterable[int]] = [
-        range(mesh.shape[axis]) if placement.is_replicate() else [here[axis]]
-        for axis, placement in enumerate(placements)
-    ]
-    return tuple(sorted(int(mesh[where]) for where in itertools.product(*choices)))

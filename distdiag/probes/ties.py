@@ -7,19 +7,20 @@ from typing import Any
 
 from torch import nn
 
+from distdiag.probes.keepers import Tree
 from distdiag.probes.module_names import clean_name
 
 _FLAG = "tie_word_embeddings"
 
 
-def untied_pairs(root: nn.Module) -> dict[tuple[int, str], str]:
+def untied_pairs(tree: Tree) -> dict[tuple[int, str], str]:
     """Return heads that are not the embedding, by module and name, with the embedding's name.
 
     Only where the configuration is sure to mean them: one embedding and one linear layer of its
     shape below the module that has the flag.
     """
     found: dict[tuple[int, str], str] = {}
-    for path, module in root.named_modules():
+    for path, module, _ in tree:
         if getattr(getattr(module, "config", None), _FLAG, None) is not True:
             continue
         if hasattr(module, "get_output_embeddings"):

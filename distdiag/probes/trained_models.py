@@ -46,7 +46,7 @@ class TrainedModels:
         world = tuple(range(dist.get_world_size())) if dist.is_initialized() else (0,)
         around = Surroundings({}, {}, {}, (), world, WrapTimes())
         for model, root in self.trained():
-            for each in plan_of(root, around):
+            for each in plan_of(list(walk(root)), around):
                 if each.plan.mesh is not None:
                     sizes = zip(each.plan.mesh.names, each.plan.mesh.sizes, strict=True)
                     self.mesh_sizes.update(sizes)

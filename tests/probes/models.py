@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.model_event import ModelState, Moment, TensorPlan
-from distdiag.probes.keepers import WrapTimes
+from distdiag.probes.keepers import WrapTimes, walk
 from distdiag.probes.tensor_plans import Surroundings, plan_of
 from tests.probes.conftest import Observed
 
@@ -83,4 +83,4 @@ def plans(root: nn.Module, **around: Any) -> dict[str, TensorPlan]:
         is_routing_bias=around.pop("is_routing_bias", lambda *_: False),
     )
     assert not around
-    return {held.plan.name: held.plan for held in plan_of(root, surroundings)}
+    return {held.plan.name: held.plan for held in plan_of(list(walk(root)), surroundings)}

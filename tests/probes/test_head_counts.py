@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from distdiag.probes.head_counts import HeadCounts
+from distdiag.probes.keepers import walk
 
 
 class Attention(nn.Module):
@@ -27,6 +28,10 @@ class Layer(nn.Module):
         self.up = nn.Linear(8, 8)
 
 
+def divided(counts: HeadCounts, model: nn.Module) -> dict[int, int]:
+    return counts.divided(list(walk(model)))
+
+
 def split(linear: nn.Linear, placement: Any) -> None:
     mesh = init_device_mesh("cpu", (2,))
     whole = distribute_tensor(linear.weight, mesh, [placement], src_data_rank=None)
@@ -40,13 +45,13 @@ def layer(fake_group: None) -> Layer:
 
 def test_a_number_that_the_mesh_divides_while_the_weights_are_whole_is_told(layer: Layer) -> None:
     counts = HeadCounts()
-    assert counts.divided(layer) == {}
+    assert divided(counts, layer) == {}
 
     split(layer.up, Shard(0))
     layer.attention.num_heads //= 2
 
     parts = {id(layer.attention), id(layer.attention.qkv)}
-    assert counts.divided(layer) == dict.fromkeys(parts, 2)
+    assert divided(counts, layer) == dict.fromkeys(parts, 2)
 
 
 def test_the_configuration_tells_the_number_too(layer: Layer) -> None:
@@ -54,7 +59,7 @@ def test_the_configuration_tells_the_number_too(layer: Layer) -> None:
     split(layer.up, Shard(0))
     layer.attention.num_heads = 2
 
-    assert set(HeadCounts().divided(layer).values()) == {2}
+    assert set(divided(HeadCounts(), layer).values()) == {2}
 
 
 @pytest.mark.parametrize("placement", [Shard(0), Replicate()])
@@ -62,18 +67,18 @@ def test_heads_of_a_module_that_is_on_the_mesh_itself_may_be_divided(
     layer: Layer, placement: Any
 ) -> None:
     counts = HeadCounts()
-    counts.divided(layer)
+    divided(counts, layer)
     split(layer.attention.qkv, placement)
     layer.attention.num_heads //= 2
 
-    assert counts.divided(layer) == {}
+    assert divided(counts, layer) == {}
 
 
 @pytest.mark.parametrize("heads", [4, 1, 3])
 def test_other_numbers_are_nobody_s_business(layer: Layer, heads: int) -> None:
     counts = HeadCounts()
-    counts.divided(layer)
+    divided(counts, layer)
     split(layer.up, Shard(0))
     layer.attention.num_heads = heads
 
-    assert counts.divided(layer) == {}
+    assert divided(counts, layer) == {}

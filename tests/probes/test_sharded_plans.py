@@ -14,7 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distdiag.model_event import Basis, Mesh, Policy, TensorPlan
 from distdiag.probes.keepers import WrapTimes
-from distdiag.probes.tensor_plans import local_part, mesh_of
+from distdiag.probes.meshes import mesh_of
+from distdiag.probes.tensor_plans import local_part
 from tests.probes.models import FOUR, PAIR, network, plans
 
 

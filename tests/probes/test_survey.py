@@ -10,9 +10,11 @@ from torch import nn
 
 from distdiag.event import ProbeDisabled
 from distdiag.model_event import Basis, ModelPlan, ModelState, Moment, OptimizerState
+from distdiag.probes.keepers import Tree
 from distdiag.probes.own_steps import EVERY
 from distdiag.probes.steps import BackwardWatch, StepClock
 from distdiag.probes.survey import Survey
+from distdiag.probes.tensor_plans import Held, Surroundings, plan_of
 from tests.probes.conftest import Observed
 from tests.probes.models import backward, ddp, fsdp2, means, network, state, told, train
 
@@ -197,6 +199,24 @@ def test_the_light_profile_looks_at_the_start_only(observed: Observed) -> None:
 
     assert told(observed) == [(START, 0)]
     assert not observed.events(OptimizerState)
+
+
+def test_what_is_seen_before_a_step_comes_from_one_plan(
+    observed: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[object] = []
+
+    def counted(tree: Tree, around: Surroundings) -> list[Held]:
+        walks.append(tree)
+        return plan_of(tree, around)
+
+    monkeypatch.setattr("distdiag.probes.survey.plan_of", counted)
+    observed.install("steps")
+
+    train(network(), 1)
+
+    assert [moment for moment, _ in told(observed)] == [START, BACKWARD, GRADIENT, STEP]
+    assert len(walks) == 3  # the start, the backward pass and the step
 
 
 def test_every_backward_pass_of_a_step_may_be_the_last(observed: Observed) -> None:
