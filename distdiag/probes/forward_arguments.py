@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import nn
 
-from distdiag.probes.sequence_exchanges import TORCH
+from distdiag.probes.call_places import TORCH
 
 _MOST_FRAMES: Final = 200
 _VARIADIC: Final = (0x04, 0x08)

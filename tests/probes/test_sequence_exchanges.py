@@ -6,10 +6,10 @@ import torch
 from distdiag.event import CallSite
 from distdiag.probes.attention_calls import Attention, AttentionCalls
 from distdiag.probes.base import Patches
+from distdiag.probes.call_places import Place
 from distdiag.probes.sequence_exchanges import (
     Exchange,
     ForwardPass,
-    Place,
     num_distinct,
     settled,
 )
