@@ -57,6 +57,7 @@ _TRANSFORMERS = (
     "--model qwen3 --wrapper ddp --recompute exact --extras autocast accumulate eval",
     "--model qwen3 --wrapper fsdp2 --recompute selective --extras aux eval",
 )
+_TITAN = ("torchtitan", "spmd_types", "triton")
 
 LIBRARY_RUNS = (
     *_CONTEXT,
@@ -68,4 +69,5 @@ LIBRARY_RUNS = (
         slow=False,
     ),
     *(LibraryRun("sparse_transformers", args) for args in _TRANSFORMERS),
+    *(LibraryRun("titan_experts", args, needs=_TITAN) for args in ("", "--score softmax")),
 )
