@@ -158,8 +158,15 @@ def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
         factor=factor,
         scales=frozenset().union(*(part.scales for part in known)),
         are_different=_are_different(first.look, found[0].members, first.names),
-        are_tables=all(first.look.named(rank)[name].is_table for name in first.names),
+        are_tables=_are_tables(first.look, rank, first.names),
     )
+
+
+def _are_tables(look: GradientLook, rank: int, names: frozenset[str]) -> bool:
+    """Say whether all that the optimizer found a gradient of are tables; others got none."""
+    gradients = look.named(rank)
+    tables = [gradients[name].is_table for name in names if name in gradients]
+    return bool(tables) and all(tables)
 
 
 def _are_different(look: GradientLook, members: Ranks, names: frozenset[str]) -> bool:
