@@ -40,48 +40,38 @@ def exchange(part: Tensor, scattered: int, gathered: int) -> Tensor:
     return torch.cat(received.unbind(), gathered)
 
 
-class Permuted(torch.autograd.Function):
-    """Do what `Ring` does by a functional collective."""
+def pass_on(tensor: Tensor, way: int) -> Tensor:
+    """Send a tensor to the rank that is `way` ahead."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(tensor)
+    works = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, tensor.contiguous(), (rank + way) % size),
+        dist.P2POp(dist.irecv, received, (rank - way) % size),
+    ])  # fmt: skip
+    for work in works:
+        work.wait()
+    return received
 
-    @staticmethod
-    def pass_on(tensor: Tensor, way: int) -> Tensor:
-        size = dist.get_world_size()
-        others = [(rank + way) % size for rank in range(size)]
-        flat = tensor.flatten()  # it sends as many rows as there are elements
-        received = functional_collectives.permute_tensor(flat, others, dist.group.WORLD)
-        return functional_collectives.wait_tensor(received).view_as(tensor)
 
-    @staticmethod
-    def forward(ctx, tensor: Tensor) -> Tensor:
-        return Permuted.pass_on(tensor, 1)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return Permuted.pass_on(gradient, -1)
+def permute(tensor: Tensor, way: int) -> Tensor:
+    """Do the same by a functional collective: it sends as many rows as there are elements."""
+    size = dist.get_world_size()
+    others = [(rank + way) % size for rank in range(size)]
+    received = functional_collectives.permute_tensor(tensor.flatten(), others, dist.group.WORLD)
+    return functional_collectives.wait_tensor(received).view_as(tensor)
 
 
 class Ring(torch.autograd.Function):
     """Pass a tensor on to the next rank; its gradient goes back."""
 
     @staticmethod
-    def pass_on(tensor: Tensor, way: int) -> Tensor:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        received = torch.empty_like(tensor)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, tensor.contiguous(), (rank + way) % size),
-            dist.P2POp(dist.irecv, received, (rank - way) % size),
-        ])  # fmt: skip
-        for work in works:
-            work.wait()
-        return received
+    def forward(ctx, tensor: Tensor, send) -> Tensor:
+        ctx.send = send
+        return send(tensor, 1)
 
     @staticmethod
-    def forward(ctx, tensor: Tensor) -> Tensor:
-        return Ring.pass_on(tensor, 1)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return Ring.pass_on(gradient, -1)
+    def backward(ctx, gradient: Tensor):
+        return ctx.send(gradient, -1), None
 
 
 class Core(nn.Module):
@@ -120,6 +110,8 @@ class Attention(nn.Module):
             out = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2)
         elif self.way == "functional":
             out = self.functionally(parts)
+        elif self.way == "enclosed":
+            out = torch.compile(self.functionally, backend="aot_eager", fullgraph=True)(parts)
         elif self.way == "compiled":
             query, key, value = (Exchange.apply(part, 2, 1).transpose(1, 2) for part in parts)
             attend = torch.compile(self.attend, backend="aot_eager", fullgraph=True)
@@ -150,12 +142,12 @@ class Attention(nn.Module):
 
     def around(self, parts: list[Tensor]) -> Tensor:
         query, key, value = parts
-        pass_on = (Permuted if self.way == "permuted" else Ring).apply
+        send = permute if self.way == "permuted" else pass_on
         scores, values = [], []
         for _ in range(dist.get_world_size()):
             scores.append(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5)
             values.append(value)
-            key, value = pass_on(torch.cat([key, value], -1)).chunk(2, -1)
+            key, value = Ring.apply(torch.cat([key, value], -1), send).chunk(2, -1)
         return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, -2)
 
 

@@ -144,6 +144,33 @@ def test_gathered_keys_are_a_use_if_there_are_more_of_them():
     assert uses(exchange(HERE, "all_gather"), HERE) == []
 
 
+def permuted(where):
+    return Exchange("ring", where, (0, 1), SIZE, 1, 4, None, is_permuted=True)
+
+
+def test_an_all_to_all_that_gives_all_to_one_rank_is_a_ring_in_the_module_of_attention_only():
+    (use,) = uses(permuted(HERE), HERE)
+    assert use.peer == 1
+    assert uses(permuted(place(experts, attend, main)), HERE) == []
+
+
+WHOLE = ATTENTION._replace(members=(0, 1))
+WITHIN = Place(HERE.codes, ((main.__code__, 3), *HERE.lines), HERE.scope, is_module=True)
+
+
+def test_attention_over_tensors_that_are_split_by_sequence_exchanges_within():
+    (use,) = uses(HERE, exchange(WITHIN, "ring", peer=1), exchange(WITHIN), attention=WHOLE)
+    assert use.peer == 1
+    assert use.num_tokens == 16
+
+
+def test_what_is_exchanged_elsewhere_or_among_others_is_not_within():
+    later = exchange(place(attend, main, line=9), "ring", peer=1)
+    others = WHOLE._replace(members=(0, 2))
+    assert uses(HERE, later, attention=WHOLE) == []
+    assert uses(HERE, exchange(WITHIN, "ring", peer=1), attention=others) == []
+
+
 def test_rows_that_differ_are_counted():
     rows = torch.randn(6, 4)
     assert num_distinct([rows]).item() == 6

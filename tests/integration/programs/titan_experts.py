@@ -46,10 +46,12 @@ def experts(score: str) -> MoE:
             score_func=score,
             route_norm=score == "sigmoid",
         ),
-        shared_experts=FeedForward.Config(**{
-            name: Linear.Config(in_features=given, out_features=made)
-            for name, (given, made) in linear.items()
-        }),
+        shared_experts=FeedForward.Config(
+            **{
+                name: Linear.Config(in_features=given, out_features=made)
+                for name, (given, made) in linear.items()
+            }
+        ),
     )
     set_moe_sharding_config(config, enable_ep=True, enable_sp=False, expert_param_layout=LAYOUT)
     layer = config.build()
