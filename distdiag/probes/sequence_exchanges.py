@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Final
 
 import torch
@@ -45,12 +44,18 @@ class Exchange:
     content: Pending | None
     is_permuted: bool = False
 
-    def is_around(self, scope: CodeType | None) -> bool:
-        """Say whether the module that computes attention exchanges, too.
+    def serves(self, place: Place) -> bool:
+        """Say whether the module that computes attention at a place exchanges for it.
 
-        An all-to-all may give all to one rank by chance, in a module that the other one calls.
+        An all-to-all may give all to one rank by chance, in a module that the other one calls. What
+        is exchanged further down is for something else, such as experts after attention, unless
+        messages go round a ring.
         """
-        return self.place.scope is scope if self.is_permuted else scope in self.place.codes
+        scope = place.scope
+        if self.is_permuted:
+            return self.place.scope is scope
+        is_before = self.place.offset_in(scope) <= place.offset_in(scope)
+        return scope in self.place.codes and (self.kind == "ring" or is_before)
 
 
 @dataclass(slots=True)
@@ -177,7 +182,7 @@ class ForwardPass:
         self._inner = Inner(attention, place, site) if attention.members else None
         if attention.members:
             return False
-        mine = [each for each in self._open if each.is_around(place.scope)]
+        mine = [each for each in self._open if each.serves(place)]
         mine = mine or [each for each in self._open if _is_inside(place, each)]
         for each in mine:
             self._open.remove(each)

@@ -114,6 +114,14 @@ def test_tokens_that_a_layer_sends_to_experts_after_attention_are_none():
     assert uses(inner, exchange(experts), inner, exchange(experts)) == []
 
 
+def test_tokens_that_go_to_experts_after_attention_in_the_same_module_are_none():
+    where = place(attend, main)._replace(offsets=(10, 4))
+    later = place(experts, attend, main)._replace(offsets=(2, 30, 4))
+    assert uses(where, exchange(later), where, exchange(later)) == []
+    before = place(experts, attend, main)._replace(offsets=(2, 6, 4))
+    assert len(uses(exchange(before), where)) == 1
+
+
 def test_messages_in_a_module_that_calls_others_are_no_ring():
     assert uses(exchange(place(layer, main, line=3), "ring"), place(attend, layer, main)) == []
 
