@@ -61,7 +61,7 @@ class GradientSums(Event, frozen=True, kw_only=True):
     """Gradients of some parameters of a model, for one step.
 
     `passages` are those of the first backward pass, the ones nearest to the loss first; there are
-    none if the program has never issued an all-to-all.
+    none if the program has never issued an all-to-all nor gathered parts of activations.
     """
 
     model: str

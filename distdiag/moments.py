@@ -47,7 +47,7 @@ class Moments:
     on_update: list[Callable[[object], None]] = field(default_factory=list)
     """Called with each optimizer that is about to step."""
     has_exchanged: bool = False
-    """Whether the program has ever issued an all-to-all."""
+    """Whether the program has ever issued an all-to-all, or gathered parts of activations."""
     before_share: Callable[[object, object], None] | None = None
     """Called with the tensors of an all-reduce or a broadcast, and the process group."""
     after_call: Callable[[int, str], None] | None = None

@@ -10,7 +10,7 @@ from distdiag.data_view import FeedView
 from distdiag.event import Event
 from distdiag.exchange_view import RoundTrip, UnfitExchange
 from distdiag.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.gradient_view import GradientView
+from distdiag.gradient_view import GradientView, SumsView
 from distdiag.loss_view import LossView
 from distdiag.model_event import Moment
 from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
@@ -117,6 +117,10 @@ class Check:
 
     def check_gradients(self, view: GradientView) -> Iterator[Finding]:
         """Judge how gradients were combined and scaled; shown again after further steps."""
+        yield from ()
+
+    def check_sums(self, view: SumsView) -> Iterator[Finding]:
+        """Judge which gradients ranks sum by hand, and which not; shown again at the end."""
         yield from ()
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from distdiag.engine.exchange_watch import ExchangeWatch
 from distdiag.engine.gradient_watch import GradientWatch
 from distdiag.engine.judges import Judges
 from distdiag.engine.model_watch import ModelWatch
+from distdiag.engine.partly_summed import PartlySummed
 from distdiag.engine.routing_watch import RoutingWatch
 from distdiag.engine.sequence_uses import SequenceUses
 from distdiag.engine.sequence_watch import SequenceWatch
@@ -29,6 +30,7 @@ _KINDS: Final = (
     ExchangeWatch,
     GradientWatch,
     CombinedLosses,
+    PartlySummed,
 )
 
 

@@ -16,7 +16,7 @@ from distdiag.event import Event, FileAccess
 from distdiag.exchange_view import RoundTrip, UnfitExchange
 from distdiag.finding import Finding, Severity
 from distdiag.gradient_event import GradientSums
-from distdiag.gradient_view import GradientView
+from distdiag.gradient_view import GradientView, SumsView
 from distdiag.loss_event import LossWeights
 from distdiag.loss_view import LossView
 from distdiag.model_event import ModelPlan, ModelState, OptimizerState
@@ -144,6 +144,12 @@ class Judges:
         for check in self.needing(GradientSums):
             found = self._ask(check, check.check_gradients, view)
             self.conclusions.revise((check.code, "gradients", view.model), found)
+
+    def judge_sums(self, view: SumsView) -> None:
+        """Show which gradients ranks sum; what is found replaces what was found before."""
+        for check in self.needing(GradientSums):
+            found = self._ask(check, check.check_sums, view)
+            self.conclusions.revise((check.code, "sums", view.model, view.ranks), found)
 
     def judge_sequences(self, view: SequenceView) -> None:
         """Show what a group does with its sequences; what is found replaces what was found."""

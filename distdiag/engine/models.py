@@ -41,6 +41,7 @@ _SPREAD: Final = 0.02
 _WAYS_OF_DDP: Final = (Basis.UNSYNCED, Basis.BYPASSED)
 
 _Plans = tuple[TensorPlan, ...]
+_Seen = Mapping[int, tuple[TensorPlan, Content]]
 
 
 @dataclass(slots=True)
@@ -151,21 +152,17 @@ class Models:
                 for plan, content in states[rank].held():
                     if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
                         names.setdefault(_common_name(plan), {})[rank] = (plan, content)
-            whole = {name: seen for name, seen in names.items() if _is_whole(seen, ranks)}
-            if whole:
-                self.compared.add(moment)
-            sites = {rank: states[rank].site for rank in ranks}
-            told = {plan.basis for seen in whole.values() for plan, _ in seen.values()}
-            # What any of the ranks knows of how DDP was used holds for all of them.
-            basis = next((each for each in _WAYS_OF_DDP if each in told), basis)
-            view = ReplicaView(
-                model, moment, step, basis, RankSet(ranks), (), len(whole), sites=sites
-            )
-            yield from self._judge_group(view, whole)
+            plans = [states[rank].plans for rank in ranks]
+            for told, whole in _told_apart(basis, names, ranks, plans).items():
+                if whole:
+                    self.compared.add(moment)
+                sites = {rank: states[rank].site for rank in ranks}
+                view = ReplicaView(
+                    model, moment, step, told, RankSet(ranks), (), len(whole), sites=sites
+                )
+                yield from self._judge_group(view, whole)
 
-    def _judge_group(
-        self, view: ReplicaView, names: Mapping[str, Mapping[int, tuple[TensorPlan, Content]]]
-    ) -> Iterator[View]:
+    def _judge_group(self, view: ReplicaView, names: Mapping[str, _Seen]) -> Iterator[View]:
         """Show what differs: once what was alike before, and once what never was."""
         differing: dict[bool, list[tuple[Disagreement, int | None]]] = {True: [], False: []}
         for name, seen in names.items():
@@ -214,9 +211,33 @@ def _common_name(plan: TensorPlan) -> str:
     return f"shared {plan.shape}" if plan.is_shared else plan.name
 
 
-def _is_whole(seen: Mapping[int, tuple[TensorPlan, Content]], ranks: tuple[int, ...]) -> bool:
-    is_shared = any(plan.is_shared for plan, _ in seen.values())  # by some stages
-    return len(seen) == len(ranks) or (is_shared and len(seen) > 1)
+def _told_apart(
+    basis: Basis, names: Mapping[str, _Seen], ranks: tuple[int, ...], plans: Sequence[_Plans]
+) -> dict[Basis, dict[str, _Seen]]:
+    """Return the tensors that all these ranks have, by what tells that they hold the same."""
+    whole = {name: seen for name, seen in names.items() if _is_whole(seen, ranks)}
+    told = {plan.basis for seen in whole.values() for plan, _ in seen.values()}
+    # What any of the ranks knows of how DDP was used holds for all of them.
+    basis = next((each for each in _WAYS_OF_DDP if each in told), basis)
+    if basis is not Basis.MARKED or not _are_stages(plans):
+        return {basis: whole}
+    # The layers of stages have the same names, and are not the same.
+    shared = {name: seen for name, seen in whole.items() if _is_shared(seen)}
+    return {basis: shared, Basis.WORLD: {n: whole[n] for n in whole if n not in shared}}
+
+
+def _are_stages(plans: Sequence[_Plans]) -> bool:
+    """Say whether the models of ranks differ in more than the tensors that some share."""
+    own = [{plan.name for plan in each if not plan.is_shared} for each in plans]
+    return any(each != own[0] for each in own)
+
+
+def _is_shared(seen: _Seen) -> bool:
+    return any(plan.is_shared for plan, _ in seen.values())  # by some stages
+
+
+def _is_whole(seen: _Seen, ranks: tuple[int, ...]) -> bool:
+    return len(seen) == len(ranks) or (_is_shared(seen) and len(seen) > 1)
 
 
 def _basis(plan: TensorPlan) -> Basis:

@@ -88,6 +88,36 @@ class Traffic:
         return most, max(totals.values(), default=0)
 
 
+class Surplus:
+    """Measures how much more a later step carries than the first ones do."""
+
+    def __init__(self, num_first: int) -> None:
+        """Take so many steps to be the first ones."""
+        self._num_first = num_first
+        self._now: dict[tuple[int, frozenset[int]], tuple[int, int]] = {}
+        self._most: dict[tuple[int, frozenset[int], bool], int] = {}
+
+    def add(self, call: Collective) -> None:
+        """Take note of a call; those before the first step only make copies alike."""
+        told = _told(call)
+        size = carried_bytes(call, told) if call.step else 0
+        if size:
+            key = (call.rank, told)
+            step, now = self._now.get(key, (0, 0))
+            now = size + (now if step == call.step else 0)
+            self._now[key] = (call.step, now)
+            place = (*key, call.step >= self._num_first)
+            self._most[place] = max(self._most.get(place, 0), now)
+
+    def between(self, ranks: frozenset[int]) -> int:
+        """Return by how many bytes a later step exceeds the first ones for one of these ranks."""
+        more = 0
+        for (rank, told, is_late), most in self._most.items():
+            if is_late and rank == min(ranks) and len(ranks & told) > 1:
+                more += max(0, most - self._most.get((rank, told, False), 0))
+        return more
+
+
 def _told(call: Collective) -> frozenset[int]:
     peer = call.signature.peer
     return frozenset(call.group.ranks if peer is None else (call.rank, peer))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from distdiag.errors import CollectiveMismatchError
 from distdiag.event_file import ISSUED, WAITED
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
-from distdiag.probes.group_methods import METHODS, Method, bind, flatten
+from distdiag.probes.group_methods import METHODS, Method, bind, flatten, whole_numbers
 from distdiag.probes.tap import Tap
 from distdiag.probes.work import WorkWatch
 from distdiag.recorder import Recorder
@@ -180,4 +180,4 @@ class CollectiveFronts(Probe):
 
 def _is_uneven(given: tuple[Any, ...]) -> bool:
     """Say whether an all-to-all has parts of unlike sizes."""
-    return len({*(given[2] or ()), *(given[3] or ())}) > 1
+    return len({*whole_numbers(given[2]), *whole_numbers(given[3])}) > 1

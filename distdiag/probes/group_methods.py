@@ -5,8 +5,9 @@ Their overloads differ in the last arguments only: options, or an operator, a ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, Final
 
 import torch
@@ -118,6 +119,11 @@ def bind(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return (*values, *left.values())
 
 
+def whole_numbers(given: Iterable[Any] | None) -> tuple[int, ...]:
+    """Return plain numbers of split sizes, which may be those of NumPy or of tensors as well."""
+    return () if given is None else tuple(map(index, given))
+
+
 def options_of(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
     """Return the options object of a call, or None if it has none."""
     return args[-1] if args and type(args[-1]) in _OPTION_KINDS else None
@@ -145,10 +151,10 @@ def details_of(
         root = options.rootRank if options is not None else _root(method, args)
         return (ranks[root], None, None, (), ())
     if method.has_splits:
-        return (None, None, None, tuple(args[3]), tuple(args[2]))
+        return (None, None, None, whole_numbers(args[3]), whole_numbers(args[2]))
     if method.is_message:
         peer = ranks[args[1]] if len(method.names) == _PEER_AND_TAG else None
-        return (None, peer, args[len(method.names) - 1], (), ())
+        return (None, peer, index(args[len(method.names) - 1]), (), ())
     return None
 
 

@@ -205,7 +205,8 @@ class Tap(Probe):
 
     def _define(self, key: tuple[Any, ...]) -> int:
         op, inputs, outputs, dtypes, details, reduce_op = key
-        self.recorder.has_exchanged = self.recorder.has_exchanged or op.startswith("all_to_all")
+        if op.startswith("all_to_all") or (op.startswith(_GATHERS) and _are_parts(inputs, dtypes)):
+            self.recorder.has_exchanged = True
         root, peer, tag, input_splits, output_splits = details or NO_DETAILS
         signature = Signature(
             op=op,
@@ -226,6 +227,13 @@ class Tap(Probe):
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_GATHERS = ("all_gather", "reduce_scatter")
+
+
+def _are_parts(shapes: Any, dtypes: Any) -> bool:  # noqa: ANN401
+    """Say whether these may be parts of activations: wrappers gather flat parameters."""
+    is_flat = all(len(shape) < 2 for shape in shapes)
+    return not is_flat and all(dtype.is_floating_point for dtype in dtypes)
 
 
 def _is_async(method: Method, options: Any, site: Site) -> bool:  # noqa: ANN401

@@ -158,15 +158,15 @@ def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
         factor=factor,
         scales=frozenset().union(*(part.scales for part in known)),
         are_different=_are_different(first.look, found[0].members, first.names),
-        are_tables=_are_tables(first.look, rank, first.names),
+        are_tables=_are_tables(first, rank),
     )
 
 
-def _are_tables(look: GradientLook, rank: int, names: frozenset[str]) -> bool:
-    """Say whether all that the optimizer found a gradient of are tables; others got none."""
-    gradients = look.named(rank)
-    tables = [gradients[name].is_table for name in names if name in gradients]
-    return bool(tables) and all(tables)
+def _are_tables(part: _Part, rank: int) -> bool:
+    # Of many experts only some gradients are read, though all are known by name.
+    return all(
+        each.is_table for each in part.look.by_rank[rank].gradients if each.name in part.names
+    )
 
 
 def _are_different(look: GradientLook, members: Ranks, names: frozenset[str]) -> bool:

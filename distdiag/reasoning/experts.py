@@ -55,6 +55,22 @@ def experts_in(by_rank: Held) -> Iterator[Experts]:
     yield from found.values()
 
 
+def routers_in(plans: Sequence[TensorPlan]) -> frozenset[str]:
+    """Return the names of the routers that have experts beside them in their layer."""
+    names = [plan.name for plan in plans]
+    places = [_place(plan) for plan in plans]
+    layers = {place[0] for place in places if place is not None}
+    matches = [_ROUTER.match(name) for name in names]
+    return frozenset(
+        match.string for match in matches if match is not None and (match["layer"] or "") in layers
+    )
+
+
+def is_of_expert(plan: TensorPlan) -> bool:
+    """Say whether a parameter belongs to an expert, by its name."""
+    return _place(plan) is not None
+
+
 def _totals(by_rank: Held) -> dict[str, int]:
     totals: dict[str, set[int]] = {}
     for held in by_rank.values():

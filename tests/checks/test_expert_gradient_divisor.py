@@ -28,11 +28,17 @@ def test_one_dense_parameter_is_enough_if_it_is_seen_often():
     assert not judged(looks[0])
 
 
-def only(dense, one):
+def test_experts_whose_gradients_were_not_all_read_are_told_by_the_others():
+    looks = [only(DENSE, look(step, 2.0, 1.0), EXPERTS[1:]) for step in range(2)]
+    (finding,) = judged(*looks)
+    assert "of the experts of" in finding.message
+
+
+def only(dense, one, experts=EXPERTS):
     cut = {
         rank: msgspec.structs.replace(
             event,
-            gradients=tuple(g for g in event.gradients if g.name in {*dense, *EXPERTS}),
+            gradients=tuple(g for g in event.gradients if g.name in {*dense, *experts}),
         )
         for rank, event in one.by_rank.items()
     }

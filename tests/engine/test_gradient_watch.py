@@ -4,6 +4,7 @@ import msgspec
 
 from distdiag.engine.gradient_watch import GradientWatch
 from distdiag.event import Collective, ProbeDisabled, ProcessGroup, Signature
+from distdiag.gradient_event import GradientSums
 from distdiag.ranks import RankSet
 from tests.checks.gradients import look
 from tests.checks.streams import plain_site
@@ -17,8 +18,8 @@ class Judges:
     def __init__(self):
         self.views = []
 
-    def needing(self, _):
-        return (SimpleNamespace(code="MOE012"),)
+    def needing(self, kind):
+        return (SimpleNamespace(code="MOE012"),) if kind is GradientSums else ()
 
     def judge_gradients(self, view):
         self.views.append(view)

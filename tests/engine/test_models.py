@@ -277,3 +277,17 @@ def test_shared_copies_are_compared_under_any_name():
 
     assert view.ranks == RankSet([0, 1])
     assert view.alike_at == 0
+
+
+@pytest.mark.parametrize(("last", "basis"), [("c", Basis.WORLD), ("b", Basis.MARKED)])
+def test_marks_tell_nothing_of_stages_which_have_layers_of_the_same_names(last, basis):
+    models = Models()
+    marks = {"replicas": (0, 1), "basis": Basis.MARKED}
+    fed(models, plan_event(0, [plan("a", **marks), plan("b", **marks)]))
+    fed(models, plan_event(1, [plan("a", **marks), plan(last, **marks)]))
+    assert not fed(models, *states([(0.1, 0.5)] * 2))
+
+    (view,) = fed(models, *states([(0.1, 0.5), (0.3, 0.5)], **LATE))
+
+    assert (view.basis, view.alike_at) == (basis, 0)
+    assert [each.plan.name for each in view.tensors] == ["a"]

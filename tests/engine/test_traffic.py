@@ -1,6 +1,6 @@
 import pytest
 
-from distdiag.engine.traffic import carried_bytes, element_bytes
+from distdiag.engine.traffic import Surplus, carried_bytes, element_bytes
 from distdiag.event import Signature
 from tests.checks.streams import Job
 
@@ -40,3 +40,19 @@ def test_what_only_one_rank_gets_does_not_count():
 def test_a_message_counts_for_its_two_ranks():
     assert carried("send", input_sizes=((4,),), peer=1) == 16
     assert carried("send", input_sizes=((4,),), peer=2) == 0
+
+
+def test_a_surplus_is_what_one_later_step_carries_more():
+    surplus, job = Surplus(3), Job(3)
+
+    def add(step, size, group=(0, 1), rank=0):
+        sign = Signature("all_reduce", ((size,),), (), ("float32",))
+        ranks = job.group(group, f"{group}")
+        surplus.add(job.call(rank, group=ranks, sign=sign, step=step))
+
+    for step, size in ((0, 90), (1, 10), (2, 10), (2, 10), (3, 20), (4, 20), (4, 5)):
+        add(step, size)
+    add(4, 50, group=(1, 2), rank=1)
+    assert surplus.between(frozenset((0, 1))) == 5 * 4
+    assert surplus.between(frozenset((1, 2))) == 50 * 4
+    assert surplus.between(frozenset((0, 2))) == 0

@@ -46,6 +46,15 @@ _EXPERTS = (
     ("sparse_trainer", "--model mixtral --recompute exact"),
     ("sparse_trainer", "--model qwen3 --recompute reentrant"),
 )
+_MEGATRON = (
+    LibraryRun("megatron_layers", ""),
+    LibraryRun("megatron_models", "--pp 2"),
+    LibraryRun("megatron_models", "--pp 1 --tp 2"),
+    LibraryRun("megatron_models", "--tp 2 --experts --untied --dispatcher allgather --capacity 1"),
+    LibraryRun("megatron_models", "--ep 2 --experts --recompute --balance aux_loss"),
+    LibraryRun("megatron_models", "--ep 2 --experts --recompute --bias --balance none"),
+    LibraryRun("megatron_models", "--tp 2 --ep 2 --experts --bias --dropout 0.1", nproc=4),
+)
 _TRANSFORMERS = (
     "--model deepseek --wrapper ddp --recompute reentrant --extras accumulate",
     "--model deepseek --wrapper fsdp2 --recompute exact --extras bf16 eval",
@@ -63,6 +72,7 @@ LIBRARY_RUNS = (
     *_CONTEXT,
     *(LibraryRun(name, args, needs=("deepspeed",)) for name, args in _DEEPSPEED),
     *(LibraryRun(name, args) for name, args in _EXPERTS),
+    *(run._replace(needs=("megatron",)) for run in _MEGATRON),
     LibraryRun(
         "sparse_transformers",
         "--model gpt-oss --wrapper fsdp2 --recompute exact --extras aux bf16",

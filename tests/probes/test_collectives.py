@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -89,6 +90,20 @@ def test_an_eager_collective_is_recorded_with_what_it_asks_for(
     assert call.site.location is not None
     assert call.site.location.file == __file__
     assert observed.states(call)[0] == "issued"
+
+
+@pytest.mark.parametrize("kind", [np.array, lambda sizes: list(torch.tensor(sizes))])
+def test_splits_and_tags_need_not_be_plain_numbers(
+    kind: Callable[[list[int]], Any], observed: Observed, fake_group: None
+) -> None:
+    observed.install(*TENSOR_PARTS)
+
+    dist.all_to_all_single(torch.ones(4), torch.ones(4), kind([1, 3]), kind([3, 1]))
+    dist.send(torch.ones(3), dst=1, tag=kind([7])[0])
+
+    exchange, send = observed.calls()
+    assert (exchange.signature.input_splits, exchange.signature.output_splits) == ((3, 1), (1, 3))
+    assert send.signature.tag == 7
 
 
 def test_the_api_is_the_function_that_the_user_called(observed: Observed, fake_group: None) -> None:
