@@ -25,6 +25,8 @@ _FLOATS: Final = ("float", "bfloat", "half", "double", "complex")
 _NO_EXCHANGES: Final = ("barrier", "monitored_barrier")
 
 _COMBINING: Final = ("all_reduce", "reduce", "broadcast", "all_gather", "allreduce")
+_SHARING: Final = ("all_to_all", "all_gather")
+_COMPILED: Final = ("<eval_with_key>", "/_functorch/_aot_autograd/", "/_inductor/")
 _FIGURES: Final = 32
 """A loss, norms and counts have no more elements than this."""
 _COUNTS: Final = 8
@@ -59,6 +61,7 @@ class SequenceUses(Watch):
         self._combined: set[frozenset[int]] = set()
         self._blind: set[int] = set()
         self._unread: dict[int, AttentionUnread] = {}
+        self._compiled: set[int] = set()
         self._models = FirstLooks()
 
     @property
@@ -72,6 +75,9 @@ class SequenceUses(Watch):
             why = f"{number} calls of attention on {ranks} could not be read: {first.reason}"
         elif not self._passes:
             why = "no exchange between ranks was seen around attention"
+            if self._compiled:
+                ranks = RankSet(self._compiled).phrase()
+                why += f": {ranks} exchange in compiled code, where attention is not seen"
         else:
             return {}
         return {check.code: why for check in self._judges.needing(SequenceUse)}
@@ -110,6 +116,8 @@ class SequenceUses(Watch):
     def _feed_call(self, call: Collective) -> None:
         """Take note of calls that bring samples to others, or combine gradients."""
         op, dtypes = call.signature.op, call.signature.dtypes
+        if call.step < _FEWEST_STEPS and op.startswith(_SHARING) and _is_compiled(call):
+            self._compiled.add(call.rank)
         if call.step > 0 and op.startswith(_COMBINING) and _num_elements(call) > _FIGURES:
             self._combined.add(frozenset(call.group.ranks))
         sizes = (*call.signature.input_sizes, *call.signature.output_sizes)
@@ -163,3 +171,8 @@ def _together(
 
 def _num_elements(call: Collective) -> int:
     return sum(math.prod(sizes) for sizes in call.signature.input_sizes)
+
+
+def _is_compiled(call: Collective) -> bool:
+    """Say whether code that a compiler made issues a call."""
+    return any(part in frame.file for frame in call.site.frames for part in _COMPILED)

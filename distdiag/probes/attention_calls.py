@@ -13,6 +13,7 @@ from torch.jit import _builtins
 from torch.nn import functional
 
 from distdiag.probes.base import AnyCallable, Patches
+from distdiag.probes.tensor_kinds import is_awaited, is_dtensor, sharing_of
 
 LIBRARIES: Final = {
     "flash_attn.flash_attn_interface": (
@@ -29,6 +30,7 @@ LIBRARIES: Final = {
 _BOUNDS: Final = {"attn_mask", "attn_bias", "cu_seqlens", "cu_seqlens_q"}
 _FEWEST_DIMS: Final = 3
 _BATCHED_DIMS: Final = 4
+_TOKENS: Final = -2
 
 
 class Attention(NamedTuple):
@@ -36,8 +38,9 @@ class Attention(NamedTuple):
 
     `sizes` are the numbers of elements of query, key and value; of scores from which nobody can
     tell them it is only known what divides that of the query: `unit`. A
-    sequence has `num_queries` and `num_keys`. `is_parted`: it was given a mask, or where sequences
-    begin.
+    sequence has `num_queries` and `num_keys`. Of DTensors they are those of this rank's part, and
+    `members` are the ranks over which their sequences are split: these exchange within the call.
+    `is_parted`: it was given a mask, or where sequences begin.
     """
 
     sizes: tuple[int, ...]
@@ -47,6 +50,7 @@ class Attention(NamedTuple):
     width: int
     num_queries: int
     num_keys: int
+    members: tuple[int, ...] = ()
     is_parted: bool = False
 
 
@@ -135,30 +139,37 @@ def _front(
 
 
 def _is_plain(tensor: object) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) or is_awaited(tensor)
 
 
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     given = list(args[:3])
     for names in (("query", "q"), ("key", "k"), ("value", "v"))[len(given) :]:
         given.append(next((kwargs[name] for name in names if name in kwargs), None))
+    return given
+
+
+def _tensors(given: list[Any]) -> list[torch.Tensor] | None:
     return given if all(map(_is_plain, given)) and given[0].ndim >= _FEWEST_DIMS else None
 
 
 def _of_query(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
     """Read batch, heads, tokens, width."""
-    tensors = _tensors(args, kwargs)
+    given = _given(args, kwargs)
+    members = sharing_of(given, _TOKENS) if all(map(is_dtensor, given)) else ()
+    tensors = _tensors([each._local_tensor for each in given] if members else given)
     if tensors is None:
         return None
     *batch, heads, tokens, width = tensors[0].shape
     lengths = tokens, tensors[1].shape[-2]
     num_tokens = functools.reduce(int.__mul__, batch, 1) * tokens
-    return _attention(tensors, num_tokens, heads, width, lengths)
+    found = _attention(tensors, num_tokens, heads, width, lengths)
+    return found._replace(members=members)
 
 
 def _of_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | None:
     """Read batch, tokens, heads, width."""
-    tensors = _tensors(args, kwargs)
+    tensors = _tensors(_given(args, kwargs))
     if tensors is None:
         return None
     *rows, heads, width = tensors[0].shape

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import nn
 
-TORCH: Final = os.path.dirname(torch.__file__) + os.sep
-"""Where torch's own files are."""
+from distdiag.probes.call_places import TORCH
+
 _MOST_FRAMES: Final = 200
 _VARIADIC: Final = (0x04, 0x08)
 """Flags of code that takes further positional arguments, and further named ones."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, ClassVar, Final
 
 import torch
 from torch._C import DispatchKey
 
 from distdiag.probes.base import Probe
+from distdiag.probes.functional_exchanges import ExchangeLayout
 from distdiag.recorder import Recorder
 
 Kernel = Callable[..., Any]
@@ -45,8 +48,9 @@ class FunctionalTap(Probe):
             if is_taken or torch._C._dispatch_has_kernel_for_dispatch_key(full_name, KEY):
                 continue
             op = getattr(getattr(torch.ops, _NAMESPACE), name).default
-            make = self._wait_kernel if name == "wait_tensor" else self._kernel
-            self._library.impl(name, make(op), KEY, with_keyset=True)
+            waits = name == "wait_tensor"
+            kernel = self._wait_kernel(op) if waits else self._kernel(op, name)
+            self._library.impl(name, kernel, KEY, with_keyset=True)
 
     def uninstall(self) -> None:
         """Take the kernels out of the dispatcher."""
@@ -63,8 +67,9 @@ class FunctionalTap(Probe):
                 pending.pop(next(iter(pending)), None)
             pending[_address(tensor)] = call
 
-    def _kernel(self, op: Any) -> Kernel:  # noqa: ANN401
-        after, here = self._after, self.recorder.here
+    def _kernel(self, op: Any, name: str) -> Kernel:  # noqa: ANN401
+        after, recorder, here = self._after, self.recorder, self.recorder.here
+        layout = ExchangeLayout(name, op._schema)
         names = [argument.name for argument in op._schema.arguments]
         place = names.index("reduce_op") if "reduce_op" in names else len(names)
 
@@ -74,6 +79,8 @@ class FunctionalTap(Probe):
             if self.before_first_call is not _nothing:
                 first, self.before_first_call = self.before_first_call, _nothing
                 first()
+            if layout.may_exchange and recorder.on_exchange is not None:
+                self._exchange(layout, args, kwargs, sys._getframe(1))
             context = here.context
             before = context.reduce_op, context.is_functional
             reduce_op = args[place] if place < len(args) else kwargs.get("reduce_op")
@@ -85,6 +92,21 @@ class FunctionalTap(Probe):
                 context.reduce_op, context.is_functional = before
 
         return kernel
+
+    def _exchange(
+        self,
+        layout: ExchangeLayout,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        frame: FrameType,
+    ) -> None:
+        tell = self.recorder.on_exchange
+        try:
+            if tell is not None:
+                given = layout.read(args, kwargs)
+                tell(given.public, given.tensors, given.group, given.peer, frame)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
 
     def _wait_kernel(self, op: Any) -> Kernel:  # noqa: ANN401
         after, pending = self._after, self._pending

@@ -15,7 +15,9 @@ from distdiag.event import CallSite
 from distdiag.probes.attention_calls import LIBRARIES, Attention, AttentionCalls, Given
 from distdiag.probes.attention_masks import read_mask
 from distdiag.probes.base import Probe
+from distdiag.probes.call_places import Place
 from distdiag.probes.forward_arguments import arguments_of
+from distdiag.probes.functional_exchanges import PERMUTED
 from distdiag.probes.given_positions import PARTED, doubt_of, positions_in
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.padding_masks import is_call, pad_of, read_padding
@@ -23,7 +25,6 @@ from distdiag.probes.post_import import ImportWatch
 from distdiag.probes.sequence_exchanges import (
     Exchange,
     ForwardPass,
-    Place,
     are_ready,
     settled,
 )
@@ -35,6 +36,7 @@ _KINDS: Final[dict[str, UseKind]] = {
     "all_to_all": "all_to_all",
     "all_to_all_single": "all_to_all",
     "send": "ring",
+    PERMUTED: "ring",
     "all_gather": "all_gather",
     "all_gather_into_tensor": "all_gather",
 }
@@ -132,27 +134,34 @@ class SequenceProbe(Probe):
         peer: int,
         frame: FrameType,
     ) -> None:
-        running, kind = self._thread.running, _KINDS.get(public)
+        running, kind, place = self._thread.running, _KINDS.get(public), Place.of(frame)
         members = tuple(distributed_c10d._world.pg_group_ranks.get(group, ()))
         running.combined(public, given[0], members)
-        if kind is None or (kind == "all_gather" and given[0].ndim < _FEWEST_DIMS):
-            running.returned(Place.of(frame))
+        inner = running.inner_of(place, members)
+        is_small = given[0].ndim < _FEWEST_DIMS and inner is None
+        if kind is None or (kind == "all_gather" and is_small):
+            running.returned(place)
             return
         sizes = {each.numel() for each in given}
         if len(sizes) != 1 or len(members) < 2 or not given[0].is_floating_point():
             return
-        running.add(
-            Exchange(
-                kind=kind,
-                place=Place.of(frame),
-                members=members,
-                size=sum(each.numel() for each in given)
-                * (len(members) if kind == "all_gather" else 1),
-                peer=members[peer] if kind == "ring" else -1,
-                width=given[0].shape[-1] if given[0].ndim else 0,
-                content=running.read(given),
-            )
+        if inner is not None and inner.is_used:
+            return
+        is_flat = inner is not None and given[0].ndim == 1
+        width = inner.attention.width if inner is not None and is_flat else _width(given[0])
+        exchange = Exchange(
+            kind=kind,
+            place=place,
+            members=members,
+            size=sum(each.numel() for each in given)
+            * (len(members) if kind == "all_gather" else 1),
+            peer=members[peer] if kind == "ring" else -1,
+            width=width,
+            content=running.read(given, width if is_flat else 0),
+            is_permuted=public == PERMUTED,
         )
+        if running.add(exchange):
+            self._place(frame)
 
     def _on_attention(self, attention: Attention, frame: FrameType, call: Given) -> None:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_TASK:
@@ -173,11 +182,15 @@ class SequenceProbe(Probe):
         site = CallSite(frames_of(frame, self.recorder.main_script))
         if not self._thread.running.attend(attention, Place.of(frame), site):
             return
+        use = self._thread.running.last
+        use.mask = read_mask(call, attention, len(use.members))
+        self._place(frame)
+
+    def _place(self, frame: FrameType) -> None:
         given = list(arguments_of(frame))
         use = self._thread.running.last
-        doubt = PARTED if attention.is_parted else doubt_of(given)
+        doubt = PARTED if use.attention.is_parted else doubt_of(given)
         use.place_tokens(positions_in(given, use.num_queries), doubt)
-        use.mask = read_mask(call, attention, len(use.members))
         use.padding = None if self._pad is None else read_padding(given, self._pad)
         for tell in self.recorder.on_given if given else ():
             tell((given[-1].further, given[-1].named))
@@ -211,3 +224,7 @@ class SequenceProbe(Probe):
         while self._waiting and are_ready(self._waiting[0][0]):
             uses, fields = self._waiting.popleft()
             self.recorder.event(SequenceUse, uses=tuple(settled(uses)), **fields)
+
+
+def _width(tensor: torch.Tensor) -> int:
+    return tensor.shape[-1] if tensor.ndim else 0

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 
 from distdiag.event import CallSite
 from distdiag.probes.attention_calls import Attention
 from distdiag.probes.attention_masks import MaskReading
-from distdiag.probes.forward_arguments import TORCH
+from distdiag.probes.call_places import Line, Place
 from distdiag.probes.padding_masks import PaddingReading
 from distdiag.probes.tensor_bytes import is_readable, unseen
 from distdiag.probes.tensor_content import Pending, contents
@@ -28,40 +27,10 @@ MOST_READ: Final = 8
 """The contents of so many exchanges are read in a forward pass."""
 _MOST_OPEN: Final = 32
 _MOST_USES: Final = 128
-_MOST_FRAMES: Final = 60
 _MOST_ROWS: Final = 4096
 _ROUNDING: Final = 1e-6
-_SELF: Final = ("self",)
 _FEWEST_SUMMED_DIMS: Final = 2
 """Counts and losses have fewer."""
-
-Line = tuple[CodeType, int]
-
-
-class Place(NamedTuple):
-    """Where a call stands: the functions that are running, and the lines at which they are."""
-
-    codes: frozenset[CodeType]
-    lines: tuple[Line, ...]
-    scope: CodeType | None
-    is_module: bool
-
-    @classmethod
-    def of(cls, frame: FrameType | None) -> Place:
-        """Look at the functions up from this frame; `scope` is the innermost module's forward."""
-        lines: list[Line] = []
-        scope: CodeType | None = None
-        own: CodeType | None = None
-        while frame is not None and len(lines) < _MOST_FRAMES:
-            code = frame.f_code
-            if not code.co_filename.startswith(TORCH):
-                lines.append((code, frame.f_lineno))
-                own = own or code
-                if scope is None and code.co_name == "forward" and code.co_varnames[:1] == _SELF:
-                    scope = code
-            frame = frame.f_back
-        codes = frozenset(code for code, _ in lines)
-        return cls(codes, tuple(lines), scope or own, scope is not None)
 
 
 @dataclass(slots=True)
@@ -75,6 +44,20 @@ class Exchange:
     peer: int
     width: int
     content: Pending | None
+    is_permuted: bool = False
+
+    def serves(self, place: Place) -> bool:
+        """Say whether the module that computes attention at a place exchanges for it.
+
+        An all-to-all may give all to one rank by chance, in a module that the other one calls. What
+        is exchanged further down is for something else, such as experts after attention, unless
+        messages go round a ring.
+        """
+        scope = place.scope
+        if self.is_permuted:
+            return self.place.scope is scope
+        is_before = self.place.offset_in(scope) <= place.offset_in(scope)
+        return scope in self.place.codes and (self.kind == "ring" or is_before)
 
 
 @dataclass(slots=True)
@@ -98,7 +81,8 @@ class Use:
     def num_queries(self) -> int:
         """How many tokens of a sequence this rank holds."""
         number = self.attention.num_queries
-        return number // len(self.members) if self.kind == "all_to_all" else number
+        is_whole = self.kind == "all_to_all" and not self.attention.members
+        return number // len(self.members) if is_whole else number
 
     @property
     def pending(self) -> Iterator[Pending]:
@@ -124,29 +108,69 @@ class Use:
         return self.place.scope in place.codes and place.lines not in self.lines
 
 
+@dataclass(slots=True)
+class Inner:
+    """A call of attention over DTensors, within which ranks exchange what they need."""
+
+    attention: Attention
+    place: Place
+    site: CallSite
+    is_used: bool = False
+
+    def holds(self, place: Place, members: tuple[int, ...]) -> bool:
+        """Say whether an exchange among these ranks is a part of this call."""
+        is_theirs = set(members) == set(self.attention.members)
+        return is_theirs and bool(self.place.lines) and self.place.lines[0] in place.lines
+
+
 class ForwardPass:
     """What one thread exchanges and attends to, until the backward pass."""
 
     def __init__(self) -> None:
         """Nothing has happened yet."""
+        self._inner: Inner | None = None
         self._open: deque[Exchange] = deque(maxlen=_MOST_OPEN)
         self._uses: list[Use] = []
         self._num_read = 0
 
-    def read(self, tensors: Sequence[torch.Tensor]) -> Pending | None:
-        """Begin to read what is exchanged, if this is one of the first exchanges."""
+    def read(self, tensors: Sequence[torch.Tensor], width: int = 0) -> Pending | None:
+        """Begin to read what is exchanged, if this is one of the first exchanges.
+
+        A buffer of one dimension has rows of this width.
+        """
         if self._num_read >= MOST_READ or not all(map(is_readable, tensors)):
             return None
         self._num_read += 1
         with unseen():
-            found = contents([*tensors, num_distinct(tensors)])
+            rows = [each.reshape(-1, width) if width else each for each in tensors]
+            found = contents([*tensors, num_distinct(rows)])
         found.guard()
         return found
 
-    def add(self, exchange: Exchange) -> None:
-        """Take note of an exchange that is about to begin."""
-        if not self.returned(exchange.place) or exchange.kind == "all_gather":
-            self._open.append(exchange)
+    def inner_of(self, place: Place, members: tuple[int, ...]) -> Inner | None:
+        """Return the call of attention that an exchange among these ranks is a part of."""
+        inner = self._inner
+        return inner if inner is not None and inner.holds(place, members) else None
+
+    def add(self, exchange: Exchange) -> bool:
+        """Take note of an exchange that is about to begin; say if it is a part of attention.
+
+        Only the first one is asked for that, and only in the first call of a pass.
+        """
+        inner = self.inner_of(exchange.place, exchange.members)
+        if inner is None:
+            if not self.returned(exchange.place) or exchange.kind == "all_gather":
+                self._open.append(exchange)
+            return False
+        return self._use(inner, exchange)
+
+    def _use(self, inner: Inner, exchange: Exchange) -> bool:
+        if inner.is_used or len(self._uses) >= _MOST_USES:
+            return False
+        inner.is_used = True
+        kind, members = exchange.kind, exchange.members
+        self._uses.append(Use(kind, inner.attention, inner.place, members, [exchange], inner.site))
+        return len(self._uses) == 1
 
     def returned(self, place: Place) -> bool:
         """Say whether a call brings back what the last attention made of the parts."""
@@ -171,7 +195,10 @@ class ForwardPass:
 
     def attend(self, attention: Attention, place: Place, site: CallSite) -> bool:
         """Take note of attention that is about to be computed; say if it is the first that fits."""
-        mine = [each for each in self._open if place.scope in each.place.codes]
+        self._inner = Inner(attention, place, site) if attention.members else None
+        if attention.members:
+            return False
+        mine = [each for each in self._open if each.serves(place)]
         mine = mine or [each for each in self._open if _is_inside(place, each)]
         for each in mine:
             self._open.remove(each)
@@ -197,7 +224,7 @@ class ForwardPass:
         """Return the uses of the pass that is over, and begin anew."""
         uses, self._uses = self._uses, []
         self._open.clear()
-        self._num_read = 0
+        self._inner, self._num_read = None, 0
         return uses
 
 

@@ -45,6 +45,25 @@ def only(dense, one, experts=EXPERTS):
     return GradientLook(one.step, cut, one.exchanges, one.groups)
 
 
+def test_an_expert_whose_gradient_was_not_looked_at_is_no_harm():
+    def cut(one):
+        left = {
+            rank: msgspec.structs.replace(
+                event,
+                gradients=tuple(
+                    msgspec.structs.replace(g, is_table=True)
+                    for g in event.gradients
+                    if g.name != EXPERTS[0]
+                ),
+            )
+            for rank, event in one.by_rank.items()
+        }
+        return GradientLook(one.step, left, one.exchanges, one.groups)
+
+    (finding,) = judged(cut(look(0, 2.0, 1.0)), cut(look(1, 2.0, 1.0)))
+    assert "2 times as large" in finding.message
+
+
 def test_experts_that_are_divided_twice_are_told():
     (finding,) = judged(look(0, 2.0, 4.0))
     assert "2 times smaller" in finding.message

@@ -2,12 +2,13 @@
 
 from itertools import count
 
+import msgspec
 import pytest
 
 from distdiag.checks.base import Check
 from distdiag.engine.judges import Judges
 from distdiag.engine.sequence_uses import SequenceUses
-from distdiag.event import Collective, ProcessGroup, Signature
+from distdiag.event import CallSite, Collective, Frame, ProcessGroup, Signature
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
 from distdiag.sequence_use_event import AttentionUnread, SequenceUse
@@ -135,3 +136,12 @@ def test_calls_of_attention_that_were_not_read_are_said(check):
         watch.feed(AttentionUnread(rank=rank, number=number, **unread))
     why = "3 calls of attention on ranks 0,3 could not be read: RuntimeError: no sizes"
     assert watch.not_checked == {"XXX001": why}
+
+
+def test_exchanges_in_compiled_code_are_told_where_nothing_was_seen(watch):
+    site = CallSite((Frame("<eval_with_key>.7", 9, "forward", user=False),))
+    for rank in (0, 1):
+        one = call(rank, "all_to_all_single", (2, 8), (0, 1))
+        watch.feed(msgspec.structs.replace(one, site=site))
+        watch.feed(msgspec.structs.replace(call(rank, "all_reduce", (8,), (0, 1)), site=site))
+    assert "ranks 0-1 exchange in compiled code" in watch.not_checked["XXX001"]

@@ -66,6 +66,7 @@ _TRANSFORMERS = (
     "--model qwen3 --wrapper ddp --recompute exact --extras autocast accumulate eval",
     "--model qwen3 --wrapper fsdp2 --recompute selective --extras aux eval",
 )
+_TITAN = ("torchtitan", "spmd_types", "triton")
 
 _SPLITTING = ("deepspeed", "veomni", "yunchang")
 
@@ -81,4 +82,5 @@ LIBRARY_RUNS = (
     ),
     *(LibraryRun("sparse_transformers", args) for args in _TRANSFORMERS),
     *(LibraryRun("split_by_libraries", f"--way {name}", needs=(name,)) for name in _SPLITTING),
+    *(LibraryRun("titan_experts", args, needs=_TITAN) for args in ("", "--score softmax")),
 )

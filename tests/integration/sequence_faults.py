@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 import torch.distributed.nn.functional as collectives
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,28 +31,47 @@ class Exchange(torch.autograd.Function):
         return Exchange.apply(gradient, gathered, scattered), None, None
 
 
+def exchange(part: Tensor, scattered: int, gathered: int) -> Tensor:
+    """Do what `Exchange` does by a functional collective."""
+    given = torch.stack(part.chunk(dist.get_world_size(), scattered))
+    received = functional_collectives.all_to_all_single_autograd(
+        given.contiguous(), None, None, dist.group.WORLD
+    )
+    return torch.cat(received.unbind(), gathered)
+
+
+def pass_on(tensor: Tensor, way: int) -> Tensor:
+    """Send a tensor to the rank that is `way` ahead."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(tensor)
+    works = dist.batch_isend_irecv([
+        dist.P2POp(dist.isend, tensor.contiguous(), (rank + way) % size),
+        dist.P2POp(dist.irecv, received, (rank - way) % size),
+    ])  # fmt: skip
+    for work in works:
+        work.wait()
+    return received
+
+
+def permute(tensor: Tensor, way: int) -> Tensor:
+    """Do the same by a functional collective: it sends as many rows as there are elements."""
+    size = dist.get_world_size()
+    others = [(rank + way) % size for rank in range(size)]
+    received = functional_collectives.permute_tensor(tensor.flatten(), others, dist.group.WORLD)
+    return functional_collectives.wait_tensor(received).view_as(tensor)
+
+
 class Ring(torch.autograd.Function):
     """Pass a tensor on to the next rank; its gradient goes back."""
 
     @staticmethod
-    def pass_on(tensor: Tensor, way: int) -> Tensor:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        received = torch.empty_like(tensor)
-        works = dist.batch_isend_irecv([
-            dist.P2POp(dist.isend, tensor.contiguous(), (rank + way) % size),
-            dist.P2POp(dist.irecv, received, (rank - way) % size),
-        ])  # fmt: skip
-        for work in works:
-            work.wait()
-        return received
+    def forward(ctx, tensor: Tensor, send) -> Tensor:
+        ctx.send = send
+        return send(tensor, 1)
 
     @staticmethod
-    def forward(ctx, tensor: Tensor) -> Tensor:
-        return Ring.pass_on(tensor, 1)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        return Ring.pass_on(gradient, -1)
+    def backward(ctx, gradient: Tensor):
+        return ctx.send(gradient, -1), None
 
 
 class Core(nn.Module):
@@ -81,11 +101,22 @@ class Attention(nn.Module):
                 torch.cat(collectives.all_gather(t.contiguous()), 2) for t in (key, value)
             )
             out = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+        elif self.way == "tensors":
+            query, key, value = (part.transpose(1, 2) for part in parts)
+            key, value = (
+                functional_collectives.all_gather_tensor_autograd(t, 2, dist.group.WORLD)
+                for t in (key.contiguous(), value.contiguous())
+            )
+            out = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+        elif self.way == "functional":
+            out = self.functionally(parts)
+        elif self.way == "enclosed":
+            out = torch.compile(self.functionally, backend="aot_eager", fullgraph=True)(parts)
         elif self.way == "compiled":
             query, key, value = (Exchange.apply(part, 2, 1).transpose(1, 2) for part in parts)
             attend = torch.compile(self.attend, backend="aot_eager", fullgraph=True)
             out = Exchange.apply(attend(query, key, value).transpose(1, 2), 1, 2)
-        elif self.way == "ring":
+        elif self.way in ("ring", "permuted"):
             out = self.around([part.transpose(1, 2) for part in parts]).transpose(1, 2)
         elif self.way == "local":
             query, key, value = (part.transpose(1, 2) for part in parts)
@@ -104,13 +135,19 @@ class Attention(nn.Module):
             return scores.softmax(-1) @ value
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
+    def functionally(self, parts: list[Tensor]) -> Tensor:
+        query, key, value = (exchange(part, 2, 1).transpose(1, 2) for part in parts)
+        out = self.attend(query, key, value).transpose(1, 2)
+        return out if self.fault == "unpaired" else exchange(out, 1, 2)
+
     def around(self, parts: list[Tensor]) -> Tensor:
         query, key, value = parts
+        send = permute if self.way == "permuted" else pass_on
         scores, values = [], []
         for _ in range(dist.get_world_size()):
             scores.append(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5)
             values.append(value)
-            key, value = Ring.apply(torch.cat([key, value], -1)).chunk(2, -1)
+            key, value = Ring.apply(torch.cat([key, value], -1), send).chunk(2, -1)
         return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, -2)
 
 

@@ -6,10 +6,10 @@ import torch
 from distdiag.event import CallSite
 from distdiag.probes.attention_calls import Attention, AttentionCalls
 from distdiag.probes.base import Patches
+from distdiag.probes.call_places import Place
 from distdiag.probes.sequence_exchanges import (
     Exchange,
     ForwardPass,
-    Place,
     num_distinct,
     settled,
 )
@@ -114,6 +114,14 @@ def test_tokens_that_a_layer_sends_to_experts_after_attention_are_none():
     assert uses(inner, exchange(experts), inner, exchange(experts)) == []
 
 
+def test_tokens_that_go_to_experts_after_attention_in_the_same_module_are_none():
+    where = place(attend, main)._replace(offsets=(10, 4))
+    later = place(experts, attend, main)._replace(offsets=(2, 30, 4))
+    assert uses(where, exchange(later), where, exchange(later)) == []
+    before = place(experts, attend, main)._replace(offsets=(2, 6, 4))
+    assert len(uses(exchange(before), where)) == 1
+
+
 def test_messages_in_a_module_that_calls_others_are_no_ring():
     assert uses(exchange(place(layer, main, line=3), "ring"), place(attend, layer, main)) == []
 
@@ -142,6 +150,33 @@ def test_gathered_keys_are_a_use_if_there_are_more_of_them():
     longer = ATTENTION._replace(num_keys=16)
     assert len(uses(exchange(HERE, "all_gather"), HERE, attention=longer)) == 1
     assert uses(exchange(HERE, "all_gather"), HERE) == []
+
+
+def permuted(where):
+    return Exchange("ring", where, (0, 1), SIZE, 1, 4, None, is_permuted=True)
+
+
+def test_an_all_to_all_that_gives_all_to_one_rank_is_a_ring_in_the_module_of_attention_only():
+    (use,) = uses(permuted(HERE), HERE)
+    assert use.peer == 1
+    assert uses(permuted(place(experts, attend, main)), HERE) == []
+
+
+WHOLE = ATTENTION._replace(members=(0, 1))
+WITHIN = Place(HERE.codes, ((main.__code__, 3), *HERE.lines), HERE.scope, is_module=True)
+
+
+def test_attention_over_tensors_that_are_split_by_sequence_exchanges_within():
+    (use,) = uses(HERE, exchange(WITHIN, "ring", peer=1), exchange(WITHIN), attention=WHOLE)
+    assert use.peer == 1
+    assert use.num_tokens == 16
+
+
+def test_what_is_exchanged_elsewhere_or_among_others_is_not_within():
+    later = exchange(place(attend, main, line=9), "ring", peer=1)
+    others = WHOLE._replace(members=(0, 2))
+    assert uses(HERE, later, attention=WHOLE) == []
+    assert uses(HERE, exchange(WITHIN, "ring", peer=1), attention=others) == []
 
 
 def test_rows_that_differ_are_counted():

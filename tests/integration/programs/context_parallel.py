@@ -101,7 +101,10 @@ def build(wrapper: str, mesh: DeviceMesh, recompute: bool) -> nn.Module:
     model = Language(recompute)
     everyone = mesh["dp", "cp"]._flatten("dp_cp")
     if wrapper == "ddp":
-        return DistributedDataParallel(model, process_group=everyone.get_group())
+        # Each rank has its own part of the buffer of positions.
+        return DistributedDataParallel(
+            model, process_group=everyone.get_group(), broadcast_buffers=False
+        )
     for block in model.blocks:
         fully_shard(block, mesh=everyone)
     return fully_shard(model, mesh=everyone)
