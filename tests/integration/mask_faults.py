@@ -5,7 +5,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as collectives
-from sequence_faults import HEADS, LENGTH, STEPS, WIDTH, WORDS, Exchange, Ring
+from sequence_faults import HEADS, LENGTH, STEPS, WIDTH, WORDS, Exchange, Ring, pass_on
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -72,7 +72,7 @@ class Attention(nn.Module):
                 scores.append(here.masked_fill(~mask[:, None, None], -1e4))
                 values.append(value)
                 hidden = mask[:, None, :, None].expand_as(key[..., :1]).to(key)
-                passed = Ring.apply(torch.cat([key, value, hidden], -1))
+                passed = Ring.apply(torch.cat([key, value, hidden], -1), pass_on)
                 key, value, hidden = passed.split([*[key.shape[-1]] * 2, 1], -1)
                 mask = hidden[:, 0, :, 0] > 0
             return torch.cat(scores, -1).softmax(-1) @ torch.cat(values, -2)
