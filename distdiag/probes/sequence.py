@@ -123,7 +123,7 @@ class SequenceProbe(Probe):
         peer: int,
         frame: FrameType,
     ) -> None:
-        if torch._C._current_graph_task_id() == _NO_TASK:
+        if given and torch._C._current_graph_task_id() == _NO_TASK:
             self._guard(self._exchange, public, given, group, peer, frame)
 
     def _exchange(
