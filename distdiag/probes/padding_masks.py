@@ -67,7 +67,7 @@ def read_padding(passes: Iterable[Arguments], pad: int) -> PaddingReading | None
     for given in reversed([*passes]):
         for ids in _named(given.named, _IDS, _OTHER_IDS):
             for mask in _named(given.named, {"mask"}, _OTHER_MASKS):
-                if mask.shape == ids.shape and ids.dtype in _INTEGERS and mask is not ids:
+                if _are_beside(ids, mask) and ids.device == mask.device:
                     return _read(ids, mask, pad)
     return None
 
@@ -87,8 +87,12 @@ def _is_grid(tensor: Tensor) -> bool:
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
+def _are_beside(ids: Tensor, mask: Tensor) -> bool:
+    return mask is not ids and mask.shape == ids.shape and ids.dtype in _INTEGERS
+
+
 def _hidden_id(ids: Tensor, mask: Tensor) -> int | None:
-    if mask is ids or mask.shape != ids.shape or ids.dtype not in _INTEGERS:
+    if not _are_beside(ids, mask):
         return None
     with unseen():
         if not ((mask == 0) | (mask == 1)).all():
