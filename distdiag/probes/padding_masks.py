@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distdiag.probes.forward_arguments import Arguments
 from distdiag.probes.sample_rows import first_tensors
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_captured, is_readable, unseen
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.sequence_use_event import SeenPadding
 
@@ -82,9 +82,8 @@ def _named(named: dict[str, Any], words: set[str], others: set[str]) -> Iterator
 def _is_grid(tensor: Tensor) -> bool:
     """Say whether a tensor has a whole number for each token of each row."""
     is_kind = tensor.ndim == _ROWS_AND_TOKENS and tensor.dtype in _MASKS
-    if not is_kind or not 0 < tensor.numel() <= _MOST_ELEMENTS or not is_readable(tensor):
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    is_small = is_kind and 0 < tensor.numel() <= _MOST_ELEMENTS
+    return is_small and is_readable(tensor) and not is_captured(tensor)
 
 
 def _are_beside(ids: Tensor, mask: Tensor) -> bool:
