@@ -90,10 +90,11 @@ class ForgottenGradientSum(Check):
             return
         ranks = RankSet(view.ranks)
         doubt = doubt_of(view, names)
+        but = f"; but {doubt}" if doubt else ""
         yield self.finding(
             f"the gradient of {first_and_more(names)} of {view.model} is not summed over "
             f"{ranks.phrase()}, which hold copies of it, while those of {len(summed)} other "
-            f"parameters are: one sum before each step was expected{f'; but {doubt}' * bool(doubt)}",
+            f"parameters are: one sum before each step was expected{but}",
             ranks=ranks,
             step=view.step,
             location=user_location(view.site.frames),
