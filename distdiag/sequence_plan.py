@@ -11,6 +11,8 @@ from distdiag.sequence_event import Reduction
 MOST_TOKENS: Final = 8192
 MOST_ATTENDING: Final = 1024
 """So many tokens at most are numbered, and so many where attention is looked at."""
+_MANY: Final = 32
+"""With more ranks a row has fewer tokens for each."""
 
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
@@ -41,6 +43,10 @@ class SequencePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     documents: tuple[Count, ...] = ()
     reduction: Reduction = ""
     backward: bool = True
+
+    def length_over(self, num_ranks: int) -> int:
+        """Return how many tokens a row has on so many ranks."""
+        return self.length or sum(self.documents) or num_ranks * (8 if num_ranks <= _MANY else 2)
 
 
 def sequence_plan_of(table: object) -> SequencePlan:

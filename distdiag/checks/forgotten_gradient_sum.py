@@ -11,7 +11,7 @@ from distdiag.gradient_view import GradientView, SumsView
 from distdiag.model_event import ModelState
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
-from distdiag.reasoning.forgotten_sums import forgotten_in, summed_in
+from distdiag.reasoning.forgotten_sums import doubt_of, forgotten_in, summed_in
 from distdiag.reasoning.part_gradients import PartGradients, part_gradients
 from distdiag.reasoning.replicas import first_and_more
 
@@ -26,8 +26,9 @@ class ForgottenGradientSum(Check):
     that work on parts of sequences, which are gathered for shards of other parameters. Or the
     program sums the gradients of others over these ranks: of routers it leaves out, or of some
     parameters whose like in other layers is summed, and others in the same layer, too. Where it
-    sends more in some later step, it may be meant to be summed now and then: that is a note. Up to
-    24 parameters of a model are looked at in the first way. Gathers by functional collectives, or
+    sends more in some later step, it may be meant to be summed now and then; and routers may be
+    each rank's own where experts are, too, that were the same at first: these are notes. Up to 24
+    parameters of a model are looked at in the first way. Gathers by functional collectives, or
     within compiled code or reentrant checkpointing, are not followed.
 
     ## Why it matters
@@ -88,18 +89,19 @@ class ForgottenGradientSum(Check):
         if not names:
             return
         ranks = RankSet(view.ranks)
-        maybe = "; but more was sent between them in a later step" if view.is_more_sent else ""
+        doubt = doubt_of(view, names)
+        but = f"; but {doubt}" if doubt else ""
         yield self.finding(
             f"the gradient of {first_and_more(names)} of {view.model} is not summed over "
             f"{ranks.phrase()}, which hold copies of it, while those of {len(summed)} other "
-            f"parameters are: one sum before each step was expected{maybe}",
+            f"parameters are: one sum before each step was expected{but}",
             ranks=ranks,
             step=view.step,
             location=user_location(view.site.frames),
             subjects=names,
             severity=Severity.WARNING,
-            grade=Grade.NOTE if view.is_more_sent else Grade.LIKELY,
-            confidence=0.4 if view.is_more_sent else 0.85,
+            grade=Grade.NOTE if doubt else Grade.LIKELY,
+            confidence=0.4 if doubt else 0.85,
             evidence=(
                 Evidence(
                     ranks=ranks,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
+from distdiag.event import Event
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.descriptions import user_location
@@ -57,6 +58,11 @@ class MisplacedMask(Check):
     disproof = (
         "The mask that attention gets, printed on each rank, hides the tokens that it should."
     )
+    absent = "no mask, causality or lengths that hide tokens were seen at shared attention"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for masks, causality and lengths beside attention."""
+        return isinstance(event, SequenceUse) and any(u.mask or u.padding for u in event.uses)
 
     def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Compare what hides tokens in the first layer of each pass."""

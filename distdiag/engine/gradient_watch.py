@@ -49,14 +49,15 @@ class GradientWatch(Watch):
     @property
     def not_checked(self) -> dict[str, str]:
         """The checks of gradients, where they saw nothing to judge, and why."""
+        codes = {check.code for check in self._judges.needing(GradientSums)}
         if self._blind:
             why = f"the gradients of {RankSet(self._blind).phrase()} are not observed wholly"
         elif not self._has_exchanged:
             why = "no gradient was seen that passes an all-to-all"
+            codes -= {check.code for check in self._judges.needing(ModelState)}
         else:
             return {}
-        others = {check.code for check in self._judges.needing(ModelState)}
-        return {c.code: why for c in self._judges.needing(GradientSums) if c.code not in others}
+        return dict.fromkeys(sorted(codes), why)
 
     def feed(self, event: Event) -> None:
         """Take in one event of one rank."""

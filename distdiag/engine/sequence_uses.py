@@ -26,6 +26,8 @@ _NO_EXCHANGES: Final = ("barrier", "monitored_barrier")
 
 _COMBINING: Final = ("all_reduce", "reduce", "broadcast", "all_gather", "allreduce")
 _SHARING: Final = ("all_to_all", "all_gather")
+_OBSERVING: Final = ("sequence", "collective-fronts", "collectives", "functional-collectives")
+"""The probes that see attention and what is exchanged around it."""
 _COMPILED: Final = ("<eval_with_key>", "/_functorch/_aot_autograd/", "/_inductor/")
 _FIGURES: Final = 32
 """A loss, norms and counts have no more elements than this."""
@@ -97,7 +99,7 @@ class SequenceUses(Watch):
                 self._feed_call(event)
             case AttentionUnread():
                 self._unread[event.rank] = event
-            case ProbeDisabled(probe="sequence" | "collective-fronts" | "collectives"):
+            case ProbeDisabled(probe=probe) if probe in _OBSERVING:
                 self._blind.add(event.rank)
 
     def finish(self) -> None:

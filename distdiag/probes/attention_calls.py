@@ -122,18 +122,21 @@ def _front(
         if torch.compiler.is_compiling() or not _LISTENERS[number][0].is_wanted:
             return original(*args, **kwargs)
         calls, tell = _LISTENERS[number]
+        found, problem = None, None
         try:
             found = read(args, kwargs)
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            result = original(*args, **kwargs)  # says itself what is wrong with its arguments
-            calls.unread(error)
-            return result
+            problem = error
         if found is not None:
             is_parted = any(kwargs.get(name) is not None for name in _BOUNDS)
             is_parted = is_parted or any(map(_is_plain, args[3:]))
             found = found._replace(is_parted=is_parted)
             tell(found, sys._getframe(1), Given(form, args, kwargs))
-        return original(*args, **kwargs)
+        # It says itself what is wrong with its arguments: an error of ours is not its context.
+        result = original(*args, **kwargs)
+        if problem is not None:
+            calls.unread(problem)
+        return result
 
     return attention
 

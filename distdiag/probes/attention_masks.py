@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distdiag.probes.attention_calls import Attention, Given
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_captured, is_readable, unseen
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.sequence_use_event import SeenMask
 
@@ -77,9 +77,7 @@ def _of_mask(mask: object, seen: SeenMask, num_ranks: int) -> MaskReading | None
 
 
 def _is_mask(mask: object) -> TypeGuard[Tensor]:
-    if not isinstance(mask, Tensor) or not is_readable(mask):
-        return False
-    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+    if not isinstance(mask, Tensor) or not is_readable(mask) or is_captured(mask):
         return False
     is_kind = mask.dtype is torch.bool or mask.is_floating_point()
     return is_kind and mask.ndim > 1 and 0 < mask.numel() <= _MOST_ELEMENTS

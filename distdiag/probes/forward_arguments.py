@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple
@@ -62,7 +63,9 @@ def _called(code: CodeType, namespace: dict[str, Any], module: nn.Module) -> Ite
     # Comprehensions have a code of their own.
     nested = (each for each in code.co_consts if isinstance(each, CodeType))
     for name in dict.fromkeys(name for each in (code, *nested) for name in each.co_names):
-        found = namespace.get(name, getattr(type(module), name, None))
+        # Without asking the class: what it has may be computed by code of the program.
+        found = namespace.get(name, inspect.getattr_static(type(module), name, None))
+        found = found.__func__ if isinstance(found, staticmethod) else found
         if isinstance(found, FunctionType):
             yield found.__code__
     for child in module.children():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -25,8 +25,6 @@ from distdiag.probes.sequence_libraries import (
 from distdiag.probes.token_passes import Functions
 from distdiag.probes.used_groups import ranks_of
 from distdiag.sequence_plan import SequencePlan
-
-_MANY_RANKS: Final = 32
 
 AnyFunction = Callable[..., Any]
 
@@ -116,9 +114,9 @@ def _is_usual(entry: Entry, use: _Use) -> bool:
 def plan_of(plan: SequencePlan, ready: Ready) -> SequencePlan:
     """Return with what tokens functions of a library are verified, where the plan does not say."""
     entry, size = ready.entry, len(ready.members)
-    length = plan.length or sum(plan.documents) or size * (8 if size <= _MANY_RANKS else 2)
+    reduction = plan.reduction or entry.reduction
     plan = msgspec.structs.replace(
-        plan, dim=entry.dim, length=length, reduction=plan.reduction or entry.reduction
+        plan, dim=entry.dim, length=plan.length_over(size), reduction=reduction
     )
     if isinstance(entry, Splitting):
         return msgspec.structs.replace(plan, backward=plan.backward and entry.has_backward)
@@ -152,8 +150,8 @@ def _layers(entry: Exchanging, models: Iterable[nn.Module]) -> Iterator[_Use]:
     seen = set()
     for model in models:
         for layer in model.modules():
-            group = getattr(layer, entry.group.attribute, None)
-            if not isinstance(layer, kind) or group is None:
+            group = getattr(layer, entry.group.attribute, None) if isinstance(layer, kind) else None
+            if group is None:
                 continue
             use = _use(entry, group)._replace(layer=layer)
             key = (use.members, *(getattr(layer, name) for name in attributes))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distdiag.probes.forward_arguments import Arguments
 from distdiag.probes.sample_rows import first_tensors
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_captured, is_readable, unseen
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.sequence_use_event import SeenPadding
 
@@ -67,7 +67,7 @@ def read_padding(passes: Iterable[Arguments], pad: int) -> PaddingReading | None
     for given in reversed([*passes]):
         for ids in _named(given.named, _IDS, _OTHER_IDS):
             for mask in _named(given.named, {"mask"}, _OTHER_MASKS):
-                if mask.shape == ids.shape and ids.dtype in _INTEGERS and mask is not ids:
+                if _are_beside(ids, mask) and ids.device == mask.device:
                     return _read(ids, mask, pad)
     return None
 
@@ -82,13 +82,16 @@ def _named(named: dict[str, Any], words: set[str], others: set[str]) -> Iterator
 def _is_grid(tensor: Tensor) -> bool:
     """Say whether a tensor has a whole number for each token of each row."""
     is_kind = tensor.ndim == _ROWS_AND_TOKENS and tensor.dtype in _MASKS
-    if not is_kind or not 0 < tensor.numel() <= _MOST_ELEMENTS or not is_readable(tensor):
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    is_small = is_kind and 0 < tensor.numel() <= _MOST_ELEMENTS
+    return is_small and is_readable(tensor) and not is_captured(tensor)
+
+
+def _are_beside(ids: Tensor, mask: Tensor) -> bool:
+    return mask is not ids and mask.shape == ids.shape and ids.dtype in _INTEGERS
 
 
 def _hidden_id(ids: Tensor, mask: Tensor) -> int | None:
-    if mask is ids or mask.shape != ids.shape or ids.dtype not in _INTEGERS:
+    if not _are_beside(ids, mask):
         return None
     with unseen():
         if not ((mask == 0) | (mask == 1)).all():

@@ -29,6 +29,7 @@ from distdiag.probes.sequence_exchanges import (
     settled,
 )
 from distdiag.probes.stack import frames_of
+from distdiag.probes.tensor_bytes import is_captured
 from distdiag.recorder import Recorder
 from distdiag.sequence_use_event import AttentionUnread, SequenceUse, UseKind
 
@@ -123,7 +124,7 @@ class SequenceProbe(Probe):
         peer: int,
         frame: FrameType,
     ) -> None:
-        if torch._C._current_graph_task_id() == _NO_TASK:
+        if given and torch._C._current_graph_task_id() == _NO_TASK:
             self._guard(self._exchange, public, given, group, peer, frame)
 
     def _exchange(
@@ -157,7 +158,7 @@ class SequenceProbe(Probe):
             * (len(members) if kind == "all_gather" else 1),
             peer=members[peer] if kind == "ring" else -1,
             width=width,
-            content=running.read(given, width if is_flat else 0),
+            content=None if is_captured(given[0]) else running.read(given, width if is_flat else 0),
             is_permuted=public == PERMUTED,
         )
         if running.add(exchange):

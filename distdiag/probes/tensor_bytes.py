@@ -82,6 +82,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Whether what is computed from a tensor now becomes a part of a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def is_numeric(tensor: torch.Tensor) -> bool:
     """Whether the values can be summed up."""
     return tensor.dtype in _NUMERIC

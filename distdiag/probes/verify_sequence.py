@@ -30,8 +30,6 @@ from distdiag.sequence_marks import MARKED
 from distdiag.sequence_plan import MOST_ATTENDING, MOST_TOKENS, SequencePlan
 from distdiag.user_code import is_user_file
 
-_MANY_RANKS = 32
-
 
 class _Pair(NamedTuple):
     name: str
@@ -139,8 +137,7 @@ def spec_of(
         ValueError: it has too many tokens, or documents that do not fill a row.
 
     """
-    length = plan.length or sum(plan.documents)
-    length = length or num_ranks * (8 if num_ranks <= _MANY_RANKS else 2)
+    length = plan.length_over(num_ranks)
     shape = [size for size in (plan.batch, plan.heads, plan.hidden) if size]
     if not 0 <= dim <= len(shape):
         raise ValueError(f"a tensor with the dimensions {shape} and the length has no dim {dim}")

@@ -38,6 +38,16 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
     return tuple(sorted(torn | routers if own == torn | routers else torn))
 
 
+def doubt_of(view: SumsView, names: Sequence[str]) -> str:
+    """Say why these may be meant to be left out all the same."""
+    if view.is_more_sent:
+        return "more was sent between them in a later step"
+    has_own = any(is_of_expert(view.plans[name]) for name in view.apart & view.plans.keys())
+    if has_own and routers_in(tuple(view.plans.values())) >= set(names):
+        return "each rank trains experts for itself, too, which were the same at first"
+    return ""
+
+
 def _all_are(view: SumsView, wanted: Sum, names: Iterable[str]) -> Iterator[str]:
     for name in sorted(names):
         sums = view.sums[name]

@@ -1,3 +1,5 @@
+import pytest
+
 from distdiag.checks.exchange_mismatch import ExchangeMismatch
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
@@ -15,6 +17,20 @@ def test_the_sender_and_the_receiver_of_rows_that_nobody_expects_are_named():
 
 def test_splits_that_fit_are_silent():
     parts = exchange(0, (4, 5), (4, 2)), exchange(1, (2, 4), (5, 4))
+    assert not list(ExchangeMismatch().check_unfit_exchange(unfit(*parts)))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (exchange(0, (4, 4), (4, 4), even=True), exchange(1, (4, 4), (4, 4))),
+        (exchange(0, (0, 8), (0, 6)), exchange(1, (6, 0), (8, 0))),
+        (exchange(0, (5, 0), (5, 2)), exchange(1, (2, 0), (0, 0))),
+        (exchange(0, (0, 0), (0, 0)), exchange(1, (0, 9), (0, 9))),
+    ],
+    ids=["equal splits on one rank only", "all to the other", "a rank that gets none", "own only"],
+)
+def test_splits_of_correct_programs_are_silent(parts):
     assert not list(ExchangeMismatch().check_unfit_exchange(unfit(*parts)))
 
 

@@ -54,8 +54,15 @@ def test_what_is_torn_out_of_a_layer_and_of_its_kind_is_told(names):
 def test_all_routers_are_told_where_there_are_experts_beside_them():
     (finding,) = judged(sums(".gate.", names=[*NAMES, *EXPERTS]))
     assert finding.subjects == tuple(f"layers.{n}.gate.weight" for n in range(4))
+
+
+def test_routers_beside_experts_that_each_rank_trains_alike_may_be_its_own():
     (finding,) = judged(sums(".gate.", "experts", names=[*NAMES, *EXPERTS]))
     assert all(".gate." in name for name in finding.subjects)
+    assert finding.severity is Severity.INFO
+    assert "each rank trains experts for itself, too" in finding.message
+    (finding,) = judged(sums("layers.2.norm.weight", "experts", names=[*NAMES, *EXPERTS]))
+    assert finding.severity is Severity.WARNING
 
 
 def test_what_is_summed_now_and_then_may_be_meant():
@@ -184,6 +191,13 @@ def test_only_those_that_are_not_summed_are_told():
 
 def of_parts(**values):
     return {name: dict(values) for name in PARTS}
+
+
+def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
+    view = parts_view()
+    for look in view.looks:
+        del look.by_rank[1]
+    assert not list(ForgottenGradientSum().check_gradients(view))
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from distdiag.checks.misplaced_mask import MisplacedMask
@@ -178,3 +179,42 @@ def test_a_pass_in_which_the_mask_is_right_speaks_against_it():
 def test_the_same_tokens_on_all_ranks_are_for_another_check():
     passes = [padded(n, *END, given=("the same",)) for n in (0, 1)]
     assert judged(*passes, how="ring") == []
+
+
+def windows(rank, num_keys):
+    """Causal attention of a rank to its own part and the window before it."""
+    return SeenMask(aligned="last" if rank else "", num_queries=8, num_keys=num_keys)
+
+
+CORRECT = {
+    "a window before the own part": [windows(0, 8), windows(1, 12)],
+    "head and tail of a sequence": [aligned("last", num_keys=12), aligned("last", num_keys=16)],
+    "rows of a causal mask": [
+        parts("a", "", shares=(1.0, 0.0)),
+        parts("a", "b", shares=(1.0, 1.0)),
+    ],
+    "packed rows, keys up to the own part": [
+        SeenMask(ends=(8, keys), num_rows=(8, keys)) for keys in (8, 16)
+    ],
+    "packed rows of other lengths": [packed(8, 16), packed(11, 16)],
+    "documents of the whole sequence": [parts("a", "b", shares=(0.5, 0.25))] * 2,
+    "keys that are seen from afar": [parts("own", "far"), parts("far", "own")],
+    "biases that hide nothing": [parts("a", "a", shares=(1.0, 1.0))] * 2,
+}
+
+
+@pytest.mark.parametrize("how", ["all_to_all", "all_gather", "ring"])
+@pytest.mark.parametrize("name", CORRECT)
+def test_masks_of_correct_programs_are_not(name, how):
+    assert judged(*(masked(n, *CORRECT[name], how=how) for n in range(3)), how=how) == []
+
+
+def test_parts_that_are_padded_each_on_its_own_are_not():
+    pads = [padding(rank, "the end of each row", 6, 6, 0, 0) for rank in (0, 1)]
+    assert judged(*(padded(n, *pads) for n in (0, 1)), how="ring") == []
+
+
+def test_a_rank_without_attention_leaves_the_pass_unjudged():
+    first, second = (masked(n, *OWN) for n in (0, 1))
+    passes = [[one, msgspec.structs.replace(two, uses=())] for one, two in (first, second)]
+    assert judged(*passes) == []

@@ -32,12 +32,22 @@ def test_parts_that_all_begin_at_the_same_position_are_named():
         [placed(n, ("0-9",), ("10-19",)) for n in (0, 1)],
         [placed(0, *ALIKE), placed(1, ("cos", "sin"), ("other", "other"))],
         [placed(n, ("cos", ""), ("cos", "")) for n in (0, 1)],
+        [placed(n, ("rows 0-7", "columns"), ("rows 8-15", "columns")) for n in (0, 1)],
         [placed(n, *ALIKE, given=("the same tokens",)) for n in (0, 1)],
         [placed(n, *ALIKE, given=()) for n in (0, 1)],
         [both(n) for n in (0, 1)],
         [placed(0, *ALIKE)],
     ],
-    ids=["parts", "once", "unread", "same tokens", "unknown tokens", "none", "one pass"],
+    ids=[
+        "parts",
+        "once",
+        "unread",
+        "one axis of an image",
+        "same tokens",
+        "unknown tokens",
+        "none",
+        "one pass",
+    ],
 )
 def test_positions_that_differ_or_say_nothing_are_not(passes):
     assert judged(*passes) == []

@@ -5,6 +5,7 @@ import msgspec
 from distdiag.engine.gradient_watch import GradientWatch
 from distdiag.event import Collective, ProbeDisabled, ProcessGroup, Signature
 from distdiag.gradient_event import GradientSums
+from distdiag.model_event import ModelState
 from distdiag.ranks import RankSet
 from tests.checks.gradients import look
 from tests.checks.streams import plain_site
@@ -19,7 +20,8 @@ class Judges:
         self.views = []
 
     def needing(self, kind):
-        return (SimpleNamespace(code="MOE012"),) if kind is GradientSums else ()
+        sums, both = SimpleNamespace(code="MOE012"), SimpleNamespace(code="SEQ012")
+        return {GradientSums: (sums, both), ModelState: (both,)}.get(kind, ())
 
     def judge_gradients(self, view):
         self.views.append(view)
@@ -70,8 +72,10 @@ def test_what_not_all_ranks_have_told_is_judged_at_the_end():
 def test_it_is_told_when_nothing_was_exchanged_or_a_rank_is_blind():
     watch, _ = watched(sums(0), sums(1))
     assert "all-to-all" in watch.not_checked["MOE012"]
+    assert "SEQ012" not in watch.not_checked
     disabled = ProbeDisabled(
         rank=1, seq=1, time_ns=0, step=0, probe="gradient-sums", reason="", traceback=""
     )
     watch.feed(msgspec.structs.replace(disabled))
     assert "rank 1" in watch.not_checked["MOE012"]
+    assert "rank 1" in watch.not_checked["SEQ012"]

@@ -151,3 +151,16 @@ def test_nothing_is_judged_of(events):
     views, not_checked = shown(*events)
     assert not views
     assert set(not_checked) == {"XXX001"}
+
+
+def test_a_rank_that_never_tells_leaves_its_groups_unjudged():
+    events = [e for e in (*looks(), call(), *steps(FEWEST_STEPS)) if e.rank == 0]
+    views, not_checked = shown(*events)
+    assert not views
+    assert set(not_checked) == {"XXX001"}
+
+
+def test_a_rank_that_ends_early_is_judged_by_what_it_told():
+    late = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100) if e.rank == 0]
+    (view,), _ = shown(*looks(), call(), *steps(100), *late)
+    assert view.sums["own"] == (Sum.OWN,) * 3

@@ -8,7 +8,7 @@ import pytest
 from distdiag.checks.base import Check
 from distdiag.engine.judges import Judges
 from distdiag.engine.sequence_uses import SequenceUses
-from distdiag.event import CallSite, Collective, Frame, ProcessGroup, Signature
+from distdiag.event import CallSite, Collective, Frame, ProbeDisabled, ProcessGroup, Signature
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
 from distdiag.sequence_use_event import AttentionUnread, SequenceUse
@@ -127,6 +127,15 @@ def test_nothing_is_said_of_sums_before_there_were_some_steps(watch, check):
 
 def test_a_run_without_shared_sequences_says_so(watch):
     assert "no exchange between ranks was seen" in watch.not_checked["XXX001"]
+
+
+@pytest.mark.parametrize("probe", ["sequence", "collectives", "functional-collectives"])
+def test_a_rank_that_is_not_observed_wholly_is_named(watch, probe):
+    for rank in (0, 1):
+        watch.feed(passed(rank, 0))
+    assert not watch.not_checked
+    watch.feed(ProbeDisabled(rank=1, seq=1, time_ns=0, probe=probe, reason="x"))
+    assert "the exchanges of rank 1" in watch.not_checked["XXX001"]
 
 
 def test_calls_of_attention_that_were_not_read_are_said(check):

@@ -9,6 +9,7 @@ from distdiag.engine.engine import Engine
 from distdiag.event import Event
 from distdiag.model_event import Moment
 from distdiag.ranks import RankSet
+from distdiag.sequence_use_event import SeenMask
 from tests.checks.feeds import schedule
 from tests.checks.losses import aux, over, part, told
 from tests.checks.models import plan, plan_event, state_event
@@ -48,6 +49,7 @@ BIAS = model(plan("bias", is_routing_bias=True))
 BALANCED = of_both(told, [part(40, 1 / 40, over(40), aux=(aux(),))])
 REPEATED = of_both(routing, is_recompute=True)
 PLACED = of_both(passed, 0, positions=("a",))
+MASKED = of_both(passed, 0, mask=SeenMask(num_queries=8, num_keys=16, aligned="first"))
 
 
 def test_a_dense_run_was_not_checked_for_what_experts_do():
@@ -68,6 +70,7 @@ def test_a_dense_run_was_not_checked_for_what_experts_do():
         ("MOE013", BIAS),
         ("PAR004", of_both(schedule)),
         ("SEQ011", PLACED),
+        ("SEQ013", MASKED),
     ],
 )
 def test_what_was_seen_counts_as_checked(code, events):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -33,3 +35,22 @@ def test_what_the_call_itself_refuses_is_not(observed: Observed) -> None:
     with pytest.raises(RuntimeError):
         functional.scaled_dot_product_attention(query, query[0, 0], query)
     assert not observed.events(AttentionUnread)
+
+
+def test_an_error_of_the_call_has_nothing_to_do_with_ours(
+    observed: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_calls, "_attention", failing)
+    observed.install("sequence")
+    query = torch.randn(1, 2, 4, 8)
+    with pytest.raises(RuntimeError) as raised:
+        functional.scaled_dot_product_attention(query, query[..., :3], query)
+    assert raised.value.__context__ is None
+    assert not observed.events(AttentionUnread)
+
+
+def test_a_collective_of_no_tensors_is_no_exchange(observed: Observed) -> None:
+    (probe,) = [each for each in observed.install("sequence") if each.name == "sequence"]
+    assert observed.recorder.on_exchange is not None
+    observed.recorder.on_exchange("all_gather", [], None, -1, sys._getframe())
+    assert not probe.is_off

@@ -73,3 +73,37 @@ def test_containers_of_torch_are_no_models_of_the_user(container):
 
 def test_outside_of_modules_there_are_none():
     assert list(arguments_of(sys._getframe())) == []
+
+
+class Computed:
+    """What a class has is computed when somebody asks for it."""
+
+    num_asked = 0
+
+    def __get__(self, one, kind):
+        Computed.num_asked += 1
+        return moved
+
+
+def moved(positions, rank): ...
+
+
+class Placing(nn.Module):
+    table = Computed()
+
+    def forward(self, ids):
+        (found,) = arguments_of(sys._getframe())
+        self.placed(ids)
+        if ids is None:
+            self.table(ids)
+        return found.called
+
+    @staticmethod
+    def placed(ids): ...
+
+
+def test_a_class_is_not_asked_for_what_it_computes():
+    called = Placing()(torch.ones(2))
+    assert not Computed.num_asked
+    assert Placing.placed.__code__ in called
+    assert moved.__code__ not in called
