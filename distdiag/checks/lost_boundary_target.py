@@ -48,6 +48,7 @@ class LostBoundaryTarget(Check):
     name = "lost-boundary-target"
     severity = Severity.WARNING
     needs = (SequenceUse, LossWeights)
+    covers = ("PAR013", "SEQ007")
 
     why = "A shift within a part cannot reach the first token of the next one."
     fix = "Shift the labels before the split, and do not shift them again in the loss."
