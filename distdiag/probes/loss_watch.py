@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
-from distdiag.probes.aux_terms import NO_BALANCE, Balance, aux_terms, without_aux
+from distdiag.probes.aux_terms import NO_BALANCE, Aux, Balance, aux_terms, without_aux
 from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
@@ -89,7 +89,10 @@ class LossWatch(Probe):
     def before_backward(self, outputs: object) -> None:
         """Look at the graph that a pass is about to differentiate."""
         self._write()
-        if not dist.is_initialized() or not is_due(self.recorder.step):
+        if not dist.is_initialized():
+            return
+        if not is_due(self.recorder.step):
+            self._look_for_balance(outputs)
             return
         self._num_passes += 1
         if len(self._passes) >= MOST_PASSES:
@@ -97,17 +100,27 @@ class LossWatch(Probe):
         key, frames = self.recorder.backward or ((), ())
         place = self._places.setdefault(key, len(self._places))
         self._site = CallSite(frames)
-        root = None if _is_compiled() else _root(outputs)
+        root = _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
             aux = [] if root is None else aux_terms(root)
             terms = without_aux(terms) if aux else terms
             labels, targets = self._given.counts_for(terms), self._given.take_targets()
-        for tell in self.recorder.on_balanced:
-            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
+        self._tell_balanced(aux)
         has_balance = bool(aux) or self._injected.is_awaited
         balance = Balance(tuple(aux), self._numbers()) if has_balance else NO_BALANCE
         self._running = LossReading(terms, place, self.fail, labels, balance, targets)
+
+    def _look_for_balance(self, outputs: object) -> None:
+        root = _root(outputs) if self.recorder.doubts_balance() else None
+        if root is not None:
+            with unseen():
+                aux = aux_terms(root)
+            self._tell_balanced(aux)
+
+    def _tell_balanced(self, aux: list[Aux]) -> None:
+        for tell in self.recorder.on_balanced:
+            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
 
     @_guarded
     def after_backward(self) -> None:
@@ -171,8 +184,10 @@ def _is_compiled() -> bool:
 
 
 def _root(outputs: object) -> Any:  # noqa: ANN401
-    """Return the node of the only output of a pass, None if it is not one number."""
+    """Return the node of the only output of a pass, None if it is not one number or compiled."""
     tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    if len(tensors) != 1 or type(tensors[0]) is not torch.Tensor or tensors[0].numel() != 1:
+    if _is_compiled() or len(tensors) != 1:
+        return None
+    if type(tensors[0]) is not torch.Tensor or tensors[0].numel() != 1:
         return None
     return tensors[0].grad_fn
