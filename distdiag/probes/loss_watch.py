@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
-from distdiag.probes.aux_terms import NO_BALANCE, Aux, Balance, aux_terms, without_aux
+from distdiag.probes.aux_terms import NO_BALANCE, Aux, Balance, Numbers, aux_terms, without_aux
 from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
@@ -23,6 +23,7 @@ from distdiag.probes.injected_aux import InjectedAux
 from distdiag.probes.label_tensors import LabelTensors
 from distdiag.probes.loss_graph import losses_of
 from distdiag.probes.loss_reading import LossReading
+from distdiag.probes.named_coefficients import named_coefficients
 from distdiag.probes.own_steps import OwnSteps, is_due
 from distdiag.probes.tensor_bytes import unseen
 from distdiag.recorder import Recorder
@@ -157,9 +158,10 @@ class LossWatch(Probe):
             label = self._labels[optimizer] = kind if number == 1 else f"{kind}#{number}"
         return label
 
-    def _numbers(self) -> frozenset[float]:
+    def _numbers(self) -> Numbers:
         models = self.recorder.live_models() if self.recorder.live_models is not None else ()
-        return held_numbers(sys._getframe(1), self.recorder.main_script, models)
+        given = (sys._getframe(1), self.recorder.main_script, list(models))
+        return Numbers(held_numbers(*given), named_coefficients(*given))
 
     def _forget(self) -> None:
         self._num_passes, self._passes, self._places = 0, [], {}
