@@ -28,6 +28,7 @@ class AuxTerm(msgspec.Struct, frozen=True, array_like=True):
     terms. `is_own_mean`: it was divided by the number of this rank's tokens, and by no greater one.
     `held` are the whole numbers by which the product of its factors that are no whole numbers would
     have to be multiplied to be a number that the program holds; empty if it has no such factors.
+    `named` are those of them for which modules, settings or arguments name it a coefficient.
     """
 
     layer: str
@@ -35,6 +36,7 @@ class AuxTerm(msgspec.Struct, frozen=True, array_like=True):
     num_outer: int
     is_own_mean: bool
     held: tuple[int, ...] = ()
+    named: tuple[int, ...] = ()
 
 
 class LossPass(msgspec.Struct, frozen=True, array_like=True):

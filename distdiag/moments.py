@@ -39,6 +39,8 @@ class Moments:
     """Called before each backward pass."""
     on_balanced: list[Callable[[list[str]], None]] = field(default_factory=list)
     """Called with the layers of whose scores a term of a loss is made, before its pass."""
+    doubts_balance: Callable[[], bool] = lambda: False
+    """Says whether a balancing loss was computed in this step that was never used so far."""
     on_injected: list[Callable[[object], None]] = field(default_factory=list)
     """Called with the node of a balancing loss that a function of the program was given beside a
     tensor that it passes on."""

@@ -54,7 +54,8 @@ class RoutingView:
     """What was seen so far of the routing in one model.
 
     `choices` are the choices of first forward passes, the last one of each rank, layer and number
-    in each step that was looked at.
+    in each step that was looked at. `aux` are the looks at balancing losses that were never used,
+    and one at each that was. `num_steps` is how many steps a run took that ran to its end, else 0.
     """
 
     model: str
@@ -66,3 +67,4 @@ class RoutingView:
     choices: tuple[Routing, ...]
     recounts: tuple[Recount, ...] = ()
     aux: tuple[AuxLoss, ...] = ()
+    num_steps: int = 0

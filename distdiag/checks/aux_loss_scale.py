@@ -22,7 +22,8 @@ class AuxLossScale(Check):
     balancing loss that is added to it is a mean over the tokens of one rank and micro-step. Then
     both are multiplied by the number of ranks, to undo an average; or the balancing loss is added
     in each micro-step, or a function of the program injects it there with a gradient of 1, and only
-    the other one is divided by their number.
+    the other one is divided by their number. It is a note where neither modules, settings nor the
+    source name the number a coefficient, or they name one of which it may be a part.
 
     ## Why it matters
     The balancing loss weighs as many times as much as its coefficient says, and outweighs the rest

@@ -35,6 +35,8 @@ class Check:
     """When the copies were looked at that `check_replicas` judges; empty: at any time."""
     absent: ClassVar[str] = ""
     """Why the check has looked at nothing, if no event of a run `concerns` it."""
+    covers: ClassVar[tuple[str, ...]] = ()
+    """Codes of findings that are evidence for one of this check if they name the same line."""
 
     why: ClassVar[str] = ""
     fix: ClassVar[str] = ""

@@ -48,6 +48,7 @@ class LostBoundaryTarget(Check):
     name = "lost-boundary-target"
     severity = Severity.WARNING
     needs = (SequenceUse, LossWeights)
+    covers = ("PAR013", "SEQ007")
 
     why = "A shift within a part cannot reach the first token of the next one."
     fix = "Shift the labels before the split, and do not shift them again in the loss."
@@ -98,8 +99,7 @@ class LostBoundaryTarget(Check):
             if len(lost) < _FEWEST or any(found is None for _, found in told):
                 continue
             event, last = lost[-1]
-            later = RankSet(members[1:])
-            is_sure = is_one_text(view, members)
+            later, is_sure = RankSet(members[1:]), is_one_text(view, members)
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, and each "
                 f"leaves the first label of its parts out of the loss: at step {event.step} the "

@@ -21,8 +21,9 @@ class UnusedAuxLoss(Check):
     In all steps that were looked at, gradients come back through the scores of a router, but not
     through the balancing loss that is made of them: the result of the function that should inject
     it into the graph is thrown away, nothing adds it to the loss, or it is made of detached scores.
-    Unless the line itself throws the result away it is a note until the looks span 400 steps: a
-    loss may be used from a later step on, or every few steps.
+    Unless the line itself throws the result away it is a note until the looks span 400 steps, or
+    until a run is over whose later half was looked at, too: a loss may be used from a later step
+    on, or every few steps.
 
     ## Why it matters
     The loss is logged and looks right, but does not train the router: tokens gather at few experts.
@@ -62,7 +63,8 @@ class UnusedAuxLoss(Check):
         meant = [e for e in unused if e not in thrown and all(each.coefficient for each in e)]
         for layers, what in ((thrown, _THROWN), (meant, _MEANT)):
             if layers:
-                yield self._finding(view, layers, what, is_sure=any(map(_is_sure, layers)))
+                is_sure = any(_is_sure(events, view.num_steps) for events in layers)
+                yield self._finding(view, layers, what, is_sure=is_sure)
         rest = [e for e in unused if e not in thrown and e not in meant]
         if rest:
             yield self._finding(view, rest, _NUMBER, is_sure=False)
@@ -73,11 +75,12 @@ class UnusedAuxLoss(Check):
         last, steps = layers[0][-1], {each.step for events in layers for each in events}
         names = [events[0].layer or "the model itself" for events in layers]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        of_all = f" of the {view.num_steps} that the run took" if view.num_steps else ""
         text = what.format(layers=", ".join(names[:3]) + more, coefficient=last.coefficient)
         return self.finding(
             f"{text}, but no gradient came back through it in the {len(steps)} steps that were "
-            f"looked at, from {min(steps)} to {max(steps)}, in which they came back to the scores "
-            f"of {view.model}",
+            f"looked at, from {min(steps)} to {max(steps)}{of_all}, in which they came back to the "
+            f"scores of {view.model}",
             ranks=RankSet(each.rank for events in layers for each in events),
             step=last.step,
             location=user_location(last.site.frames),
@@ -88,13 +91,17 @@ class UnusedAuxLoss(Check):
         )
 
 
-def _is_sure(events: list[AuxLoss]) -> bool:
-    """Say whether no later step is likely to use what was computed."""
+def _is_sure(events: list[AuxLoss], num_steps: int) -> bool:
+    """Say whether no other step is likely to use what was computed."""
     steps = {each.step for each in events}
     is_thrown = len(steps) > 1 and all(each.num_injected for each in events)
     is_thrown = is_thrown and all(is_thrown_away(each.site.frames) for each in events)
-    return is_thrown or max(steps) - min(steps) >= _LONG
+    is_over = num_steps >= _FEWEST and 2 * max(steps) >= num_steps
+    return is_thrown or is_over or max(steps) - min(steps) >= _LONG
 
+
+_FEWEST: Final = 4
+"""A run that is over after fewer steps tells nothing."""
 
 _LONG: Final = 400
 """Steps in which uses every few steps meet one of the looks: each hundredth and that before."""

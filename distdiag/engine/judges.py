@@ -46,9 +46,9 @@ class Judges:
 
     def __init__(self, checks: Iterable[Check]) -> None:
         """Let these checks judge."""
-        self.conclusions = Conclusions()
         self.disabled: dict[str, str] = {}
         self._checks = list(checks)
+        self.conclusions = Conclusions({check.code: check.covers for check in self._checks})
         self._listeners: dict[type[Event], list[Check]] = {}
 
     @property

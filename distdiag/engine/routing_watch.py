@@ -9,13 +9,13 @@ from typing import Final
 
 from distdiag.engine.judges import Judges
 from distdiag.engine.watch import Watch
-from distdiag.event import Event, ProbeDisabled, StepEnd
+from distdiag.event import Event, Finished, ProbeDisabled, StepEnd
 from distdiag.ranks import RankSet
 from distdiag.routing_event import AuxLoss, CounterWritten, CountsHeld, Routing
 from distdiag.routing_view import Divergence, Recount, Rerouting, RoutingView
 
 _MOST_KEPT: Final = 256
-_MOST_LOOKS: Final = 16
+_MOST_LOOKS: Final = 64
 _LAG: Final = 2
 """So many steps later what a device has computed is written down, too."""
 
@@ -42,7 +42,7 @@ class _Known:
 class RoutingWatch(Watch):
     """Feed choices as they come; a step is judged when all ranks have gone on."""
 
-    kinds = (Routing, CounterWritten, AuxLoss, StepEnd, ProbeDisabled)
+    kinds = (Routing, CounterWritten, AuxLoss, StepEnd, Finished, ProbeDisabled)
 
     def __init__(self, world: RankSet, judges: Judges) -> None:
         """Watch the routing of these ranks."""
@@ -50,6 +50,7 @@ class RoutingWatch(Watch):
         self._judges = judges
         self._models: dict[str, _Known] = {}
         self._reached: dict[int, int] = dict.fromkeys(world, 0)
+        self._finished: set[int] = set()
         self._blind: set[int] = set()
 
     @property
@@ -61,7 +62,7 @@ class RoutingWatch(Watch):
             why = "no choice of experts was seen"
         else:
             why = "no balancing loss was seen"
-            has_aux = any(known.aux for known in self._models.values())
+            has_aux = any(known.aux or known.used for known in self._models.values())
             return {} if has_aux else {c.code: why for c in self._judges.needing(AuxLoss)}
         kinds = (Routing, CountsHeld)
         return {check.code: why for kind in kinds for check in self._judges.needing(kind)}
@@ -82,14 +83,13 @@ class RoutingWatch(Watch):
             case AuxLoss():
                 known = self._models.setdefault(event.model, _Known())
                 known.ranks.add(event.rank)
-                place = (event.layer, event.rank)
-                known.aux.setdefault(place, deque(maxlen=_MOST_LOOKS)).append(event)
-                if event.num_used:
-                    known.used.setdefault(event.layer, event)
+                _keep(known, event)
             case StepEnd():
                 self._reached[event.rank] = event.step
                 if self._models:
                     self._judge_until(min(self._reached.values()) - _LAG)
+            case Finished(exit_status=0):
+                self._finished.add(event.rank)
 
     def finish(self) -> None:
         """Judge all that is left."""
@@ -105,7 +105,12 @@ class RoutingWatch(Watch):
                     known.recounts.extend(_recounts(counters))
                 del known.recounts[_MOST_KEPT:]
             if ripe or (last is None and known.aux):
-                self._judges.judge_routing(_view(name, known))
+                num_steps = self._num_steps(known.ranks) if last is None else 0
+                self._judges.judge_routing(_view(name, known, num_steps))
+
+    def _num_steps(self, ranks: set[int]) -> int:
+        """Return how many steps ranks took that ran to their end, 0 if some did not."""
+        return min(self._reached[r] for r in ranks) + 1 if ranks <= self._finished else 0
 
     def _take(self, known: _Known, by_rank: dict[int, list[Routing]]) -> None:
         for events in by_rank.values():
@@ -121,7 +126,18 @@ class RoutingWatch(Watch):
         del known.reroutings[_MOST_KEPT:], known.divergences[_MOST_KEPT:]
 
 
-def _view(name: str, known: _Known) -> RoutingView:
+def _keep(known: _Known, event: AuxLoss) -> None:
+    """Keep the looks at a balancing loss until it is used."""
+    if event.num_used:
+        known.used.setdefault(event.layer, event)
+        for place in [place for place in known.aux if place[0] == event.layer]:
+            del known.aux[place]
+    if event.layer not in known.used:
+        place = (event.layer, event.rank)
+        known.aux.setdefault(place, deque(maxlen=_MOST_LOOKS)).append(event)
+
+
+def _view(name: str, known: _Known, num_steps: int) -> RoutingView:
     return RoutingView(
         model=name,
         ranks=RankSet(known.ranks),
@@ -132,6 +148,7 @@ def _view(name: str, known: _Known) -> RoutingView:
         choices=tuple(known.choices),
         recounts=tuple(known.recounts),
         aux=(*known.used.values(), *(event for aux in known.aux.values() for event in aux)),
+        num_steps=num_steps,
     )
 
 

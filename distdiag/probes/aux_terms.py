@@ -22,6 +22,13 @@ _Steps = tuple[Step, ...]
 _Edges = list[tuple[Any, int, _Steps]]
 
 
+class Numbers(NamedTuple):
+    """The numbers that a program holds, and those that it names coefficients."""
+
+    held: frozenset[float]
+    named: frozenset[float]
+
+
 @dataclass(frozen=True, slots=True)
 class Aux:
     """A term of a loss that is made of the scores of routers; its factors from the root on.
@@ -40,7 +47,7 @@ class Aux:
         yield from (step.value for step in self.steps)
         yield from self.origin.divisors
 
-    def resolve(self, values: Iterator[float], held: frozenset[float]) -> AuxTerm | None:
+    def resolve(self, values: Iterator[float], numbers: Numbers) -> AuxTerm | None:
         """Say what was found, when the numbers have been read; None if that tells nothing."""
         factors = tuple(Factor(step.op, next(values), step.num_terms) for step in self.steps)
         divisors = [next(values) for _ in self.origin.divisors]
@@ -54,9 +61,12 @@ class Aux:
             for f in factors[self.num_outer :]
             if f.value % 1 and math.isfinite(f.value)
         )
-        multiples = multiples_of(coefficient, held) if coefficient != 1 else ()
+        held, named = (
+            multiples_of(coefficient, each) if coefficient != 1 else () for each in numbers
+        )
         mark = next(iter(self.origin.marks.values()))
-        return AuxTerm(mark.layer, factors, self.num_outer, self._is_mean(divisors), multiples)
+        is_mean = self._is_mean(divisors)
+        return AuxTerm(mark.layer, factors, self.num_outer, is_mean, held, named)
 
     def _is_mean(self, divisors: list[float]) -> bool:
         """Say whether the number of this rank's tokens was divided by, and no greater one."""
@@ -72,10 +82,10 @@ class Balance(NamedTuple):
     """The balancing losses of one pass, and the numbers that the program holds."""
 
     terms: tuple[Aux, ...]
-    held: frozenset[float]
+    numbers: Numbers
 
 
-NO_BALANCE: Final = Balance((), frozenset())
+NO_BALANCE: Final = Balance((), Numbers(frozenset(), frozenset()))
 
 
 def without_aux(terms: list[Term]) -> list[Term]:

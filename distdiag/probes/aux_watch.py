@@ -74,11 +74,21 @@ class AuxWatch:
         self._passes: deque[dict[str, Use]] = deque(maxlen=_MOST_PASSES)
         self._found = _Found()
         self._has_used: dict[str, bool] = {}
+        self._meant: set[str] = set()
 
     @property
     def has_unused(self) -> bool:
         """Whether a layer has a balancing loss that no backward pass has come by so far."""
         return not all(self._has_used.values())
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether one of these has a coefficient, or is given to a function that injects it."""
+        return any(not self._has_used[layer] for layer in self._meant)
+
+    def is_doubtful(self) -> bool:
+        """Say whether modules are looked at now, to see if what was not used so far is used."""
+        return self._is_on and self.has_unused
 
     def begin(self) -> None:
         """Look at what functions of the program return, until `end`."""
@@ -178,6 +188,8 @@ class AuxWatch:
             if sites and layer in models:
                 is_used = any(use.is_used for use in uses)
                 self._has_used[layer] = is_used or self._has_used.get(layer, False)
+                if any(use.coefficient or use.num_injected for use in uses):
+                    self._meant.add(layer)
                 yield {
                     "model": models[layer],
                     "layer": layer,

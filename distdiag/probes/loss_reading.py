@@ -37,7 +37,7 @@ class LossReading:
         `labels` may be what they score; `targets`, shifted already, are what the model was given.
         """
         self._terms = list(terms)
-        self._aux, self._held = list(balance.terms), balance.held
+        self._aux, self._numbers = list(balance.terms), balance.numbers
         self._labels = [*labels, *([] if targets is None else [targets])]
         self._has_targets = targets is not None
         self._place = place
@@ -124,7 +124,7 @@ class LossReading:
             passes.append(_resolve(term, left))
             label_sum += next(left)
         labels = [Counts(*each[:3], *(next(left) for _ in each[3:])) for each in self._labels]
-        aux = tuple(t for t in [each.resolve(left, self._held) for each in self._aux] if t)
+        aux = tuple(t for t in [each.resolve(left, self._numbers) for each in self._aux] if t)
         targets = labels.pop() if self._has_targets else None
         for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from distdiag.event import CallSite
 from distdiag.loss_event import LossWeights
-from distdiag.probes.aux_terms import NO_BALANCE, Balance, aux_terms, without_aux
+from distdiag.probes.aux_terms import NO_BALANCE, Aux, Balance, Numbers, aux_terms, without_aux
 from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
@@ -23,6 +23,7 @@ from distdiag.probes.injected_aux import InjectedAux
 from distdiag.probes.label_tensors import LabelTensors
 from distdiag.probes.loss_graph import losses_of
 from distdiag.probes.loss_reading import LossReading
+from distdiag.probes.named_coefficients import named_coefficients
 from distdiag.probes.own_steps import OwnSteps, is_due
 from distdiag.probes.tensor_bytes import unseen
 from distdiag.recorder import Recorder
@@ -89,7 +90,10 @@ class LossWatch(Probe):
     def before_backward(self, outputs: object) -> None:
         """Look at the graph that a pass is about to differentiate."""
         self._write()
-        if not dist.is_initialized() or not is_due(self.recorder.step):
+        if not dist.is_initialized():
+            return
+        if not is_due(self.recorder.step):
+            self._look_for_balance(outputs)
             return
         self._num_passes += 1
         if len(self._passes) >= MOST_PASSES:
@@ -97,17 +101,27 @@ class LossWatch(Probe):
         key, frames = self.recorder.backward or ((), ())
         place = self._places.setdefault(key, len(self._places))
         self._site = CallSite(frames)
-        root = None if _is_compiled() else _root(outputs)
+        root = _root(outputs)
         with unseen():
             terms = [] if root is None else losses_of(root)
             aux = [] if root is None else aux_terms(root)
             terms = without_aux(terms) if aux else terms
             labels, targets = self._given.counts_for(terms), self._given.take_targets()
-        for tell in self.recorder.on_balanced:
-            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
+        self._tell_balanced(aux)
         has_balance = bool(aux) or self._injected.is_awaited
         balance = Balance(tuple(aux), self._numbers()) if has_balance else NO_BALANCE
         self._running = LossReading(terms, place, self.fail, labels, balance, targets)
+
+    def _look_for_balance(self, outputs: object) -> None:
+        root = _root(outputs) if self.recorder.doubts_balance() else None
+        if root is not None:
+            with unseen():
+                aux = aux_terms(root)
+            self._tell_balanced(aux)
+
+    def _tell_balanced(self, aux: list[Aux]) -> None:
+        for tell in self.recorder.on_balanced:
+            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
 
     @_guarded
     def after_backward(self) -> None:
@@ -144,9 +158,10 @@ class LossWatch(Probe):
             label = self._labels[optimizer] = kind if number == 1 else f"{kind}#{number}"
         return label
 
-    def _numbers(self) -> frozenset[float]:
+    def _numbers(self) -> Numbers:
         models = self.recorder.live_models() if self.recorder.live_models is not None else ()
-        return held_numbers(sys._getframe(1), self.recorder.main_script, models)
+        given = (sys._getframe(1), self.recorder.main_script, list(models))
+        return Numbers(held_numbers(*given), named_coefficients(*given))
 
     def _forget(self) -> None:
         self._num_passes, self._passes, self._places = 0, [], {}
@@ -171,8 +186,10 @@ def _is_compiled() -> bool:
 
 
 def _root(outputs: object) -> Any:  # noqa: ANN401
-    """Return the node of the only output of a pass, None if it is not one number."""
+    """Return the node of the only output of a pass, None if it is not one number or compiled."""
     tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-    if len(tensors) != 1 or type(tensors[0]) is not torch.Tensor or tensors[0].numel() != 1:
+    if _is_compiled() or len(tensors) != 1:
+        return None
+    if type(tensors[0]) is not torch.Tensor or tensors[0].numel() != 1:
         return None
     return tensors[0].grad_fn

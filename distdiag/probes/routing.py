@@ -18,10 +18,10 @@ from distdiag.event import CallSite
 from distdiag.probes.aux_watch import AuxWatch
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
-from distdiag.probes.own_steps import EVERY
 from distdiag.probes.routing_biases import Biases
 from distdiag.probes.routing_counters import changed_since, read, versions_of
 from distdiag.probes.routing_hooks import RoutingHooks
+from distdiag.probes.routing_looks import RoutingLooks
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.routing_pass import Layer, Pass
 from distdiag.probes.routing_passes import Passes
@@ -40,8 +40,6 @@ from distdiag.routing_event import (
     TokensExchanged,
 )
 
-FIRST_STEPS: Final = 4
-FIRST_STEPS_IN_LIGHT: Final = 2
 _MOST_EVENTS: Final = 512
 """So many choices are written down in a step at most."""
 _MOST_WAITING: Final = 4096
@@ -61,7 +59,6 @@ class RoutingWatch(Probe):
         """
         super().__init__(recorder)
         self._is_light = is_light
-        self._num_first = FIRST_STEPS_IN_LIGHT if is_light else FIRST_STEPS
         self._hooks = RoutingHooks(named, self._on_enter, self._on_leave)
         self._biases = Biases()
         self._thread = Passes(self._biases)
@@ -70,6 +67,7 @@ class RoutingWatch(Probe):
         self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
         self._aux = AuxWatch(self._watched, self._site, self.fail, recorder.on_injected)
+        self._looks = RoutingLooks(self._aux, is_light=is_light)
 
     def _install(self) -> None:
         self.recorder.is_routing_bias = self._biases.has
@@ -77,6 +75,7 @@ class RoutingWatch(Probe):
         self.recorder.on_backward.append(self._on_moment)
         self.recorder.on_step.append(self._on_step)
         self.recorder.on_balanced.append(self._aux.is_balanced)
+        self.recorder.doubts_balance = self._aux.is_doubtful
 
     def uninstall(self) -> None:
         """Take the hooks of the modules away, too."""
@@ -129,9 +128,7 @@ class RoutingWatch(Probe):
                 self._hook(root)
 
     def _is_due(self, root: nn.Module) -> bool:
-        step = self.recorder.step
-        is_doubted = (step + 1) % EVERY == 0 and self._aux.has_unused
-        return step < self._first[root] + self._num_first or step % EVERY == 0 or is_doubted
+        return self._looks.is_due(self.recorder.step, self._first[root])
 
     def _hook(self, root: nn.Module) -> None:
         self.recorder.after_call = self._on_collective

@@ -22,12 +22,8 @@ from distdiag.probes.given_positions import PARTED, doubt_of, positions_in
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.padding_masks import is_call, pad_of, read_padding
 from distdiag.probes.post_import import ImportWatch
-from distdiag.probes.sequence_exchanges import (
-    Exchange,
-    ForwardPass,
-    are_ready,
-    settled,
-)
+from distdiag.probes.sequence_exchanges import Exchange, ForwardPass
+from distdiag.probes.settled_uses import are_ready, settled
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_bytes import is_captured
 from distdiag.recorder import Recorder

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distdiag.loss_event import AuxTerm, Factor, LossPass
 from distdiag.loss_view import LossWindow
+from distdiag.reasoning.coefficients import coefficients_in
 from distdiag.reasoning.loss_weights import is_close, total_weight
 
 
@@ -55,12 +56,10 @@ def _scale(window: LossWindow, terms: list[tuple[LossPass, AuxTerm]]) -> AuxScal
     fitting = [way for way in ways if math.prod(way) > 1 and is_close(ratio, math.prod(way))]
     if not fitting:
         return None
-    coefficients = [(_coefficient(aux), aux.held) for _, aux in terms]
-    if any(_is_divided(value, held, counts) for value, held in coefficients):
+    if any(_is_divided(_coefficient(aux), aux.held, counts) for _, aux in terms):
         return None
-    is_sure = all(aux.is_own_mean for _, aux in terms) and all(
-        value == 1 or 1 in held for value, held in coefficients
-    )
+    literals = coefficients_in(f for event in window.by_rank.values() for f in event.site.frames)
+    is_sure = all(aux.is_own_mean and _is_whole(aux, literals, counts) for _, aux in terms)
     return AuxScale(terms[0][1].layer, *fitting[0], is_sure)
 
 
@@ -87,6 +86,14 @@ def _is_divided(value: float, held: tuple[int, ...], counts: Iterable[int]) -> b
     if 1 in held:
         return False
     return any(n in held or is_close(value * n, 1.0) for n in counts)
+
+
+def _is_whole(aux: AuxTerm, literals: Iterable[float], counts: Iterable[int]) -> bool:
+    """Say whether a coefficient is one that the program names, and no part of one."""
+    value = _coefficient(aux)
+    named = {n for n in (1, *counts) if any(is_close(value * n, each) for each in literals)}
+    named.update(aux.named)
+    return value == 1 or (1 in named and named.isdisjoint(counts))
 
 
 def _has_outer(aux: AuxTerm, number: float) -> bool:

@@ -51,7 +51,7 @@ def divergence(**values):
     return Divergence({rank: routing(rank, **values) for rank in (0, 1)})
 
 
-def view(*choices, reroutings=(), divergences=(), recounts=(), aux=()):
+def view(*choices, reroutings=(), divergences=(), recounts=(), aux=(), num_steps=0):
     return RoutingView(
         model="Net",
         ranks=RankSet([0, 1]),
@@ -62,6 +62,7 @@ def view(*choices, reroutings=(), divergences=(), recounts=(), aux=()):
         choices=choices,
         recounts=tuple(recounts),
         aux=tuple(aux),
+        num_steps=num_steps,
     )
 
 

@@ -80,6 +80,8 @@ def test_nothing_is_said_where_it_is_not_known_who_averages(options):
 DOUBTFUL = {
     "a sum of all ranks": counted(COEFFICIENT, is_own_mean=False),
     "an unknown coefficient": counted(COEFFICIENT, held=()),
+    "a number that is something else": counted(COEFFICIENT, named=()),
+    "a part of another coefficient": counted(COEFFICIENT, held=(1, 2)),
 }
 
 

@@ -8,9 +8,9 @@ from distdiag.finding import Grade, Severity
 from tests.checks.routing import aux_loss, view
 
 
-def judged(*steps, **values):
+def judged(*steps, num_steps=0, **values):
     aux = [aux_loss(rank, step, **{**values, **each}) for step, each in steps for rank in (0, 1)]
-    return list(UnusedAuxLoss().check_routing(view(aux=aux)))
+    return list(UnusedAuxLoss().check_routing(view(aux=aux, num_steps=num_steps)))
 
 
 THROWN = "def forward(weights, loss):\n    Inject.apply(\n        weights, loss\n    )\n"
@@ -57,6 +57,26 @@ def test_a_loss_with_a_coefficient_that_nothing_adds_for_long_is_found():
     (finding,) = judged(*FAR, coefficient="aux_loss_coef = 0.01")
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
     assert "which has aux_loss_coef = 0.01, is computed" in finding.message
+
+
+COEFFICIENT = {"coefficient": "aux_loss_coef = 0.01"}
+
+
+@pytest.mark.parametrize("values", [COEFFICIENT, {"num_injected": 2}], ids=str)
+def test_a_run_that_is_over_has_forgotten_the_loss(values):
+    (finding,) = judged((0, {}), (5, {}), num_steps=6, **values)
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
+    assert "in the 2 steps that were looked at, from 0 to 5 of the 6 that" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("last", "num_steps", "values"),
+    [(3, 20, COEFFICIENT), (2, 3, COEFFICIENT), (19, 20, {})],
+    ids=["begun", "short", "number"],
+)
+def test_the_end_of_a_run_may_tell_too_little(last, num_steps, values):
+    (finding,) = judged((0, {}), (last, {}), num_steps=num_steps, **values)
+    assert finding.grade is Grade.NOTE
 
 
 @pytest.mark.parametrize("values", [{"num_injected": 2}, {"coefficient": "alpha_aux = 1"}], ids=str)

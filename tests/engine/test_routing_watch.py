@@ -4,7 +4,8 @@ from distdiag.checks.rerouted_recompute import ReroutedRecompute
 from distdiag.checks.unused_aux_loss import UnusedAuxLoss
 from distdiag.engine.judges import Judges
 from distdiag.engine.routing_watch import RoutingWatch
-from distdiag.event import ProbeDisabled, StepEnd
+from distdiag.event import Finished, ProbeDisabled, StepEnd
+from distdiag.finding import Grade
 from distdiag.ranks import RankSet
 from tests.checks.routing import aux_loss, counter, routing
 
@@ -92,3 +93,25 @@ def test_a_balancing_loss_that_was_used_once_stays_used():
     later = [aux_loss(step=100 * n, coefficient="aux_loss_coef = 0.01") for n in range(1, 40)]
     assert watched(used, *later)[1] == []
     assert watched(*later)[1] == ["MOE010"]
+
+
+def over(rank, exit_status=0):
+    return Finished(rank=rank, seq=0, time_ns=0, step=0, exit_status=exit_status)
+
+
+def grade_at_the_end(*ends):
+    judges = Judges([UnusedAuxLoss()])
+    watch = RoutingWatch(RankSet([0, 1]), judges)
+    coefficient = {"coefficient": "aux_loss_coef = 0.01"}
+    looks = [aux_loss(rank, step, **coefficient) for step in (0, 5) for rank in (0, 1)]
+    for event in (*looks, end_of(0, 5), end_of(1, 5), *ends):
+        watch.feed(event)
+    watch.finish()
+    (finding,) = judges.conclusions.all()
+    return finding.grade
+
+
+def test_a_balancing_loss_is_forgotten_when_all_ranks_are_through():
+    assert grade_at_the_end(over(0), over(1)) is Grade.LIKELY
+    assert grade_at_the_end(over(0)) is Grade.NOTE
+    assert grade_at_the_end(over(0), over(1, exit_status=1)) is Grade.NOTE

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 VOCAB, DIM, EXPERTS, MICRO_STEPS, COEFFICIENT = 32, 16, 4, 3, 0.02
+STEPS, LONGER = 3, {"forgotten": 20, "warm-up": 20}
 
 
 class Inject(torch.autograd.Function):
@@ -29,6 +30,8 @@ class Layer(nn.Module):
         self.gate = nn.Linear(DIM, EXPERTS, bias=False)
         self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(EXPERTS))
         self.how = how
+        if how in LONGER:
+            self.aux_loss_coef = COEFFICIENT
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         scores = self.gate(tokens).softmax(-1)
@@ -68,7 +71,7 @@ def main(how: str) -> None:
     model = DistributedDataParallel(Model(how))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     world = dist.get_world_size()
-    for step in range(3):
+    for step in range(LONGER.get(how, STEPS)):
         generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
         sizes = [24 + 4 * dist.get_rank() + index for index in range(MICRO_STEPS)]
         count = torch.tensor(sum(sizes))
@@ -84,6 +87,8 @@ def main(how: str) -> None:
                 "injected": total * world,
                 "injected-passes": total * world,
                 "thrown": total * world,
+                "forgotten": total * world,
+                "warm-up": total * world + (COEFFICIENT * aux / MICRO_STEPS if step > 9 else 0),
             }[how]
             loss.backward()
         optimizer.step()

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.timeout(300)
         pytest.param("passes", "MOE009", marks=pytest.mark.slow),
         pytest.param("injected-passes", "MOE009", marks=pytest.mark.slow),
         pytest.param("thrown", "MOE010", marks=pytest.mark.slow),
+        pytest.param("forgotten", "MOE010", marks=pytest.mark.slow),
+        pytest.param("warm-up", None, marks=pytest.mark.slow),
         pytest.param("right", None, marks=pytest.mark.slow),
         pytest.param("injected", None, marks=pytest.mark.slow),
     ],

@@ -99,6 +99,19 @@ def test_it_is_told_whether_the_program_holds_the_coefficient(observed: Observed
     (term,) = found.aux
     assert 1 not in term.held
     assert 8 in term.held
+    assert 8 in term.named
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("aux_alpha", True), ("dropout", False)])
+def test_it_is_told_whether_the_program_names_it_a_coefficient(
+    name: str, is_named: bool, observed: Observed
+) -> None:
+    net = Net()
+    net.config = {name: 0.0725}  # type: ignore[assignment]
+    found = read(observed, lambda x, *scores: entropy(x) + 0.0725 * switch(*scores), net)
+    (term,) = found.aux
+    assert 1 in term.held
+    assert (1 in term.named) is is_named
 
 
 def test_what_goes_on_from_a_router_is_no_balancing_loss(observed: Observed) -> None:

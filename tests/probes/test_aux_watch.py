@@ -120,6 +120,64 @@ def test_a_loss_that_was_not_used_is_also_looked_at_before_each_hundredth_step(
     assert [event.step for event in observed.events(AuxLoss)] == steps
 
 
+def looked_at(layer: Layer, observed: Observed, *, first_use: int = 1000) -> list[int]:
+    """The steps of 24 that are looked at, where the loss is used from one of them on."""
+    observed.install("steps", "routing")
+    model = ddp(layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(24):
+        total = F.cross_entropy(model(torch.randn(32, 4)), torch.arange(32) % 4)
+        (total + 0.01 * layer.loss if number >= first_use else total).backward()
+        optimizer.step()
+    return [event.step for event in observed.events(AuxLoss)]
+
+
+def test_a_loss_that_is_meant_to_be_used_is_looked_for_until_it_is(observed: Observed) -> None:
+    layer = Layer(plain)
+    layer.aux_loss_coef = 0.01
+    assert looked_at(layer, observed) == list(range(20))
+
+
+def test_a_loss_that_was_used_is_no_longer_looked_for(observed: Observed) -> None:
+    layer = Layer(plain)
+    layer.aux_loss_coef = 0.01
+    assert looked_at(layer, observed, first_use=10) == list(range(11))
+    assert [event.num_used for event in observed.events(AuxLoss)] == [0] * 10 + [1]
+
+
+class Later(Layer):
+    """The balancing loss is made of scores that the layer has left behind."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.scores = self.gate(tokens).softmax(-1)
+        self.entropy = -(self.scores * self.scores.log()).sum()
+        weights, chosen = self.scores.topk(2, -1)
+        parts = torch.stack([expert(tokens) for expert in self.experts], 1)
+        picked = parts.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 4))
+        self.loss = (self.scores.mean(0) ** 2).sum() * 4
+        return (picked * weights.unsqueeze(-1)).sum(1)
+
+
+def test_a_loss_that_is_made_elsewhere_is_seen_whenever_it_is_looked_for(
+    observed: Observed,
+) -> None:
+    observed.install("steps", "routing", "losses")
+    layer = Later(plain)
+    layer.aux_loss_coef = 0.01
+    model = ddp(layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(12):
+        total = F.cross_entropy(model(torch.randn(32, 4)), torch.arange(32) % 4)
+        balance = (layer.scores.mean(0) ** 2).sum() * 4
+        (total + 0.01 * balance if number == 9 else total).backward()
+        optimizer.step()
+    assert [event.num_used for event in observed.events(AuxLoss)] == [0] * 9 + [1]
+
+
+def test_a_number_for_the_log_is_not_looked_for(observed: Observed) -> None:
+    assert looked_at(Layer(plain), observed) == list(range(4))
+
+
 def test_no_graph_is_kept_alive(observed: Observed) -> None:
     layer = Layer(used)
     trained(observed, layer)

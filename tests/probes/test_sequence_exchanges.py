@@ -7,12 +7,8 @@ from distdiag.event import CallSite
 from distdiag.probes.attention_calls import Attention, AttentionCalls
 from distdiag.probes.base import Patches
 from distdiag.probes.call_places import Place
-from distdiag.probes.sequence_exchanges import (
-    Exchange,
-    ForwardPass,
-    num_distinct,
-    settled,
-)
+from distdiag.probes.sequence_exchanges import Exchange, ForwardPass, num_distinct
+from distdiag.probes.settled_uses import settled
 
 SITE = CallSite(())
 SIZE = 2 * 8 * 2 * 4
