@@ -73,7 +73,7 @@ class ReplicaDrift(Check):
             step=view.step,
             location=location_on(view, culprits),
             subjects=names,
-            severity=Severity.WARNING if view.basis is Basis.LONE else None,
+            severity=Severity.WARNING if view.basis in (Basis.LONE, Basis.LAYER) else None,
             grade=grade_of(view, has_culprit=has_culprit),
             confidence=0.9,
             evidence=evidence_of(view, tensors),

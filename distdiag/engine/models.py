@@ -10,6 +10,7 @@ from typing import Final
 
 from distdiag.engine.model_states import Key, RankModels
 from distdiag.engine.siblings import Siblings
+from distdiag.engine.trained_together import TrainedTogether
 from distdiag.event import CallSite, Event
 from distdiag.model_event import (
     Basis,
@@ -64,6 +65,7 @@ class Models:
     def __init__(self, siblings: Siblings | None = None) -> None:
         """Know of no model yet; `siblings` sees what all ranks hold in their first steps."""
         self._siblings = siblings or Siblings()
+        self._together = TrainedTogether()
         self._ranks: dict[int, RankModels] = {}
         self._open: dict[Key, dict[int, _State]] = {}
         self._begun: dict[tuple[int, str], int] = {}
@@ -129,6 +131,7 @@ class Models:
             yield from self._contents(key, states, state.expected() | {event.rank})
         yield from self._compare(key, states, state)
         yield from self._siblings.add(key[:3], event.rank, state.held(), event.site)
+        yield from self._together.add(key[:3], event.rank, state.held(), event.site)
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
 

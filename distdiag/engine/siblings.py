@@ -136,9 +136,9 @@ class Siblings:
                 Disagreement(plans[name], by_rank)
                 for name, by_rank in names.items()
                 if plans[name].basis is Basis.WORLD
-                and _differs(plans[name], by_rank)
+                and differs(plans[name], by_rank)
                 and len({c.digest for c in begun.get(model, {}).get(name, {}).values()}) == 1
-                and any(_differs(plans[name], d.get(model, {}).get(name, {})) for d in drifted)
+                and any(differs(plans[name], d.get(model, {}).get(name, {})) for d in drifted)
             )
             if found and (model, group) not in self._shown:
                 self._shown.add((model, group))
@@ -173,7 +173,8 @@ def _shared(look: _Look, group: _Group) -> dict[str, dict[str, dict[int, Content
     }
 
 
-def _differs(plan: TensorPlan, by_rank: Mapping[int, Content]) -> bool:
+def differs(plan: TensorPlan, by_rank: Mapping[int, Content]) -> bool:
+    """Say whether ranks hold different values, rounding aside."""
     is_comparable = len({content.digest[:1] for content in by_rank.values()}) == 1
     is_other = len({content.digest for content in by_rank.values()}) > 1
     rounding = _ROUNDING if is_other else 0.0
