@@ -36,9 +36,9 @@ class Basis(StrEnum):
     MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model
     MODEL = "model"  # other tensors of the same model are sharded over these ranks
     BESIDE = "beside"  # a frozen model beside one that all ranks train together
-    OWN = "own"  # none: it is marked as a rank's own part of experts, as Megatron and DeepSpeed do
-    ROUTER = "router"  # the weight of the router beside it stays the same on them while it is trained
-    LAYER = "layer"  # the rest of its layer does, and what it routes to is spread over them
+    OWN = "own"  # no others: it is marked as what ranks with the same experts alone hold
+    ROUTER = "router"  # the router beside it is trained, and stays the same on them
+    LAYER = "layer"  # the rest of its layer is, and does, and its experts are spread over them
     SIBLING = "sibling"  # the groups that were made beside theirs reduce gradients
     WORLD = "world"  # nothing: all ranks, by guess
 

@@ -19,6 +19,7 @@ from distdiag.reasoning.copies import Copies, are_equal
 from distdiag.reasoning.experts import is_of_expert, layer_of, spreading_routers
 
 _FEWEST: Final = 8
+_ROUNDING: Final = 1e-5
 _MOVED: Final = 1e-4
 """What decays alone is multiplied by one factor, but for so much of its largest value."""
 
@@ -93,7 +94,7 @@ def _biases(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Fou
             if len(begun) == len(copies) and are_equal(begun):
                 plan = copies[camp[0]][0]
                 by_rank = {rank: content for rank, (_, content) in copies.items()}
-                if differs(plan, by_rank):
+                if differs(plan, by_rank, _ROUNDING):
                     found.setdefault(camp, []).append(Disagreement(plan, by_rank))
     for camp, tensors in found.items():
         yield Basis.ROUTER, camp, tuple(tensors)
@@ -144,7 +145,7 @@ def _routers(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Fo
         if name in shared and are_equal(begun[name]) and not _is_constant(begun[name])
         if any(n.startswith(_block_of(name)) for n in moved if n not in dense)
     ]
-    yield Basis.LAYER, ranks, tuple(d for d in found if differs(d.plan, d.by_rank))
+    yield Basis.LAYER, ranks, tuple(d for d in found if differs(d.plan, d.by_rank, _ROUNDING))
 
 
 def _spreading(now: Mapping[int, Held]) -> frozenset[str]:
@@ -157,10 +158,10 @@ def _shared(now: Mapping[int, Held]) -> Iterator[str]:
     """Yield the trained parameters that are parts of no rank, but for routers marked so."""
     held = next(iter(now.values()))
     for name, (plan, _) in held.items():
-        is_kept = plan.replicas or plan.basis is Basis.OWN
-        if plan.requires_grad and is_kept and not is_of_expert(plan):
-            if all(name in each for each in now.values()):
-                yield name
+        is_kept = bool(plan.replicas) or plan.basis is Basis.OWN
+        is_dense = plan.requires_grad and is_kept and not is_of_expert(plan)
+        if is_dense and all(name in each for each in now.values()):
+            yield name
 
 
 def _block_of(router: str) -> str:
