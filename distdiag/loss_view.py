@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from distdiag.loss_event import LossPass, LossWeights
 from distdiag.ranks import RankSet
 from distdiag.sequence_view import SequenceView
@@ -35,6 +37,11 @@ class LossWindow:
     def of(self, rank: int) -> tuple[LossPass, ...]:
         """Return the passes of one rank."""
         return tuple(each for each in self.by_rank[rank].passes if each is not None)
+
+    def alone(self, rank: int) -> LossWindow:
+        """Return the step as if this rank trained for itself."""
+        own = msgspec.structs.replace(self.by_rank[rank], members=(rank,), divisor=1.0)
+        return LossWindow(self.step, {rank: own})
 
     @property
     def divisor(self) -> float:

@@ -36,6 +36,9 @@ class Basis(StrEnum):
     MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model
     MODEL = "model"  # other tensors of the same model are sharded over these ranks
     BESIDE = "beside"  # a frozen model beside one that all ranks train together
+    OWN = "own"  # no others: it is marked as what ranks with the same experts alone hold
+    ROUTER = "router"  # the router beside it is trained, and stays the same on them
+    LAYER = "layer"  # the rest of its layer is, and does, and its experts are spread over them
     SIBLING = "sibling"  # the groups that were made beside theirs reduce gradients
     WORLD = "world"  # nothing: all ranks, by guess
 

@@ -210,11 +210,15 @@ class Monitor:
         self._local.kill(self._attendance.gone)
 
     def _release_rank_0(self) -> None:
-        """Let rank 0 go when another rank waits for it in vain: its exit must not be delayed."""
+        """Let rank 0 go when its exit must not be delayed: another rank waits for it, or it failed.
+
+        A launcher ends the other ranks of a job as soon as one has failed, wherever they are.
+        """
         if self._has_verdict or 0 not in self._attendance.ended:
             return
         states = self._engine.states()
-        if not any(
+        has_failed = self._attendance.exit_status.get(0, 0) != 0
+        if not has_failed and not any(
             0 in call.group.ranks
             for rank in self._attendance.undisturbed
             for call in states[rank].waiting

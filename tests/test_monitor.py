@@ -178,6 +178,14 @@ def test_rank_0_is_released_when_another_rank_waits_for_it_in_vain(tmp_path):
         assert job.ranks[1].poll() is None
 
 
+def test_rank_0_is_released_when_it_has_failed_and_another_rank_goes_on(tmp_path):
+    failing = "rank.all_reduce(); rank.fail('no such batch')\n"
+    with FakeJob(tmp_path / "run", [failing, "rank.all_reduce()\n" + ALIVE]) as job:
+        assert job.ranks[0].wait(20) == 1
+        job.until(job.run_dir.verdict.exists)
+        assert job.ranks[1].poll() is None
+
+
 def test_rank_0_waits_for_ranks_that_still_work(tmp_path):
     slow = "rank.all_reduce(); time.sleep(3); rank.finish()\n"
     with FakeJob(tmp_path / "run", [FINISH, slow]) as job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import dropwhile
 
 from distdiag.checks.base import Check
 from distdiag.event import Event
@@ -22,7 +23,8 @@ class AuxLossScale(Check):
     balancing loss that is added to it is a mean over the tokens of one rank and micro-step. Then
     both are multiplied by the number of ranks, to undo an average; or the balancing loss is added
     in each micro-step, or a function of the program injects it there with a gradient of 1, and only
-    the other one is divided by their number. It is a note where neither modules, settings nor the
+    the other one is divided by their number. The latter is told of each rank by itself, too, where
+    nothing tells how gradients are combined. It is a note where neither modules, settings nor the
     source name the number a coefficient, or they name one of which it may be a part.
 
     ## Why it matters
@@ -62,8 +64,9 @@ class AuxLossScale(Check):
     def check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
         windows = [w for w in known_windows(view) if any(p.aux for _, p in w.passes())]
-        found = {aux_scale_of(window) for window in windows}
-        if len(found) != 1 or not view.is_told or (scale := found.pop()) is None:
+        windows = list(dropwhile(_is_begun_late, windows))
+        found = {aux_scale_of(part) for window in windows for part in _parts(window, view)}
+        if len(found) != 1 or (scale := found.pop()) is None:
             return
         window = windows[-1]
         is_sure = scale.is_sure and len(windows) > 1
@@ -83,6 +86,16 @@ class AuxLossScale(Check):
         """Look the same way where gradients are combined by hand."""
         if view.is_measured:
             yield from self.check_losses(view)
+
+
+def _is_begun_late(window: LossWindow) -> bool:
+    """Say whether routers were not known yet in the first of the passes of a step."""
+    return not all(each.aux for _, each in window.passes() if each.num_counted)
+
+
+def _parts(window: LossWindow, view: LossView) -> list[LossWindow]:
+    """Return what can be judged: each rank alone if nothing tells how gradients are combined."""
+    return [window] if view.is_told else [window.alone(rank) for rank in window.by_rank]
 
 
 def _reason(scale: AuxScale) -> str:

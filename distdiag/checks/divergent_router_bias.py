@@ -26,7 +26,9 @@ class DivergentRouterBias(Check):
     ## What it detects
     A tensor that a router adds to its scores before it chooses, and that no gradient trains: it was
     the same on the ranks that train the router together, and differs at a later optimizer step.
-    Buffers that DDP sends round before each forward pass are left alone.
+    Where no wrapper and no reduction tells which ranks these are, they are those on which the
+    router's weight changes and stays the same. Buffers that DDP sends round before each forward
+    pass are left alone.
 
     ## Why it matters
     Each rank balances its own tokens only, by a bias of its own, and sends equal tokens to other

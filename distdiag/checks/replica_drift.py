@@ -24,7 +24,9 @@ class ReplicaDrift(Check):
 
     ## What it detects
     A parameter that ranks hold copies of, equal when training began, and different at a later
-    optimizer step by more than rounding.
+    optimizer step by more than rounding. A warning for a router that is marked as a rank's own
+    part, as its experts are, though it knows experts of all ranks and the rest of its block is
+    shared.
 
     ## Why it matters
     Each rank goes on with a model of its own, further apart with every step. What is saved is one
@@ -73,7 +75,7 @@ class ReplicaDrift(Check):
             step=view.step,
             location=location_on(view, culprits),
             subjects=names,
-            severity=Severity.WARNING if view.basis is Basis.LONE else None,
+            severity=Severity.WARNING if view.basis in (Basis.LONE, Basis.LAYER) else None,
             grade=grade_of(view, has_culprit=has_culprit),
             confidence=0.9,
             evidence=evidence_of(view, tensors),

@@ -10,6 +10,8 @@ from typing import Final
 
 from distdiag.engine.model_states import Key, RankModels
 from distdiag.engine.siblings import Siblings
+from distdiag.engine.stages import WAYS_OF_DDP, Plans, Seen, is_shared, stages_in, told_apart
+from distdiag.engine.trained_together import TrainedTogether
 from distdiag.event import CallSite, Event
 from distdiag.model_event import (
     Basis,
@@ -38,10 +40,6 @@ ROUNDING: Final = {Moment.START: -1.0, Moment.STEP: 1e-5, Moment.GRADIENT: 1e-3}
 """Ranks may differ by so much, relative to the largest value, once they have computed."""
 
 _SPREAD: Final = 0.02
-_WAYS_OF_DDP: Final = (Basis.UNSYNCED, Basis.BYPASSED)
-
-_Plans = tuple[TensorPlan, ...]
-_Seen = Mapping[int, tuple[TensorPlan, Content]]
 
 
 @dataclass(slots=True)
@@ -64,10 +62,11 @@ class Models:
     def __init__(self, siblings: Siblings | None = None) -> None:
         """Know of no model yet; `siblings` sees what all ranks hold in their first steps."""
         self._siblings = siblings or Siblings()
+        self._together = TrainedTogether()
         self._ranks: dict[int, RankModels] = {}
         self._open: dict[Key, dict[int, _State]] = {}
         self._begun: dict[tuple[int, str], int] = {}
-        self._starts: dict[tuple[str, int], dict[int, tuple[_Plans, CallSite]]] = {}
+        self._starts: dict[tuple[str, int], dict[int, tuple[Plans, CallSite]]] = {}
         self._gradients: dict[tuple[int, str], tuple[int, _State]] = {}
         self._scalings: dict[tuple[str, int], dict[int, float]] = {}
         self._shown: set[tuple[str, Moment, Basis, RankSet, bool]] = set()
@@ -84,7 +83,7 @@ class Models:
         elif isinstance(event, ModelState):
             yield from self._feed_state(event)
 
-    def plans(self) -> Mapping[int, Mapping[str, _Plans]]:
+    def plans(self) -> Mapping[int, Mapping[str, Plans]]:
         """Return the last plan of each model, by rank."""
         return {rank: models.plans for rank, models in self._ranks.items()}
 
@@ -129,6 +128,7 @@ class Models:
             yield from self._contents(key, states, state.expected() | {event.rank})
         yield from self._compare(key, states, state)
         yield from self._siblings.add(key[:3], event.rank, state.held(), event.site)
+        yield from self._together.add(key[:3], event.rank, state.held(), event.site)
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
 
@@ -152,17 +152,39 @@ class Models:
                 for plan, content in states[rank].held():
                     if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
                         names.setdefault(_common_name(plan), {})[rank] = (plan, content)
-            plans = [states[rank].plans for rank in ranks]
-            for told, whole in _told_apart(basis, names, ranks, plans).items():
+            plans = {rank: states[rank].plans for rank in ranks}
+            sites = {rank: states[rank].site for rank in ranks}
+            for told, whole in told_apart(basis, names, plans).items():
                 if whole:
                     self.compared.add(moment)
-                sites = {rank: states[rank].site for rank in ranks}
                 view = ReplicaView(
                     model, moment, step, told, RankSet(ranks), (), len(whole), sites=sites
                 )
                 yield from self._judge_group(view, whole)
+            if basis is Basis.MARKED:
+                view = ReplicaView(model, moment, step, basis, RankSet(ranks), (), 0, sites=sites)
+                yield from self._stages(view, names, plans)
 
-    def _judge_group(self, view: ReplicaView, names: Mapping[str, _Seen]) -> Iterator[View]:
+    def _stages(
+        self, view: ReplicaView, names: Mapping[str, Seen], plans: Mapping[int, Plans]
+    ) -> Iterator[View]:
+        """Judge the stages of a pipeline, each by itself, once reductions tell that it is one."""
+        for ranks in stages_in(plans):
+            if len(ranks) < 2:
+                continue
+            of_stage = {
+                name: {rank: seen[rank] for rank in ranks}
+                for name, seen in names.items()
+                if seen.keys() >= set(ranks) and not is_shared(seen)
+            }
+            sites = {rank: view.sites[rank] for rank in ranks}
+            own = replace(view, ranks=RankSet(ranks), num_compared=len(of_stage), sites=sites)
+            views = tuple(self._judge_group(own, of_stage))
+            # At the start nothing was reduced yet: what was alike then is only taken note of.
+            if self._siblings.are_joined(ranks):
+                yield from views
+
+    def _judge_group(self, view: ReplicaView, names: Mapping[str, Seen]) -> Iterator[View]:
         """Show what differs: once what was alike before, and once what never was."""
         differing: dict[bool, list[tuple[Disagreement, int | None]]] = {True: [], False: []}
         for name, seen in names.items():
@@ -211,37 +233,8 @@ def _common_name(plan: TensorPlan) -> str:
     return f"shared {plan.shape}" if plan.is_shared else plan.name
 
 
-def _told_apart(
-    basis: Basis, names: Mapping[str, _Seen], ranks: tuple[int, ...], plans: Sequence[_Plans]
-) -> dict[Basis, dict[str, _Seen]]:
-    """Return the tensors that all these ranks have, by what tells that they hold the same."""
-    whole = {name: seen for name, seen in names.items() if _is_whole(seen, ranks)}
-    told = {plan.basis for seen in whole.values() for plan, _ in seen.values()}
-    # What any of the ranks knows of how DDP was used holds for all of them.
-    basis = next((each for each in _WAYS_OF_DDP if each in told), basis)
-    if basis is not Basis.MARKED or not _are_stages(plans):
-        return {basis: whole}
-    # The layers of stages have the same names, and are not the same.
-    shared = {name: seen for name, seen in whole.items() if _is_shared(seen)}
-    return {basis: shared, Basis.WORLD: {n: whole[n] for n in whole if n not in shared}}
-
-
-def _are_stages(plans: Sequence[_Plans]) -> bool:
-    """Say whether the models of ranks differ in more than the tensors that some share."""
-    own = [{plan.name for plan in each if not plan.is_shared} for each in plans]
-    return any(each != own[0] for each in own)
-
-
-def _is_shared(seen: _Seen) -> bool:
-    return any(plan.is_shared for plan, _ in seen.values())  # by some stages
-
-
-def _is_whole(seen: _Seen, ranks: tuple[int, ...]) -> bool:
-    return len(seen) == len(ranks) or (_is_shared(seen) and len(seen) > 1)
-
-
 def _basis(plan: TensorPlan) -> Basis:
-    return Basis.WRAPPER if plan.basis in _WAYS_OF_DDP else plan.basis
+    return Basis.WRAPPER if plan.basis in WAYS_OF_DDP else plan.basis
 
 
 def is_alike(contents: Mapping[int, Content]) -> bool:

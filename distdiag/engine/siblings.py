@@ -15,6 +15,7 @@ from distdiag.ranks import RankSet
 FIRST_STEPS: Final = 3
 _ROUNDING: Final = 1e-3
 _LEAST_BYTES: Final = 256
+_REDUCING: Final = ("all_reduce", "reduce_scatter")
 
 Held = Mapping[str, tuple[TensorPlan, Content]]
 _Group = tuple[int, ...]
@@ -40,6 +41,7 @@ class Siblings:
         """Know of no group yet."""
         self._families: dict[_Family, list[_Group]] = {}
         self._carried: dict[_Group, int] = {}
+        self._reducing: set[_Group] = set()
         self._looks: dict[tuple[Moment, int], _Look] = {}
         self._shown: set[tuple[str, _Group]] = set()
 
@@ -61,6 +63,17 @@ class Siblings:
             size = carried_bytes(call, frozenset(ranks))
             if size >= _LEAST_BYTES:
                 self._carried[ranks] = self._carried.get(ranks, 0) + size
+                if call.signature.op.startswith(_REDUCING):
+                    self._reducing.add(ranks)
+
+    def are_joined(self, ranks: Iterable[int]) -> bool:
+        """Say whether reductions among these ranks alone connect all of them."""
+        left = set(ranks)
+        groups = [set(group) for group in self._reducing if left.issuperset(group)]
+        joined = {left.pop()} if left else set()
+        while near := [group for group in groups if group & joined and group - joined]:
+            joined = joined.union(*near)
+        return joined >= left
 
     def add(
         self,
@@ -136,9 +149,9 @@ class Siblings:
                 Disagreement(plans[name], by_rank)
                 for name, by_rank in names.items()
                 if plans[name].basis is Basis.WORLD
-                and _differs(plans[name], by_rank)
+                and differs(plans[name], by_rank)
                 and len({c.digest for c in begun.get(model, {}).get(name, {}).values()}) == 1
-                and any(_differs(plans[name], d.get(model, {}).get(name, {})) for d in drifted)
+                and any(differs(plans[name], d.get(model, {}).get(name, {})) for d in drifted)
             )
             if found and (model, group) not in self._shown:
                 self._shown.add((model, group))
@@ -173,8 +186,11 @@ def _shared(look: _Look, group: _Group) -> dict[str, dict[str, dict[int, Content
     }
 
 
-def _differs(plan: TensorPlan, by_rank: Mapping[int, Content]) -> bool:
+def differs(
+    plan: TensorPlan, by_rank: Mapping[int, Content], most_rounding: float = _ROUNDING
+) -> bool:
+    """Say whether ranks hold different values, rounding aside."""
     is_comparable = len({content.digest[:1] for content in by_rank.values()}) == 1
     is_other = len({content.digest for content in by_rank.values()}) > 1
-    rounding = _ROUNDING if is_other else 0.0
+    rounding = most_rounding if is_other else 0.0
     return is_comparable and is_other and Disagreement(plan, by_rank).difference > rounding

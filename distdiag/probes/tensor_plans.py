@@ -201,6 +201,8 @@ def _kept_alike(
 ) -> tuple[tuple[int, ...], Basis]:
     if plan.is_shared:
         return around.world, Basis.MARKED
+    if _is_own(tensor):
+        return (), Basis.OWN
     if _is_part(tensor) or around.is_cut(tensor):
         return (), Basis.WRAPPER
     for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
@@ -245,8 +247,12 @@ def _kept_by(
 
 def _is_part(tensor: Any) -> bool:  # noqa: ANN401
     """Say whether DeepSpeed or Megatron mark it as one rank's own part."""
-    is_own = getattr(tensor, "allreduce", True) is False
-    return is_own or bool(getattr(tensor, "tensor_model_parallel", False))
+    return _is_own(tensor) or bool(getattr(tensor, "tensor_model_parallel", False))
+
+
+def _is_own(tensor: Any) -> bool:  # noqa: ANN401
+    """Say whether it is marked as what only ranks with the same experts hold."""
+    return getattr(tensor, "allreduce", True) is False
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,9 @@ from typing import Final
 
 from distdiag.model_event import Basis, Content, TensorPlan
 
-_LIST: Final = re.compile(r"^(?:(?P<layer>.+)\.)?(?:local_)?experts\.(?P<index>\d+)\.(?P<rest>.+)$")
+_LIST: Final = re.compile(
+    r"^(?:(?P<layer>.+?)\.)?(?:experts\.)?(?:local_)?experts\.(?P<index>\d+)\.(?P<rest>.+)$"
+)
 _STACK: Final = re.compile(r"^(?:(?P<layer>.+)\.)?(?:local_)?experts\.(?P<rest>[A-Za-z_].*)$")
 _SINGLE: Final = re.compile(r"^(?:(?P<layer>.+)\.)?(?:local_)?expert\.(?P<rest>.+)$")
 _ROUTER: Final = re.compile(r"^(?:(?P<layer>.+)\.)?(?:gate|router|wg|gating)(?:\.\w+)*\.weight$")
@@ -64,6 +66,30 @@ def routers_in(plans: Sequence[TensorPlan]) -> frozenset[str]:
     return frozenset(
         match.string for match in matches if match is not None and (match["layer"] or "") in layers
     )
+
+
+def spreading_routers(plans: Sequence[TensorPlan]) -> frozenset[str]:
+    """Return the names of the routers that know more experts than this rank has in their layer."""
+    held: dict[str, set[str | int]] = {}
+    for plan in plans:
+        match = _LIST.match(plan.name)
+        place = _place(plan)
+        if match is not None:
+            held.setdefault(match["layer"] or "", set()).add(match["index"])
+        elif place is not None:
+            held.setdefault(place[0], set()).update(range(place[2] or 1))
+    return frozenset(
+        name
+        for name in routers_in(plans)
+        for plan in plans
+        if plan.name == name and len(plan.shape) == 2 and plan.shape[0] > len(held[layer_of(name)])
+    )
+
+
+def layer_of(router: str) -> str:
+    """Return the name of the layer that a router belongs to."""
+    match = _ROUTER.match(router)
+    return (match["layer"] or "") if match is not None else ""
 
 
 def is_of_expert(plan: TensorPlan) -> bool:

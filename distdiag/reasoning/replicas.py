@@ -36,10 +36,23 @@ _BASES: Final = {
     Basis.MARKED: "it is not marked as a part, as others of its model are",
     Basis.MODEL: "other tensors of the same model are sharded over them",
     Basis.BESIDE: "the frozen model stands beside one that they train together",
+    Basis.OWN: "it is marked as a part of one rank's own",
+    Basis.ROUTER: "the weight of the router beside it is trained, and stays the same on them",
+    Basis.LAYER: "it is marked as a rank's own part, but routes to experts of all of them, was the "
+    "same at first, and the rest of its layer is trained and stays the same on them",
     Basis.SIBLING: "the ranks of the groups beside theirs reduce their gradients",
     Basis.WORLD: "nothing tells which ranks should hold the same, all are compared",
 }
 
+
+_INFERRED: Final = (
+    Basis.BESIDE,
+    Basis.MODEL,
+    Basis.MARKED,
+    Basis.LONE,
+    Basis.ROUTER,
+    Basis.LAYER,
+)
 
 NOT_REDUCED: Final = (Basis.WORLD, Basis.BESIDE, Basis.SENT)
 """Nothing tells that gradients are reduced over the ranks that hold such tensors."""
@@ -59,8 +72,7 @@ def grade_of(view: ReplicaView, *, has_culprit: bool) -> Grade:
         return Grade.LIKELY
     if view.basis in (Basis.WORLD, Basis.UNSYNCED) or is_guess:
         return Grade.NOTE
-    is_told = view.basis not in (Basis.BESIDE, Basis.MODEL, Basis.MARKED, Basis.LONE)
-    return Grade.PROVEN if has_culprit and is_told else Grade.LIKELY
+    return Grade.PROVEN if has_culprit and view.basis not in _INFERRED else Grade.LIKELY
 
 
 def is_garbage(plan: TensorPlan, content: Content) -> bool:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from distdiag.checks.aux_loss_scale import AuxLossScale
@@ -75,6 +77,26 @@ def test_a_balancing_loss_that_does_not_is_silent(name):
 def test_nothing_is_said_where_it_is_not_known_who_averages(options):
     passes = counted(COEFFICIENT)
     assert not judged(AuxLossScale, losses(passes, passes, **options))
+
+
+def test_a_rank_tells_by_itself_that_a_balancing_loss_is_not_divided_by_its_passes():
+    passes = apart(over(1), COEFFICIENT)
+    (finding,) = judged(AuxLossScale, losses(passes, passes, is_told=False, divisor=0.0))
+    assert finding.severity is Severity.WARNING
+    assert "weighs 2 times" in finding.message
+
+
+def test_ranks_that_tell_different_things_by_themselves_are_silent():
+    passes = apart(over(1), COEFFICIENT), apart(over(2), COEFFICIENT)
+    assert not judged(AuxLossScale, losses(*passes, is_told=False, divisor=0.0))
+
+
+def test_passes_before_the_routers_are_known_tell_nothing():
+    passes = apart(over(1), COEFFICIENT)
+    whole = losses(passes, passes)
+    late = losses([mean(20, over(2)), passes[0]], passes)
+    (finding,) = judged(AuxLossScale, replace(whole, windows=(*late.windows[:1], *whole.windows)))
+    assert finding.severity is Severity.WARNING
 
 
 DOUBTFUL = {

@@ -2,7 +2,7 @@ import pytest
 
 from distdiag.checks.divergent_router_bias import DivergentRouterBias
 from distdiag.checks.replica_drift import ReplicaDrift
-from distdiag.finding import Severity
+from distdiag.finding import Grade, Severity
 from distdiag.model_event import Basis, Moment
 from distdiag.ranks import RankSet
 from tests.checks.models import differing, judged, replicas
@@ -24,6 +24,11 @@ def test_a_bias_that_ranks_update_by_counts_of_their_own_is_told():
     assert finding.ranks == RankSet([0, 1])
     assert finding.subjects == ("moe.expert_bias",)
     assert "until step 1, and different before step 2" in finding.message
+
+
+def test_a_bias_whose_router_is_seen_to_be_trained_together_is_told():
+    (finding,) = drifted(bias(), basis=Basis.ROUTER)
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
 
 
 def test_other_buffers_may_differ():

@@ -31,6 +31,12 @@ def test_what_is_not_marked_as_a_part_and_was_alike_has_drifted():
     assert finding.severity is Severity.ERROR
 
 
+def test_a_router_that_is_marked_as_a_part_of_experts_has_drifted():
+    (finding,) = drifted(differing(0.1, 0.1, 0.3), basis=Basis.LAYER)
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    assert "routes to experts of all of them" in finding.evidence[-1].summary
+
+
 def test_what_was_never_alike_has_not_drifted():
     assert not drifted(differing(0.1, 0.3), alike_at=None)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from distdiag.engine.models import MOST_OPEN, Models
+from distdiag.engine.siblings import Siblings
 from distdiag.model_event import Basis, Moment
 from distdiag.model_view import ContentView, ModelView, ReplicaView
 from distdiag.ranks import RankSet
 from tests.checks.models import content, mesh, plan, plan_event, state_event
+from tests.checks.streams import Job, signature
 from tests.engine.models import LATE, all_fed, copies, fed, states, told
 
 # Plans
@@ -291,3 +293,43 @@ def test_marks_tell_nothing_of_stages_which_have_layers_of_the_same_names(last, 
 
     assert (view.basis, view.alike_at) == (basis, 0)
     assert [each.plan.name for each in view.tensors] == ["a"]
+
+
+def reduction(ranks):
+    """A call of one rank that reduces what is as large as a gradient."""
+    job = Job(8)
+    return job.call(ranks[0], group=job.group(ranks, str(ranks)), sign=signature(numel=256))
+
+
+def stages(*reducing, starts=(0.1,) * 4):
+    """Two stages of two ranks each, with a layer of one name; the second one drifts apart."""
+    siblings = Siblings()
+    models = Models(siblings)
+    marks = {"replicas": (0, 1, 2, 3), "basis": Basis.MARKED}
+    for rank in range(4):
+        names = ("norm", "embed") if rank < 2 else ("norm", "head")
+        fed(models, plan_event(rank, [plan(name, **marks) for name in names]))
+    fed(models, *states([(start, 0.5) for start in starts]))
+    for group in reducing:
+        siblings.feed_call(reduction(group))
+    found = fed(models, *states([(0.3, 0.6), (0.3, 0.6), (0.4, 0.6), (0.5, 0.6)], **LATE))
+    return [view for view in found if view.basis is Basis.MARKED]
+
+
+def test_stages_whose_ranks_reduce_among_themselves_are_compared_each_by_itself():
+    (view,) = stages((0, 1), (2, 3))
+    assert (view.ranks, view.alike_at) == (RankSet([2, 3]), 0)
+    assert [each.plan.name for each in view.tensors] == ["norm"]
+
+
+@pytest.mark.parametrize("reducing", [(), ((0, 1, 2, 3),), ((1, 2),)], ids=str)
+def test_ranks_that_do_not_may_be_several_stages(reducing):
+    assert not stages(*reducing)
+
+
+def test_groups_that_overlap_join_the_ranks_of_a_stage():
+    siblings = Siblings()
+    for group in ((0, 1), (2, 3), (0, 2), (3, 4)):
+        siblings.feed_call(reduction(group))
+    assert siblings.are_joined((0, 1, 2, 3))
+    assert not siblings.are_joined((0, 1, 4))

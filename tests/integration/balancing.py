@@ -40,9 +40,9 @@ class Layer(nn.Module):
         loss = EXPERTS * (share * scores.mean(0)).sum()
         if self.how == "thrown":
             Inject.apply(weights, COEFFICIENT / MICRO_STEPS * loss)
-        if self.how == "injected":
+        if self.how in ("injected", "by-hand-right"):
             weights = Inject.apply(weights, COEFFICIENT / MICRO_STEPS * loss)
-        if self.how == "injected-passes":
+        if self.how in ("injected-passes", "by-hand"):
             weights = Inject.apply(weights, COEFFICIENT * loss)
         out = torch.zeros_like(tokens)
         for index, expert in enumerate(self.experts):
@@ -68,7 +68,8 @@ class Model(nn.Module):
 def main(how: str) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(Model(how))
+    is_by_hand = how.startswith("by-hand")
+    model = Model(how) if is_by_hand else DistributedDataParallel(Model(how))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     world = dist.get_world_size()
     for step in range(LONGER.get(how, STEPS)):
@@ -89,8 +90,13 @@ def main(how: str) -> None:
                 "thrown": total * world,
                 "forgotten": total * world,
                 "warm-up": total * world + (COEFFICIENT * aux / MICRO_STEPS if step > 9 else 0),
+                "by-hand": F.cross_entropy(logits, labels) / MICRO_STEPS,
+                "by-hand-right": F.cross_entropy(logits, labels) / MICRO_STEPS,
             }[how]
             loss.backward()
+        for parameter in model.parameters() if is_by_hand else ():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world
         optimizer.step()
         optimizer.zero_grad()
     del model  # its reducer must not outlive the group

@@ -108,6 +108,60 @@ def balanced():
     return biased(by_all=True)
 
 
+def biased_by_hand(*, by_all: bool = False):
+    model = Biased(TOTAL)
+
+    def forward() -> Tensor:
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        model.balance(by_all=by_all)
+        return model(torch.randn(32, DIM, generator=generator))
+
+    return model, forward, list(model.parameters())
+
+
+def balanced_by_hand():
+    return biased_by_hand(by_all=True)
+
+
+class Block(nn.Module):
+    """A norm before experts, which are marked as parts; the router is if `is_router_marked`."""
+
+    def __init__(self, layer: Layer, *, is_router_marked: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+        self.layer = layer
+        for parameter in layer.experts.parameters():
+            parameter.allreduce = False
+        layer.gate.weight.allreduce = not is_router_marked
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layer(self.norm(tokens))
+
+
+def marked(*, is_router_marked: bool = False):
+    block = Block(parallel(1 + dist.get_rank())[0], is_router_marked=is_router_marked)
+    shared = [each for each in block.parameters() if getattr(each, "allreduce", True)]
+    return block, lambda: block(torch.randn(32, DIM)), shared
+
+
+def mismarked():
+    return marked(is_router_marked=True)
+
+
+def combine(shared) -> None:
+    """Sum the gradients of a module one by one, those of a list at once."""
+    if isinstance(shared, nn.Module):
+        for parameter in shared.parameters():
+            dist.all_reduce(parameter.grad)
+    elif shared:
+        gradients = [each.grad for each in shared if each.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
 def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -116,8 +170,7 @@ def main():
     for step in range(5):
         torch.manual_seed(100 + step)
         forward().square().mean().backward()
-        for parameter in shared.parameters() if shared is not None else ():
-            dist.all_reduce(parameter.grad)
+        combine(shared)
         optimizer.step()
         optimizer.zero_grad()
     del model, forward, optimizer, shared

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.timeout(300)
         ("ranks", "MOE009"),
         pytest.param("passes", "MOE009", marks=pytest.mark.slow),
         pytest.param("injected-passes", "MOE009", marks=pytest.mark.slow),
+        pytest.param("by-hand", "MOE009", marks=pytest.mark.slow),
+        pytest.param("by-hand-right", None, marks=pytest.mark.slow),
         pytest.param("thrown", "MOE010", marks=pytest.mark.slow),
         pytest.param("forgotten", "MOE010", marks=pytest.mark.slow),
         pytest.param("warm-up", None, marks=pytest.mark.slow),

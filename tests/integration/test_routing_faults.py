@@ -59,3 +59,23 @@ def test_biases_that_follow_the_counts_of_one_rank_are_told():
 @pytest.mark.slow
 def test_biases_that_follow_the_counts_of_all_ranks_are_not():
     assert all(finding["severity"] == "info" for finding in findings("balanced").values())
+
+
+@pytest.mark.slow
+def test_biases_are_told_by_routers_whose_gradients_are_summed_all_at_once():
+    found = findings("biased_by_hand")
+    assert found["MOE013"]["severity"] == "warning"
+    assert found["MOE013"]["subjects"] == ["expert_bias"]
+
+
+@pytest.mark.slow
+def test_a_router_that_is_marked_as_a_part_of_experts_is_told():
+    found = findings("mismarked")
+    assert found["REP003"]["severity"] == "warning"
+    assert found["REP003"]["subjects"] == ["layer.gate.weight"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["balanced_by_hand", "marked"])
+def test_equal_biases_and_marks_of_experts_alone_are_not(program):
+    assert all(finding["severity"] == "info" for finding in findings(program).values())

@@ -159,14 +159,17 @@ def test_only_a_frozen_model_stands_beside_another(
     assert {plan.basis for plan in found.values() if not plan.is_parameter} == {Basis.WORLD}
 
 
-@pytest.mark.parametrize("mark", [("allreduce", False), ("tensor_model_parallel", True)])
-def test_a_part_of_one_rank_is_compared_with_nobody(mark: tuple[str, bool]) -> None:
+@pytest.mark.parametrize(
+    ("mark", "basis"),
+    [(("allreduce", False), Basis.OWN), (("tensor_model_parallel", True), Basis.WRAPPER)],
+)
+def test_a_part_of_one_rank_is_compared_with_nobody(mark: tuple[str, bool], basis: Basis) -> None:
     model = nn.Linear(4, 4)
     setattr(model.weight, *mark)
 
     found = plans(model)
 
-    assert found["weight"].replicas == ()
+    assert (found["weight"].replicas, found["weight"].basis) == ((), basis)
     assert found["bias"].replicas == PAIR
 
 
