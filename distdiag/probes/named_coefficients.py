@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final
@@ -51,13 +52,16 @@ def _of_arguments() -> Iterator[float]:
 
 
 def _of_settings(value: Any) -> Iterator[float]:  # noqa: ANN401
-    if isinstance(value, dict):
+    # By types and not by attributes: a proxy would answer for what it stands for, or raise.
+    kind = type(value)
+    if issubclass(kind, dict):
         yield from _of_names(value)
-    elif not isinstance(value, (ModuleType, FunctionType, nn.Module)):
-        yield from _of_names(getattr(value, "__dict__", {}))
+    elif not issubclass(kind, (ModuleType, FunctionType, nn.Module)):
+        with suppress(AttributeError):
+            yield from _of_names(object.__getattribute__(value, "__dict__"))
 
 
 def _of_names(values: Any) -> Iterator[float]:  # noqa: ANN401
     for name, value in list(values.items())[:_MOST_NAMES]:
-        if isinstance(value, float) and value and isinstance(name, str) and is_coefficient(name):
+        if type(value) is float and value and type(name) is str and is_coefficient(name):
             yield value
