@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -89,8 +90,7 @@ class FakeRank:
         if self.rank == 0:
             while not self.run_dir.verdict.exists():
                 time.sleep(0.01)
-        (self.run_dir.root / f"waited-{self.rank}").write_text(str(time.monotonic() - begun))
-        os._exit(exit_status)
+        self._end(exit_status, time.monotonic() - begun)
 
     def fail(self, message="boom", *, line=20, inside_torch=False):
         """End by an exception that nobody caught, after at most 3 s for the dumps of the peers."""
@@ -106,8 +106,12 @@ class FakeRank:
         begun = time.monotonic()
         while not self.run_dir.ack(self.rank).exists() and time.monotonic() - begun < 3:
             time.sleep(0.01)
-        (self.run_dir.root / f"waited-{self.rank}").write_text(str(time.monotonic() - begun))
-        os._exit(1)
+        self._end(1, time.monotonic() - begun)
+
+    def _end(self, exit_status, waited_s):
+        with suppress(OSError):  # the disk may be full on purpose
+            (self.run_dir.root / f"waited-{self.rank}").write_text(str(waited_s))
+        os._exit(exit_status)
 
 
 class FakeJob:
