@@ -1,4 +1,8 @@
-"""Which runs there are of the programs that train with real libraries of experts and sequences."""
+"""Which runs there are of the programs that train with real libraries of experts and sequences.
+
+Tests of runs that need more than the extra `test` installs are skipped where it is missing. To have
+them run, put it beside: `pip install --no-deps --target DIR megatron-core`, then `PYTHONPATH=DIR`.
+"""
 
 from typing import NamedTuple
 
