@@ -111,7 +111,16 @@ def start(tmp_path, text, *arguments):
 
 
 def test_the_status_of_the_script_comes_through(tmp_path):
-    text = "import os, sys\nsys.exit(3 if os.environ['RANK'] == '1' else 0)\n"
+    # The launcher ends rank 0 as soon as rank 1 has failed, even before its script has begun.
+    text = """
+import os, pathlib, sys, time
+begun = pathlib.Path("begun")
+if os.environ["RANK"] == "0":
+    begun.touch()
+while not begun.exists():
+    time.sleep(0.01)
+sys.exit(3 if os.environ["RANK"] == "1" else 0)
+"""
     process = start(tmp_path, text, "script.py")
     process.communicate(timeout=100)
     assert process.returncode == 3
