@@ -48,6 +48,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         findings = self.report["findings"] if self.report else []
         return [finding for finding in findings if finding["severity"] in ("warning", "error")]
 
+    def told(self) -> dict[str, dict[str, Any]]:
+        """Return the findings above info by code, of a run that no probe has left alone."""
+        assert self.report is not None, self.describe()
+        assert self.leftovers == (), self.describe()
+        found = {finding["code"]: finding for finding in self.report["findings"]}
+        assert "DIA003" not in found, self.describe()
+        return {code: each for code, each in found.items() if each["severity"] != "info"}
+
     def describe(self) -> str:
         """Return what a person needs to see when a test about this run fails."""
         ending = "time was up" if self.exit_status is None else f"exit status {self.exit_status}"
