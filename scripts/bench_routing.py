@@ -37,7 +37,7 @@ from distdiag.config import Config
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS
 from distdiag.probes.own_steps import EVERY
-from distdiag.probes.routing import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
+from distdiag.probes.routing_looks import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
 from distdiag.recorder import Recorder
 from distdiag.status_page import StatusPage
 

@@ -7,8 +7,8 @@ from typing import Final
 from distdiag.probes.aux_watch import AuxWatch
 from distdiag.probes.own_steps import EVERY
 
-_FIRST_STEPS: Final = 4
-_FIRST_STEPS_IN_LIGHT: Final = 2
+FIRST_STEPS: Final = 4
+FIRST_STEPS_IN_LIGHT: Final = 2
 _IN_A_ROW: Final = 16
 
 
@@ -18,7 +18,7 @@ class RoutingLooks:
     def __init__(self, aux: AuxWatch, *, is_light: bool) -> None:
         """Ask whether balancing losses are used; fewer first steps are due if it `is_light`."""
         self._aux = aux
-        self._num_first = _FIRST_STEPS_IN_LIGHT if is_light else _FIRST_STEPS
+        self._num_first = FIRST_STEPS_IN_LIGHT if is_light else FIRST_STEPS
 
     def is_due(self, step: int, first: int) -> bool:
         """Say whether to look at a step of a model that began at step `first`."""
