@@ -77,6 +77,7 @@ def test_a_single_file_may_be_named_and_a_missing_one_is_told(folder):
         ("x.tar.gz", tar({"d/a": b"1", "b": b"2"}, "w:gz")),
         ("named-otherwise", tar({"d/a": b"1", "b": b"2"}, "w:gz")),
     ],
+    ids=["zip", "tar", "tar.gz", "tar.gz-named-otherwise"],  # the bytes hold the time
 )
 def test_archives_are_known_by_their_content(folder, name, data):
     (folder / name).write_bytes(data)
