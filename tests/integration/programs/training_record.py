@@ -32,14 +32,16 @@ def write_record(
     out: Path | None,
     losses: Iterable[float | Tensor],
     weights: Mapping[str, object],
+    **more: object,
 ) -> None:
-    """Write losses, the digest of this rank's weights and the digests of its generators."""
+    """Write losses, the digests of this rank's weights and generators, and what else is given."""
     if out is None:
         return
     record = {
         "losses": [float(loss).hex() for loss in losses],
         "weights": _weights_digest(weights),
         "rng": _rng_digests(),
+        **more,
     }
     path = out.with_name(f"{out.name}.rank{os.environ.get('RANK', '0')}.json")
     path.write_text(json.dumps(record, indent=1, sort_keys=True))
