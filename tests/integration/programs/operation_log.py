@@ -1,7 +1,9 @@
 """Logs what the modes of a program see: operations that are dispatched, and functions of torch."""
 
 import hashlib
+import os
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -34,7 +36,27 @@ class LoggedFunctions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def summary(seen: list[str]) -> dict[str, object]:
-    """Return how often each was seen, and a digest of their order."""
+class Watch:
+    """Both modes, around the rest of a program."""
+
+    def __init__(self) -> None:
+        self._modes: list[LoggedOperations | LoggedFunctions] = []
+
+    def begin(self) -> None:
+        self._modes = [LoggedFunctions(), LoggedOperations()]
+        for mode in self._modes:
+            mode.__enter__()
+
+    def end(self) -> dict[str, object]:
+        """Return what they have seen: how often each, and a digest of the order."""
+        modes, self._modes = self._modes, []
+        for mode in reversed(modes):
+            mode.__exit__(None, None, None)
+        return {type(mode).__name__: _summary(mode.seen) for mode in modes}
+
+
+def _summary(seen: list[str]) -> dict[str, object]:
+    if folder := os.environ.get("DISTDIAG_TEST_KEEP"):  # to look for a difference
+        Path(folder, f"{os.getpid()}.{len(seen)}.txt").write_text("\n".join(seen))
     digest = hashlib.sha256("\n".join(seen).encode()).hexdigest()
-    return {"number": len(seen), "order": digest, "names": Counter(s.split(" ")[0] for s in seen)}
+    return {"order": digest, "names": Counter(each.split(" ")[0] for each in seen)}
