@@ -160,7 +160,8 @@ def details_of(
         return (None, None, None, whole_numbers(args[3]), whole_numbers(args[2]))
     if method.is_message:
         peer = ranks[args[1]] if len(method.names) == _PEER_AND_TAG else None
-        return (None, peer, index(args[len(method.names) - 1]), (), ())
+        (tag,) = whole_numbers([args[len(method.names) - 1]])
+        return (None, peer, tag, (), ())
     return None
 
 

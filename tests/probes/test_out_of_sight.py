@@ -3,6 +3,7 @@
 import signal
 import threading
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ class SeenFunctions(TorchFunctionMode):
 class Logged(torch.Tensor):
     """A subclass that sees what is done with it."""
 
-    seen = []
+    seen: ClassVar[list[object]] = []
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
