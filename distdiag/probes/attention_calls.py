@@ -13,6 +13,7 @@ from torch.jit import _builtins
 from torch.nn import functional
 
 from distdiag.probes.base import AnyCallable, Patches
+from distdiag.probes.guard import guard
 from distdiag.probes.tensor_kinds import is_awaited, is_dtensor, sharing_of
 
 LIBRARIES: Final = {
@@ -122,11 +123,9 @@ def _front(
         if torch.compiler.is_compiling() or not _LISTENERS[number][0].is_wanted:
             return original(*args, **kwargs)
         calls, tell = _LISTENERS[number]
-        found, problem = None, None
-        try:
+        found, problems = None, list[Exception]()
+        with guard(problems.append):
             found = read(args, kwargs)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            problem = error
         if found is not None:
             is_parted = any(kwargs.get(name) is not None for name in _BOUNDS)
             is_parted = is_parted or any(map(_is_plain, args[3:]))
@@ -134,7 +133,7 @@ def _front(
             tell(found, sys._getframe(1), Given(form, args, kwargs))
         # It says itself what is wrong with its arguments: an error of ours is not its context.
         result = original(*args, **kwargs)
-        if problem is not None:
+        for problem in problems:
             calls.unread(problem)
         return result
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from distdiag.probes.attention_calls import Attention, Given
-from distdiag.probes.tensor_bytes import is_captured, is_readable, unseen
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.sequence_use_event import SeenMask
 
@@ -55,7 +56,7 @@ def _aligned(seen: SeenMask, where: Literal["", "first", "last"]) -> MaskReading
 def _of_mask(mask: object, seen: SeenMask, num_ranks: int) -> MaskReading | None:
     if not _is_mask(mask) or mask.shape[-1] != seen.num_keys:
         return None
-    with unseen():
+    with out_of_sight():
         visible = mask if mask.dtype is torch.bool else mask > _HIDDEN
         keys = _keys(visible)
         is_even = seen.num_keys % num_ranks == 0
@@ -77,7 +78,7 @@ def _of_mask(mask: object, seen: SeenMask, num_ranks: int) -> MaskReading | None
 
 
 def _is_mask(mask: object) -> TypeGuard[Tensor]:
-    if not isinstance(mask, Tensor) or not is_readable(mask) or is_captured(mask):
+    if not isinstance(mask, Tensor) or not is_readable(mask):
         return False
     is_kind = mask.dtype is torch.bool or mask.is_floating_point()
     return is_kind and mask.ndim > 1 and 0 < mask.numel() <= _MOST_ELEMENTS

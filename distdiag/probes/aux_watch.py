@@ -17,6 +17,8 @@ from torch import nn
 
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
+from distdiag.probes.guard import guard
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.score_marks import origin_of
 
 _MOST_SCALARS: Final = 16
@@ -109,20 +111,16 @@ class AuxWatch:
 
     def saw_scalar(self, scalar: torch.Tensor) -> None:
         """Take note of one number that was computed with a graph."""
-        try:
+        with guard(self._fail):
             module = self._module()
             if module is not None:
                 self._found.scalars.append((scalar.grad_fn, coefficient_of(module), self._site()))
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
 
     def saw_call(self, name: str, args: Sequence[Any], result: object) -> None:
         """Take note of one number without a graph that a module scales as its balancing loss."""
-        try:
+        with guard(self._fail):
             if name in _PRODUCTS and _is_plain_number(result):
                 self._saw_product(args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
 
     def _saw_product(self, args: Sequence[Any]) -> None:
         module, found = self._module(), self._found
@@ -134,11 +132,9 @@ class AuxWatch:
 
     def saw_injection(self, result: Any, scalar: Any) -> None:  # noqa: ANN401
         """Take note of a function of the program that was given one number beside a tensor."""
-        try:
+        with guard(self._fail):
             if self._module() is not None and len(self._found.injected) < _MOST_SCALARS:
                 self._found.injected.append((result, scalar, self._site()))
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
 
     def settle(self) -> None:
         """Watch what was found: the forward pass has ended, and all scores are marked."""
@@ -253,16 +249,23 @@ def injecting(
     @wrap_like(function)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         result = function(cls, *args, **kwargs)
-        if torch.compiler.is_compiling() or type(result) is not torch.Tensor:
-            return result
-        if result.grad_fn is not None and result.dim() > 0:
-            scalars = [each for each in args if is_scalar(each) and each.dim() == 0]
-            is_like = any(
-                isinstance(each, torch.Tensor) and each.dim() and each.shape == result.shape
-                for each in args
-            )
-            if is_like and len(scalars) == 1:
-                tell(result.grad_fn, scalars[0].grad_fn)
+        if not torch.compiler.is_compiling() and type(result) is torch.Tensor:
+            with out_of_sight():
+                scalar = _injected(args, result)
+                if scalar is not None:
+                    tell(result.grad_fn, scalar.grad_fn)
         return result
 
     return classmethod(apply)
+
+
+def _injected(args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor | None:
+    """Return the one number that was given beside a tensor like the result."""
+    if result.grad_fn is None or result.dim() == 0:
+        return None
+    scalars = [each for each in args if is_scalar(each) and each.dim() == 0]
+    is_like = any(
+        isinstance(each, torch.Tensor) and each.dim() and each.shape == result.shape
+        for each in args
+    )
+    return scalars[0] if is_like and len(scalars) == 1 else None

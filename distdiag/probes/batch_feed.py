@@ -16,6 +16,7 @@ from distdiag.probes.batch_leaves import UnknownBatchError, leaves, rebuild
 from distdiag.probes.batch_store import BatchStore, UnequalBatchesError, write_batch
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.nudge import nudged
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.recording import RecordingWriter
 
 OWN: Final = 1_000_000
@@ -101,12 +102,8 @@ class BatchFeed:
     def _handed_out(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
         self._on_batch()
         try:
-            if self._store is None and self._task.keeps_batches:
-                write_batch(self._writer, iterator, number, batch)
-            elif self._store is not None:
-                batch = self._replayed(self._store, batch, iterator, number)
-            if self._task.nudge is not None:
-                batch = nudged(batch, self._task.nudge + number, self._task.nudge_dtype)
+            with out_of_sight():
+                batch = self._recorded(batch, iterator, number)
         except (UnknownBatchError, UnequalBatchesError) as error:
             self._refuse(Refusal(str(error)))
         except StopIteration:
@@ -115,7 +112,17 @@ class BatchFeed:
             self._fail(error)
             self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
         self.num_batches += 1
-        self.batch_size = _batch_size(batch)
+        with out_of_sight():
+            self.batch_size = _batch_size(batch)
+        return batch
+
+    def _recorded(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+        if self._store is None and self._task.keeps_batches:
+            write_batch(self._writer, iterator, number, batch)
+        elif self._store is not None:
+            batch = self._replayed(self._store, batch, iterator, number)
+        if self._task.nudge is not None:
+            batch = nudged(batch, self._task.nudge + number, self._task.nudge_dtype)
         return batch
 
     def _replayed(self, store: BatchStore, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401

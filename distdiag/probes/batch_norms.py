@@ -18,9 +18,10 @@ from torch import nn
 from distdiag.data_event import NormStatistics
 from distdiag.probes.loss_terms import kind_of, saved
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.sample_rows import tensors_in
-from distdiag.probes.tensor_bytes import unseen
 from distdiag.probes.tensor_content import contents
+from distdiag.probes.tensor_plans import address_of
 
 MOST_NODES: Final = 5000
 MOST_LAYERS: Final = 8
@@ -56,7 +57,7 @@ class NormReading:
 
     def __init__(self, output: object, layers: dict[str, nn.Module]) -> None:
         """Begin to read those of these layers that lead to an output."""
-        with unseen():
+        with out_of_sight():
             found = list(itertools.islice(_layers_of(output, layers), MOST_LAYERS))
             self._pending = contents([t for each in found for t in (*each.means, *each.scales)])
         # A device reads what it needs; the graph may go.
@@ -90,14 +91,14 @@ class NormReading:
 
 def _layers_of(output: object, layers: dict[str, nn.Module]) -> Iterator[_Layer]:
     kept = {name: module.running_mean for name, module in layers.items()}
-    names = {t.data_ptr(): name for name, t in kept.items() if isinstance(t, torch.Tensor)}
+    names = {address_of(t): name for name, t in kept.items() if isinstance(t, torch.Tensor)}
     for node in _nodes_below(output):
         if kind_of(node)[0] in _NORMS and node._saved_training:
             mean, scale = saved(node, "result1"), saved(node, "result2")
             running, given = saved(node, "running_mean"), saved(node, "input")
             if mean is None or scale is None or running is None or given is None:
                 continue
-            name = names.get(running.data_ptr())
+            name = names.get(address_of(running))
             if name is not None and given.numel():
                 num_values = given.numel() // mean.numel()
                 shown = range(0, mean.numel(), -(-mean.numel() // MOST_CHANNELS))

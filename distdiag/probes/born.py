@@ -13,6 +13,7 @@ from torch import nn
 
 from distdiag.probes.base import AnyCallable, Patches
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guard
 
 _NUMBERS = itertools.count()
 _NOTES: list[Callable[[object], None]] = []
@@ -63,12 +64,10 @@ class Born:
         return method
 
     def _note(self, new: object) -> None:
-        try:
+        with guard(self._fail):
             self._references.append(weakref.ref(new))
             self._numbers[new] = self.newest = next(_NUMBERS)
             self.count += 1
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
 
     def number(self, one: object) -> int:
         """Return a number that is larger for what was made later, of any class; -1 if unknown."""

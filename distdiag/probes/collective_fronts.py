@@ -17,6 +17,7 @@ from distdiag.errors import CollectiveMismatchError
 from distdiag.event_file import ISSUED, WAITED
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.group_methods import METHODS, Method, bind, flatten, whole_numbers
+from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.probes.tap import Tap
 from distdiag.probes.work import WorkWatch
 from distdiag.recorder import Recorder
@@ -71,8 +72,9 @@ class CollectiveFronts(Probe):
                 return original(self_, *args, **kwargs)
             context, made = here.context, None
             try:
-                given = bind(method, args, kwargs) if kwargs else args
-                made = record(context, method, self_, given, frame(1))
+                with reading_attributes():
+                    given = bind(method, args, kwargs) if kwargs else args
+                    made = record(context, method, self_, given, frame(1))
             except CollectiveMismatchError:
                 raise
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from distdiag.probes.digest_arithmetic import ITEM, ROW, hash_item, hexadecimal, powers, upload
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.tensor_bytes import (
     NO_STATISTICS,
     Statistics,
@@ -22,7 +23,6 @@ from distdiag.probes.tensor_bytes import (
     pieces,
     sample,
     statistics,
-    unseen,
 )
 
 # What is not contiguous, or badly aligned, is copied and hashed so many items at a time.
@@ -190,7 +190,7 @@ class CudaDigests:
     def guard(self) -> None:
         """Make the current stream of the device wait for the reading."""
         if not torch.cuda.is_current_stream_capturing():
-            with unseen():
+            with out_of_sight():
                 torch.cuda.current_stream(self._batch.device).wait_event(self._event)
 
     def wait(self) -> None:
@@ -199,7 +199,7 @@ class CudaDigests:
 
     def results(self) -> list[Result]:
         """Return what was read, once it is ready."""
-        with unseen():
+        with out_of_sight():
             return self._batch.read(self._results)
 
 

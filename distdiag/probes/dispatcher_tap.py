@@ -23,6 +23,7 @@ from distdiag.event import TorchLoaded
 from distdiag.event_file import ISSUED, WAITED
 from distdiag.probes.c10d_ops import ASYNC_MESSAGES, OPS, Layout
 from distdiag.probes.functional import KEY, FunctionalTap
+from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
 from distdiag.probes.stack import find_site
 from distdiag.probes.strict import StrictGate
 from distdiag.probes.tap import Tap, TapError
@@ -51,6 +52,10 @@ class DispatcherTap(Tap):
         """Issue one collective with a kernel of ours in the way, and take the kernel out again."""
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{_TESTED}", KEY):
             return False
+        with out_of_sight():
+            return self._sees_calls()
+
+    def _sees_calls(self) -> bool:
         fake = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
         create = getattr(fake, "_create_internal", None)
         if create is None:
@@ -119,7 +124,9 @@ class DispatcherTap(Tap):
                 context.is_recorded = False
             elif not self.off and not recorder.closed:
                 try:
-                    call = before(context, layout, layout.bind(args, kwargs) if kwargs else args)
+                    with reading_attributes():
+                        given = layout.bind(args, kwargs) if kwargs else args
+                        call = before(context, layout, given)
                 except CollectiveMismatchError:
                     raise
                 except Exception as error:  # noqa: BLE001 (our part must not break the user's)

@@ -15,6 +15,7 @@ from distdiag.data_event import RowsGathered
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guard
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
@@ -76,12 +77,9 @@ class EvaluationGathers(Probe):
             self._safely(self._ends, loader)
 
     def _safely(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        try:
-            action(*args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
+        if not self.is_off and not torch.compiler.is_compiling():
+            with guard(self.fail):
+                action(*args)
 
     def _gathers(self, original: AnyCallable, after: Callable[..., None]) -> AnyCallable:
         @wrap_like(original)

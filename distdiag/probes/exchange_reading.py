@@ -10,7 +10,8 @@ import torch
 
 from distdiag.gradient_event import Flow, Passage
 from distdiag.probes.exchange_graph import Way
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.guard import guard
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.recorder import Recorder
 
 Gradients = Sequence[torch.Tensor | None]
@@ -62,11 +63,8 @@ class ExchangeReading:
         def hook(*gradients: Any) -> None:  # noqa: ANN401
             if not self._handles or torch.compiler.is_compiling():
                 return
-            try:
-                with unseen():
-                    method(*fixed, *gradients)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self._fail(error)
+            with guard(self._fail):
+                method(*fixed, *gradients)
 
         return hook
 

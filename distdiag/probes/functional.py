@@ -12,6 +12,8 @@ from torch._C import DispatchKey
 
 from distdiag.probes.base import Probe
 from distdiag.probes.functional_exchanges import ExchangeLayout
+from distdiag.probes.guard import guard
+from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.recorder import Recorder
 
 Kernel = Callable[..., Any]
@@ -101,12 +103,10 @@ class FunctionalTap(Probe):
         frame: FrameType,
     ) -> None:
         tell = self.recorder.on_exchange
-        try:
-            if tell is not None:
+        if tell is not None:
+            with guard(self.fail):
                 given = layout.read(args, kwargs)
                 tell(given.public, given.tensors, given.group, given.peer, frame)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _wait_kernel(self, op: Any) -> Kernel:  # noqa: ANN401
         after, pending = self._after, self._pending
@@ -114,7 +114,8 @@ class FunctionalTap(Probe):
         def kernel(keyset: Any, tensor: Any) -> Any:  # noqa: ANN401
             call: int | None = None
             if pending and not self.is_off and not keyset.has(DispatchKey.Meta):
-                call = pending.pop(_address(tensor), None)
+                with reading_attributes():
+                    call = pending.pop(_address(tensor), None)
             result = op.redispatch(keyset & after, tensor)
             if call is not None:
                 self._waited(call)

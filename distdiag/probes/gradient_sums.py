@@ -6,7 +6,6 @@ so these sums tell what came of it, without knowing who did it and in what way.
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections import deque
@@ -24,9 +23,10 @@ from distdiag.probes.base import Probe
 from distdiag.probes.exchange_graph import ways_from
 from distdiag.probes.exchange_reading import ExchangeReading
 from distdiag.probes.gradient_leaves import Leaf, chosen, leaves_of
+from distdiag.probes.guard import guard, guarded
 from distdiag.probes.optimizer_state import parameters_of
 from distdiag.probes.own_steps import is_due
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_content import Pending, contents
 from distdiag.probes.tensor_plans import local_part
 from distdiag.probes.weighted_sums import weighted_sum
@@ -59,20 +59,6 @@ class _Window:
     handles: list[Any] = field(default_factory=list)
 
 
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def call(self: GradientSumWatch, *args: Any) -> None:  # noqa: ANN401
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        try:
-            with torch.no_grad():
-                method(self, *args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-
-    return call
-
-
 class GradientSumWatch(Probe):
     """Looks at the first steps and every hundredth."""
 
@@ -96,15 +82,15 @@ class GradientSumWatch(Probe):
         if self._window is not None:
             _let_go(self._window)
 
+    @guarded
     def flush(self) -> None:
         """Write down what has been read by now."""
-        if not self.is_off:
-            self._close()
-            self._write()
+        self._close()
+        self._write()
 
     # The moments
 
-    @_guarded
+    @guarded
     def _before_backward(self, outputs: object) -> None:
         self._write()
         if self._window is not None and self._window.handles:
@@ -146,26 +132,23 @@ class GradientSumWatch(Probe):
         def hook(gradient: torch.Tensor) -> None:
             if self.is_off or torch.compiler.is_compiling():
                 return
-            try:
+            with guard(self.fail):
                 self._read(sums, "given", gradient, 0)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
 
         return hook
 
     def _read(self, sums: _Sums, figure: str, tensor: torch.Tensor, first: int) -> None:
         local = local_part(tensor)
-        with unseen():
-            if not is_readable(local):
-                sums.is_unreadable = True
-                return
-            figures, shape = sums.figures, local_part(sums.leaf.leaf).shape
-            total, square = weighted_sum(local.detach(), shape, first)
-            figures[figure] = figures.get(figure, 0.0) + total
-            if figure == "given":
-                figures["square"] = figures.get("square", 0.0) + square
+        if not is_readable(local):
+            sums.is_unreadable = True
+            return
+        figures, shape = sums.figures, local_part(sums.leaf.leaf).shape
+        total, square = weighted_sum(local.detach(), shape, first)
+        figures[figure] = figures.get(figure, 0.0) + total
+        if figure == "given":
+            figures["square"] = figures.get("square", 0.0) + square
 
-    @_guarded
+    @guarded
     def _before_update(self, optimizer: object) -> None:
         window = self._window
         if window is None or not isinstance(optimizer, torch.optim.Optimizer):
@@ -178,7 +161,7 @@ class GradientSumWatch(Probe):
                 self._read(sums, "applied", held.grad, sums.leaf.first)
                 self._read(sums, "weight", held, sums.leaf.first)
 
-    @_guarded
+    @guarded
     def _after_step(self) -> None:
         if self._window is not None:
             _let_go(self._window)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from distdiag.probes.c10d_ops import Details
+from distdiag.probes.out_of_sight import out_of_sight
 
 Tensors = Any
 """A tensor, a list of tensors, or a list of lists: as the caller gave them."""
@@ -121,7 +122,12 @@ def bind(method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 def whole_numbers(given: Iterable[Any] | None) -> tuple[int, ...]:
     """Return plain numbers of split sizes, which may be those of NumPy or of tensors as well."""
-    return () if given is None else tuple(map(index, given))
+    if given is None:
+        return ()
+    if type(given) is list and all(type(each) is int for each in given):
+        return tuple(given)
+    with out_of_sight():
+        return tuple(map(index, given))
 
 
 def options_of(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
@@ -154,7 +160,8 @@ def details_of(
         return (None, None, None, whole_numbers(args[3]), whole_numbers(args[2]))
     if method.is_message:
         peer = ranks[args[1]] if len(method.names) == _PEER_AND_TAG else None
-        return (None, peer, index(args[len(method.names) - 1]), (), ())
+        (tag,) = whole_numbers([args[len(method.names) - 1]])
+        return (None, peer, tag, (), ())
     return None
 
 

@@ -19,6 +19,7 @@ from distdiag.event import TorchLoaded
 from distdiag.event_file import ISSUED
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.c10d_ops import ASYNC_MESSAGES, NO_DETAILS
+from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
 from distdiag.probes.stack import find_site
 from distdiag.probes.tap import Tap, TapError
 from distdiag.recorder import Site
@@ -57,7 +58,8 @@ class HookTap(Tap):
         )
         seen: list[str] = []
         group.register_pre_hook(_HOOK_ID, lambda args: seen.append(args.name.name))
-        group.allreduce([torch.zeros(1, device="cpu")])
+        with out_of_sight():
+            group.allreduce([torch.zeros(1, device="cpu")])
         return seen == ["ALLREDUCE"]
 
     def _install(self) -> None:
@@ -106,7 +108,8 @@ class HookTap(Tap):
             try:
                 group = next((group for group in groups if id(group) == number), None)
                 if group is not None:
-                    self._before(group, args)
+                    with reading_attributes():
+                        self._before(group, args)
             except CollectiveMismatchError:
                 raise
             except Exception as error:  # noqa: BLE001 (our part must not break the user's)

@@ -11,9 +11,10 @@ from typing import Any, Final
 import torch
 
 from distdiag.probes.aux_terms import Aux, parts_of
+from distdiag.probes.guard import guard
 from distdiag.probes.loss_terms import Step, number
 from distdiag.probes.score_marks import Origin, origin_of
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 
 _MOST_AWAITED: Final = 1024
 _MOST_TERMS: Final = 8
@@ -44,16 +45,13 @@ class InjectedAux:
         self, origin: Origin, parts: list[tuple[Step, ...]]
     ) -> Callable[[Sequence[torch.Tensor | None]], None]:
         def prehook(gradients: Sequence[torch.Tensor | None]) -> None:
-            try:
+            with guard(self._fail):
                 gradient = gradients[0]
                 is_one = gradient is not None and gradient.numel() == 1
                 is_one = is_one and len(self._found) < _MOST_TERMS
                 if gradient is not None and is_one and is_readable(gradient):
-                    with torch.no_grad(), unseen():
-                        share = Step("/", number(gradient.detach().double().reciprocal()))
+                    share = Step("/", number(gradient.detach().double().reciprocal()))
                     self._found += [Aux(origin, (share, *way), 0, True) for way in parts]
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self._fail(error)
 
         return prehook
 

@@ -16,7 +16,7 @@ import torch
 from distdiag.loss_event import LossPass
 from distdiag.probes.loss_terms import Scalar, Term, number
 from distdiag.probes.sample_rows import tensors_in
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 
 MOST_TENSORS: Final = 32
 MOST_PARTS: Final = 16
@@ -54,8 +54,7 @@ class LabelTensors:
         """Take note of a batch, or of what a model is given."""
         targets = _targets_in(given)
         if targets is not None:
-            with unseen():
-                self._targets = _labels(targets, IGNORED)
+            self._targets = _labels(targets, IGNORED)
         known = {id(each()) for each in self._seen}
         for tensor in tensors_in(given):
             is_kind = tensor.dim() == 2 and tensor.dtype in _KINDS and tensor.shape[1] > 1
@@ -68,7 +67,8 @@ class LabelTensors:
         if len(kinds) != 1:
             return []
         kind, ignored = kinds.pop()
-        tensors = [tensor for each in self._seen if (tensor := each()) is not None]
+        seen = (each() for each in self._seen)
+        tensors = [each for each in seen if each is not None and is_readable(each)]
         if kind == "nll":
             size = sum(term.num_elements for term in terms if term.kind == kind)
             parts = [part for tensor in tensors for part in _parts(tensor, size)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -20,26 +19,13 @@ from torch.optim.optimizer import (
 from distdiag.checkpoint_event import LoadWasted, TrainingResumed, WeightsLoaded
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.guard import guarded
 from distdiag.probes.model_loads import ModelLoads, Outcome, outcome_of, refusal_of
 from distdiag.probes.optimizer_state import parameters_of
 from distdiag.probes.resumes import Resumes
 from distdiag.probes.stack import frames_of
 from distdiag.probes.wasted_loads import WastedLoads
 from distdiag.recorder import Recorder
-
-
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def call(self: LoadWatch, *args: Any) -> None:  # noqa: ANN401
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        try:
-            with torch.no_grad():
-                method(self, *args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-
-    return call
 
 
 class _Inside(threading.local):
@@ -110,7 +96,7 @@ class LoadWatch(Probe):
 
         return load_state_dict
 
-    @_guarded
+    @guarded
     def _loaded(
         self,
         args: tuple[Any, ...],
@@ -139,11 +125,11 @@ class LoadWatch(Probe):
 
         self._patches.replace(kind, "load_state_dict", load_state_dict)
 
-    @_guarded
+    @guarded
     def _restored(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:
         self._resumes.gave_state(optimizer, state_dict)
 
-    @_guarded
+    @guarded
     def _scheduled(self, scheduler: object, _: object) -> None:
         self._resumes.gave_schedule(scheduler)
 
@@ -156,11 +142,11 @@ class LoadWatch(Probe):
 
         return load
 
-    @_guarded
+    @guarded
     def _opened(self, found: object) -> None:
         self._resumes.read_file(found)
 
-    @_guarded
+    @guarded
     def _read(self, state_dict: Mapping[str, Any], frame: FrameType) -> None:
         if self.recorder.step == 0:
             api = "torch.distributed.checkpoint.load"
@@ -168,7 +154,7 @@ class LoadWatch(Probe):
 
     # What came of it
 
-    @_guarded
+    @guarded
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if not self.recorder.num_backwards:
             return  # not a step of the training: it makes the states of the optimizer
@@ -179,7 +165,7 @@ class LoadWatch(Probe):
             self.recorder.event(LoadWasted, site=site, **fields)
         self._resumes.before_step(optimizer, is_first=self.recorder.step == 0)
 
-    @_guarded
+    @guarded
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         fields = self._resumes.after_step(optimizer)
         if fields:

@@ -12,9 +12,10 @@ import torch
 
 from distdiag.loss_event import Factor, LossPass
 from distdiag.probes.aux_terms import NO_BALANCE, Aux, Balance
+from distdiag.probes.guard import guard
 from distdiag.probes.label_tensors import Counts, num_first
 from distdiag.probes.loss_terms import Scalar, Term, number
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_content import Pending, contents
 
 _TOLERANCE: Final = 1e-3
@@ -53,13 +54,10 @@ class LossReading:
 
     def _prehook(self, index: int, term: Term) -> Callable[[Sequence[torch.Tensor | None]], None]:
         def prehook(gradients: Sequence[torch.Tensor | None]) -> None:
-            try:
+            with guard(self._fail):
                 gradient = gradients[0]
                 if gradient is not None and is_readable(gradient):
-                    with unseen():
-                        self._gradients[index] = _read(gradient, term)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self._fail(error)
+                    self._gradients[index] = _read(gradient, term)
 
         return prehook
 

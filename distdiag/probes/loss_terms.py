@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import torch
 
+from distdiag.probes.tensor_bytes import is_readable
+
 Scalar = float | torch.Tensor
 """A number, or where it will be found: what a GPU has computed is not read at once."""
 
@@ -79,12 +81,15 @@ class Way:
 
 
 def saved(node: Any, name: str) -> torch.Tensor | None:  # noqa: ANN401
-    """Return a tensor that a node has saved, without waking hooks that would compute it anew."""
+    """Return a tensor that a node has saved, if it can be read.
+
+    Hooks that would compute it anew are not woken.
+    """
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None or getattr(raw, "unpack_hook", raw) is not None:
         return None
     tensor = raw.data
-    return tensor if type(tensor) is torch.Tensor else None
+    return tensor if type(tensor) is torch.Tensor and is_readable(tensor) else None
 
 
 def number(tensor: torch.Tensor) -> Scalar:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -18,6 +17,7 @@ from distdiag.probes.aux_terms import NO_BALANCE, Aux, Balance, Numbers, aux_ter
 from distdiag.probes.averaging import averaging_of, known_groups
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guarded
 from distdiag.probes.held_numbers import held_numbers
 from distdiag.probes.injected_aux import InjectedAux
 from distdiag.probes.label_tensors import LabelTensors
@@ -25,25 +25,10 @@ from distdiag.probes.loss_graph import losses_of
 from distdiag.probes.loss_reading import LossReading
 from distdiag.probes.named_coefficients import named_coefficients
 from distdiag.probes.own_steps import OwnSteps, is_due
-from distdiag.probes.tensor_bytes import unseen
 from distdiag.recorder import Recorder
 
 MOST_PASSES: Final = 64
 _MOST_WAITING: Final = 8
-
-
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def call(self: LossWatch, *args: Any) -> None:  # noqa: ANN401
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        try:
-            with torch.no_grad():
-                method(self, *args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-
-    return call
 
 
 class LossWatch(Probe):
@@ -71,22 +56,22 @@ class LossWatch(Probe):
         self.recorder.on_given.append(self._see)
         self.recorder.on_injected.append(self._see_injected)
 
+    @guarded
     def flush(self) -> None:
         """Write down what has been read by now."""
-        if not self.is_off:
-            self._write()
+        self._write()
 
-    @_guarded
+    @guarded
     def _see(self, given: object) -> None:
         if is_due(self.recorder.step):
             self._given.see(given)
 
-    @_guarded
+    @guarded
     def _see_injected(self, node: object) -> None:
         if dist.is_initialized() and is_due(self.recorder.step):
             self._injected.see(node)
 
-    @_guarded
+    @guarded
     def before_backward(self, outputs: object) -> None:
         """Look at the graph that a pass is about to differentiate."""
         self._write()
@@ -102,11 +87,10 @@ class LossWatch(Probe):
         place = self._places.setdefault(key, len(self._places))
         self._site = CallSite(frames)
         root = _root(outputs)
-        with unseen():
-            terms = [] if root is None else losses_of(root)
-            aux = [] if root is None else aux_terms(root)
-            terms = without_aux(terms) if aux else terms
-            labels, targets = self._given.counts_for(terms), self._given.take_targets()
+        terms = [] if root is None else losses_of(root)
+        aux = [] if root is None else aux_terms(root)
+        terms = without_aux(terms) if aux else terms
+        labels, targets = self._given.counts_for(terms), self._given.take_targets()
         self._tell_balanced(aux)
         has_balance = bool(aux) or self._injected.is_awaited
         balance = Balance(tuple(aux), self._numbers()) if has_balance else NO_BALANCE
@@ -115,15 +99,13 @@ class LossWatch(Probe):
     def _look_for_balance(self, outputs: object) -> None:
         root = _root(outputs) if self.recorder.doubts_balance() else None
         if root is not None:
-            with unseen():
-                aux = aux_terms(root)
-            self._tell_balanced(aux)
+            self._tell_balanced(aux_terms(root))
 
     def _tell_balanced(self, aux: list[Aux]) -> None:
         for tell in self.recorder.on_balanced:
             tell([mark.layer for each in aux for mark in each.origin.marks.values()])
 
-    @_guarded
+    @guarded
     def after_backward(self) -> None:
         """Leave the graph: the pass is over, or has failed."""
         running, self._running = self._running, None
@@ -131,7 +113,7 @@ class LossWatch(Probe):
             running.end(self._injected.take())
             self._passes.append(running)
 
-    @_guarded
+    @guarded
     def before_step(self, optimizer: object, _: FrameType) -> None:
         """Write down the passes whose gradients an optimizer is about to apply."""
         if not isinstance(optimizer, torch.optim.Optimizer) or not self._num_passes:

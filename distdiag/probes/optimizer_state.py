@@ -13,6 +13,7 @@ from distdiag.model_event import MOST_NAMES
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_plans import local_part
 
 
@@ -88,7 +89,7 @@ def has_only_zeros(optimizer: torch.optim.Optimizer) -> bool:
     if not gradients or any(each.device.type != "cpu" for each in gradients):
         return False
     parts = [local_part(each) for each in gradients]
-    if any(each.is_sparse for each in parts) or not any(each.numel() for each in parts):
+    if not all(map(is_readable, parts)) or not any(each.numel() for each in parts):
         return False
     return not any(bool(each.any()) for each in parts)
 
@@ -192,13 +193,13 @@ def _names(named: dict[int, tuple[str, torch.Tensor]], parameters: set[int]) -> 
 def _rate(group: dict[str, Any]) -> float:
     rate = group.get("lr", 0.0)
     # Reading a rate from the device would wait for it.
-    if isinstance(rate, torch.Tensor) and rate.device.type != "cpu":
+    if isinstance(rate, torch.Tensor) and not (rate.is_cpu and is_readable(rate)):
         return float("nan")
     return float(rate)
 
 
 def _count(count: Any) -> int:  # noqa: ANN401
     if isinstance(count, torch.Tensor):
-        is_readable = type(count) is torch.Tensor and count.device.type == "cpu"
-        return int(count) if is_readable and count.numel() == 1 else -1
+        is_there = type(count) is torch.Tensor and count.is_cpu and is_readable(count)
+        return int(count) if is_there and count.numel() == 1 else -1
     return int(count)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from distdiag.probes.forward_arguments import Arguments
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.sample_rows import first_tensors
-from distdiag.probes.tensor_bytes import is_captured, is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.sequence_use_event import SeenPadding
 
@@ -83,7 +84,7 @@ def _is_grid(tensor: Tensor) -> bool:
     """Say whether a tensor has a whole number for each token of each row."""
     is_kind = tensor.ndim == _ROWS_AND_TOKENS and tensor.dtype in _MASKS
     is_small = is_kind and 0 < tensor.numel() <= _MOST_ELEMENTS
-    return is_small and is_readable(tensor) and not is_captured(tensor)
+    return is_small and is_readable(tensor)
 
 
 def _are_beside(ids: Tensor, mask: Tensor) -> bool:
@@ -93,7 +94,7 @@ def _are_beside(ids: Tensor, mask: Tensor) -> bool:
 def _hidden_id(ids: Tensor, mask: Tensor) -> int | None:
     if not _are_beside(ids, mask):
         return None
-    with unseen():
+    with out_of_sight():
         if not ((mask == 0) | (mask == 1)).all():
             return None
         hidden, shown = ids[mask == 0], ids[mask != 0]
@@ -106,7 +107,7 @@ def _hidden_id(ids: Tensor, mask: Tensor) -> int | None:
 
 
 def _read(ids: Tensor, mask: Tensor, pad: int) -> PaddingReading:
-    with unseen():
+    with out_of_sight():
         is_pad, is_hidden = ids == pad, mask == 0
         is_mixed = is_hidden.any(1, keepdim=True)
         counts = (is_pad, is_hidden, is_hidden & ~is_pad, is_pad & ~is_hidden & is_mixed)

@@ -6,11 +6,9 @@ that were asked for. It never waits for another rank, and the values of the run 
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +28,9 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.batch_feed import BatchFeed, Refusal
 from distdiag.probes.batch_store import bytes_of
 from distdiag.probes.dropout_off import switch_dropout_off
+from distdiag.probes.guard import guarded
 from distdiag.probes.nudge import nudge_in_place
+from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.recorded_tensors import TensorRecorder
 from distdiag.probes.sample_figures import coarser, figures_of
 from distdiag.probes.tensor_kinds import is_dtensor
@@ -38,19 +38,6 @@ from distdiag.probes.tensor_plans import Held, local_part
 from distdiag.probes.trained_models import TrainedModels
 from distdiag.recorder import Recorder
 from distdiag.recording import Kind, Record, RecordingWriter
-
-
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def call(self: ParityRecorder, *args: Any) -> None:  # noqa: ANN401
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        try:
-            method(self, *args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-
-    return call
 
 
 class ParityRecorder(Probe):
@@ -102,9 +89,10 @@ class ParityRecorder(Probe):
         while self._handles:
             self._handles.pop().remove()
 
+    @guarded
     def flush(self) -> None:
         """Write what the last step left, and the summary."""
-        if self._is_closed or self.is_off:
+        if self._is_closed:
             return
         self._is_closed = True
         self._end_step()
@@ -139,7 +127,7 @@ class ParityRecorder(Probe):
         sys.stderr.flush()
         os._exit(0)  # tells the agent, which calls `flush`
 
-    @_guarded
+    @guarded
     def _on_batch(self) -> None:
         self._end_step()
         if any(True for _ in self._models.trained()):
@@ -175,7 +163,7 @@ class ParityRecorder(Probe):
 
         return run_backward
 
-    @_guarded
+    @guarded
     def _before_backward(self, roots: Any) -> None:  # noqa: ANN401
         self._end_step()
         self._start()
@@ -203,19 +191,19 @@ class ParityRecorder(Probe):
 
         return clip_grad_norm_
 
-    @_guarded
+    @guarded
     def _write_norm(self, norm: object) -> None:
         if isinstance(norm, torch.Tensor) and not is_dtensor(norm):
             values = (float(norm.detach()),)
             self._writer.write(Record(Kind.NORM, self._step, 0, "norm", values=values))
 
-    @_guarded
+    @guarded
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if optimizer not in self._optimizers and isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.append(optimizer)
         self._write_gradients()
 
-    @_guarded
+    @guarded
     def _write_gradients(self) -> None:
         if not self._has_gradients:
             self._has_gradients = True
@@ -249,16 +237,16 @@ class ParityRecorder(Probe):
 
     # Outputs
 
-    @_guarded
+    @guarded
     def _before_forward(self, module: nn.Module, _: object) -> None:
         """Nudge before the first pass, of a script whose batches come from nowhere we see."""
-        is_first = not self._has_started and module.training and torch.is_grad_enabled()
+        is_first = not self._has_started and module.training and is_grad_enabled()
         if is_first and self._models.name_of(module) is not None:
             self._start()
 
-    @_guarded
+    @guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
-        if self._is_in_backward or not torch.is_grad_enabled() or not module.training:
+        if self._is_in_backward or not is_grad_enabled() or not module.training:
             return
         name = self._models.name_of(module)
         found = figures_of(output, self._feed.batch_size) if name is not None else None

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from distdiag.event import CallSite
 from distdiag.model_event import PartialRead
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.guard import guard
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
@@ -40,10 +41,8 @@ class PartialReads(Probe):
         @wrap_like(original)
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if not self.is_off:
-                try:
+                with guard(self.fail):
                     self._look(self_, api, sys._getframe(1))
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return original(self_, *args, **kwargs)
 
         return method

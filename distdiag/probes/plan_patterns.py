@@ -9,6 +9,7 @@ from distdiag.event import CallSite
 from distdiag.fqn_patterns import closest
 from distdiag.plan_event import NamedFault, PatternMatches, PlanPatterns, PlanSource
 from distdiag.probes.base import Probe
+from distdiag.probes.guard import guard
 from distdiag.recorder import Recorder
 
 _MOST_PATTERNS: Final = 400
@@ -36,11 +37,10 @@ class PlanProbe(Probe):
 
     def _safely(self, observe: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
         """Run a part of ours; None if it fails, which switches the probe off."""
-        try:
-            return None if self.is_off else observe(*args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-            return None
+        if not self.is_off:
+            with guard(self.fail):
+                return observe(*args)
+        return None
 
 
 def outcome(

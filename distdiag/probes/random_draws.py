@@ -11,6 +11,7 @@ from torch.distributed.tensor._random import OffsetBasedRNGTracker
 
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.guard import guard
 from distdiag.probes.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.random_states import digest_of
 from distdiag.probes.stack import frames_of
@@ -47,11 +48,9 @@ class RandomDraws(Probe):
             frame = sys._getframe(1)
             is_quiet = self.is_off or torch.compiler.is_compiling()
             if not is_quiet and frame.f_code.co_name not in _INNER:
-                try:
+                with guard(self.fail):
                     generator = kwargs.get("generator") or next(iter(args), None)
                     self._note(spec, generator, frame)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return original(self_, spec, *args, **kwargs)
 
         return method

@@ -14,6 +14,7 @@ from torch import nn
 from distdiag.event import CallSite
 from distdiag.model_event import Moment
 from distdiag.probes.base import Probe
+from distdiag.probes.guard import guard
 from distdiag.probes.keepers import is_wrapped
 from distdiag.probes.meshes import mesh_of
 from distdiag.probes.own_steps import is_due
@@ -51,7 +52,7 @@ class RandomStates(Probe):
     def _look(self, moment: Moment, root: nn.Module | None = None) -> None:
         if self.is_off or torch.compiler.is_compiling():
             return
-        try:
+        with guard(self.fail):
             if root is not None:
                 self._members = sharing_ranks(root) or self._members
             self.recorder.event(
@@ -61,8 +62,6 @@ class RandomStates(Probe):
                 members=self._members,
                 site=CallSite(frames_of(sys._getframe(1), self.recorder.main_script)),
             )
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
 
 def generator_states() -> Iterator[GeneratorState]:

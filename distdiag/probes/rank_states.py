@@ -18,6 +18,7 @@ from torch import nn
 from distdiag.checkpoint_event import StateEntry, StateRestored, StateSaved
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.guard import guard
 from distdiag.probes.stack import frames_of, is_own_file
 from distdiag.probes.tensor_content import contents
 from distdiag.recorder import Recorder
@@ -97,10 +98,8 @@ class RankStates(Probe):
             result = original(state_dict, *args, **kwargs)
             call = self._call.now
             if not self.is_off and call is not None:
-                try:
+                with guard(self.fail):
                     self._write(state_dict, result, *call)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return result
 
         return collect
@@ -140,10 +139,8 @@ class RankStates(Probe):
             if after_read is not None:
                 after_read(args[0] if args else kwargs.get("state_dict"), sys._getframe(1))
             if not self.is_off and self._saved:
-                try:
+                with guard(self.fail):
                     self._compare(*args[:2], frame=sys._getframe(1), **kwargs)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return result
 
         return load

@@ -9,8 +9,9 @@ import torch
 import xxhash
 
 from distdiag.model_event import Basis
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.sample_figures import coarser
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import Held
 from distdiag.recording import Kind, Record, RecordingWriter
@@ -56,7 +57,7 @@ class TensorRecorder:
             self.unreadable[record.name] = f"a {type(tensor).__name__} whose part is not known"
             return
         shape, at, part = place
-        with unseen():
+        with out_of_sight():
             local = local.detach().cpu().contiguous()
             data = _memory_of(local)
             if record.kind is Kind.GRADIENT:

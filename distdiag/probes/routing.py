@@ -18,6 +18,7 @@ from distdiag.event import CallSite
 from distdiag.probes.aux_watch import AuxWatch
 from distdiag.probes.base import Probe
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guard
 from distdiag.probes.routing_biases import Biases
 from distdiag.probes.routing_counters import changed_since, read, versions_of
 from distdiag.probes.routing_hooks import RoutingHooks
@@ -87,12 +88,9 @@ class RoutingWatch(Probe):
         self._guard(self._write)
 
     def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if self.is_off:
-            return
-        try:
-            action(*args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
+        if not self.is_off:
+            with guard(self.fail):
+                action(*args)
 
     # When to look
 
@@ -150,11 +148,9 @@ class RoutingWatch(Probe):
         self._guard(self._look_at, layer, result)
         self._guard(self._count, layer, module)
         self._guard(self._limit, layer)
-        try:
+        with guard(self.fail):
             # Also when the probe is off: the mode must go.
             self._thread.leave(layer, self._aux.settle)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _begin(self, layer: Layer, module: nn.Module, given: object) -> None:
         is_recompute = torch._C._current_graph_task_id() != -1

@@ -7,9 +7,10 @@ from typing import Any, Final
 import torch
 
 from distdiag.probes.batch_store import bytes_of
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.sample_rows import tensors_in
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_content import contents
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import local_part
@@ -34,7 +35,7 @@ def sample_of(value: Any) -> tuple[str, bytes]:  # noqa: ANN401
         tensor = local_part(each).detach()
         if not tensor.is_floating_point() or not tensor.numel() or not is_readable(tensor):
             continue
-        with unseen():
+        with out_of_sight():
             flat = tensor.reshape(-1)
             some = flat[:: max(1, -(-flat.numel() // MOST_SAMPLED))]
             return _dtype(tensor), bytes_of(some.float().cpu().contiguous())
@@ -46,7 +47,7 @@ def choice_of(chosen: Chosen) -> bytes:
 
     The first score that was not chosen is minus infinity where there is none.
     """
-    with unseen():
+    with out_of_sight():
         k = chosen.indices.shape[1]
         scores, indices = chosen.scores.detach(), chosen.indices.detach()
         wide = scores.double()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guard
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.routing_pass import Pass
 from distdiag.probes.tensor_plans import address_of
@@ -52,13 +53,11 @@ class BiasWatch:
 
     def see(self, name: str, args: Sequence[Any], result: object, chosen: Chosen | None) -> None:
         """Look at a call by the name of its function; `chosen` if it chose experts."""
-        try:
+        with guard(self._fail):
             if chosen is not None:
                 self._choose(chosen.scores.shape[1])
             elif name in _ADDS and isinstance(result, torch.Tensor) and len(args) > 1:
                 self._add(args[:2], result)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
 
     def _choose(self, num_experts: int) -> None:
         for size, module, name in self._added:

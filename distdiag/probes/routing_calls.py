@@ -50,10 +50,14 @@ class CallMode(RoutingMode):
     """Tells, besides what `RoutingMode` tells, of calls whose result may be another one again."""
 
     def __init__(
-        self, on_choice: Callable[..., None], on_draw: Callable[[], None], stack: list[OpenCall]
+        self,
+        on_choice: Callable[..., None],
+        on_draw: Callable[[], None],
+        stack: list[OpenCall],
+        fail: Callable[[Exception], None],
     ) -> None:
         """Tell these, and note calls in the innermost of the `stack`."""
-        super().__init__(on_choice, on_draw, lambda _: None)
+        super().__init__(on_choice, on_draw, lambda _: None, fail=fail)
         self._stack = stack
 
     def __torch_function__(

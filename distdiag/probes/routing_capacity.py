@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from distdiag.probes.guard import guard
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.routing_pass import Pass
 
@@ -37,13 +38,11 @@ class CapacityWatch:
 
     def see(self, name: str, args: Sequence[Any], result: object, chosen: Chosen | None) -> None:
         """Look at a call by the name of its function; `chosen` if it chose experts."""
-        try:
+        with guard(self._fail):
             if chosen is not None:
                 self._choose(chosen)
             elif self._passes and self._passes[-1].num_tokens:
                 self._look(name, args, result)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
 
     def _choose(self, chosen: Chosen) -> None:
         num_tokens, num_experts = chosen.scores.shape

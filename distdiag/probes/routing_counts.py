@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from distdiag.probes.guard import guard
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.routing_pass import Pass
 
@@ -46,11 +47,9 @@ class CountWatch:
 
     def see(self, name: str, args: Sequence[Any], result: object, _: Chosen | None) -> None:
         """Look at a call by the name of its function."""
-        try:
+        with guard(self._fail):
             if isinstance(result, torch.Tensor) and self._passes and args:
                 self._look(name, args, result)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
 
     def reduced(self) -> None:
         """Remember the counts that an all-reduce may be about to sum up."""

@@ -9,6 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from distdiag.probes.aux_watch import is_scalar
+from distdiag.probes.guard import guard
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_kinds import is_dtensor
 
 _DRAWS: Final = frozenset(
@@ -55,9 +57,15 @@ class RoutingMode(TorchFunctionMode):
         on_write: Callable[[object], None],
         on_scalar: Callable[[torch.Tensor], None] = _ignore,
         on_call: Callable[[str, tuple[Any, ...], object, Chosen | None], None] = _ignore,
+        *,
+        fail: Callable[[Exception], None],
     ) -> None:
-        """Tell these; they raise nothing. `on_call` is told of each call, by its name."""
+        """Tell these; they raise nothing. `on_call` is told of each call, by its name.
+
+        `fail` is told what goes wrong here.
+        """
         super().__init__()
+        self._fail = fail
         self._on_choice = on_choice
         self._on_draw = on_draw
         self._on_write = on_write
@@ -74,8 +82,18 @@ class RoutingMode(TorchFunctionMode):
         """Run the call."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            return result
+        if not torch.compiler.is_compiling():
+            with guard(self._fail):
+                self._see(func, args, kwargs, result)
+        return result
+
+    def _see(
+        self,
+        func: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,  # noqa: ANN401
+    ) -> None:
         name = getattr(func, "__name__", "")
         chosen = _chosen(func, args, kwargs, result) if func in _CHOICES else None
         if chosen is not None:
@@ -87,7 +105,6 @@ class RoutingMode(TorchFunctionMode):
         elif is_scalar(result):
             self._on_scalar(result)
         self._on_call(name, args, result, chosen)
-        return result
 
 
 def _chosen(
@@ -108,9 +125,15 @@ def _chosen(
         indices = indices.unsqueeze(-1)
     if indices.shape[:-1] != scores.shape[:-1]:
         return None
-    rows = scores.detach().reshape(-1, scores.shape[-1])
-    picks = indices.detach().reshape(-1, indices.shape[-1])
+    rows, picks = _rows(scores), _rows(indices)
     return Chosen(func.__name__, rows, picks, func in _TOP_K, scores.grad_fn)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as rows, and a mere shape in the place of one that cannot be read."""
+    if not is_readable(tensor):
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return tensor.detach().reshape(-1, tensor.shape[-1])
 
 
 def _dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:  # noqa: ANN401

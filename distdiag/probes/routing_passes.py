@@ -63,7 +63,7 @@ class Passes(threading.local):
             biases.see(name, args, result, chosen)
             saw_call(name, args, result)
 
-        self.mode = RoutingMode(*tell, see)
+        self.mode = RoutingMode(*tell, see, fail=fail)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self, layer: Layer, settle: Callable[[], None]) -> None:

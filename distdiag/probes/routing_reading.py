@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import torch
 
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.routing_mode import Chosen
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.routing_event import Choice, Load
 
@@ -41,7 +42,7 @@ class RoutingReading:
         self._counts: torch.Tensor | None = None
         self._dropped: Pending | None = None
         tensors: list[torch.Tensor] = []
-        with unseen():
+        with out_of_sight():
             if given is not None:
                 self._add("given", given, tensors)
             self._add("scores", scores, tensors)
@@ -66,7 +67,7 @@ class RoutingReading:
         chose = self._fields["layer"]
         is_near = layer in (chose, chose.rpartition(".")[0])
         if self._counts is not None and capacity > 0 and is_near:
-            with unseen():
+            with out_of_sight():
                 beyond = (self._counts - capacity).clamp_(min=0)
                 self._dropped = contents([beyond / self._counts.sum().clamp_(min=1)])
             self._counts = None

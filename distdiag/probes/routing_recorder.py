@@ -6,11 +6,9 @@ that were asked for. It never waits for another rank, and the values of the run 
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +21,7 @@ from torch.optim.optimizer import (
 )
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.guard import guard, guarded
 from distdiag.probes.random_states import generator_states
 from distdiag.probes.routing_arrays import choice_of, digests_of, is_whole, sample_of
 from distdiag.probes.routing_calls import (
@@ -42,19 +41,6 @@ from distdiag.recorder import Recorder
 from distdiag.routing_event import Choice
 from distdiag.routing_record import Ended, RouteRecord, RouteWriter, Seen
 from distdiag.routing_task import RoutingTask
-
-
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def call(self: RoutingRecorder, *args: Any) -> None:  # noqa: ANN401
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        try:
-            method(self, *args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-
-    return call
 
 
 class RoutingRecorder(Probe):
@@ -101,9 +87,10 @@ class RoutingRecorder(Probe):
             # Torch forgets this one of its tables, and compiled modules would warn.
             nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
+    @guarded
     def flush(self) -> None:
         """Say how the recording ended."""
-        if self._is_closed or self.is_off:
+        if self._is_closed:
             return
         self._is_closed = True
         self._end_step()
@@ -150,11 +137,11 @@ class RoutingRecorder(Probe):
 
         return run_backward
 
-    @_guarded
+    @guarded
     def _before_backward(self) -> None:
         self._end_step()
 
-    @_guarded
+    @guarded
     def _before_step(self, *_: object) -> None:
         if self._has_gradients:
             return
@@ -173,7 +160,7 @@ class RoutingRecorder(Probe):
 
     # Modules
 
-    @_guarded
+    @guarded
     def _before_forward(self, module: nn.Module, args: Any) -> None:  # noqa: ANN401
         if not self._open.stack and not self._is_in_backward:
             self._end_step()
@@ -203,22 +190,20 @@ class RoutingRecorder(Probe):
         self._open.begin(call, self._mode)
 
     def _mode(self) -> CallMode:
-        return CallMode(self._on_choice, self._on_draw, self._open.stack)
+        return CallMode(self._on_choice, self._on_draw, self._open.stack, self.fail)
 
     def _after_forward(self, module: nn.Module, _: Any, *seen: Any) -> None:  # noqa: ANN401
         if torch.compiler.is_compiling():
             return
         # Of a pass that an exception ends torch tells no keywords; repeated ones end so.
         kwargs, output = seen if len(seen) == 2 else ({}, None)
-        try:
+        call = None
+        with guard(self.fail):
             call = self._open.end(module)  # also when the probe is off: the mode must go
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-            return
         if call is not None:
             self._write_output(call, kwargs, output)
 
-    @_guarded
+    @guarded
     def _write_output(self, call: OpenCall, kwargs: Any, output: Any) -> None:  # noqa: ANN401
         dtype, data = sample_of(output)
         more = digests_of(kwargs)
@@ -244,7 +229,7 @@ class RoutingRecorder(Probe):
             if call is not None:
                 call.is_drawn = True
 
-    @_guarded
+    @guarded
     def _on_choice(self, chosen: Chosen) -> None:
         call = self._open.router()
         if call is None:

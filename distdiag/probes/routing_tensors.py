@@ -8,6 +8,7 @@ import torch
 
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.sample_rows import tensors_in
+from distdiag.probes.tensor_bytes import is_readable
 
 _INTEGERS: Final = (torch.int64, torch.int32, torch.int16, torch.uint8)
 _MOST_CHOSEN: Final = 64
@@ -25,7 +26,7 @@ def choice_in(
     """
     num_tokens = given.numel() // max(1, given.shape[-1]) if given is not None else None
     for tensor in tensors_in(value):
-        if tensor.ndim < 2 or not tensor.numel():
+        if tensor.ndim < 2 or not tensor.numel() or not is_readable(tensor):
             continue
         rows = tensor.detach().reshape(-1, tensor.shape[-1])
         if num_tokens not in (None, len(rows)):

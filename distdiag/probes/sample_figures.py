@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_kinds import is_dtensor
 
 _weights: dict[tuple[int, torch.device], torch.Tensor] = {}
@@ -34,7 +35,7 @@ def figures_of(output: Any, batch_size: int) -> Figures | None:  # noqa: ANN401
     tensor = _first_tensor(output)
     if tensor is None or batch_size < 1:
         return None
-    with unseen():
+    with out_of_sight():
         axis, rows = _rows(tensor.detach(), batch_size)
         if rows is None or not rows.shape[1]:
             return None

@@ -8,7 +8,8 @@ from typing import Any, Final
 import torch
 import xxhash
 
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensor_bytes import is_readable
 
 _DEEPEST: Final = 4
 _MOST_TENSORS: Final = 8
@@ -42,7 +43,7 @@ def first_tensors(value: Any) -> list[torch.Tensor]:  # noqa: ANN401
 
 def rows_of(batch: Any, num_rows: int) -> tuple[str, ...]:  # noqa: ANN401
     """Return a digest for each sample of a batch on the CPU; nothing if that cannot be had."""
-    with unseen():
+    with out_of_sight():
         tensors = [
             tensor
             for tensor in first_tensors(batch)

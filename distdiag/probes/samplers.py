@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar, Final
 
-import torch
 from torch.utils.data import DataLoader, dataloader
 
 from distdiag.data_event import EpochFed, SamplerState
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guard
 from distdiag.probes.index_stream import IndexStream
+from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.sample_rows import rows_of
 from distdiag.probes.sampler_state import chain_of, state_of
@@ -96,10 +97,8 @@ class SamplerWatch(Probe):
             self._settle(all_of_them=True)
 
     def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        try:
+        with guard(self.fail):
             action(*args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     # What data loaders do
 
@@ -172,7 +171,7 @@ class SamplerWatch(Probe):
         room = _MOST_ROWS - len(mine.contents)
         if mine.number == 0 and 0 < size <= room and mine.sampler.num_replicas:
             mine.contents += rows_of(batch, size)
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
 
     def _exhausted(self, iterator: Any) -> None:  # noqa: ANN401
@@ -189,7 +188,7 @@ class SamplerWatch(Probe):
         state = state_of(sampler)
         dataset = type(iterator._dataset).__name__
         base = f"{dataset} {self._number(iterator._dataset)} by {' of '.join(state.chain)}"
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             base += " without gradients"  # one rank may evaluate alone, with the same loader
         stream, others = base, {each.stream for each in self._open}
         while stream in others:
@@ -207,7 +206,7 @@ class SamplerWatch(Probe):
             epoch_before=self._epoch_of(sampler),
             num_backwards=self.recorder.num_backwards,
             site=CallSite(frames_of(frame, self.recorder.main_script)),
-            has_grad=torch.is_grad_enabled(),
+            has_grad=is_grad_enabled(),
             iterator=weakref.ref(iterator),
         )
         known.count += 1

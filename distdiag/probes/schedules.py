@@ -16,6 +16,7 @@ from distdiag.data_event import ScheduleState
 from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guard
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
@@ -87,10 +88,8 @@ class Schedules(Probe):
         def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(self_, *args, **kwargs)
             if not self.is_off:
-                try:
+                with guard(self.fail):
                     self._advanced(self_)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return result
 
         return step
@@ -124,24 +123,20 @@ class Schedules(Probe):
         # A compiled step must stay one graph: nothing of the probe may get into it.
         if torch.compiler.is_compiling() or self.is_off:
             return
-        try:
+        with guard(self.fail):
             for course in self._all:
                 scheduler = course.scheduler()
                 # A wrapper of an optimizer has the same list.
                 own = None if scheduler is None else scheduler.optimizer.param_groups
                 if own is not None and own is optimizer.param_groups:
                     self._count_step(course)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _after_step(self) -> None:
         if self.is_off or self.recorder.step < self._next_look:
             return
-        try:
+        with guard(self.fail):
             self._next_look *= 2
             self._write_all()
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _count_step(self, course: _Course) -> None:
         course.see(_rate(course.scheduler()))  # another scheduler may have set it

@@ -19,6 +19,7 @@ from distdiag.probes.call_places import Place
 from distdiag.probes.forward_arguments import arguments_of
 from distdiag.probes.functional_exchanges import PERMUTED
 from distdiag.probes.given_positions import PARTED, doubt_of, positions_in
+from distdiag.probes.guard import guard
 from distdiag.probes.own_steps import is_due
 from distdiag.probes.padding_masks import is_call, pad_of, read_padding
 from distdiag.probes.post_import import ImportWatch
@@ -85,13 +86,13 @@ class SequenceProbe(Probe):
         self._guard(self._write)
 
     def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if self.is_off:
-            return
-        try:
-            action(*args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-            self._look(False)
+        if not self.is_off:
+            with guard(self._stop):
+                action(*args)
+
+    def _stop(self, error: Exception) -> None:
+        self.fail(error)
+        self._look(False)
 
     def _look(self, is_wanted: bool) -> None:
         self._calls.is_wanted = is_wanted

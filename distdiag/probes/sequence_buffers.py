@@ -10,6 +10,7 @@ from torch.distributed.tensor import experimental
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.by_identity import WeakMembers
+from distdiag.probes.guard import guard
 
 
 class SequenceBuffers(Probe):
@@ -28,11 +29,9 @@ class SequenceBuffers(Probe):
         @wrap_like(original)
         def context_parallel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if not self.is_off:
-                try:
+                with guard(self.fail):
                     self.recorder.cutting_mesh = kwargs.get("mesh", args[0] if args else None)
                     self._note(kwargs.get("buffers") or ())
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return original(*args, **kwargs)
 
         return context_parallel

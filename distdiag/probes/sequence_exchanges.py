@@ -18,8 +18,9 @@ from distdiag.event import CallSite
 from distdiag.probes.attention_calls import Attention
 from distdiag.probes.attention_masks import MaskReading
 from distdiag.probes.call_places import Line, Place
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.padding_masks import PaddingReading
-from distdiag.probes.tensor_bytes import is_readable, unseen
+from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_content import Pending, contents
 from distdiag.sequence_use_event import UseKind
 
@@ -141,7 +142,7 @@ class ForwardPass:
         if self._num_read >= MOST_READ or not all(map(is_readable, tensors)):
             return None
         self._num_read += 1
-        with unseen():
+        with out_of_sight():
             rows = [each.reshape(-1, width) if width else each for each in tensors]
             found = contents([*tensors, num_distinct(rows)])
         found.guard()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.guard import guard
 from distdiag.probes.module_names import clean_name
 
 _METHODS: Final = ("unshard", "wait_for_unshard", "post_backward")
@@ -32,11 +33,9 @@ class ShardingContext(Probe):
                 return original(self_, *args, **kwargs)
             context = here.context
             before = context.module
-            try:
+            with guard(self.fail):
                 name = self_._module_fqn
                 context.module = None if name is None else clean_name(name)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
             try:
                 return original(self_, *args, **kwargs)
             finally:

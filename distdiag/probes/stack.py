@@ -25,6 +25,8 @@ _API_FILES: Final = (
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/device_mesh.py",
 )
+_PASSING_ON: Final = frozenset({"__torch_dispatch__", "__torch_function__"})
+"""By these modes and subclasses of the program hand on what other code calls."""
 _WRAPPER_FILES: Final = ("torch/distributed/c10d_logger.py",)
 
 
@@ -58,7 +60,8 @@ def frames_of(frame: FrameType | None, main_script: str | None) -> tuple[Frame, 
             item.f_code.co_filename,
             item.f_lineno or item.f_code.co_firstlineno,
             item.f_code.co_name,
-            is_user_file(item.f_code.co_filename, main_script),
+            item.f_code.co_name not in _PASSING_ON
+            and is_user_file(item.f_code.co_filename, main_script),
         )
         for item in stack
         if not is_own_file(item.f_code.co_filename, main_script)

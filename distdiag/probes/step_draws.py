@@ -11,14 +11,15 @@ from typing import Any, ClassVar, Final
 import torch
 import xxhash
 from torch.jit import _builtins
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
 from distdiag.data_event import Draw
 from distdiag.event import CallSite, Phase
 from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.guard import guard
 from distdiag.probes.stack import frames_of
 from distdiag.probes.step_feeds import StepFeeds
-from distdiag.probes.tensor_bytes import unseen
 from distdiag.recorder import Recorder
 
 # Not randperm: programs draw one permutation on all ranks, and each takes its part of it.
@@ -59,23 +60,19 @@ class StepDraws(Probe):
 
     def state_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return a digest of the generator that a call will use; nothing where it is not known."""
-        try:
+        with guard(self.fail):
             return _state(args, kwargs)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-            return ""
+        return ""
 
     def note(self, api: str, result: object, state: str, is_given: bool, frame: FrameType) -> None:
         """Take note of a draw that was made."""
         if not state or not isinstance(result, torch.Tensor) or self.is_off:
             return
-        try:
+        with guard(self.fail):
             site = CallSite(frames_of(frame, self.recorder.main_script))
             sizes = tuple(map(int, result.shape))
             is_inside = self._feeds.is_inside
             self._feeds.add_draw(Draw(api, sizes, state, is_inside, is_given, site))
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
 
 def _front(original: AnyCallable, number: int) -> AnyCallable:
@@ -98,9 +95,7 @@ def _state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     read = _reader(args, kwargs)
     if read is None:
         return ""
-    with unseen():
-        state = read()
-        return xxhash.xxh3_64_hexdigest(state.numpy().tobytes())
+    return xxhash.xxh3_64_hexdigest(read().numpy().tobytes())
 
 
 def _reader(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], torch.Tensor] | None:
@@ -122,4 +117,11 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     if given is not None:
         return torch.device(given)
     like = next((a for a in (*args, kwargs.get("out")) if isinstance(a, torch.Tensor)), None)
-    return like.device if like is not None else torch.get_default_device()
+    return like.device if like is not None else _default_device()
+
+
+def _default_device() -> torch.device:
+    # As `torch.get_default_device`, which makes a tensor to find out the number of a device.
+    modes = reversed(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    found = (each.device for each in modes if isinstance(each, _device.DeviceContext))
+    return torch.device(next(found, "cpu"))

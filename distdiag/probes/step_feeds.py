@@ -19,7 +19,9 @@ from distdiag.event import CallSite
 from distdiag.probes.base import AnyCallable, Probe
 from distdiag.probes.batch_norms import NormReading, local_norms
 from distdiag.probes.by_identity import WeakMap
+from distdiag.probes.guard import guard
 from distdiag.probes.keepers import keeper_of, unwrapped
+from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.sample_rows import first_tensors
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_content import Pending, contents
@@ -96,12 +98,9 @@ class StepFeeds(Probe):
         self._guard(self._write)
 
     def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if self.is_off:
-            return
-        try:
-            action(*args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
+        if not self.is_off:
+            with guard(self.fail):
+                action(*args)
 
     # Models. Without the mark that other wrappers bear: DDP may be compiled as a whole.
 
@@ -148,7 +147,7 @@ class StepFeeds(Probe):
             fed.norms = NormReading(output, fed.norm_layers)
 
     def _enter_forward(self, module: nn.Module, given: object) -> None:
-        if not (torch.is_grad_enabled() and module.training and dist.is_initialized()):
+        if not (is_grad_enabled() and module.training and dist.is_initialized()):
             return
         for tell in self.recorder.on_given:
             tell(given)

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 
 from distdiag.event import Frame, Phase, StepEnd
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.guard import guard
 from distdiag.probes.loss_watch import LossWatch
 from distdiag.probes.stack import frames_of, stack_key
 from distdiag.probes.survey import Survey
@@ -136,7 +137,7 @@ class StepClock(Probe):
         return step
 
     def _begin(self, frame: FrameType) -> None:
-        try:
+        with guard(self.fail):
             depth, depths = _depth(frame), self._open.depths
             while depths and depths[-1] >= depth:
                 depths.pop()  # that step raised: hooks after it never ran
@@ -145,19 +146,15 @@ class StepClock(Probe):
                 self._closed_at = time.monotonic()
             if len(depths) == 1:
                 self.recorder.set_phase(Phase.OPTIMIZER)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _end(self, frame: FrameType) -> None:
-        try:
+        with guard(self.fail):
             depth, depths = _depth(frame), self._open.depths
             was_open = bool(depths)
             while depths and depths[-1] >= depth:
                 depths.pop()
             if was_open and not depths:
                 self._close()
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _close(self) -> None:
         recorder, now = self.recorder, time.monotonic()
@@ -215,10 +212,8 @@ class BackwardWatch(Probe):
                 for tell in recorder.on_backward:
                     tell()
             outer, phase = recorder.backward, recorder.phase
-            try:
+            with guard(self.fail):
                 self._begin(sys._getframe(1), counts=accumulates)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
             if accumulates:
                 self._show(args[0] if args else kwargs.get("t_outputs"))
             try:

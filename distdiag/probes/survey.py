@@ -6,9 +6,8 @@ the first optimizer steps after that and then every hundredth.
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -22,6 +21,7 @@ from distdiag.model_event import ModelPlan, ModelState, Moment, SliceSaved, Tens
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.born import Born, roots_of
 from distdiag.probes.by_identity import WeakMembers
+from distdiag.probes.guard import guarded
 from distdiag.probes.head_counts import HeadCounts
 from distdiag.probes.keepers import Tree, WrapTimes, is_wrapped, keeps, parameters_in, walk
 from distdiag.probes.optimizer_state import owners_of
@@ -37,20 +37,6 @@ from distdiag.probes.wrapped_names import WrappedNames
 from distdiag.recorder import Recorder
 
 CHUNK: Final = 256
-
-
-def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def call(self: Survey, *args: Any) -> None:  # noqa: ANN401
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        try:
-            with torch.no_grad():
-                method(self, *args)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-
-    return call
 
 
 class Survey(Probe):
@@ -92,11 +78,11 @@ class Survey(Probe):
         self.recorder.before_forward = self.before_forward
         self.recorder.live_models = self._roots
 
+    @guarded
     def flush(self) -> None:
         """Write down what has been read by now."""
-        if not self.is_off:
-            self._write_readings(self._readings.take())
-            self._optimizers.settle()
+        self._write_readings(self._readings.take())
+        self._optimizers.settle()
 
     def _after_wrapping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -109,7 +95,7 @@ class Survey(Probe):
 
     # The moments
 
-    @_guarded
+    @guarded
     def after_wrap(self, modules: Sequence[nn.Module]) -> None:
         """Take note of the parameters that FSDP2 found in the modules it has wrapped."""
         for module in modules:
@@ -120,13 +106,13 @@ class Survey(Probe):
                 self._started.discard(root)  # it begins anew, as another one
                 self._num_born = -1
 
-    @_guarded
+    @guarded
     def before_share(self, tensors: object, group: object) -> None:
         """Take note of parameters and gradients that the program itself sends round."""
         if not self._started or any(map(self._steps.is_due, self._started)):
             self._shared.note(tensors, group, (self._modules.count, self.recorder.num_backwards))
 
-    @_guarded
+    @guarded
     def before_save(self, saved: object, frame: FrameType) -> None:
         """Take note of parts of sharded parameters that are saved as if they were all."""
         names, members = slices_in(saved, self._roots())
@@ -134,14 +120,14 @@ class Survey(Probe):
             site = CallSite(frames_of(frame, self.recorder.main_script))
             self.recorder.event(SliceSaved, names=names, members=members, site=site)
 
-    @_guarded
+    @guarded
     def before_forward(self) -> None:
         """Look at models that were wrapped, and have not been used since."""
         for root in self._roots():
             if root not in self._started and is_wrapped(root):
                 self._start(root)
 
-    @_guarded
+    @guarded
     def before_backward(self) -> None:
         """Look at models that were never wrapped: they are complete by now."""
         self._write_readings(self._readings.take())
@@ -153,7 +139,7 @@ class Survey(Probe):
             if root not in self._started:
                 self._start(root)
 
-    @_guarded
+    @guarded
     def after_backward(self) -> None:
         """Look at the gradients: this may be the last pass before the step."""
         if self._only_start:
@@ -164,7 +150,7 @@ class Survey(Probe):
                 if self._steps.is_due(root):
                     self._look(root, Moment.BACKWARD)
 
-    @_guarded
+    @guarded
     def before_step(self, optimizer: object, frame: FrameType) -> None:
         """Look at what an optimizer is about to change, and at itself."""
         if self._only_start or not isinstance(optimizer, torch.optim.Optimizer):
@@ -181,7 +167,7 @@ class Survey(Probe):
             plans = [plan for root in roots for plan in self._plans.get(self.name_of(root), ())]
             self._optimizers.begin(optimizer, plans, frame)
 
-    @_guarded
+    @guarded
     def after_step(self, optimizer: object) -> None:
         """Write down what was seen of an optimizer, now that it has stepped."""
         if isinstance(optimizer, torch.optim.Optimizer):

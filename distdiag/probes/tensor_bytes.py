@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import torch
@@ -13,6 +12,11 @@ import torch
 SAMPLE: Final = 1 << 14
 
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_OWN_DISPATCH: Final = tuple(
+    getattr(torch._C.DispatchKey, name)
+    for name in ("Python", "Fake")
+    if hasattr(torch._C.DispatchKey, name)
+)
 _NUMERIC: Final = frozenset(
     getattr(torch, name)
     for name in (
@@ -40,22 +44,11 @@ class Statistics(NamedTuple):
 NO_STATISTICS: Final = Statistics(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
-    """Let operators run past the modes and subclasses of the user, without a graph.
-
-    Both kinds of modes are thread-local, and so is what switches them off.
-    """
-    guard = torch._C._DisableTorchDispatch()
-    try:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            yield
-    finally:
-        del guard
-
-
 def is_readable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has bytes of its own on a CPU or a CUDA device."""
+    """Whether a tensor has bytes of its own on a CPU or a CUDA device, and may be read now.
+
+    A graph that is captured would hold what is computed from tensors, whatever stream does it.
+    """
     try:
         if torch.nn.parameter.is_lazy(tensor) or not _is_plain(tensor):
             return False
@@ -74,12 +67,18 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.device.type in ("cpu", "cuda")
         and not tensor.is_nested
         and not tensor.is_quantized
-        and not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
+        and not _has_own_dispatch(tensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not torch._is_functional_tensor(tensor)
         and not tensor.is_conj()  # their bytes are not what the program sees
         and not tensor.is_neg()
+        and not is_captured(tensor)
     )
+
+
+def _has_own_dispatch(tensor: torch.Tensor) -> bool:
+    keys = torch._C._dispatch_keys(tensor)
+    return any(keys.has(key) for key in _OWN_DISPATCH)
 
 
 def is_captured(tensor: torch.Tensor) -> bool:

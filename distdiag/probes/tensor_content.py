@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 import xxhash
 
+from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.tensor_bytes import (
     NO_STATISTICS,
     Statistics,
@@ -20,7 +21,6 @@ from distdiag.probes.tensor_bytes import (
     quick_statistics,
     sample,
     statistics,
-    unseen,
 )
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def contents(tensors: Sequence[torch.Tensor]) -> Pending:
     The memory of tensors on CUDA devices is not reused before they are read; whoever writes to them
     next calls ``guard`` first. While a CUDA graph is captured they have no content.
     """
-    with unseen():
+    with out_of_sight():
         known: list[Content | None] = [None] * len(tensors)
         on_device: dict[torch.device, list[int]] = {}
         for index, tensor in enumerate(tensors):

@@ -17,7 +17,8 @@ from distdiag.probes.keepers import unwrapped
 from distdiag.probes.model_loads import ModelLoads
 from distdiag.probes.module_names import clean_name
 from distdiag.probes.module_slots import Slot, slots_of
-from distdiag.probes.tensor_bytes import is_readable, sample, unseen
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensor_bytes import is_readable, sample
 from distdiag.probes.tensor_content import Content, Pending, contents
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import address_of, local_part
@@ -181,7 +182,7 @@ def _part_like(given: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
         whole.shape, whole.device_mesh, whole.placements
     )
     places = zip(offset, shape, strict=True)
-    with unseen():
+    with out_of_sight():
         return given[tuple(slice(start, start + size) for start, size in places)]
 
 
@@ -209,18 +210,18 @@ def _has_values(tensor: torch.Tensor) -> bool:
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    with unseen():
+    with out_of_sight():
         return sample(local_part(tensor).detach())[:_MOST_VALUES].to(torch.float64, copy=True)
 
 
 def _varies(values: torch.Tensor) -> bool:
-    with unseen():
+    with out_of_sight():
         return bool(values.isfinite().all()) and float(values.std()) > 0
 
 
 def _are_unlike(before: torch.Tensor, after: torch.Tensor) -> bool:
     if before.shape != after.shape or not _varies(after):
         return False
-    with unseen():
+    with out_of_sight():
         one, other = before - before.mean(), after - after.mean()
         return abs(float(one.dot(other) / (one.norm() * other.norm()))) < _UNLIKE

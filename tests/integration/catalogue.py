@@ -14,6 +14,14 @@ __all__ = ["PROGRAMS", "PROGRAM_FOLDER", "Program", "program_parameters"]
 PROGRAM_FOLDER = Path(__file__).with_name("programs")
 
 
+UNWATCHED = {
+    "ddp_compile": "torch compiles nothing within modes of a program",
+    "fsdp2_compile": "torch compiles nothing within modes of a program",
+    "own_modes": "it watches by itself, and compiles",
+}
+"""The programs that are run without modes around them, and why."""
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """One training script, its arguments, and whether only the long run includes it.
 
@@ -36,6 +44,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name by which tests call this row."""
         told = [arg for arg in self.args if not arg.startswith("-")]
         return "-".join([self.name, *told, *([f"{self.nproc}-ranks"] if self.nproc != 2 else [])])
+
+    @property
+    def watch(self) -> tuple[str, ...]:
+        """Return the option by which it records what modes of its own see, if it may."""
+        return () if self.name in UNWATCHED else ("--watch",)
 
     @property
     def records(self) -> list[str]:
@@ -153,6 +166,8 @@ PROGRAMS = (
     Program(name="own_optimizers", args=("--way", "scaled"), slow=True),
     Program(name="own_optimizers", args=("--way", "schedule-free"), slow=True),
     Program(name="own_optimizers", args=("--way", "sharpness-fsdp2"), slow=True),
+    Program(name="own_modes", args=("--way", "eager")),
+    Program(name="own_modes", args=("--way", "traced")),
     Program(name="own_parts", slow=True),
     Program(name="parameter_server", slow=True),
     Program(name="past_the_wrapper", slow=True),

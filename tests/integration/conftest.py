@@ -20,9 +20,8 @@ class CheckedRuns:
         """Return the checked run of a program."""
         if program.label not in self._runs:
             out = self._folder / program.label
-            outcome = run_checked(
-                program.script, [*program.args, "--out", str(out)], nproc=program.nproc
-            )
+            args = [*program.watch, *program.args, "--out", str(out)]
+            outcome = run_checked(program.script, args, nproc=program.nproc)
             self._runs[program.label] = Recorded(outcome, read_records(out))
         return self._runs[program.label]
 

@@ -1,4 +1,7 @@
-"""Losses, weights and generator states are the same to the last bit with and without distdiag."""
+"""Losses, weights and generator states are the same to the last bit with and without distdiag.
+
+So are the operations and functions of torch that modes of the programs see, in their order.
+"""
 
 from pathlib import Path
 
@@ -17,6 +20,7 @@ QUICK = (
     "fsdp2",
     "hf_trainer",
     "locked_cache",
+    "own_modes",
     "pipeline",
     "subgroups",
     "tensor_parallel",
@@ -29,7 +33,8 @@ def test_results_are_bit_identical_with_and_without_distdiag(
     program: Program, checked_runs: CheckedRuns, tmp_path: Path
 ) -> None:
     out = tmp_path / program.label
-    plain = run_plain(program.script, [*program.args, "--out", str(out)], nproc=program.nproc)
+    args = [*program.watch, *program.args, "--out", str(out)]
+    plain = run_plain(program.script, args, nproc=program.nproc)
     plain_records = read_records(out)
     assert sorted(plain_records) == program.records, plain.describe()
 

@@ -10,7 +10,7 @@ from tests.integration.catalogue import (
 )
 from tests.integration.conftest import CheckedRuns
 
-HELPERS = {"megatron_on_cpu", "routed_twice", "training_record"}
+HELPERS = {"megatron_on_cpu", "operation_log", "routed_twice", "training_record"}
 
 
 @pytest.mark.timeout(480)

@@ -16,6 +16,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from distdiag.config import Config
 from distdiag.event import ProbeDisabled, TorchLoaded
@@ -442,3 +444,63 @@ def test_a_fake_tensor_is_never_recorded(observed: Observed, fake_group: None) -
     with FakeTensorMode():
         dist.all_reduce(torch.ones(3))
     assert not observed.calls()
+
+
+class _Logged(TorchDispatchMode):
+    """A mode of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _LoggedFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_that_hands_a_call_on_is_not_where_it_was_made(
+    observed: Observed, fake_group: None
+) -> None:
+    observed.install(*TENSOR_PARTS)
+    with _Logged():
+        funcol.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+
+    (call,) = observed.calls()
+    assert call.site.location is not None
+    assert call.site.location.function == (
+        "test_a_mode_that_hands_a_call_on_is_not_where_it_was_made"
+    )
+
+
+def test_modes_of_the_program_see_no_look_at_a_collective(
+    observed: Observed, fake_group: None
+) -> None:
+    given = torch.ones(4)
+    splits = list(torch.tensor([1, 3])), list(torch.tensor([3, 1]))
+
+    def seen() -> tuple[list[str], list[Any]]:
+        with _LoggedFunctions() as functions, _Logged() as operations:
+            dist.all_to_all_single(torch.ones(4), given, *splits)
+            dist.send(given, dst=1, tag=splits[0][0])
+            dist.all_reduce(given, async_op=True).wait()
+            funcol.all_reduce(given, "sum", dist.group.WORLD)
+        return operations.seen, functions.seen
+
+    plain = seen()
+    observed.install()
+    assert seen() == plain
+    assert len(observed.calls()) == 4

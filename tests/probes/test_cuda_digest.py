@@ -8,7 +8,8 @@ import torch
 from distdiag.probes import cuda_digest
 from distdiag.probes.cuda_digest import Batch
 from distdiag.probes.digest_arithmetic import FIRST, ITEM, LANES, PLACE, SECOND
-from distdiag.probes.tensor_bytes import SAMPLE, Statistics, unseen
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensor_bytes import SAMPLE, Statistics
 from distdiag.probes.tensor_content import Content, contents
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 
 def on_cpu(*tensors: torch.Tensor) -> list[tuple[str, int, Statistics]]:
     """Digest with operators of torch, which do on any device what the kernels do."""
-    with unseen():
+    with out_of_sight():
         batch = Batch(list(tensors), CPU, None)
         batch.run()
         return batch.read(batch.results)

@@ -10,14 +10,26 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from operation_log import Watch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+_watch = Watch()
+
+
+class _BeginToWatch(argparse.Action):
+    def __call__(self, *_: object) -> None:
+        _watch.begin()
+
 
 def out_parser() -> argparse.ArgumentParser:
-    """Return a parser that knows `--out FILE`; the record of a rank goes to `FILE.rank{r}.json`."""
+    """Return a parser that knows `--out FILE`; the record of a rank goes to `FILE.rank{r}.json`.
+
+    With `--watch` it holds what modes see that are there from now on.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--watch", nargs=0, action=_BeginToWatch)
     return parser
 
 
@@ -32,14 +44,18 @@ def write_record(
     out: Path | None,
     losses: Iterable[float | Tensor],
     weights: Mapping[str, object],
+    **more: object,
 ) -> None:
-    """Write losses, the digest of this rank's weights and the digests of its generators."""
+    """Write losses, the digests of this rank's weights and generators, and what else is given."""
+    seen = _watch.end()
     if out is None:
         return
     record = {
         "losses": [float(loss).hex() for loss in losses],
         "weights": _weights_digest(weights),
         "rng": _rng_digests(),
+        **seen,
+        **more,
     }
     path = out.with_name(f"{out.name}.rank{os.environ.get('RANK', '0')}.json")
     path.write_text(json.dumps(record, indent=1, sort_keys=True))

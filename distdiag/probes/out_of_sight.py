@@ -1,0 +1,149 @@
+"""The one place that hides what the agent does with tensors from the program that it observes.
+
+A program may have modes, hooks and checks of its own: selective checkpointing counts operations,
+loggers and flop counters look at them, hooks move saved tensors, profilers name them. Within
+`out_of_sight` operations go straight to the kernels of the device, so none of these sees them:
+
+- dispatch modes, fake tensors, functionalization, tracers, and the levels of vmap and grad;
+- autograd, with its anomaly mode and the hooks of saved tensors, and counters of versions;
+- autocast and its cache;
+- modes and subclasses that override functions of torch, also reads such as `tensor.shape`;
+- profilers and other observers of operations.
+
+Nothing may be drawn in it, and no operation used that deterministic algorithms forbid. Whether a
+tensor can be read at all (it may be fake, wrapped, or on a device that records a CUDA graph) says
+`tensor_bytes.is_readable`. Code of the program never runs in it: where it has to, as when a signal
+arrives, it runs `in_sight`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch._C import DispatchKey
+
+reading_attributes: Final = torch._C.DisableTorchFunction
+"""Hides reads such as `tensor.shape` only, where microseconds count and nothing is computed."""
+
+
+def _hidden_keys() -> Any:  # noqa: ANN401
+    """Return the dispatch keys above the kernels of devices, but for lazy conjugates and signs."""
+    keys = torch._C._dispatch_keyset_full()
+    keys -= torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+    for name in ("BackendSelect", "Conjugate", "Negative", "ZeroTensor"):
+        keys = keys.remove(getattr(DispatchKey, name))
+    return keys.add(DispatchKey.PythonDispatcher)
+
+
+_HIDDEN: Final = _hidden_keys()
+_exclude: Final = torch._C._ExcludeDispatchKeyGuard
+_set_observed: Final = torch._C._autograd._enable_record_function
+_set_grad: Final = torch._C._set_grad_enabled
+_has_grad: Final = torch.is_grad_enabled
+_tracing: Final = torch._C._get_tracing_state
+_set_tracing: Final = torch._C._set_tracing_state  # type: ignore[attr-defined]
+_is_inference: Final = torch.is_inference_mode_enabled
+
+
+class _Thread(threading.local):
+    """What hides the operations of this thread now."""
+
+    veil: _Veil | None = None
+
+
+_HERE: Final = _Thread()
+
+
+class _Veil:
+    """What has been switched off, and how to put it back."""
+
+    __slots__ = ("_functions", "_inference", "_keys", "_tracing", "has_grad")
+
+    def __init__(self) -> None:
+        self.has_grad = _has_grad()
+        self._keys: Any = None
+        self._tracing: Any = None
+        self._inference: Any = None
+
+    def begin(self) -> None:
+        """Switch off, first of all what would see that the rest is switched off."""
+        self._functions: Any = reading_attributes()
+        self._functions.__enter__()
+        self.has_grad = _has_grad()
+        _set_grad(False)
+        self._tracing = _tracing()
+        if self._tracing is not None:
+            _set_tracing(None)
+        # What is made now may be kept until the program has left this mode.
+        self._inference = torch._C._InferenceMode(False) if _is_inference() else None
+        self._keys = _exclude(_HIDDEN)
+        self._keys.__enter__()
+        _set_observed(False)
+
+    def end(self) -> None:
+        """Put all back, in reverse order."""
+        _set_observed(True)
+        if self._keys is not None:
+            self._keys.__exit__(None, None, None)
+        self._inference = None
+        if self._tracing is not None:
+            _set_tracing(self._tracing)
+        _set_grad(self.has_grad)
+        self._functions.__exit__(None, None, None)
+
+
+class out_of_sight:
+    """Runs a block so that nothing of the program sees the operations in it; blocks may nest."""
+
+    __slots__ = ("_is_outermost",)
+
+    def __enter__(self) -> None:
+        """Hide what follows on this thread."""
+        self._is_outermost = _HERE.veil is None
+        if self._is_outermost:
+            _hide(_Veil())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Hide nothing any more, after the outermost block."""
+        if self._is_outermost and _HERE.veil is not None:
+            veil, _HERE.veil = _HERE.veil, None
+            veil.end()
+
+
+@contextmanager
+def in_sight() -> Iterator[None]:
+    """Run code of the program that interrupts ours as if ours were not there."""
+    veil, _HERE.veil = _HERE.veil, None
+    if veil is not None:
+        veil.end()
+    try:
+        yield
+    finally:
+        if veil is not None:
+            _hide(veil)
+
+
+def _hide(veil: _Veil) -> None:
+    try:
+        veil.begin()
+        _HERE.veil = veil
+    except BaseException:  # a signal handler of the program raised
+        _HERE.veil = None
+        veil.end()
+        raise
+
+
+def is_grad_enabled() -> bool:
+    """Say whether the program builds graphs now, also within `out_of_sight`."""
+    veil = _HERE.veil
+    return _has_grad() if veil is None else veil.has_grad
