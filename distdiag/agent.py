@@ -18,7 +18,7 @@ import msgspec
 
 from distdiag.config import Config
 from distdiag.errors import UNDECODABLE, DamagedFileError
-from distdiag.event import Finished, Phase, ProbeDisabled, RankStarted
+from distdiag.event import Finished, Frame, Phase, ProbeDisabled, RankStarted
 from distdiag.leaving import leave
 from distdiag.meeting_point import MeetingPoint, is_needed
 from distdiag.monitor_process import MonitorProcess
@@ -60,6 +60,8 @@ class RankAgent:
 
         """
         self.exit_status = 0
+        self._exit_frames: tuple[Frame, ...] = ()
+        self._exit_message = ""
         self.run_dir = open_run_dir(config.run_dir, launch, overwrite=config.overwrite)
         self._launch = launch
         self._config = config
@@ -201,7 +203,7 @@ class RankAgent:
             return
         exit_status = self.exit_status
         try:
-            self._finish(exit_status)
+            self._finish(exit_status, self._exit_frames, self._exit_message)
             if self._launch.rank == 0:
                 exit_status = self._final_status(exit_status)
         except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
@@ -211,12 +213,19 @@ class RankAgent:
         if exit_status != self.exit_status:
             leave(exit_status)
 
-    def _finish(self, exit_status: int) -> None:
+    def will_exit(self, exit_status: int, error: SystemExit) -> None:
+        """Note with which status the script asked to end, and where."""
+        self.exit_status = exit_status
+        self._exit_frames, self._exit_message = self.exceptions.read_exit(error)
+
+    def _finish(self, exit_status: int, frames: tuple[Frame, ...] = (), message: str = "") -> None:
         recorder = self.recorder
         for probe in self.probes:
             guarded(probe.flush, f"the end of the probe {probe.name}")
         recorder.set_phase(Phase.FINISHED)
-        recorder.event(Finished, exit_status=exit_status)
+        if exit_status == 0:
+            frames = ()
+        recorder.event(Finished, exit_status=exit_status, frames=frames, message=message)
         recorder.beat()
         recorder.raise_flag(FINISHED)
         recorder.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 from distdiag.event import (
     CallSite,
@@ -14,6 +15,7 @@ from distdiag.event import (
     Exited,
     FileAccess,
     FileClosed,
+    Finished,
     GroupCreated,
     Observed,
     Phase,
@@ -31,12 +33,27 @@ Kind = Literal[
 ]
 
 
+TOLD_TO_END: Final = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+)
+"""Signals that no fault of a program sends: a launcher, a scheduler or a person did."""
+_SHELL_OFFSET: Final = 128
+"""What shells, and programs that handle a signal, add to its number to make an exit status."""
+
+
+def says_told_to_end(status: int | None) -> bool:
+    """Say whether an exit status (minus the number, for a signal) tells of a signal to end."""
+    if status is None:
+        return False
+    return (-status if status < 0 else status - _SHELL_OFFSET) in TOLD_TO_END
+
+
 class Fate(StrEnum):
     """What became of a rank so far."""
 
     SILENT = "silent"  # no event was ever read
     RUNNING = "running"
-    FINISHED = "finished"  # the script came to its end
+    FINISHED = "finished"  # the script came to its end, with whatever exit status
     RAISED = "raised"  # an exception was not caught
     DIED = "died"  # the process is gone and had neither finished nor raised
 
@@ -64,6 +81,8 @@ class RankState:
     among those that left badly is the first cause. `left_hang`: its process went after the job had
     been declared hung, so that somebody or something ended it for that. `observed` holds the last
     word of each source that looks at the rank from outside, by the name of the source.
+    `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
+    the run has ended, nothing more will be heard of the rank.
     """
 
     rank: int
@@ -80,8 +99,10 @@ class RankState:
     left_hang: bool = False
     started: RankStarted | None = None
     raised: Raised | None = None
+    finished: Finished | None = None
     exited: Exited | None = None
     exit_status: int | None = None
+    is_over: bool = False
     signalled: Signalled | None = None
     last_call: Collective | None = None
     last_call_state: str = ""
@@ -90,6 +111,17 @@ class RankState:
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
     observed: Mapping[str, Observed] = field(default_factory=dict)
+
+    @property
+    def has_failed(self) -> bool:
+        """It raised, died, or left with a status that says failure."""
+        is_bad = self.fate in (Fate.RAISED, Fate.DIED)
+        return is_bad or (self.fate is Fate.FINISHED and bool(self.exit_status))
+
+    @property
+    def oom_kills(self) -> int:
+        """So many processes had the kernel ended for want of memory when this rank was killed."""
+        return self.exited.oom_kills if self.exited is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

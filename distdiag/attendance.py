@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from distdiag.alignment import says_told_to_end
 from distdiag.any_event import AnyEvent
 from distdiag.event import Exited, Finished, Raised
 from distdiag.finding import Outcome
@@ -14,7 +15,10 @@ _MAIN: Final = "MainThread"
 
 
 class Attendance:
-    """A roll call. Feed it all events of a poll, then let it `settle`."""
+    """A roll call. Feed it all events of a poll, then let it `settle`.
+
+    `exit_status` holds minus the number of the signal for ranks that one has ended.
+    """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         """Expect these ranks."""
@@ -23,6 +27,7 @@ class Attendance:
         self._finished: set[int] = set()
         self._raised: set[int] = set()
         self._gone: set[int] = set()
+        self._left_ns: dict[int, int] = {}
         self._cause: Outcome | None = None
         self._was_hung = False
 
@@ -30,27 +35,41 @@ class Attendance:
         """Take in one event; only ends matter."""
         match event:
             case Finished():
-                self._finished.add(event.rank)
-                self.exit_status.setdefault(event.rank, event.exit_status)
+                self._leave(event, self._finished, event.exit_status)
             case Raised() if event.thread == _MAIN:
-                self._raised.add(event.rank)
-                self.exit_status[event.rank] = 1
+                self._leave(event, self._raised, 1)
             case Exited():
-                self._gone.add(event.rank)
+                self._leave(event, self._gone, event.status)
+
+    def _leave(self, event: AnyEvent, ranks: set[int], status: int | None) -> None:
+        ranks.add(event.rank)
+        self._left_ns.setdefault(event.rank, event.time_ns)
+        if status is not None:
+            self.exit_status.setdefault(event.rank, status)
 
     def settle(self, *, is_hung: bool) -> None:
         """Decide what ended the run, when the first rank ended badly."""
         if self._cause is not None:
             return
-        if self.died:
-            self._cause = Outcome.KILLED
-        elif any(self.exit_status.values()):
-            self._cause = Outcome.FAILED
-        else:
+        bad = self.died | self.raised | {r for r in self._finished if self.exit_status[r]}
+        if not bad:
             self._was_hung = is_hung
             return
+        first = min(bad, key=self._order)
+        is_killed = first in self.died or says_told_to_end(self.exit_status.get(first))
+        self._cause = Outcome.KILLED if is_killed else Outcome.FAILED
         if self._was_hung:
             self._cause = Outcome.HUNG  # whatever ended it: that is why somebody did
+
+    def _order(self, rank: int) -> tuple[bool, int, bool]:
+        """Return what the first bad end is the least of.
+
+        A status of its own comes before the signal by which a launcher ends the others then: when a
+        rank died is known only roughly. With equal times it is the death that was seen late.
+        """
+        has_exited = any(self.exit_status[r] > 0 for r in self._finished - self._raised)
+        is_told = rank in self.died and says_told_to_end(self.exit_status.get(rank))
+        return (has_exited and is_told, self._left_ns[rank], rank not in self.died)
 
     @property
     def died(self) -> RankSet:

@@ -118,7 +118,7 @@ def _observe(program: Program, agent: RankAgent | None) -> None:
         _run_as_main(program)
     except SystemExit as error:
         if agent is not None:
-            agent.exit_status = _exit_status(error.code)
+            agent.will_exit(_exit_status(error.code), error)
         raise
     except BaseException as error:
         is_interrupt = isinstance(error, KeyboardInterrupt)

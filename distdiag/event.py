@@ -202,9 +202,15 @@ class Signalled(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """The script ended (its exit handlers included); `exit_status` is what it asked for."""
+    """The script ended (its exit handlers included); `exit_status` is what it asked for.
+
+    Where that is a failure, `frames` (innermost first) are where it left, and `message` is what it
+    gave as the reason, as in ``sys.exit("no data")``.
+    """
 
     exit_status: int
+    frames: tuple[Frame, ...] = ()
+    message: str = ""
 
 
 class ProbeDisabled(Event, frozen=True, kw_only=True):
@@ -230,9 +236,16 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 
 
 class Exited(Event, frozen=True, kw_only=True):
-    """The monitor saw the process of a rank gone, after all its events were read."""
+    """The monitor saw the process of a rank gone, after all its events were read.
+
+    `status` is its exit status, or minus the number of the signal that ended it, or None where
+    nobody could see it. `oom_kills` counts the processes that the kernel's out-of-memory killer has
+    ended around this one since the rank began.
+    """
 
     reason: str = ""
+    status: int | None = None
+    oom_kills: int = 0
 
 
 class ThreadStack(msgspec.Struct, frozen=True, array_like=True):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import msgspec
+
 from distdiag.any_event import AnyEvent
 from distdiag.attendance import Attendance
 from distdiag.config import Config
+from distdiag.dumps.cgroup_memory import count_oom_kills
 from distdiag.dumps.proc import Process, kill_families, wait_for_end
 from distdiag.errors import DamagedFileError
 from distdiag.event import Exited, Finished, Stacks
@@ -50,6 +54,7 @@ class LocalRanks:
         )
         self._started_s = self._moved_s = time.monotonic()
         self._all_came_s = 0.0
+        self._num_oom_kills = count_oom_kills()
         self._answered: set[int] = set()
         self._has_seen_last = False
 
@@ -65,7 +70,11 @@ class LocalRanks:
 
     def poll(self) -> Iterator[AnyEvent]:
         """Yield what is new of these ranks."""
-        return self._source.poll()
+        for event in self._source.poll():
+            if isinstance(event, Exited) and event.status == -signal.SIGKILL:
+                num_killed = count_oom_kills() - self._num_oom_kills
+                event = msgspec.structs.replace(event, oom_kills=num_killed)
+            yield event
 
     def living(self, gone: RankSet) -> list[Process]:
         """Return the processes of the ranks that have begun, without those that are gone."""

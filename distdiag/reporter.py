@@ -35,6 +35,7 @@ from distdiag.last_act import last_act
 from distdiag.ranks import RankSet
 from distdiag.reports import load_reporter, one_line, write_report
 from distdiag.run_dir import LaunchFile, RunDir, Verdict, write_atomically
+from distdiag.shortened import LONGEST_TRACEBACK, shortened
 from distdiag.wire import decode_report
 
 _log = logging.getLogger(__name__)
@@ -240,7 +241,7 @@ class RunReporter:
 def crash_finding(error: Exception) -> Finding:
     """Say in the report that the monitor itself failed."""
     what = f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
+    trace = shortened("".join(traceback.format_exception(error)), LONGEST_TRACEBACK)
     return Finding(
         code="DIA001",
         name="crashed-check",

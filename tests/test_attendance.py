@@ -8,15 +8,15 @@ from distdiag.finding import Outcome
 from distdiag.ranks import RankSet
 
 
-def finished(rank, status=0):
-    return Finished(rank=rank, seq=0, time_ns=0, exit_status=status)
+def finished(rank, status=0, time_ns=0):
+    return Finished(rank=rank, seq=0, time_ns=time_ns, exit_status=status)
 
 
-def raised(rank, thread="MainThread"):
+def raised(rank, thread="MainThread", time_ns=0):
     return Raised(
         rank=rank,
         seq=0,
-        time_ns=0,
+        time_ns=time_ns,
         type="ValueError",
         message="",
         frames=(),
@@ -25,8 +25,8 @@ def raised(rank, thread="MainThread"):
     )
 
 
-def exited(rank):
-    return Exited(rank=rank, seq=-1, time_ns=0)
+def exited(rank, status=None, time_ns=0):
+    return Exited(rank=rank, seq=-1, time_ns=time_ns, status=status)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,12 @@ def exited(rank):
         ([[exited(1)], [raised(0)]], Outcome.KILLED),
         ([[raised(0), exited(1)]], Outcome.KILLED),  # the death was seen late: it came first
         ([[raised(0, "Thread-1")], [finished(0), finished(1)]], Outcome.FINISHED),
+        # Seen in one look: the exception came first, the launcher ended the other rank then.
+        ([[raised(0, time_ns=5), exited(1, -15, time_ns=6)]], Outcome.FAILED),
+        ([[raised(0, time_ns=5), exited(1, -9, time_ns=4)]], Outcome.KILLED),
+        ([[exited(0, -15, time_ns=1), finished(1, 3, time_ns=2)]], Outcome.FAILED),
+        ([[exited(0, -15)], [exited(1, -15)]], Outcome.KILLED),
+        ([[finished(0, 143), finished(1, 143)]], Outcome.KILLED),
     ],
 )
 def test_the_first_bad_end_decides_the_outcome(polls, outcome):
@@ -78,3 +84,5 @@ def test_ranks_are_counted_by_how_they_ended():
     assert attendance.died == RankSet((2,))
     assert attendance.undisturbed == RankSet((4,))
     assert attendance.exit_status == {0: 0, 1: 1, 3: 0}
+    attendance.feed(exited(4, -9))
+    assert attendance.exit_status[4] == -9

@@ -5,6 +5,7 @@ from __future__ import annotations
 from distdiag.checks.base import Check
 from distdiag.finding import Evidence, Finding, Severity
 from distdiag.ranks import RankSet
+from distdiag.shortened import LONGEST_TRACEBACK, shortened
 
 
 class CrashedCheck(Check):
@@ -48,7 +49,9 @@ class CrashedCheck(Check):
             confidence=1.0,
             evidence=(
                 Evidence(
-                    ranks=RankSet(), summary=summary, values={"traceback": traceback_text[-4000:]}
+                    ranks=RankSet(),
+                    summary=summary,
+                    values={"traceback": shortened(traceback_text, LONGEST_TRACEBACK)},
                 ),
             ),
         )

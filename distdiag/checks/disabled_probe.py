@@ -9,6 +9,7 @@ from distdiag.checks.base import Check
 from distdiag.event import ProbeDisabled
 from distdiag.finding import Evidence, Finding, Severity
 from distdiag.ranks import RankSet
+from distdiag.shortened import LONGEST_TRACEBACK, shortened
 
 
 class DisabledProbe(Check):
@@ -59,7 +60,9 @@ class DisabledProbe(Check):
                 Evidence(
                     ranks=ranks,
                     summary=event.reason,
-                    values={"traceback": event.traceback[-4000:]} if event.traceback else {},
+                    values={"traceback": shortened(event.traceback, LONGEST_TRACEBACK)}
+                    if event.traceback
+                    else {},
                 ),
             ),
         )

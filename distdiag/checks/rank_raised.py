@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from distdiag.alignment import Alignment, Fate, RankState
 from distdiag.checks.base import Check
@@ -16,7 +16,14 @@ from distdiag.reasoning.descriptions import (
     user_location,
     whereabouts,
 )
-from distdiag.reasoning.failures import first_died, first_raised, is_interruption
+from distdiag.reasoning.failures import first_end, is_interruption
+from distdiag.shortened import LONGEST_TRACEBACK, shortened
+
+_WHY_ALL = (
+    "Every rank came to the same line and raised there: this is a fault of the program, or of what "
+    "all ranks are given, and not of how they work together."
+)
+_FIX_ALL = "Fix what the exception says; running the script on one rank should show it as well."
 
 
 class RankRaised(Check):
@@ -68,17 +75,20 @@ class RankRaised(Check):
         yield from self._judge(states)
 
     def _judge(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
-        first = first_raised(states)
+        end = first_end(states)
+        if end is None or states[min(end.ranks)].raised is None:
+            return
+        first = end.ranks
         others = RankSet(states.keys() - first)
-        if not first or any(_may_raise_too(states[rank]) for rank in others):
+        if any(_may_raise_too(states[rank]) for rank in others):
             return
         state = states[min(first)]
-        if any(states[rank].left_ns < state.left_ns for rank in first_died(states)):
-            return  # a peer had died before: whatever this rank then met, that came first
-        is_note = not others or is_interruption(state)
+        is_everybody = not others and len(first) > 1
+        is_note = not others or end.is_outside or is_interruption(state)
         location = _line(state)
+        who = f"all {len(first)} ranks" if is_everybody else first.phrase()
         yield self.finding(
-            f"{first.phrase()} raised {raised_phrase(state)}{at(location)}"
+            f"{who} raised {raised_phrase(state)}{at(location)}"
             + (f", before {others.phrase()} failed or waited in vain" if others else ""),
             ranks=first,
             step=state.step,
@@ -86,20 +96,33 @@ class RankRaised(Check):
             grade=Grade.NOTE if is_note else Grade.PROVEN,
             confidence=0.95,
             evidence=(
-                Evidence(
-                    ranks=first,
-                    summary=f"raised {raised_phrase(state)}",
-                    location=location,
-                    values={"traceback": state.raised.traceback[-4000:] if state.raised else ""},
-                ),
+                *_raised_evidence(states[rank] for rank in first),
                 *(_evidence(states[rank]) for rank in others),
             ),
+            why=_WHY_ALL if is_everybody else self.why,
+            fix=_FIX_ALL if is_everybody else self.fix,
         )
 
 
 def _may_raise_too(state: RankState) -> bool:
     """Say whether a rank still runs freely, so that it may be about to raise the same."""
-    return state.fate is Fate.RUNNING and blocking_call(state) is None and state.idle_s < 1.0
+    is_free = state.fate is Fate.RUNNING and blocking_call(state) is None
+    return is_free and state.idle_s < 1.0 and not state.is_over
+
+
+def _raised_evidence(states: Iterable[RankState]) -> Iterator[Evidence]:
+    """Yield what was raised, once where several ranks raised it with the same message."""
+    alike: dict[str, list[RankState]] = {}
+    for state in states:
+        alike.setdefault(raised_phrase(state), []).append(state)
+    for phrase, each in alike.items():
+        text = each[0].raised.traceback if each[0].raised is not None else ""
+        yield Evidence(
+            ranks=RankSet(state.rank for state in each),
+            summary=f"raised {phrase}",
+            location=_line(each[0]),
+            values={"traceback": shortened(text, LONGEST_TRACEBACK)},
+        )
 
 
 def _evidence(state: RankState) -> Evidence:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distdiag.alignment import Alignment, RankState
+from distdiag.alignment import Alignment
 from distdiag.checks.base import Check
-from distdiag.event import Collective, Value
+from distdiag.event import Collective
 from distdiag.finding import Evidence, Finding, Grade, Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.culprits import is_reliable, location_in, missing_evidence, parting_evidence
@@ -87,7 +87,7 @@ class UnevenIterations(Check):
                     ranks=found.stayers,
                     summary=f"made {found.num_stayed} calls from this place of the loop",
                     location=where,
-                    values=_counts(state_of(alignment, min(found.stayers))),
+                    values={"step": found.call.step},
                 ),
                 *_left(found, alignment),
                 *missing_evidence(alignment),
@@ -98,23 +98,19 @@ class UnevenIterations(Check):
 
 def _left(found: UnevenLoop, alignment: Alignment[Collective]) -> Iterator[Evidence]:
     summary = f"made {found.num_left} calls from the place in the loop"
-    call = found.point.by_rank.get(min(found.leavers))
+    rank = min(found.leavers)
+    call = found.point.by_rank.get(rank)
+    calls = [*state_of(alignment, rank).recent] if call is None else [call]
+    here = [each for each in calls if each.group == found.call.group]
     if call is not None:
         summary += f", then went on to {call_phrase(call)}"
     yield Evidence(
         ranks=found.leavers,
         summary=summary,
         location=call_location(call) if call is not None else None,
-        values=_counts(state_of(alignment, min(found.leavers))),
+        # Its last call before this point, or the one that it made instead: not what came later.
+        values={"step": here[-1].step} if here else {},
     )
-
-
-def _counts(state: RankState) -> dict[str, Value]:
-    return {
-        "step": state.step,
-        "num_batches": state.num_batches,
-        "num_backwards": state.num_backwards,
-    }
 
 
 def _signal(alignment: Alignment[Collective], leavers: RankSet) -> str:

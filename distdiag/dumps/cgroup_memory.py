@@ -38,6 +38,15 @@ def read_cgroup_memory(groups: str, mount: Path = MOUNT) -> dict[str, Value]:
     return {}
 
 
+def count_oom_kills() -> int:
+    """Return how many processes the out-of-memory killer has ended in this process's cgroup.
+
+    On the whole machine, where there is no cgroup that counts.
+    """
+    here = read_cgroup_memory(_text(Path("/proc/self/cgroup"))).get("oom_kills")
+    return here if isinstance(here, int) else _count(Path("/proc/vmstat")) or 0
+
+
 def _limit(folder: Path, root: Path, name: str) -> int | None:
     """Return the lowest limit of a group and those around it."""
     folders = [folder, *folder.parents] if folder.is_relative_to(root) else [folder]

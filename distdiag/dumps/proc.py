@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,14 +15,23 @@ import psutil
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _DEAD: Final = frozenset("ZX")
+# struct pidfd_info of <linux/pidfd.h> in its first size, and what asks for it.
+_PIDFD_INFO: Final = struct.Struct("=Q 52x i")
+_PIDFD_INFO_EXIT: Final = 1 << 3
+_PIDFD_GET_INFO: Final = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
 
 
 class ProcessState(NamedTuple):
-    """One reading. `state` is the kernel's letter (R, S, D, T, Z)."""
+    """One reading. `state` is the kernel's letter (R, S, D, T, Z).
+
+    `wait_status` is what the parent of a process that has ended will be told; it is 0 while the
+    process lives, and where we may not know it.
+    """
 
     state: str
     cpu_s: float
     start_ticks: int
+    wait_status: int = 0
 
 
 def read_process(pid: int) -> ProcessState | None:
@@ -35,6 +46,7 @@ def read_process(pid: int) -> ProcessState | None:
         state=fields[0],
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         start_ticks=int(fields[19]),
+        wait_status=int(fields[49]) if len(fields) > 49 else 0,
     )
 
 
@@ -71,6 +83,7 @@ class Process:
     def __init__(self, pid: int, start_ticks: int = 0) -> None:
         """Follow the process that has this number and began then (0: that has it now)."""
         self.pid = pid
+        self._wait_status = 0
         self._descriptor = _open_pidfd(pid)
         reading = read_process(pid)
         self._start_ticks = start_ticks or (reading.start_ticks if reading else 0)
@@ -80,9 +93,21 @@ class Process:
     def read(self) -> ProcessState | None:
         """Read the state, or return None when the process is gone (or has ended as a zombie)."""
         reading = read_process(self.pid)
-        if reading is None or reading.start_ticks != self._start_ticks or reading.state in _DEAD:
+        if reading is None or reading.start_ticks != self._start_ticks:
+            return None
+        if reading.state in _DEAD:
+            self._wait_status = reading.wait_status or self._wait_status
             return None
         return reading
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the process ended: its status, or minus the number of a signal; None if unknown.
+
+        It is known if somebody looked before the parent did, and from Linux 6.15 on after that too.
+        """
+        wait_status = self._wait_status or _wait_status_of(self._descriptor)
+        return os.waitstatus_to_exitcode(wait_status) if wait_status else None
 
     @property
     def is_gone(self) -> bool:
@@ -133,6 +158,17 @@ def kill_families(pids: Iterable[int]) -> None:
         if victim.pid not in spared:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 victim.kill()
+
+
+def _wait_status_of(descriptor: int) -> int:
+    """Ask the kernel how a process ended whose parent knows it already; 0 if it does not tell."""
+    answer = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, 0))
+    try:
+        fcntl.ioctl(descriptor, _PIDFD_GET_INFO, answer)
+    except (OSError, ValueError):  # an older kernel, or no descriptor
+        return 0
+    known, wait_status = _PIDFD_INFO.unpack(answer)
+    return int(wait_status) if known & _PIDFD_INFO_EXIT else 0
 
 
 def _open_pidfd(pid: int) -> int:

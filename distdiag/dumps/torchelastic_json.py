@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
-from distdiag.dumps.traceback_blocks import MOST_CHARACTERS, chains
+from distdiag.dumps.traceback_blocks import chains, text_of
 from distdiag.errors import UNDECODABLE, DamagedFileError
 from distdiag.event import Raised
 
@@ -59,7 +59,7 @@ class TorchelasticJson(DumpReader):
             type=block.type if block and block.type else kind,
             message=block.message if block and block.type else text,
             frames=tuple(block.frames) if block else (),
-            traceback=callstack[-MOST_CHARACTERS:],
+            traceback=text_of(callstack.splitlines()),
         )
         yield RankDump(rank=None, events=(raised,), path=dump.path, source=self.name)
 

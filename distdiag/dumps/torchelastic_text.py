@@ -67,7 +67,7 @@ class _Failure:
         )
         # The clock has seconds only; what torchrun calls the first failure came first.
         time_ns = self.time_ns + (not self.is_first) if self.time_ns else 0
-        yield Exited(rank=rank, seq=-1, time_ns=time_ns, reason=self.reason)
+        yield Exited(rank=rank, seq=-1, time_ns=time_ns, reason=self.reason, status=self.exitcode)
 
 
 class TorchelasticText(DumpReader):

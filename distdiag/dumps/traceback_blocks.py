@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from distdiag.dumps.stack_text import MOST_FRAMES, python_frame
 from distdiag.event import Frame
+from distdiag.shortened import shortened
 
 HEAD: Final = "Traceback (most recent call last):"
 MOST_CHARACTERS: Final = 20_000
@@ -90,6 +91,13 @@ def chains(lines: Iterator[str], *, is_pure: bool) -> Iterator[Chain]:
         yield chain
 
 
+def text_of(lines: Iterable[str]) -> str:
+    """Return the text of a traceback that is not too long and still has its end."""
+    # A line of this length is a message; it must not push the frames out.
+    text = "\n".join(shortened(line, LONGEST_MESSAGE) for line in lines)
+    return shortened(text, MOST_CHARACTERS)
+
+
 def _chain(cursor: _Cursor, before: str, *, is_pure: bool) -> Chain:
     chain = Chain(before)
     while True:
@@ -148,4 +156,4 @@ def _rest_of_message(cursor: _Cursor, block: Block, text: list[str], *, is_pure:
         else:
             text.append(cursor.take())
             block.message += "\n" + line
-    block.message = block.message[:LONGEST_MESSAGE]
+    block.message = shortened(block.message, LONGEST_MESSAGE)

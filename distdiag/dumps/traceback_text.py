@@ -9,7 +9,7 @@ from typing import Final
 from distdiag.dumps.log_lines import Speaker, streams
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stack_text import MAIN_THREAD
-from distdiag.dumps.traceback_blocks import HEAD, MOST_CHARACTERS, Chain, chains
+from distdiag.dumps.traceback_blocks import HEAD, Chain, chains, text_of
 from distdiag.event import Raised
 
 SURVIVED_AFTER: Final = 50
@@ -87,6 +87,6 @@ def _event(owner: Speaker, chain: Chain, thread: str) -> Raised:
         type=chain.last.type,
         message=chain.last.message,
         frames=tuple(chain.last.frames),
-        traceback="\n".join(chain.text)[-MOST_CHARACTERS:],
+        traceback=text_of(chain.text),
         thread=thread,
     )

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from distdiag.alignment import Fate, RankState, Trigger
+from distdiag.alignment import RankState, Trigger
 from distdiag.checks.base import Check
 from distdiag.engine.all_watches import all_watches
 from distdiag.engine.collectives import CollectiveStreams
@@ -190,6 +190,8 @@ class Engine:
             self._files.finish()
             self._judge_files(self._files)
         self._watches.finish()
+        for tracker in self._trackers.values():
+            tracker.is_over = True
         waits, states = self._waits(), self.states()
         self._judge_left(waits, states)
         for wait in waits:
@@ -215,7 +217,7 @@ class Engine:
         for wait in waits:
             if cannot_come(wait.alignment, states):
                 self._judge_missing(wait.alignment, Trigger.LEFT, states)
-        if any(state.fate in (Fate.RAISED, Fate.DIED) for state in states.values()):
+        if any(state.has_failed for state in states.values()):
             self._judges.judge_ranks(states)
 
     def _judge_cycles(

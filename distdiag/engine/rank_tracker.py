@@ -53,6 +53,7 @@ class RankTracker:
         self.progress_ns = 0
         self.left_ns = 0
         self.left_hang = False
+        self.is_over = False
         self.incomplete = ""
         self.last_call: Collective | None = None
         self.last_call_state = ""
@@ -62,6 +63,7 @@ class RankTracker:
         self._heartbeat: Heartbeat | None = None
         self._started: RankStarted | None = None
         self._raised: Raised | None = None
+        self._finished: Finished | None = None
         self._exited: Exited | None = None
         self._signalled: Signalled | None = None
         self._exit_status: int | None = None
@@ -131,13 +133,14 @@ class RankTracker:
                 self._progress(now_ns)
             case Raised() if event.thread == "MainThread":
                 self._raised = event
-                self._leave(Fate.RAISED, event.time_ns)
+                self._leave(Fate.RAISED, event.time_ns, now_ns)
             case Finished():
-                self._exit_status = event.exit_status
-                self._leave(Fate.FINISHED, event.time_ns)
+                self._finished, self._exit_status = event, event.exit_status
+                self._leave(Fate.FINISHED, event.time_ns, now_ns)
             case Exited():
                 self._exited = event
-                self._leave(Fate.DIED, event.time_ns)
+                self._exit_status = event.status if self._finished is None else self._exit_status
+                self._leave(Fate.DIED, event.time_ns, now_ns)
             case Signalled():
                 self._signalled = event
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
@@ -148,10 +151,11 @@ class RankTracker:
             case Observed():
                 self._observed[event.source] = event
 
-    def _leave(self, fate: Fate, time_ns: int) -> None:
+    def _leave(self, fate: Fate, time_ns: int, now_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
         if not self.has_left:
             self.fate, self.left_ns = fate, time_ns
+            self._progress(now_ns)
 
     def _progress(self, now_ns: int) -> None:
         self.progress_ns = now_ns
@@ -183,8 +187,10 @@ class RankTracker:
             left_hang=self.left_hang,
             started=self._started,
             raised=self._raised,
+            finished=self._finished,
             exited=self._exited,
             exit_status=self._exit_status,
+            is_over=self.is_over,
             signalled=self._signalled,
             last_call=self.last_call,
             last_call_state=self.last_call_state,

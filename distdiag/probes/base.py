@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, Final
 
 from distdiag.event import Phase, ProbeDisabled
+from distdiag.probes.exception_text import message_of, traceback_of
 from distdiag.recorder import Recorder
 
 AnyCallable = Callable[..., Any]
@@ -70,14 +70,13 @@ class Probe(ABC):
         if self.off:
             return
         self.off = True
-        reason = f"{type(error).__name__}: {error}"[:500]
-        text = "".join(traceback.format_exception(error))
+        reason = f"{type(error).__name__}: {message_of(error)}"[:500]
         try:
             self.recorder.event(
                 ProbeDisabled,
                 probe=self.name,
                 reason=reason,
-                traceback=text[-_LONGEST_TRACEBACK:],
+                traceback=traceback_of(error, error.__traceback__, _LONGEST_TRACEBACK),
             )
         except Exception:  # noqa: BLE001 (the event file is gone too: nothing is left to tell)
             self.recorder.close()

@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Final
 
 from distdiag.event import Frame, Raised, Signalled
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.exception_text import message_of, plain, traceback_of
 from distdiag.probes.stack import frames_of, is_own_file
 from distdiag.recorder import Recorder
+from distdiag.shortened import shortened
 from distdiag.status_page import RAISED
 from distdiag.user_code import is_user_file
 
-_LONGEST_MESSAGE: Final = 4_000
-_LONGEST_TRACEBACK: Final = 60_000
+LONGEST_MESSAGE: Final = 4_000
+LONGEST_TRACEBACK: Final = 60_000
+"""More than a RecursionError or fifteen exceptions of a group need; an event must stay small."""
 
 _Kind = type[BaseException]
 
@@ -82,19 +85,32 @@ class ExceptionWatch(Probe):
         try:
             main_script = self.recorder.main_script
             trace = strip_own_frames(trace, main_script)
-            text = "".join(traceback.format_exception(type(error), error, trace))
             self.recorder.event(
                 Raised,
-                type=_type_name(type(error)),
-                message=str(error)[:_LONGEST_MESSAGE],
+                type=plain(_type_name(type(error))),
+                message=shortened(message_of(error), LONGEST_MESSAGE),
                 frames=_frames(trace, main_script),
-                traceback=text[-_LONGEST_TRACEBACK:],
+                traceback=traceback_of(error, trace, LONGEST_TRACEBACK),
                 thread=thread,
             )
             if thread == "MainThread":
                 self.recorder.raise_flag(RAISED)
         except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
             self.fail(problem)
+
+    def read_exit(self, error: SystemExit) -> tuple[tuple[Frame, ...], str]:
+        """Return where the script asked to end, innermost frame first, and the reason it gave."""
+        if self.is_off:
+            return (), ""
+        try:
+            main_script = self.recorder.main_script
+            frames = _frames(error.__traceback__, main_script)
+            kept = tuple(frame for frame in frames if not is_own_file(frame.file, main_script))
+            reason = plain(error.code) if isinstance(error.code, str) else ""
+            return kept, shortened(reason, LONGEST_MESSAGE)
+        except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(problem)
+            return (), ""
 
     def _thread_hook(self, original: AnyCallable) -> AnyCallable:
         def excepthook(args: threading.ExceptHookArgs) -> None:
@@ -143,8 +159,11 @@ def _original(handler: Any) -> Any:  # noqa: ANN401
 
 
 def _type_name(kind: _Kind) -> str:
-    module = kind.__module__
-    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__name__}"
+    # A metaclass may say what it likes of these: only `type` itself knows.
+    name, qualname, module = (
+        str(type.__dict__[key].__get__(kind)) for key in ("__name__", "__qualname__", "__module__")
+    )
+    return qualname if module in ("builtins", "__main__") else f"{module}.{name}"
 
 
 def _frames(trace: TracebackType | None, main_script: str | None) -> tuple[Frame, ...]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import ClassVar
 
+from distdiag.event import Frame
 from distdiag.probes.base import Probe, wrap_like
+from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
 
 class HardExit(Probe):
-    """Tells of the exit status before the process is gone."""
+    """Tells of the exit status, and of the line that asked for it, before the process is gone."""
 
     name: ClassVar[str] = "hard-exit"
 
-    def __init__(self, recorder: Recorder, *, before_exit: Callable[[int], None]) -> None:
-        """Call `before_exit` with the exit status, unless the end was told already."""
+    def __init__(
+        self, recorder: Recorder, *, before_exit: Callable[[int, tuple[Frame, ...]], None]
+    ) -> None:
+        """Call `before_exit` with status and stack, unless the end was told already."""
         super().__init__(recorder)
         self._before_exit = before_exit
 
@@ -28,7 +33,8 @@ class HardExit(Probe):
             # In a forked child the recorder is closed: its end is not that of the rank.
             if not self.is_off:
                 try:
-                    self._before_exit(status & 0xFF)
+                    frames = frames_of(sys._getframe(1), self.recorder.main_script)
+                    self._before_exit(status & 0xFF, frames)
                 except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                     self.fail(error)
             original(status)

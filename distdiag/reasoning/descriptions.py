@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from signal import Signals
 
-from distdiag.alignment import Fate, RankState
+from distdiag.alignment import Fate, RankState, says_told_to_end
 from distdiag.event import Collective, Frame, Phase, Stacks
 from distdiag.finding import Location
 from distdiag.reasoning.source import location_of
@@ -91,15 +91,16 @@ def user_location(frames: tuple[Frame, ...]) -> Location | None:
 
 def whereabouts(state: RankState) -> str:
     """Return what a rank does or what became of it, as the end of ``rank 3 …``."""
+    status = state.exit_status
     match state.fate:
         case Fate.SILENT:
             return "was never heard of"
         case Fate.FINISHED:
-            return "has finished its script"
+            return f"exited{exit_phrase(status)}" if status else "has finished its script"
         case Fate.RAISED:
             return f"raised {raised_phrase(state)}"
         case Fate.DIED:
-            return "died" + exit_phrase(state.exit_status)
+            return ("was ended" if says_told_to_end(status) else "died") + exit_phrase(status)
         case Fate.RUNNING:
             return _activity(state)
 
@@ -120,10 +121,10 @@ def raised_phrase(state: RankState) -> str:
 
 
 def exit_phrase(status: int | None) -> str:
-    """Return `` by SIGKILL`` or `` with exit status 1``, or nothing where it is not known."""
+    """Return `` by SIGKILL`` or `` with status 1``, or nothing where it is not known."""
     if status is None or status == 0:
         return ""
-    return f" by {signal_name(-status)}" if status < 0 else f" with exit status {status}"
+    return f" by {signal_name(-status)}" if status < 0 else f" with status {status}"
 
 
 def signal_name(number: int) -> str:

@@ -20,7 +20,7 @@ Place = tuple[tuple[Frame, ...], str | None]
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """The missing ranks raised or died, so they cannot come."""
+    """Missing ranks raised, died or left with a failing status, so they cannot come."""
 
     ranks: RankSet
 
@@ -39,7 +39,8 @@ class GuardedCall:
 class UnevenLoop:
     """`stayers` make one more pass of a loop than `leavers`, who left it or went on.
 
-    `num_stayed` and `num_left` are how often either side made the call in the loop so far.
+    `num_stayed` and `num_left` are how often either side made the call in the loop up to this
+    point: what they did later, or in other groups, does not count.
     """
 
     stayers: RankSet
@@ -60,11 +61,7 @@ def explain(alignment: Alignment[Collective]) -> Explanation | None:
     """
     if alignment.kind != "collective" or not is_broken(alignment):
         return None
-    gone = RankSet(
-        rank
-        for rank in alignment.missing_ranks
-        if state_of(alignment, rank).fate in (Fate.RAISED, Fate.DIED)
-    )
+    gone = RankSet(r for r in alignment.missing_ranks if state_of(alignment, r).has_failed)
     if gone:
         return RankGone(gone)
     # Where the ranks parted earlier, the origin is there and this point is a consequence.
@@ -122,6 +119,12 @@ def num_passes(state: RankState, place: Place) -> int:
     return sum(count for site, count in state.site_counts.items() if place_of(site) == place)
 
 
+def _passes_until(state: RankState, place: Place, seq: int | None) -> int:
+    """Return how often a rank made a call from a place until it made the call `seq`, or ever."""
+    later = () if seq is None else (call for call in state.recent if call.seq > seq)
+    return num_passes(state, place) - sum(place_of(call.site) == place for call in later)
+
+
 def guarded_call(point: Alignment[Collective], now: Alignment[Collective]) -> GuardedCall | None:
     """Find a condition on the rank that holds for some of the disagreeing ranks only."""
     frames = {rank: _user_frames(point, now, rank) for rank in point.expected_ranks}
@@ -150,8 +153,10 @@ def uneven_iterations(
         call = point.by_rank[min(stayers)]
         finished = [r for r in leavers if state_of(now, r).fate is Fate.FINISHED]
         leaver = state_of(now, min(finished or leavers))
-        num_stayed = num_passes(state_of(now, min(stayers)), place_of(call.site))
-        num_left = num_passes(leaver, place_of(call.site))
+        stayer = state_of(now, min(stayers))
+        num_stayed = _passes_until(stayer, place_of(call.site), call.seq)
+        left = point.by_rank.get(leaver.rank)
+        num_left = _passes_until(leaver, place_of(call.site), left.seq if left else None)
         if num_stayed > num_left >= 1 and _has_left_loop(point, now, call, leaver.rank):
             return UnevenLoop(stayers, leavers, call, num_stayed, num_left, point)
     return None

@@ -1,15 +1,18 @@
-"""Which rank failed first, and which failures are only consequences of another."""
+"""Which rank ended first and by itself, and which ends are only consequences of another."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from distdiag.alignment import Alignment, Fate, RankState
+from distdiag.alignment import TOLD_TO_END, Alignment, Fate, RankState, says_told_to_end
 from distdiag.event import Collective
 from distdiag.finding import Location
 from distdiag.ranks import RankSet
-from distdiag.reasoning.descriptions import user_location
+from distdiag.reasoning.descriptions import blocking_call, user_location
 from distdiag.reasoning.invariants import contradiction
 
 # What a rank's backend says when a peer of its has gone, or did not come.
@@ -19,50 +22,93 @@ _PEER_IS_GONE = re.compile(
     r"|socket|failed to (recv|send)|enforce fail|CollectiveMismatchError",
     re.IGNORECASE,
 )
+# What the job's store says on a rank that looks for it at the wrong place.
+_CANNOT_REACH = re.compile(
+    r"while trying to connect to|failed to connect to|client socket has|failed to resolve"
+    r"|hostname of the client socket|name or service not known|name resolution",
+    re.IGNORECASE,
+)
 _INTERRUPTIONS = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
+_SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store"})
+
+TOGETHER_NS: Final = 1_000_000_000
+"""Ranks that one signal to the whole job ends are gone within this time.
+
+Launchers that end the others of a rank that was killed do so by SIGTERM first.
+"""
+GRACE_NS: Final = 30_000_000_000
+"""Launchers and schedulers kill a rank that has not obeyed by then; what fails later is another
+matter."""
+UNKNOWN_TOGETHER_NS: Final = 100_000_000
+"""The same where the signal is not known: torchelastic looks at its ranks this often."""
+SETTLED_S: Final = 1.0
+"""So long after a rank has ended it is clear which others end with it."""
 
 States = Mapping[int, RankState]
 GroupId = tuple[str, int, int]
+EndKey = tuple[str, int | None, Location | None]
 
 
-def first_raised(states: States) -> RankSet:
-    """Return the ranks that raised the first exception that is no consequence of another one.
+@dataclass(frozen=True, slots=True)
+class FirstEnd:
+    """The ranks that ended first, all in one way; what others met later is a consequence.
 
-    Ranks that raised the same at the same line are the first together, whenever they did.
+    `is_outside`: somebody ended the ranks of the job; none of them did so by itself.
     """
-    raised = [s for s in states.values() if s.raised is not None and not is_consequence(s, states)]
-    if not raised:
-        return RankSet()
-    first = min(raised, key=lambda state: (state.left_ns, state.rank))
-    return RankSet(s.rank for s in raised if exception_key(s) == exception_key(first))
+
+    ranks: RankSet
+    is_outside: bool = False
 
 
-def first_died(states: States) -> RankSet:
-    """Return the ranks that died before any other left badly; their launcher killed the rest."""
-    died = [state for state in states.values() if state.fate is Fate.DIED]
-    first_ns = min((state.left_ns for state in died), default=0)
-    return RankSet(state.rank for state in died if state.left_ns == first_ns)
+def first_end(states: States) -> FirstEnd | None:
+    """Return how the end of the job began, if one of its ranks has ended badly.
+
+    A rank that raised, left with a failing status or crashed did so by itself, and comes before
+    those that a signal told to end, whenever that was seen: their launcher did it.
+    """
+    failed = sorted((s for s in states.values() if s.has_failed), key=_by_time)
+    own = [s for s in failed if not (_was_told_to_end(s) or is_consequence(s, states))]
+    # A launcher that has lost patience kills, too: only the first such death is a cause.
+    own = [s for s in own if not _may_be_killed_by_launcher(s) or s.left_ns == failed[0].left_ns]
+    if own:
+        ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
+        return FirstEnd(ranks, is_outside=_is_massacre(own[0], ranks, states))
+    if failed and _was_told_to_end(failed[0]):
+        # Who did not obey was killed.
+        ended = [s for s in failed if _was_told_to_end(s) or _may_be_killed_by_launcher(s)]
+        ranks = RankSet(s.rank for s in ended)
+        return FirstEnd(ranks, is_outside=len(ended) > 1 or len(ended) == len(failed))
+    # All that is known then is who waited in vain for a peer to come, or that one went somehow.
+    waited = [s for s in failed if s.raised is not None and _was_setting_up(s)]
+    unknown = [s for s in failed if s.fate is Fate.DIED and s.exit_status is None]
+    left = [*waited, *unknown]
+    return FirstEnd(RankSet([left[0].rank])) if left else None
+
+
+def is_settled(end: FirstEnd, states: States) -> bool:
+    """Say whether all ranks that end in this way have been seen to do so."""
+    if min(states[rank].idle_s for rank in end.ranks) >= SETTLED_S:
+        return True
+    first = states[min(end.ranks)]
+    may_be_all = _was_told_to_end(first) or _may_be_killed_by_launcher(first)
+    here = [s for s in states.values() if s.fate is Fate.RUNNING and not s.is_over]
+    # A rank that waits in a call will neither leave nor crash by itself.
+    return not any(may_be_all or blocking_call(state) is None for state in here)
 
 
 def is_consequence(state: RankState, states: States) -> bool:
     """Say whether a rank failed because a peer was gone, or its call contradicted a peer's."""
     if state.raised is None or not _inside_torch(state):
         return False
-    if _PEER_IS_GONE.search(f"{state.raised.type}: {state.raised.message}"):
-        return True
-    return contradicting_rank(state, states) is not None
+    text = f"{state.raised.type}: {state.raised.message}"
+    if _was_setting_up(state) and _CANNOT_REACH.search(text):
+        return False
+    return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
 
 
 def is_interruption(state: RankState) -> bool:
     """Say whether the exception only passes on that somebody ended the run."""
     return state.raised is not None and state.raised.type.rsplit(".", 1)[-1] in _INTERRUPTIONS
-
-
-def exception_key(state: RankState) -> tuple[str, Location | None]:
-    """Return what makes the exceptions of two ranks the same one."""
-    if state.raised is None:
-        return ("", None)
-    return (state.raised.type, user_location(state.raised.frames))
 
 
 def contradicting_rank(state: RankState, states: States) -> int | None:
@@ -86,6 +132,51 @@ def has_contradiction(states: States) -> bool:
     )
 
 
+def _by_time(state: RankState) -> tuple[int, int]:
+    return (state.left_ns, state.rank)
+
+
+def _was_told_to_end(state: RankState) -> bool:
+    """Say whether a rank ended because a signal asked it to, in whatever way it obeyed."""
+    told = state.signalled
+    if told is not None and told.signal in TOLD_TO_END and state.left_ns - told.time_ns <= GRACE_NS:
+        return True
+    if state.fate is Fate.RAISED:
+        return is_interruption(state)
+    return says_told_to_end(state.exit_status)
+
+
+def _may_be_killed_by_launcher(state: RankState) -> bool:
+    return state.fate is Fate.DIED and state.exit_status in (None, -signal.SIGKILL)
+
+
+def _ended_alike(first: RankState, other: RankState) -> bool:
+    """Say whether two ranks ended in the same way: raised the same, left alike, died together."""
+    if _end_key(first) != _end_key(other):
+        return False
+    together_ns = TOGETHER_NS if other.exit_status else UNKNOWN_TOGETHER_NS
+    return first.fate is not Fate.DIED or other.left_ns - first.left_ns <= together_ns
+
+
+def _end_key(state: RankState) -> EndKey:
+    if state.raised is not None:
+        return (state.raised.type, None, user_location(state.raised.frames))
+    frames = state.finished.frames if state.finished is not None else ()
+    return (state.fate, state.exit_status, user_location(frames))
+
+
+def _is_massacre(first: RankState, ranks: RankSet, states: States) -> bool:
+    """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
+    if not _may_be_killed_by_launcher(first) or len(states) < 2:
+        return False
+    return ranks == _still_there(states.values()) and not any(s.oom_kills for s in states.values())
+
+
+def _still_there(states: Iterable[RankState]) -> RankSet:
+    """Return the ranks that had not come to the end of their script."""
+    return RankSet(s.rank for s in states if s.has_failed or s.fate is Fate.RUNNING)
+
+
 def _contradict(mine: Collective, theirs: Collective) -> bool:
     if mine.signature == theirs.signature and mine.site.module == theirs.site.module:
         return False
@@ -106,3 +197,9 @@ def _inside_torch(state: RankState) -> bool:
     frames = state.raised.frames if state.raised is not None else ()
     # The strict mode raises in the tool's own frames, below torch's.
     return not frames or not frames[0].user
+
+
+def _was_setting_up(state: RankState) -> bool:
+    """Say whether a rank raised before it had become a member of the job."""
+    frames = state.raised.frames if state.raised is not None else ()
+    return any(not frame.user and frame.function in _SETTING_UP for frame in frames)

@@ -20,6 +20,8 @@ LABEL_WIDTH: Final = 11
 MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
 LONGEST_VALUE: Final = 200
+LAST_LINES: Final = 9
+"""Four frames with their source, and the line of the exception."""
 STYLES: Final = {
     Severity.ERROR: "bold red",
     Severity.WARNING: "bold yellow",
@@ -150,8 +152,17 @@ def _write_evidence(page: _Page, ranks: str, entries: Iterable[Evidence]) -> Non
     for entry in entries:
         page.write(entry.summary, indent=6)
         _write_location(page, entry.location, indent=6)
-        values = (f"{key} = {value}" for key, value in entry.values.items())
-        page.write(", ".join(cut(value, LONGEST_VALUE) for value in values), indent=6)
+        values = (_end_of(f"{key} = {value}") for key, value in entry.values.items())
+        page.write(", ".join(values), indent=6)
+
+
+def _end_of(value: str) -> str:
+    """Return a value; of one with many lines, such as a traceback, what matters is the end."""
+    first, *rest = value.split("\n")
+    lines = [cut(line, LONGEST_VALUE) for line in (first, *rest[-LAST_LINES:])]
+    if len(rest) > LAST_LINES:
+        lines.insert(1, "…")
+    return "\n".join(lines)
 
 
 def _grouped(finding: Finding) -> Iterator[tuple[str, list[Evidence]]]:

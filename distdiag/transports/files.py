@@ -34,6 +34,10 @@ class WatchedProcess(Protocol):
     def read(self) -> ProcessReading | None:
         """Return None when the process is gone."""
 
+    @property
+    def exit_status(self) -> int | None:
+        """How it ended: its status, or minus the number of a signal; None if unknown."""
+
 
 Watch = Callable[[int, int], WatchedProcess]
 """Begin to follow the process of a pid that began at these ticks."""
@@ -92,6 +96,7 @@ class _RankFiles:
         self._unreadable = False
         self._num_lost = 0
         self._alive_ns = 0
+        self._was_seen_alive = False
         self._beat_ns = 0
         self._beat_key: tuple[object, ...] = ()
         self._gone = False
@@ -103,7 +108,7 @@ class _RankFiles:
         yield from self._find_process(now_ns)
         reading = self._process.read() if self._process else None
         if reading is not None:
-            self._alive_ns = now_ns
+            self._alive_ns, self._was_seen_alive = now_ns, True
         is_drained = yield from self._events(now_ns)
         status = self._status()
         if status is None:
@@ -231,13 +236,16 @@ class _RankFiles:
         if status.detached and not {"Finished", "Raised"} & self._said:
             # It was not observed any more, so nothing says that it ended badly.
             yield self._finished(status)
-        # It ended some time after it was last seen alive: that is before what its end caused.
+        # It ended some time after it was last seen alive: that is before what its end caused. Of a
+        # process that had ended before anybody looked, others may have caused the end meanwhile.
+        alive_ns = max(self._alive_ns, status.beat_ns) if self._was_seen_alive else now_ns
         yield Exited(
             rank=self._rank,
             seq=-1,
-            time_ns=min(self._alive_ns, now_ns),
+            time_ns=min(alive_ns, now_ns),
             step=status.step,
             reason="the process is gone",
+            status=self._process.exit_status if self._process is not None else None,
         )
 
 

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from distdiag.alignment import Fate, Trigger
@@ -5,7 +6,8 @@ from distdiag.checks.rank_raised import RankRaised
 from distdiag.event import Frame
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
-from tests.checks.streams import TORCH, Job, plain_site, raised, signature
+from distdiag.shortened import LONGEST_TRACEBACK
+from tests.checks.streams import TORCH, Job, library, plain_site, raised, signature
 from tests.checks.verdicts import serious
 
 LINE = Frame("train.py", 7, "main")
@@ -52,12 +54,61 @@ def test_the_earlier_of_two_exceptions_is_the_cause():
     assert finding.ranks == RankSet([1])
 
 
-def test_the_same_exception_on_all_ranks_is_a_note():
+def test_the_same_exception_on_all_ranks_is_one_note_that_blames_no_difference_of_data():
     job = Job()
-    fail(job, 0, 5)
-    fail(job, 1, 9)
+    fail(job, 0, 5, message="no batch for rank 0")
+    fail(job, 1, 9, message="no batch for rank 1")
     (finding,) = judged(job)
     assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
+    assert "all 2 ranks raised ValueError" in finding.message
+    assert "differs" not in finding.fix and "lost their connection" not in finding.why
+    messages = [evidence.summary for evidence in finding.evidence]
+    assert messages == [f"raised ValueError: no batch for rank {rank}" for rank in (0, 1)]
+
+
+def test_a_rank_that_cannot_reach_the_master_is_the_cause_and_not_a_consequence():
+    job = Job()
+    init = library("torch/distributed/distributed_c10d.py", "init_process_group")
+    store = library("torch/distributed/rendezvous.py", "_create_c10d_store")
+    failed = raised(
+        1,
+        kind="torch.distributed.DistNetworkError",
+        message="The client socket has timed out after 8000ms while trying to connect to (h, 9).",
+    )
+    failed = msgspec.structs.replace(failed, frames=(store, init, LINE))
+    job.set(1, fate=Fate.RAISED, raised=failed, left_ns=5)
+    job.set(0, fate=Fate.DIED, left_ns=7, exit_status=-15)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([1])
+    assert "trying to connect to (h, 9)" in finding.message
+    ends = [f.code for f in serious(job.creation({}, trigger=Trigger.ENDED))]
+    assert ends == ["HNG001"]
+
+
+def test_who_waited_in_vain_for_a_rank_to_join_is_told_where_nothing_else_is_known():
+    job = Job()
+    init = library("torch/distributed/distributed_c10d.py", "init_process_group")
+    failed = raised(0, kind="torch.distributed.DistStoreError", message="wait timeout after 8 s")
+    failed = msgspec.structs.replace(failed, frames=(init, LINE))
+    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=5)
+    job.set(1, fate=Fate.DIED, left_ns=7, exit_status=-15)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([0])
+
+
+def test_a_long_traceback_keeps_its_last_frames_and_its_exception():
+    job = Job()
+    fail(job, 0, 5)
+    frames = "".join(f'  File "lib.py", line {n}, in call\n    call({n})\n' for n in range(2_000))
+    text = f"Traceback (most recent call last):\n{frames}ValueError: the end"
+    failed = msgspec.structs.replace(raised(0, LINE), traceback=text)
+    job.set(0, raised=failed)
+    job.set(1, fate=Fate.DIED, left_ns=9)
+    (finding,) = judged(job)
+    shown = finding.evidence[0].values["traceback"]
+    assert len(shown) <= LONGEST_TRACEBACK
+    assert shown.startswith("Traceback (most recent call last)")
+    assert shown.endswith("call(1999)\nValueError: the end")
 
 
 def test_a_rank_that_still_runs_may_be_about_to_raise_the_same():

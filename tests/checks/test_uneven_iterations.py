@@ -45,6 +45,26 @@ def test_a_rank_that_finished_after_fewer_passes(program):
     assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["COL011"]
 
 
+def test_the_evidence_is_of_the_moment_of_the_call_and_not_of_what_came_later(program):
+    job = Job()
+    for step in range(3):
+        job.every(program.site("backward"), step=step)
+    point = job.call(0, program.site("backward"), step=3)
+    job.call(1, program.site("barrier"), "barrier", step=3)
+    other = job.group(name="other")
+    for step in range(4, 9):  # asynchronous calls of the same line, in another group
+        job.call(0, program.site("backward"), step=step, group=other)
+        job.call(1, program.site("backward"), step=step, group=other)
+    job.set(0, 1, step=9, num_batches=90, num_backwards=90)
+    (finding,) = aligned(job, UnevenIterations, seq_id=point.collective_seq_id)
+    assert "is call 4 from there, after 3 on rank 1" in finding.message
+    assert [evidence.values for evidence in finding.evidence[:2]] == [{"step": 3}, {"step": 3}]
+    assert [evidence.summary.split(",")[0] for evidence in finding.evidence[:2]] == [
+        "made 4 calls from this place of the loop",
+        "made 3 calls from the place in the loop",
+    ]
+
+
 @pytest.mark.parametrize(("place", "num_findings"), [("setup()", 1), ("backward", 0)])
 def test_the_stack_says_whether_a_stuck_rank_has_left_the_loop(program, place, num_findings):
     job = Job()

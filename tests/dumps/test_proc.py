@@ -7,7 +7,9 @@ import sys
 import time
 
 import psutil
+import pytest
 
+from distdiag.dumps import proc
 from distdiag.dumps.proc import (
     Process,
     read_process,
@@ -42,6 +44,44 @@ def test_a_zombie_is_gone():
         assert process.is_gone
     assert read_process(child.pid) is None
     assert process.is_gone
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import os; os._exit(3)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("import os; os.abort()", -signal.SIGABRT),
+    ],
+)
+def test_how_a_process_ended_is_seen_from_beside_it(code, status):
+    with subprocess.Popen([sys.executable, "-c", f"import time; time.sleep(0.2); {code}"]) as child:
+        process = Process(child.pid)
+        assert process.exit_status is None
+        wait_for_end([process], 10)
+        assert process.is_gone  # a zombie: its parent has not asked yet
+        assert process.exit_status == status
+    assert process.exit_status == status
+
+
+def test_how_a_process_ended_is_seen_after_its_parent_has_asked_where_the_kernel_tells():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.2)"]) as child:
+        process = Process(child.pid)
+        child.terminate()
+        child.wait()
+    known = tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 15)
+    assert process.exit_status == (-signal.SIGTERM if known else None)
+
+
+def test_an_end_that_nobody_may_see_is_not_known(monkeypatch):
+    monkeypatch.setattr(proc, "_PIDFD_GET_INFO", 0)  # what an older kernel says of it: ENOTTY
+    with subprocess.Popen(SLEEP) as child:
+        process = Process(child.pid)
+        child.kill()
+        child.wait()
+    assert process.is_gone
+    assert process.exit_status is None
 
 
 def test_a_number_that_is_used_again_is_not_the_same_process():

@@ -14,6 +14,7 @@ from distdiag.engine import Engine
 from distdiag.event import Collective, Phase, Stacks
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
+from distdiag.reasoning.failures import SETTLED_S
 from tests.engine.stream import Job
 
 
@@ -171,7 +172,7 @@ def test_a_rank_that_died_is_named():
     job.everyone(line=10)
     job.call(1, line=12, waited=False)
     job.dies(0)
-    job.passes(0.5)
+    job.passes(SETTLED_S + 0.5)
     assert [(f.code, f.ranks) for f in job.alarms] == [("HNG002", RankSet({0}))]
 
 

@@ -34,6 +34,8 @@ class Reading(NamedTuple):
 class FakeProcess:
     """A process that ends when the test says so."""
 
+    exit_status = -9
+
     def __init__(self):
         self.is_gone = False
 
@@ -130,7 +132,21 @@ def test_a_death_is_dated_to_when_the_process_was_last_seen_alive(node):
     node.now_ns += SECOND
     node.processes[0].is_gone = True
     (exited,) = node.poll(Exited)
-    assert exited.time_ns == seen_ns
+    assert (exited.time_ns, exited.status) == (seen_ns, -9)
+
+
+def test_a_death_that_came_before_anybody_looked_is_not_put_before_what_others_did(node):
+    node.rank(0)
+    watch = node.watch
+
+    def watch_late(pid, start_ticks):
+        process = watch(pid, start_ticks)
+        process.is_gone = True
+        return process
+
+    node.source = LocalFiles(node.run_dir, (0, 1), watch_late, Canon(), clock=lambda: node.now_ns)
+    (exited,) = node.poll(Exited)
+    assert exited.time_ns == node.now_ns
 
 
 def test_heartbeats_come_twice_a_second_or_when_the_rank_moved_on(node):
