@@ -29,6 +29,7 @@ from distdiag.event import (
     StepEnd,
     StoreCall,
     TorchLoaded,
+    Unobserved,
 )
 from distdiag.gradient_event import GradientSums
 from distdiag.loss_event import LossWeights
@@ -62,6 +63,7 @@ AnyEvent = (
     | Signalled
     | Finished
     | ProbeDisabled
+    | Unobserved
     | Heartbeat
     | Exited
     | Stacks

@@ -221,6 +221,14 @@ class ProbeDisabled(Event, frozen=True, kw_only=True):
     traceback: str = ""
 
 
+class Unobserved(Event, frozen=True, kw_only=True):
+    """A probe works, but something is not seen: it lacks `what`, an attribute or an object."""
+
+    probe: str
+    what: str
+    reason: str
+
+
 class Heartbeat(Event, frozen=True, kw_only=True):
     """What a rank is doing now, read by the monitor from its status page; no rank writes it.
 

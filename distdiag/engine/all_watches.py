@@ -18,6 +18,7 @@ from distdiag.engine.sequence_uses import SequenceUses
 from distdiag.engine.sequence_watch import SequenceWatch
 from distdiag.engine.state_loads import StateLoads
 from distdiag.engine.subjects import LeftOut, Subjects
+from distdiag.engine.unobserved import UnobservedThings
 from distdiag.engine.watch import ComparedRuns, Watches
 from distdiag.placement_rule import PlacementRule
 from distdiag.ranks import RankSet
@@ -32,6 +33,7 @@ _KINDS: Final = (
     GradientWatch,
     CombinedLosses,
     PartlySummed,
+    UnobservedThings,
 )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
-from torch.jit import _builtins
 from torch.nn import functional
 
-from distdiag.probes.base import AnyCallable, Patches
+from distdiag.probes.base import AnyCallable, Patches, Wrap, like
 from distdiag.probes.guard import guard
 from distdiag.probes.tensor_kinds import is_awaited, is_dtensor, sharing_of
 
@@ -32,6 +33,9 @@ _BOUNDS: Final = {"attn_mask", "attn_bias", "cu_seqlens", "cu_seqlens_q"}
 _FEWEST_DIMS: Final = 3
 _BATCHED_DIMS: Final = 4
 _TOKENS: Final = -2
+
+
+Form = Literal["query", "rows", "scores"]
 
 
 class Attention(NamedTuple):
@@ -58,13 +62,19 @@ class Attention(NamedTuple):
 class Given(NamedTuple):
     """What a call of attention was given: query, key and value, or rows of them, or scores."""
 
-    form: Literal["query", "rows", "scores"]
+    form: Form
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def argument(self, index: int, name: str) -> Any:  # noqa: ANN401
         """Return one argument, None if it was not given."""
         return self.args[index] if index < len(self.args) else self.kwargs.get(name)
+
+
+class _Here(threading.local):
+    """Whether this thread is in a call of attention."""
+
+    is_inside = False
 
 
 OnAttention = Callable[[Attention, FrameType, Given], None]
@@ -84,6 +94,7 @@ class AttentionCalls:
         Neither raises anything.
         """
         self.is_wanted = False
+        self.here = _Here()
         self.unread = unread
         self._patches = patches
         self._number = len(_LISTENERS)
@@ -91,38 +102,31 @@ class AttentionCalls:
 
     def install(self) -> None:
         """Put the stand-ins of torch in place."""
-        name = "scaled_dot_product_attention"
-        ours = _front(vars(functional)[name], self._number, "query")
-        _builtins._register_builtin(ours, f"aten::{name}")
-        self._patches.replace(functional, name, ours)
-        softmax = _front(torch.softmax, self._number, "scores")
-        _builtins._register_builtin(softmax, "aten::softmax")
-        self._patches.replace(torch, "softmax", softmax)
-        method = _front(torch.Tensor.softmax, self._number, "scores")
-        self._patches.add(torch.Tensor, "softmax", method)
+        self._patches.wrap(functional, "scaled_dot_product_attention", self._front("query"))
+        self._patches.wrap(torch, "softmax", self._front("scores"))
+        self._patches.add(torch.Tensor, "softmax", self._front("scores"))
 
     def install_library(self, module: str) -> None:
         """Put those of a library in place, which has been imported."""
         for name in LIBRARIES[module]:
-            original = vars(sys.modules[module]).get(name)
-            if callable(original):
-                ours = _front(original, self._number, "rows")
-                self._patches.replace(sys.modules[module], name, ours)
+            if name in vars(sys.modules[module]):  # they have other names in other versions
+                self._patches.wrap(sys.modules[module], name, self._front("rows"))
+
+    def _front(self, form: Form) -> Wrap:
+        return partial(_front, number=self._number, form=form)
 
 
-def _front(
-    original: AnyCallable,
-    number: int,
-    form: Literal["query", "rows", "scores"],
-) -> AnyCallable:
+def _front(original: AnyCallable, number: int, form: Form) -> AnyCallable:
     read = _READERS[form]
 
     # Without the mark that other wrappers bear: compiled programs call attention in their graphs.
-    @functools.wraps(original)
+    @like(original)
     def attention(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if torch.compiler.is_compiling() or not _LISTENERS[number][0].is_wanted:
             return original(*args, **kwargs)
         calls, tell = _LISTENERS[number]
+        if calls.here.is_inside:  # a mode of torch's functions calls it once more
+            return original(*args, **kwargs)
         found, problems = None, list[Exception]()
         with guard(problems.append):
             found = read(args, kwargs)
@@ -132,7 +136,11 @@ def _front(
             found = found._replace(is_parted=is_parted)
             tell(found, sys._getframe(1), Given(form, args, kwargs))
         # It says itself what is wrong with its arguments: an error of ours is not its context.
-        result = original(*args, **kwargs)
+        calls.here.is_inside = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            calls.here.is_inside = False
         for problem in problems:
             calls.unread(problem)
         return result

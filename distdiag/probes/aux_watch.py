@@ -96,8 +96,8 @@ class AuxWatch:
         """Look at what functions of the program return, until `end`."""
         if not self._is_on:
             self._is_on = True
-            apply = injecting(vars(torch.autograd.Function)["apply"], self.saw_injection)
-            self._patches.replace(torch.autograd.Function, "apply", apply)
+            tell = self.saw_injection
+            self._patches.wrap(torch.autograd.Function, "apply", lambda f: injecting(f, tell))
 
     def end(self) -> None:
         """Let them be."""
@@ -237,14 +237,11 @@ def _is_plain_number(value: object) -> bool:
     return is_number and not value.requires_grad  # type: ignore[attr-defined]
 
 
-def injecting(
-    original: classmethod[Any, Any, Any], tell: Callable[[Any, Any], None]
-) -> classmethod[Any, Any, Any]:
+def injecting(function: AnyCallable, tell: Callable[[Any, Any], None]) -> AnyCallable:
     """Wrap `Function.apply`: tell the nodes of results that are like a tensor given with a number.
 
     `tell` raises nothing.
     """
-    function: AnyCallable = original.__func__
 
     @wrap_like(function)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -256,7 +253,7 @@ def injecting(
                     tell(result.grad_fn, scalar.grad_fn)
         return result
 
-    return classmethod(apply)
+    return apply
 
 
 def _injected(args: tuple[Any, ...], result: torch.Tensor) -> torch.Tensor | None:

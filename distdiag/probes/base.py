@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    MethodDescriptorType,
+    MethodType,
+    TracebackType,
+    WrapperDescriptorType,
+)
 from typing import Any, ClassVar, Final
 
-from distdiag.event import Phase, ProbeDisabled
+from distdiag.event import Phase, ProbeDisabled, Unobserved
 from distdiag.probes.exception_text import message_of, traceback_of
+from distdiag.probes.in_place import InPlace, built_in_of, open_up
 from distdiag.recorder import Recorder
 
 AnyCallable = Callable[..., Any]
+Wrap = Callable[[Any], Any]
+"""Makes of a function, or of another attribute, what is to be called first."""
 
 SIGNAL_FRAME: Final = "run_users_signal_handler"
 """The name of the function through which signal handlers of the script are called."""
@@ -35,7 +46,7 @@ class Probe(ABC):
         """Observe nothing until `install`."""
         self.recorder = recorder
         self.off = False
-        self._patches = Patches()
+        self._patches = Patches(self._miss)
 
     @abstractmethod
     def _install(self) -> None:
@@ -81,6 +92,13 @@ class Probe(ABC):
         except Exception:  # noqa: BLE001 (the event file is gone too: nothing is left to tell)
             self.recorder.close()
 
+    def _miss(self, what: str, reason: str) -> None:
+        """Say what is not observed, and why; the rest is."""
+        try:
+            self.recorder.event(Unobserved, probe=self.name, what=what, reason=reason[:500])
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
     def _enter(self, phase: Phase) -> Phase:
         """Say what the rank begins to do; return what it did before."""
         try:
@@ -111,52 +129,167 @@ def _came_from_signal_handler(trace: TracebackType | None) -> bool:
 
 
 class Patches:
-    """Replaced attributes of modules and classes, and how to put them back."""
+    """Attributes of modules and classes that come to us first, and how to put them back.
 
-    def __init__(self) -> None:
-        """Nothing is replaced yet."""
-        self._done: list[tuple[Any, str, object, object]] = []
-        self._added: list[tuple[Any, str, object]] = []
+    What is not there, or cannot be wrapped, costs what would be seen through it and nothing else.
+    """
 
-    def replace(self, owner: object, name: str, value: object) -> None:
-        """Replace an attribute that the owner itself has."""
-        self._done.append((owner, name, vars(owner)[name], value))
-        setattr(owner, name, value)
+    def __init__(self, tell: Callable[[str, str], None] = lambda *_: None) -> None:
+        """Nothing is wrapped yet; `tell` is told what cannot be, and why."""
+        self._tell = tell
+        self._undo: list[Callable[[], None]] = []
+        self.wrapped: list[tuple[object, str]] = []
+        """Owner and name of each attribute that comes to us first."""
 
-    def add(self, owner: object, name: str, value: object) -> None:
-        """Give the owner an attribute of its own that hides an inherited one."""
-        self._added.append((owner, name, value))
-        setattr(owner, name, value)
+    def wrap(self, owner: object, name: str, make: Wrap) -> bool:
+        """Put what `make` returns before an attribute of the owner's own; it is given that.
 
-    def replace_everywhere(self, original: AnyCallable, value: AnyCallable) -> None:
-        """Replace a function in every module that has it under its own name."""
-        name = original.__name__
-        for module in list(sys.modules.values()):
+        A function of C stays where it is and calls ours. All else is replaced. Return whether it is
+        wrapped now.
+        """
+        return self.wrap_all(owner, {name: make})
+
+    def wrap_all(self, owner: object, makes: Mapping[str, Wrap]) -> bool:
+        """Wrap several attributes of one owner, which is cheaper for functions of C."""
+        own = getattr(owner, "__dict__", {})
+        built_ins = {name: built_in_of(own[name]) for name in makes if name in own}
+        problem = _opened_up(each for each in built_ins.values() if each is not None)
+        are_wrapped = True
+        for name, make in makes.items():
+            built_in = built_ins.get(name)
+            try:
+                if name not in own:
+                    raise AttributeError("it is not there")
+                self.wrapped.append((owner, name))
+                if built_in is None:
+                    self.replace(owner, name, _made(own[name], make))
+                elif problem is None:
+                    self._undo.append(InPlace(built_in, make).undo)
+                else:
+                    raise problem
+            except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
+                self._cannot(owner, name, error)
+                are_wrapped = False
+        return are_wrapped
+
+    def wrap_everywhere(self, owner: object, name: str, make: Wrap) -> bool:
+        """Wrap a function in every module that has it under its own name."""
+        original = getattr(owner, "__dict__", {}).get(name)
+        is_wrapped = self.wrap(owner, name, make)
+        ours = vars(owner)[name] if is_wrapped else original
+        for module in list(sys.modules.values()) if ours is not original else ():
             # vars(): getattr would wake modules that load themselves lazily.
             if getattr(module, "__dict__", {}).get(name) is original:
-                self.replace(module, name, value)
+                self.replace(module, name, ours)
+        return is_wrapped
+
+    def add(self, owner: type, name: str, make: Wrap) -> bool:
+        """Put what `make` returns before a method that the owner inherits; it is given that.
+
+        Objects come to it; the class itself shows the inherited one, as before.
+        """
+        inherited = getattr(owner, name, None)
+        if inherited is None or name in vars(owner):
+            return self.wrap(owner, name, make)
+        try:
+            ours = _OfObjects(inherited, make(inherited))
+            setattr(owner, name, ours)
+            self.wrapped.append((owner, name))
+        except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
+            self._cannot(owner, name, error)
+            return False
+        self._undo.append(lambda: _take_back(owner, name, ours))
+        return True
+
+    def replace(self, owner: object, name: str, value: object) -> None:
+        """Replace an attribute that the owner itself has by another value."""
+        original = vars(owner)[name]
+        setattr(owner, name, value)
+        self._undo.append(lambda: _put_back(owner, name, original, value))
 
     def undo(self) -> None:
-        """Put back what is still ours, the last replacement first."""
-        while self._done:
-            owner, name, original, ours = self._done.pop()
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-        while self._added:
-            owner, name, ours = self._added.pop()
-            if vars(owner).get(name) is ours:
-                delattr(owner, name)
+        """Put back what is still ours, the last one first."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _cannot(self, owner: Any, name: str, error: Exception) -> None:  # noqa: ANN401
+        if isinstance(owner, type):
+            what = f"{owner.__module__}.{owner.__qualname__}.{name}"
+        else:
+            what = f"{getattr(owner, '__name__', owner)}.{name}"
+        self._tell(what, str(error))
+
+
+def _opened_up(functions: Iterable[BuiltinFunctionType]) -> Exception | None:
+    """Make functions of C ready to be wrapped; return what is wrong."""
+    try:
+        open_up(functions)
+    except Exception as error:  # noqa: BLE001 (another Python than we know: not observed)
+        return error
+    return None
+
+
+class _OfObjects:
+    """A method that comes to us from the objects of a class; the class itself shows another one."""
+
+    def __init__(self, shown: Any, function: AnyCallable) -> None:  # noqa: ANN401
+        self._shown = shown
+        self._function = function
+
+    def __get__(self, instance: object, owner: type) -> Any:  # noqa: ANN401
+        return self._shown if instance is None else MethodType(self._function, instance)
+
+
+def _made(value: Any, make: Wrap) -> object:  # noqa: ANN401
+    """Return what is to be in the place of an attribute: of its kind, as far as that can be."""
+    match value:
+        case staticmethod():
+            return staticmethod(make(value.__func__))
+        case classmethod():
+            return classmethod(make(value.__func__))
+        case ClassMethodDescriptorType():
+
+            @functools.wraps(value)
+            def method(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+                return value.__get__(None, cls)(*args, **kwargs)
+
+            return classmethod(make(method))
+        case MethodDescriptorType() | WrapperDescriptorType():
+            return _OfObjects(value, make(value))
+    return make(value)
+
+
+def _put_back(owner: object, name: str, original: object, ours: object) -> None:
+    if vars(owner).get(name) is ours:
+        setattr(owner, name, original)
+
+
+def _take_back(owner: object, name: str, ours: object) -> None:
+    if vars(owner).get(name) is ours:
+        delattr(owner, name)
+
+
+def like(original: AnyCallable) -> Callable[[AnyCallable], AnyCallable]:
+    """Make a wrapper look like what it wraps: name, signature, documentation and pickling."""
+
+    def decorate(wrapper: AnyCallable) -> AnyCallable:
+        functools.update_wrapper(wrapper, original)
+        if hasattr(original, "__code__"):  # not all that ask for a signature look behind a wrapper
+            wrapper.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate
 
 
 def wrap_like(original: AnyCallable) -> Callable[[AnyCallable], AnyCallable]:
-    """Make a wrapper look like what it wraps: name, signature, documentation and pickling.
+    """Make a wrapper that Dynamo does not look into look `like` what it wraps.
 
     The code object gets the name too: a C++ class that lets Python override its methods tells by
     it whether it was called from the override.
     """
 
     def decorate(wrapper: AnyCallable) -> AnyCallable:
-        functools.update_wrapper(wrapper, original)
+        like(original)(wrapper)
         # Dynamo runs what bears this mark without looking into it, as it does with most of torch.
         wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
         code = getattr(wrapper, "__code__", None)

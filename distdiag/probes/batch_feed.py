@@ -63,9 +63,8 @@ class BatchFeed:
         """Put the hooks in place; `on_batch` is called when a batch is about to be handed out."""
         self._writer, self._on_batch, self._fail = writer, on_batch, fail
         kind = dataloader._BaseDataLoaderIter
-        patches.replace(kind, "__next__", self._next(vars(kind)["__next__"]))
-        length = vars(dataloader.DataLoader)["__len__"]
-        patches.replace(dataloader.DataLoader, "__len__", self._len(length))
+        patches.wrap(kind, "__next__", self._next)
+        patches.wrap(dataloader.DataLoader, "__len__", self._len)
         set_hook(self._own_batch)
 
     @property

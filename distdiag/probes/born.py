@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distdiag.probes.base import AnyCallable, Patches
+from distdiag.probes.base import AnyCallable, Patches, like
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.guard import guard
 
@@ -45,7 +44,7 @@ class Born:
         """Take note of each one that is made from now on."""
         for way in self._ways:
             if way in vars(self._kind):
-                patches.replace(self._kind, way, self._noting(vars(self._kind)[way]))
+                patches.wrap(self._kind, way, self._noting)
 
     def _noting(self, original: AnyCallable) -> AnyCallable:
         number = len(_NOTES)
@@ -53,7 +52,7 @@ class Born:
 
         # Without the mark that others bear, and without the probe among what it closes over: Dynamo
         # traces constructors.
-        @functools.wraps(original)
+        @like(original)
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if torch.compiler.is_compiling():
                 return original(self_, *args, **kwargs)

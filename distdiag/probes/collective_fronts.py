@@ -7,6 +7,7 @@ users have imported them by name. All of them end in these methods.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -18,7 +19,7 @@ from distdiag.event_file import ISSUED, WAITED
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.group_methods import METHODS, Method, bind, flatten, whole_numbers
 from distdiag.probes.out_of_sight import reading_attributes
-from distdiag.probes.tap import Tap
+from distdiag.probes.tap import Tap, TapError
 from distdiag.probes.work import WorkWatch
 from distdiag.recorder import Recorder
 from distdiag.thread_context import Calls, ThreadContext
@@ -52,12 +53,16 @@ class CollectiveFronts(Probe):
         kind = dist.ProcessGroup
         for name, method in METHODS.items():
             if name in vars(kind):
-                self._patches.replace(kind, name, self._front(vars(kind)[name], method))
+                self._need(self._patches.wrap(kind, name, partial(self._front, method=method)))
         if "_start_coalescing" in vars(kind) and "_end_coalescing" in vars(kind):
-            start, end = vars(kind)["_start_coalescing"], vars(kind)["_end_coalescing"]
-            self._patches.replace(kind, "_start_coalescing", self._start_front(start))
-            self._patches.replace(kind, "_end_coalescing", self._end_front(end))
+            self._need(self._patches.wrap(kind, "_start_coalescing", self._start_front))
+            self._need(self._patches.wrap(kind, "_end_coalescing", self._end_front))
         self._watch_native_callers()
+
+    def _need(self, is_wrapped: bool) -> None:
+        """Go on only if all that is there is seen: a call without a number shifts later ones."""
+        if not is_wrapped:
+            raise TapError("a method of process groups cannot be observed")
 
     def _front(self, original: AnyCallable, method: Method) -> AnyCallable:
         # Looked up here once: each attribute costs in a place where microseconds count.
@@ -160,14 +165,13 @@ class CollectiveFronts(Probe):
     # What calls collectives from C++
 
     def _watch_native_callers(self) -> None:
-        bindings = vars(torch._C._distributed_c10d)
-        for name in _NATIVE_CALLERS:
-            if name in bindings:
-                self._patches.replace_everywhere(bindings[name], self._engaging(bindings[name]))
-        reducer = bindings.get("Reducer")
-        if reducer is not None:
-            create = vars(reducer)["__init__"]
-            self._patches.replace(reducer, "__init__", self._engaging(create))
+        bindings: Any = torch._C._distributed_c10d
+        names = [name for name in _NATIVE_CALLERS if name in vars(bindings)]
+        are_seen = self._patches.wrap_all(bindings, dict.fromkeys(names, self._engaging))
+        reducer = getattr(bindings, "Reducer", None)
+        are_seen &= reducer is None or self._patches.wrap(reducer, "__init__", self._engaging)
+        if not are_seen:
+            self._tap.engage()  # from the beginning: when they begin is not seen
 
     def _engaging(self, original: AnyCallable) -> AnyCallable:
         tap = self._tap

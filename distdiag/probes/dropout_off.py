@@ -22,10 +22,9 @@ _NAMES: Final = (
 def switch_dropout_off(patches: Patches) -> None:
     """Let the functions that drop return what they are given."""
     for name in _NAMES:
-        patches.replace(functional, name, _keeping(vars(functional)[name]))
-    patches.replace(torch, "dropout", _keeping(torch.dropout))
-    attention = functional.scaled_dot_product_attention
-    patches.replace(functional, "scaled_dot_product_attention", _without_dropout(attention))
+        patches.wrap(functional, name, _keeping)
+    patches.wrap(torch, "dropout", _keeping)
+    patches.wrap(functional, "scaled_dot_product_attention", _without_dropout)
 
 
 def _keeping(original: AnyCallable) -> AnyCallable:

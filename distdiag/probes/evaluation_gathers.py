@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -62,14 +63,13 @@ class EvaluationGathers(Probe):
     def _install(self) -> None:
         kind = getattr(sys.modules[ACCELERATOR], "Accelerator", None)
         state = getattr(sys.modules[DATA_LOADER], "DataLoaderStateMixin", None)
-        if not all(name in vars(kind) for name in ("gather", "gather_for_metrics")):
-            return
-        if not all(name in vars(state) for name in ("begin", "end")):
-            return
-        for name, after in (("gather", self._keeps), ("gather_for_metrics", self._drops)):
-            self._patches.replace(kind, name, self._gathers(vars(kind)[name], after))
         for name, tell in (("begin", self._begins), ("end", self._ends)):
-            self._patches.replace(state, name, self._moves(vars(state)[name], tell))
+            self._patches.wrap(state, name, partial(self._moves, tell=tell))
+        # The second is made of the first, which alone would be taken for what the program calls.
+        if self._patches.wrap(
+            kind, "gather_for_metrics", partial(self._gathers, after=self._drops)
+        ):
+            self._patches.wrap(kind, "gather", partial(self._gathers, after=self._keeps))
 
     def flush(self) -> None:
         """Write down what passes without an end have gathered."""

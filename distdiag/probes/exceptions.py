@@ -60,10 +60,9 @@ class ExceptionWatch(Probe):
         self._after_raise = after_raise
 
     def _install(self) -> None:
-        self._patches.replace(threading, "excepthook", self._thread_hook(threading.excepthook))
-        get = signal.getsignal
-        self._patches.replace(signal, "signal", self._signal_front(signal.signal))
-        self._patches.replace(signal, "getsignal", wrap_like(get)(lambda s: _original(get(s))))
+        self._patches.wrap(threading, "excepthook", self._thread_hook)
+        self._patches.wrap(signal, "signal", self._signal_front)
+        self._patches.wrap(signal, "getsignal", self._getting)
 
     def watch_excepthook(self) -> None:
         """See the exceptions that reach Python's own hook (where the script is not run by us)."""
@@ -128,6 +127,13 @@ class ExceptionWatch(Probe):
             return _original(original(signalnum, ours))
 
         return set_handler
+
+    def _getting(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def get_handler(signalnum: int) -> Any:  # noqa: ANN401
+            return _original(original(signalnum))
+
+        return get_handler
 
     def _handler(self, handler: AnyCallable) -> AnyCallable:
         if handler is signal.default_int_handler or hasattr(handler, "distdiag_original"):

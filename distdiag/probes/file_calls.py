@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from distdiag.event import FileAction
 from distdiag.probes.base import AnyCallable, wrap_like
-from distdiag.probes.built_ins import stand_in
 from distdiag.probes.file_access import Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import as_text
@@ -41,29 +40,26 @@ CALLS: Final = (
     Call(FileAction.REMOVE, "os.remove"),
     Call(FileAction.REMOVE, "os.unlink"),
     Call(FileAction.REMOVE_TREE, "os.rmdir"),
-    Call(FileAction.REMOVE_TREE, "shutil.rmtree", is_whole=True),
     Call(FileAction.MAKE_DIR, "os.mkdir"),
     Call(FileAction.WRITE, "os.truncate"),
     Call(FileAction.LIST, "os.listdir"),
     Call(FileAction.LIST, "os.scandir"),
-    Call(FileAction.READ, "sqlite3.connect", ("database",), ("uri",)),
 )
-"""What is made of these (`os.makedirs`, `shutil.move`, `glob`, `pathlib`) is seen through them. A
-connection to SQLite is a read for us: its writers exclude one another by themselves."""
+"""What is made of these (`os.makedirs`, `shutil.move`, `glob`, `pathlib`) is seen through them."""
+
+RMTREE: Final = Call(FileAction.REMOVE_TREE, "shutil.rmtree", is_whole=True)
+CONNECT: Final = Call(FileAction.READ, "sqlite3.connect", ("database",), ("uri",))
+"""A connection to SQLite is a read for us: its writers exclude one another by themselves."""
 
 
 def calling(original: AnyCallable, row: Call, log: FileLog) -> AnyCallable:
-    """Return what is to be put in place of the function of this row."""
+    """Return what comes before the function of this row."""
 
+    @wrap_like(original)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return _call(log, row, sys._getframe(1), original, args, kwargs)
 
-    def call_of_stand_in(_: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _call(log, row, sys._getframe(1), original, args, kwargs)
-
-    if hasattr(original, "__code__"):
-        return wrap_like(original)(call)
-    return stand_in(original, call_of_stand_in)
+    return call
 
 
 def _call(

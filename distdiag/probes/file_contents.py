@@ -9,14 +9,12 @@ import zlib
 from typing import Final
 
 from distdiag.event import FileContent
+from distdiag.probes.in_place import as_it_was
 
 LARGEST_CONTENT: Final = 1 << 16
 LARGEST_MOVED: Final = 1 << 22
 BLOCK: Final = 1 << 12
 _CHUNK: Final = 1 << 20
-
-# The probe puts its own in place of this.
-_open = os.open
 
 
 def content_of(path: str) -> FileContent | None:
@@ -59,6 +57,6 @@ def digest_of(path: str) -> str | None:
 def _open_to_read(path: str, flags: int = 0) -> int | None:
     try:
         # Never waits, should somebody have made a pipe of it.
-        return _open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+        return as_it_was(os.open)(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except OSError:
         return None

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from distdiag.event import FileAction
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
-from distdiag.probes.built_ins import Replacements, stand_in
+from distdiag.probes.built_ins import stand_in
 from distdiag.probes.file_access import Access, Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_opens import mode_of
@@ -72,44 +72,27 @@ the module, the name, and the package."""
 MODULES: Final = frozenset({row.module for row in LIBRARIES} | {module for module, _, _ in LENDERS})
 
 
-def replace_in(module_name: str, log: FileLog, patches: Patches, replaced: Replacements) -> None:
+def replace_in(module_name: str, log: FileLog, patches: Patches) -> None:
     """Put the functions of a module that has just been imported under observation."""
     module = sys.modules[module_name]
     for row in LIBRARIES:
-        original = vars(module).get(row.name) if row.module == module_name else None
-        if original is not None:
-            _replace(original, row, log, patches, replaced)
+        if row.module == module_name:
+            found = vars(module).get(row.name)
+            if inspect.isclass(found) and "__init__" in vars(found):
+                patches.wrap(found, "__init__", partial(_writing_method, row=row, log=log))
+            else:
+                patches.wrap_everywhere(module, row.name, partial(_function, row=row, log=log))
     for owner, name, package in LENDERS:
-        original = vars(module).get(name) if owner == module_name else None
-        if original is not None:
-            replaced.replace(original, _lending(original, package, log))
+        if owner == module_name:
+            patches.wrap_everywhere(module, name, partial(_lending, package=package, log=log))
 
 
-def _replace(
-    original: Any,  # noqa: ANN401
-    row: Library,
-    log: FileLog,
-    patches: Patches,
-    replaced: Replacements,
-) -> None:
-    if inspect.isclass(original) and "__init__" in vars(original):
-        method = _writing_method(vars(original)["__init__"], row, log)
-        patches.replace(original, "__init__", method)
-    elif hasattr(original, "__code__"):
-        replaced.replace(original, wrap_like(original)(_function(original, row, log)))
-    else:
-        call = _function(original, row, log, first=1)
-        replaced.replace(original, stand_in(original, call))
-
-
-def _function(original: AnyCallable, row: Library, log: FileLog, first: int = 0) -> AnyCallable:
-    """Return a function that observes; its first `first` arguments are not those of the call."""
-
+def _function(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        args = args[first:]
         return _observed(log, row, sys._getframe(1), original, args, kwargs)
 
-    return call
+    is_class = inspect.isclass(original)
+    return stand_in(original, call) if is_class else wrap_like(original)(call)
 
 
 def _writing_method(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from distdiag.event import FileAction
 from distdiag.probes.base import AnyCallable
-from distdiag.probes.built_ins import StandIn, stand_in
 from distdiag.probes.file_access import Access, Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.open_files import OpenFile, descriptor_is_open, file_is_open
@@ -43,13 +42,13 @@ class FileLocks:
         self._log = log
         self._held: dict[int, _Held] = {}
 
-    def locking(self, original: AnyCallable) -> StandIn:
-        """Return the stand-in of `fcntl.flock` or `fcntl.lockf`."""
+    def locking(self, original: AnyCallable) -> AnyCallable:
+        """Return what comes before `fcntl.flock` or `fcntl.lockf`."""
         probe, recorder = self._log.probe, self._log.recorder
         api = f"fcntl.{original.__name__}"
         locks_for_process = original.__name__ == "lockf"
 
-        def call(_: StandIn, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if probe.off or recorder.closed or len(args) < 2 or not isinstance(args[1], int):
                 return original(*args, **kwargs)
             file, operation = args[0], args[1]
@@ -64,7 +63,7 @@ class FileLocks:
                 self._log.guarded(lambda: self._taken(file, api, frame))
             return result
 
-        return stand_in(original, call)
+        return call
 
     def _taken(self, file: Any, api: str, frame: FrameType) -> None:  # noqa: ANN401
         log, descriptor = self._log, _descriptor(file)

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from distdiag.event import FileAction
 from distdiag.probes.base import AnyCallable
-from distdiag.probes.built_ins import StandIn, stand_in
 from distdiag.probes.file_access import Access, Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import NO_FILES, as_text
@@ -59,11 +58,11 @@ def mode_of_flags(flags: int) -> Mode | None:
     return Mode(action, is_exclusive, may_map=access == os.O_RDWR)
 
 
-def opening(original: AnyCallable, log: FileLog) -> StandIn:
-    """Return the stand-in of `open`."""
+def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
+    """Return what comes before `open`."""
     probe, recorder, look = log.probe, log.recorder, log.looks.look
 
-    def call(_: StandIn, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if probe.off or recorder.closed:
             return original(*args, **kwargs)
         access = seq = path = None
@@ -92,14 +91,14 @@ def opening(original: AnyCallable, log: FileLog) -> StandIn:
             log.guarded(partial(log.look_failed, seq, str(path), _frame(1), error))
             raise
 
-    return stand_in(original, call)
+    return call
 
 
-def opening_descriptor(original: AnyCallable, log: FileLog) -> StandIn:
-    """Return the stand-in of `os.open`."""
+def opening_descriptor(original: AnyCallable, log: FileLog) -> AnyCallable:
+    """Return what comes before `os.open`."""
     probe, recorder = log.probe, log.recorder
 
-    def call(_: StandIn, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if probe.off or recorder.closed:
             return original(*args, **kwargs)
         access = None
@@ -115,7 +114,7 @@ def opening_descriptor(original: AnyCallable, log: FileLog) -> StandIn:
             return original(*args, **kwargs)
         return _carry_out(log, access, original, args, kwargs)
 
-    return stand_in(original, call)
+    return call
 
 
 def _begin(log: FileLog, given: Any, mode: Mode, api: str, frame: FrameType) -> Access | None:  # noqa: ANN401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from functools import partial
 from typing import Any, Final
 
 from distdiag.event import FileAction
@@ -22,7 +23,7 @@ _METHODS: Final = {
 def replace_in_sockets(log: FileLog, patches: Patches) -> None:
     """Put the methods of Python's sockets that take a path under observation."""
     for name, action in _METHODS.items():
-        patches.add(socket.socket, name, _method(getattr(socket.socket, name), action, log))
+        patches.add(socket.socket, name, partial(_method, action=action, log=log))
 
 
 def _method(original: AnyCallable, action: FileAction, log: FileLog) -> AnyCallable:

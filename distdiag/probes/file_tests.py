@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from distdiag.probes.base import AnyCallable, wrap_like
-from distdiag.probes.built_ins import stand_in
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import NO_FILES, as_text
 
@@ -34,8 +33,8 @@ QUESTIONS: Final = (
         for name in _GENERIC
     ),
     Question(posixpath, "lexists", "os.path.lexists", "path"),
-    Question(os, "access", "os.access", "path"),
 )
+ACCESS: Final = Question(os, "access", "os.access", "path")
 METHODS: Final = tuple(
     Question(pathlib.Path, name, f"Path.{name}", "self") for name in ("exists", "is_file", "is_dir")
 )
@@ -43,17 +42,13 @@ METHODS: Final = tuple(
 
 
 def asking(original: AnyCallable, row: Question, log: FileLog) -> AnyCallable:
-    """Return what is to be put in place of the function of this row."""
+    """Return what comes before the function of this row."""
 
+    @wrap_like(original)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return _ask(log, row, sys._getframe(1), original, args, kwargs)
 
-    def call_of_stand_in(_: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _ask(log, row, sys._getframe(1), original, args, kwargs)
-
-    if hasattr(original, "__code__"):
-        return wrap_like(original)(call)
-    return stand_in(original, call_of_stand_in)
+    return call
 
 
 def _ask(

@@ -112,11 +112,11 @@ class ProcessGroups(Probe):
 
     def _install(self) -> None:
         for name in _CALLS:
-            original = vars(distributed_c10d).get(name)
-            if original is not None:
-                self._patches.replace_everywhere(original, self._front(original, name))
+            if name in vars(distributed_c10d):
+                self._patches.wrap_everywhere(distributed_c10d, name, self._front)
 
-    def _front(self, original: AnyCallable, name: str) -> AnyCallable:
+    def _front(self, original: AnyCallable) -> AnyCallable:
+        name = original.__name__
         signature = inspect.signature(original)
 
         @wrap_like(original)

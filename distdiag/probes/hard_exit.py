@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from distdiag.event import Frame
-from distdiag.probes.base import Probe, wrap_like
+from distdiag.probes.base import AnyCallable, Probe
 from distdiag.probes.stack import frames_of
 from distdiag.recorder import Recorder
 
@@ -26,9 +26,9 @@ class HardExit(Probe):
         self._before_exit = before_exit
 
     def _install(self) -> None:
-        original = os._exit
+        self._patches.wrap(os, "_exit", self._leaving)
 
-        @wrap_like(original)
+    def _leaving(self, original: AnyCallable) -> AnyCallable:
         def leave(status: int) -> None:
             # In a forked child the recorder is closed: its end is not that of the rank.
             if not self.is_off:
@@ -39,4 +39,4 @@ class HardExit(Probe):
                     self.fail(error)
             original(status)
 
-        self._patches.replace(os, "_exit", leave)
+        return leave

@@ -67,8 +67,8 @@ class HookTap(Tap):
             raise TapError("this torch has no working hooks for collectives")
         self._calls: dict[tuple[int, int], int] = {}
         for name in ("_new_process_group_helper", "split_group"):
-            original = getattr(distributed_c10d, name)
-            self._patches.replace_everywhere(original, self._front(original))
+            if not self._patches.wrap_everywhere(distributed_c10d, name, self._front):
+                raise TapError("it is not seen when process groups are made")
         for handle in list(distributed_c10d._world.pg_map):
             self._attach(handle)
         self.recorder.event(TorchLoaded, torch=str(torch.__version__), tap="hooks")

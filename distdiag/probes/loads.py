@@ -48,15 +48,14 @@ class LoadWatch(Probe):
         self._num_settled = 0
 
     def _install(self) -> None:
-        original = vars(nn.Module)["load_state_dict"]
-        self._patches.replace(nn.Module, "load_state_dict", self._around_load(original))
+        self._patches.wrap(nn.Module, "load_state_dict", self._around_load)
         optimizer = torch.optim.Optimizer
         self._tell_after(optimizer, self._restored)
         for kind in list(vars(lr_scheduler).values()):
-            if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
+            is_kind = isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
+            if is_kind and "load_state_dict" in vars(kind):
                 self._tell_after(kind, self._scheduled)
-        read = torch.serialization.load
-        self._patches.replace_everywhere(read, self._around_read(read))
+        self._patches.wrap_everywhere(torch.serialization, "load", self._around_read)
         self.recorder.after_read = self._read
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
@@ -113,17 +112,16 @@ class LoadWatch(Probe):
             self._wasted.wrote(module, self._site(frame))
 
     def _tell_after(self, kind: type, tell: Callable[..., None]) -> None:
-        original = vars(kind).get("load_state_dict")
-        if original is None:
-            return
+        def telling(original: AnyCallable) -> AnyCallable:
+            @wrap_like(original)
+            def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+                result = original(*args, **kwargs)
+                tell(*_arguments(*args, **kwargs))
+                return result
 
-        @wrap_like(original)
-        def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            result = original(*args, **kwargs)
-            tell(*_arguments(*args, **kwargs))
-            return result
+            return load_state_dict
 
-        self._patches.replace(kind, "load_state_dict", load_state_dict)
+        self._patches.wrap(kind, "load_state_dict", telling)
 
     @guarded
     def _restored(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:

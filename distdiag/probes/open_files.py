@@ -11,10 +11,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-_DESCRIPTORS: Final = "/proc/self/fd"
+from distdiag.probes.in_place import as_it_was
 
-# The probe puts its own in place of this.
-_listdir = os.listdir
+_DESCRIPTORS: Final = "/proc/self/fd"
 
 IsOpen = Callable[[], bool]
 
@@ -124,7 +123,7 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 def _descriptor_of(identity: tuple[int, int] | None) -> int | None:
     """Find an open descriptor of a file."""
     try:
-        names = _listdir(_DESCRIPTORS) if identity is not None else []
+        names = as_it_was(os.listdir)(_DESCRIPTORS) if identity is not None else []
     except OSError:
         return None
     return next((int(name) for name in names if _identity(int(name)) == identity), None)

@@ -15,8 +15,7 @@ class ParallelMoments(Probe):
     name: ClassVar[str] = "parallel-moments"
 
     def _install(self) -> None:
-        original = api.parallelize_module
-        self._patches.replace_everywhere(original, self._telling(original))
+        self._patches.wrap_everywhere(api, "parallelize_module", self._telling)
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)

@@ -64,8 +64,7 @@ class ParallelizePlans(PlanProbe):
         self._sharded: list[_Sharded] = []
 
     def _install(self) -> None:
-        original = api.parallelize_module
-        self._patches.replace_everywhere(original, self._resolving(original))
+        self._patches.wrap_everywhere(api, "parallelize_module", self._resolving)
         self.recorder.on_step.append(lambda: self._safely(self._after_step))
 
     def _resolving(self, original: AnyCallable) -> AnyCallable:

@@ -69,10 +69,8 @@ class ParityRecorder(Probe):
     def _install(self) -> None:
         self._models.watch(self._patches)
         self._feed.install(self._patches, self._writer, self._on_batch, self.fail)
-        original = graph._engine_run_backward
-        self._patches.replace_everywhere(original, self._around_backward(original))
-        clip = clip_grad.clip_grad_norm_
-        self._patches.replace_everywhere(clip, self._around_clipping(clip))
+        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._around_backward)
+        self._patches.wrap_everywhere(clip_grad, "clip_grad_norm_", self._around_clipping)
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)

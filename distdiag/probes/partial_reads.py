@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Final
 
-import torch
 from torch.distributed.tensor import DTensor
 
 from distdiag.event import CallSite
@@ -33,7 +33,7 @@ class PartialReads(Probe):
 
     def _install(self) -> None:
         for name in _METHODS:
-            self._patches.add(DTensor, name, self._reading(getattr(torch.Tensor, name), name))
+            self._patches.add(DTensor, name, partial(self._reading, api=name))
         self.recorder.on_share.append(self._after_share)
         self.recorder.on_step.append(self.flush)
 

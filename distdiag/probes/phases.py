@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ class DataLoaderWatch(Probe):
 
     def _install(self) -> None:
         kind = dataloader._BaseDataLoaderIter
-        self._patches.replace(kind, "__next__", self._front(vars(kind)["__next__"]))
+        self._patches.wrap(kind, "__next__", self._front)
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -45,11 +46,6 @@ class DataLoaderWatch(Probe):
 class _SavePhase(Probe):
     """Says when a rank saves or loads."""
 
-    def _watch(self, owner: object, name: str) -> None:
-        original = vars(owner).get(name)
-        if original is not None:
-            self._patches.replace_everywhere(original, self._front(original))
-
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -70,9 +66,9 @@ class SaveWatch(_SavePhase):
     name: ClassVar[str] = "save"
 
     def _install(self) -> None:
-        self._watch(torch.serialization, "load")
-        original = torch.serialization.save
-        self._patches.replace_everywhere(original, self._front(self._telling(original)))
+        here = torch.serialization
+        self._patches.wrap_everywhere(here, "load", self._front)
+        self._patches.wrap_everywhere(here, "save", lambda f: self._front(self._telling(f)))
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -93,9 +89,9 @@ class CheckpointWatch(_SavePhase):
     def _install(self) -> None:
         from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-        self._watch(state_dict_saver, "save")
-        self._watch(state_dict_saver, "async_save")
-        self._watch(state_dict_loader, "load")
+        self._patches.wrap_everywhere(state_dict_saver, "save", self._front)
+        self._patches.wrap_everywhere(state_dict_saver, "async_save", self._front)
+        self._patches.wrap_everywhere(state_dict_loader, "load", self._front)
 
 
 class CompileWatch(Probe):
@@ -108,9 +104,8 @@ class CompileWatch(Probe):
 
         # Patched, not registered as callbacks: `torch._dynamo.reset` forgets those.
         self._before = Phase.SCRIPT
-        start, end = vars(Handler)["run_start_callbacks"], vars(Handler)["run_end_callbacks"]
-        self._patches.replace(Handler, "run_start_callbacks", self._front(start, self._start))
-        self._patches.replace(Handler, "run_end_callbacks", self._front(end, self._end))
+        self._patches.wrap(Handler, "run_start_callbacks", partial(self._front, tell=self._start))
+        self._patches.wrap(Handler, "run_end_callbacks", partial(self._front, tell=self._end))
 
     def _front(self, original: AnyCallable, tell: Callable[[], None]) -> AnyCallable:
         @wrap_like(original)

@@ -37,10 +37,8 @@ class RandomDraws(Probe):
         self._counts: dict[tuple[int, ...], int] = {}
 
     def _install(self) -> None:
-        for name in _METHODS:
-            original = vars(OffsetBasedRNGTracker).get(name)
-            if original is not None:
-                self._patches.replace(OffsetBasedRNGTracker, name, self._before(original))
+        for name in [n for n in _METHODS if n in vars(OffsetBasedRNGTracker)] or _METHODS[:1]:
+            self._patches.wrap(OffsetBasedRNGTracker, name, self._before)
 
     def _before(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)

@@ -50,12 +50,9 @@ class RankStates(Probe):
         from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
         for name in ("save", "async_save"):
-            original = vars(state_dict_saver)[name]
-            self._patches.replace_everywhere(original, self._around_save(original))
-        collect = vars(state_dict_saver)["_stateful_to_state_dict"]
-        self._patches.replace(state_dict_saver, "_stateful_to_state_dict", self._after(collect))
-        load = vars(state_dict_loader)["_load_state_dict"]
-        self._patches.replace_everywhere(load, self._around_load(load))
+            self._patches.wrap_everywhere(state_dict_saver, name, self._around_save)
+        self._patches.wrap(state_dict_saver, "_stateful_to_state_dict", self._after)
+        self._patches.wrap_everywhere(state_dict_loader, "_load_state_dict", self._around_load)
 
     # Saving
 

@@ -66,8 +66,7 @@ class RoutingRecorder(Probe):
         if self._task.seed is not None:
             _seed(self._task.seed)
         self._models.watch(self._patches)
-        original = graph._engine_run_backward
-        self._patches.replace_everywhere(original, self._around_backward(original))
+        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._around_backward)
         modules = nn.modules.module
         self._handles += [
             register_optimizer_step_pre_hook(self._before_step),

@@ -5,7 +5,6 @@ Everything is seen in the main process, where indices are drawn whatever the num
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from distdiag.data_event import EpochFed, SamplerState
 from distdiag.event import CallSite
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.guard import guard
 from distdiag.probes.index_stream import IndexStream
@@ -85,10 +84,10 @@ class SamplerWatch(Probe):
 
     def _install(self) -> None:
         kind = dataloader._BaseDataLoaderIter
-        self._patches.replace(kind, "_next_index", self._indices(vars(kind)["_next_index"]))
-        self._patches.replace(kind, "__next__", self._batches(vars(kind)["__next__"]))
-        self._patches.replace(kind, "_reset", self._restarts(vars(kind)["_reset"]))
-        self._patches.replace(DataLoader, "__init__", self._making(vars(DataLoader)["__init__"]))
+        self._patches.wrap(kind, "_next_index", self._indices)
+        self._patches.wrap(kind, "__next__", self._batches)
+        self._patches.wrap(kind, "_reset", self._restarts)
+        self._patches.wrap(DataLoader, "__init__", self._making)
         self.recorder.on_step.append(self._after_step)
 
     def flush(self) -> None:
@@ -103,7 +102,7 @@ class SamplerWatch(Probe):
     # What data loaders do
 
     def _making(self, original: AnyCallable) -> AnyCallable:
-        @functools.wraps(original)
+        @like(original)
         def init(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
             original(self_, *args, **kwargs)
             if not self.is_off:

@@ -68,7 +68,7 @@ class Schedules(Probe):
         kind = lr_scheduler.LRScheduler
         # The warnings of `step` name the line of its caller: it is left alone if possible.
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
-        self._patches.replace(kind, name, self._front(vars(kind)[name]))
+        self._patches.wrap(kind, name, self._front)
         self.recorder.on_step.append(self._after_step)
         self._handle = register_optimizer_step_post_hook(self._stepped)
 

@@ -22,7 +22,7 @@ class SequenceBuffers(Probe):
         self._cut: WeakMembers[torch.Tensor] = WeakMembers()
         original = getattr(experimental, "context_parallel", None)
         if original is not None:
-            self._patches.replace_everywhere(original, self._noting(original))
+            self._patches.wrap_everywhere(experimental, "context_parallel", self._noting)
             self.recorder.is_cut = self._cut.__contains__
 
     def _noting(self, original: AnyCallable) -> AnyCallable:

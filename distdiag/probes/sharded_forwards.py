@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.base import AnyCallable, Probe, like
 
 
 class ShardedForwards(Probe):
@@ -23,14 +22,12 @@ class ShardedForwards(Probe):
             (FSDPState, "_post_forward", self._end),
             (FullyShardedDataParallel, "forward", self._whole),
         ):
-            original = vars(owner).get(name)
-            if original is not None:
-                self._patches.replace(owner, name, around(original))
+            self._patches.wrap(owner, name, around)
 
     def _beginning(self, original: AnyCallable) -> AnyCallable:
         recorder = self.recorder
 
-        @functools.wraps(original)
+        @like(original)
         def root_pre_forward(self_: Any, module: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
             if torch.compiler.is_compiling() or recorder.before_model is None:
                 return original(self_, module, args, kwargs)
@@ -43,7 +40,7 @@ class ShardedForwards(Probe):
     def _end(self, original: AnyCallable) -> AnyCallable:
         recorder = self.recorder
 
-        @functools.wraps(original)
+        @like(original)
         def post_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if torch.compiler.is_compiling() or recorder.after_model is None:
                 return original(self_, *args, **kwargs)
@@ -58,7 +55,7 @@ class ShardedForwards(Probe):
     def _whole(self, original: AnyCallable) -> AnyCallable:
         recorder = self.recorder
 
-        @functools.wraps(original)
+        @like(original)
         def forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if torch.compiler.is_compiling() or recorder.before_model is None:
                 return original(self_, *args, **kwargs)

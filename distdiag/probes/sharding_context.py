@@ -20,9 +20,7 @@ class ShardingContext(Probe):
 
     def _install(self) -> None:
         for name in _METHODS:
-            original = vars(FSDPParamGroup).get(name)
-            if original is not None:
-                self._patches.replace(FSDPParamGroup, name, self._within(original))
+            self._patches.wrap(FSDPParamGroup, name, self._within)
 
     def _within(self, original: AnyCallable) -> AnyCallable:
         here = self.recorder.here

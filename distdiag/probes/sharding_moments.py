@@ -16,9 +16,7 @@ class ShardingMoments(Probe):
 
     def _install(self) -> None:
         for name, around in (("init", self._wrapping), ("_lazy_init", self._first_use)):
-            original = vars(FSDPState).get(name)
-            if original is not None:
-                self._patches.replace(FSDPState, name, around(original))
+            self._patches.wrap(FSDPState, name, around)
 
     def _wrapping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, ClassVar, Final
 
 import torch
 import xxhash
-from torch.jit import _builtins
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device
 
 from distdiag.data_event import Draw
 from distdiag.event import CallSite, Phase
-from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.guard import guard
 from distdiag.probes.stack import frames_of
 from distdiag.probes.step_feeds import StepFeeds
@@ -26,8 +25,11 @@ from distdiag.recorder import Recorder
 _FACTORIES: Final = ("randn", "rand", "randint", "normal")
 _LIKE: Final = ("randn_like", "rand_like", "randint_like", "bernoulli", "multinomial")
 
-_WATCHES: Final[list[StepDraws]] = []
-"""Who is told of draws; a traced function may hold a number, but not a probe."""
+
+class _Here(threading.local):
+    """Whether this thread is in a draw."""
+
+    is_inside = False
 
 
 class StepDraws(Probe):
@@ -39,33 +41,43 @@ class StepDraws(Probe):
         """Tell `feeds`, when it wants to know."""
         super().__init__(recorder)
         self._feeds = feeds
+        self._here = _Here()
 
     def _install(self) -> None:
-        # These tables know functions by identity: the first is filled before ours are in place.
-        _device._device_constructors()
-        self._number = len(_WATCHES)
-        _WATCHES.append(self)
-        for name in (*_FACTORIES, *_LIKE):
-            original = vars(torch).get(name)
-            if original is not None:
-                ours = _front(original, self._number)
-                _builtins._register_builtin(ours, f"aten::{name}")
-                self._patches.replace(torch, name, ours)
+        self._patches.wrap_all(torch, dict.fromkeys((*_FACTORIES, *_LIKE), self._front))
+
+    def _front(self, original: AnyCallable) -> AnyCallable:
+        here = self._here
+
+        @like(original)
+        def draw(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            # A mode of torch's functions, that of a default device for one, calls it once more.
+            if torch.compiler.is_compiling() or not self._is_wanted or here.is_inside:
+                return original(*args, **kwargs)
+            state = self._state_before(args, kwargs)
+            here.is_inside = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                here.is_inside = False
+            is_given = kwargs.get("generator") is not None
+            self._note(original.__name__, result, state, is_given, sys._getframe(1))
+            return result
+
+        return draw
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether draws are of interest now."""
+    def _is_wanted(self) -> bool:
         is_busy = self.recorder.phase is Phase.DATALOADER  # augmentation is the data's own
         return not (self.is_off or is_busy) and self._feeds.wants_draws
 
-    def state_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _state_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return a digest of the generator that a call will use; nothing where it is not known."""
         with guard(self.fail):
             return _state(args, kwargs)
         return ""
 
-    def note(self, api: str, result: object, state: str, is_given: bool, frame: FrameType) -> None:
-        """Take note of a draw that was made."""
+    def _note(self, api: str, result: object, state: str, is_given: bool, frame: FrameType) -> None:
         if not state or not isinstance(result, torch.Tensor) or self.is_off:
             return
         with guard(self.fail):
@@ -73,22 +85,6 @@ class StepDraws(Probe):
             sizes = tuple(map(int, result.shape))
             is_inside = self._feeds.is_inside
             self._feeds.add_draw(Draw(api, sizes, state, is_inside, is_given, site))
-
-
-def _front(original: AnyCallable, number: int) -> AnyCallable:
-    # Without the mark that other wrappers bear: a compiled program draws inside of its graphs.
-    @functools.wraps(original)
-    def draw(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if torch.compiler.is_compiling() or not _WATCHES[number].is_wanted:
-            return original(*args, **kwargs)
-        watch = _WATCHES[number]
-        state = watch.state_before(args, kwargs)
-        result = original(*args, **kwargs)
-        is_given = kwargs.get("generator") is not None
-        watch.note(original.__name__, result, state, is_given, sys._getframe(1))
-        return result
-
-    return draw
 
 
 def _state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.data_event import Draw, ModelFed
 from distdiag.event import CallSite
-from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.batch_norms import NormReading, local_norms
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.guard import guard
@@ -87,8 +86,7 @@ class StepFeeds(Probe):
             ("_pre_forward", self._before_forward),
             ("_post_forward", self._after_forward),
         ):
-            if name in vars(kind):
-                self._patches.replace(kind, name, around(vars(kind)[name]))
+            self._patches.wrap(kind, name, around)
         self.recorder.before_model, self.recorder.after_model = self.enter, self.leave
         self.recorder.on_backward.append(self._before_backward)
         self.recorder.on_step.append(self._after_step)
@@ -108,7 +106,7 @@ class StepFeeds(Probe):
         number = len(_FEEDS)
         _FEEDS.append(self)
 
-        @functools.wraps(original)
+        @like(original)
         def pre_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if not torch.compiler.is_compiling():
                 _FEEDS[number].enter(self_, (args, kwargs))
@@ -120,7 +118,7 @@ class StepFeeds(Probe):
         number = len(_FEEDS)
         _FEEDS.append(self)
 
-        @functools.wraps(original)
+        @like(original)
         def post_forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if not torch.compiler.is_compiling():
                 _FEEDS[number].leave((args[1:], kwargs))

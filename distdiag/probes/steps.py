@@ -69,7 +69,7 @@ class StepClock(Probe):
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         scaler = torch.amp.grad_scaler.GradScaler
-        self._patches.replace(scaler, "step", self._scaler_step(vars(scaler)["step"]))
+        self._patches.wrap(scaler, "step", self._scaler_step)
 
     def uninstall(self) -> None:
         """Remove the hooks."""
@@ -189,8 +189,7 @@ class BackwardWatch(Probe):
         self._stacks: dict[Hashable, tuple[tuple[Frame, ...], object]] = {}
 
     def _install(self) -> None:
-        original = graph._engine_run_backward
-        self._patches.replace_everywhere(original, self._front(original))
+        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._front)
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         here = self.recorder.here

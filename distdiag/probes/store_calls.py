@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 import zlib
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from torch._C import _distributed_c10d as c10d
@@ -58,11 +59,11 @@ class StoreCalls(Probe):
         kind = c10d.Store
         for name, method in METHODS.items():
             if name in vars(kind):
-                self._patches.replace(kind, name, self._front(vars(kind)[name], name, method))
-        create = vars(c10d.PrefixStore)["__init__"]
-        self._patches.replace(c10d.PrefixStore, "__init__", self._prefixing(create))
+                make = partial(self._front, name=name, method=method)
+                self._patches.wrap(kind, name, make)
+        self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
         if "clone" in vars(kind):
-            self._patches.replace(kind, "clone", self._cloning(vars(kind)["clone"]))
+            self._patches.wrap(kind, "clone", self._cloning)
 
     def _front(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
         action = _PLURAL.get(name, name)

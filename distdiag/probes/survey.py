@@ -68,10 +68,7 @@ class Survey(Probe):
         self._modules.watch(self._patches)
         self._born.watch(self._patches)
         # Not the constructor: its warnings name the line of whoever calls it.
-        helper = vars(DistributedDataParallel).get("_ddp_init_helper")
-        if helper is not None:
-            wrapped = self._after_wrapping(helper)
-            self._patches.replace(DistributedDataParallel, "_ddp_init_helper", wrapped)
+        self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", self._after_wrapping)
         self.recorder.after_wrap = self.after_wrap
         self.recorder.before_share = self.before_share
         self.recorder.before_save = self.before_save

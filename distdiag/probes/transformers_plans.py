@@ -29,10 +29,7 @@ class TransformersPlans(PlanProbe):
 
     def _install(self) -> None:
         kind = getattr(sys.modules[MODULE], "PreTrainedModel", None)
-        original = vars(kind).get("from_pretrained") if kind is not None else None
-        if isinstance(original, classmethod):
-            wrapped = classmethod(self._watching(original.__func__))
-            self._patches.replace(kind, "from_pretrained", wrapped)
+        self._patches.wrap(kind, "from_pretrained", self._watching)
 
     def _watching(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)

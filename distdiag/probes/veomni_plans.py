@@ -47,9 +47,7 @@ class VeOmniPlans(PlanProbe):
 
     def _install(self) -> None:
         kind = getattr(sys.modules[MODULE], "ParallelPlan", None)
-        original = vars(kind).get("apply") if kind is not None else None
-        if original is not None:
-            self._patches.replace(kind, "apply", self._watching(original))
+        self._patches.wrap(kind, "apply", self._watching)
 
     def _watching(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)

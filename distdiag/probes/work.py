@@ -63,7 +63,7 @@ class WorkWatch(Probe):
     def _patch(self, kind: Any, name: str, make: Any) -> None:  # noqa: ANN401
         original = vars(kind).get(name)
         if callable(original):
-            self._patches.replace(kind, name, wrap_like(original)(make(original)))
+            self._patches.wrap(kind, name, lambda each: wrap_like(each)(make(each)))
 
     def remember(self, work: object, calls: Calls) -> None:
         """Follow the Work that an asynchronous front gave its caller; `calls` are those it made."""

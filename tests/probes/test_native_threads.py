@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from distdiag.event import ProbeDisabled
+from distdiag.probes.in_place import as_it_was
 from tests.probes.conftest import Observed
 
 
@@ -31,7 +32,7 @@ def test_a_call_from_a_thread_without_python_is_recorded(
     request.getfixturevalue(group)
     probes = {probe.name: probe for probe in observed.install("collectives")}
     probes["collectives"].engage()
-    unpatched = dist.ProcessGroup.allreduce.__wrapped__
+    unpatched = as_it_was(dist.ProcessGroup.allreduce)
 
     alone(unpatched, dist.group.WORLD, [torch.ones(3)])
     wait_until(lambda: [s for call in observed.calls() for s in observed.states(call)])

@@ -67,17 +67,13 @@ def test_numbers_and_generators_stay_what_they_were(observed: Observed, fake_gro
     assert torch.equal(plain[1], watched[1])
 
 
-def test_functions_keep_their_names_and_the_original(observed: Observed) -> None:
+def test_functions_stay_what_they_are(observed: Observed) -> None:
     original = torch.randn
     observed.install("data")
 
-    assert torch.randn.__wrapped__ is original
-    assert torch.randn.__name__ == "randn"
+    assert torch.randn is original
     with torch.device("meta"):
         assert torch.randn(2).device.type == "meta"
-
-    observed.uninstall()
-    assert torch.randn is original
 
 
 @pytest.mark.filterwarnings("ignore")
