@@ -22,6 +22,7 @@ from distdiag.event import (
     HostSynced,
     Observed,
     ProbeDisabled,
+    ProcessesSpawned,
     Raised,
     RankStarted,
     Signalled,
@@ -55,6 +56,7 @@ AnyEvent = (
     RankStarted
     | TorchLoaded
     | GroupCreated
+    | ProcessesSpawned
     | Collective
     | CollectiveState
     | StepEnd
