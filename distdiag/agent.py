@@ -109,6 +109,11 @@ class RankAgent:
         self._on_import("")  # some wait for nothing
         self._imports.start()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that is observed."""
+        return self._is_child
+
     def _start_thread(self, run: Callable[[], None]) -> None:
         stopped = threading.Event()
         self._stopped.append(stopped)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from multiprocessing import process
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from distdiag.agent import RankAgent
 from distdiag.config import KEYS, Config, load_config
-from distdiag.errors import UsageError
+from distdiag.errors import RankError, UsageError
 from distdiag.guard import guarded, unobserved
 from distdiag.launch import read_launch
 
@@ -64,9 +63,12 @@ def attach_agent(options: Mapping[str, Any]) -> None:
     """Start the agent of this process, if there is none.
 
     Raises:
+        RankError: the process that this one was forked from is observed.
         UsageError: an option is wrong, or the run directory cannot be used.
 
     """
+    if RankAgent.current is not None and RankAgent.current.is_inherited:
+        raise RankError("this process was forked from one that is observed already")
     if RankAgent.current is not None or _is_importing_main():
         return
     main = sys.modules.get("__main__")
@@ -85,7 +87,9 @@ def _is_importing_main() -> bool:
 
     It has the parent's environment, and is no rank for calling what stands in the script's body.
     """
-    return bool(getattr(process.current_process(), "_inheriting", False))
+    # Not imported here: it keeps the main module of that moment, which is not the script yet.
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and hasattr(process.current_process(), "_inheriting")
 
 
 def _flags(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class RunReporter:
             reason = f", and {self.problem}" if self.problem else ""
             gaps[elsewhere.phrase()] = f"not observed: they run on other nodes{reason}"
         if self.unobserved:
-            gaps[self.unobserved.phrase()] = "not observed: distdiag did not start them"
+            gaps[self.unobserved.phrase()] = "not observed: no agent runs there"
         for rank, state in states.items():
             if state.incomplete:
                 gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"

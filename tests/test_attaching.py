@@ -163,3 +163,22 @@ if __name__ == "__main__":
     done = run(tmp_path, text, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "worked\ntrained\n", "")
     assert len(list((tmp_path / "distdiag-runs").iterdir())) == 1
+
+
+def test_a_forked_child_is_told_that_it_is_not_observed(tmp_path):
+    text = """
+import os
+import distdiag
+distdiag.attach(report=("json",))
+pid = os.fork()
+if pid == 0:
+    distdiag.attach()
+    print("worked", flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print("trained")
+"""
+    done = run(tmp_path, text)
+    assert (done.returncode, done.stdout) == (0, "worked\ntrained\n"), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "runs unobserved: this process was forked from one that is observed already" in line

@@ -154,7 +154,7 @@ def test_ranks_that_nobody_told_of_at_the_start_are_silent_and_count(tmp_path):
     report = build(reporter, states={0: RankState(0, fate=Fate.FINISHED)})
     assert report.silent_ranks == RankSet((1, 2))
     assert report.run.world_size == 3
-    assert report.not_checked["ranks 1-2"] == "not observed: distdiag did not start them"
+    assert report.not_checked["ranks 1-2"] == "not observed: no agent runs there"
 
 
 def test_why_ranks_of_other_nodes_could_not_be_observed_is_told(tmp_path):

@@ -80,7 +80,7 @@ class SilentRank(Check):
             grade=Grade.NOTE,
             confidence=1.0,
             evidence=(seen,),
-            fix=f"{fix[:1].upper()}{fix[1:]}." if fix else self.fix,
+            fix=f"{fix[:1].upper()}{fix[1:]}" if fix else self.fix,
         )
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

@@ -63,7 +63,7 @@ def test_a_group_of_more_ranks_than_are_observed_is_a_note_with_the_command_to_u
     assert finding.message == (
         f"ranks 1-2 of 3 are not observed; let torchrun start all ranks: {command}"
     )
-    assert finding.fix.endswith(f"{command}.")
+    assert finding.fix.endswith(command)
     assert finding.evidence[0].location.line == 7
 
 
