@@ -28,13 +28,17 @@ def attach(**options: Any) -> None:  # noqa: ANN401
     with ``_`` for ``-``: ``attach(run_dir="runs/a", on_hang="abort")``. A second call changes
     nothing.
 
-    Raises:
-        UsageError: an option is wrong, or the run directory cannot be used.
-
+    It never raises: where an option is wrong, the run directory cannot be used or anything else
+    stands in the way, one line on stderr says so, and the script runs unobserved.
     """
-    from distdiag.attaching import attach_agent
+    try:
+        from distdiag.attaching import attach_agent
 
-    attach_agent(options)
+        attach_agent(options)
+    except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
+        from distdiag.guard import unobserved
+
+        unobserved("attach()", error)
 
 
 def detach() -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from typing import ClassVar, Final
 import msgspec
 
 from distdiag.config import Config
-from distdiag.errors import UNDECODABLE, DamagedFileError
+from distdiag.errors import UNDECODABLE, DamagedFileError, RankError
 from distdiag.event import Finished, Frame, Phase, ProbeDisabled, RankStarted
+from distdiag.guard import guarded, warn
 from distdiag.leaving import leave
 from distdiag.meeting_point import MeetingPoint, is_needed
 from distdiag.monitor_process import MonitorProcess
@@ -29,7 +29,7 @@ from distdiag.probes.hard_exit import HardExit
 from distdiag.probes.post_import import ImportWatch
 from distdiag.probes.post_mortem import PostMortem
 from distdiag.recorder import Recorder
-from distdiag.run_dir import Launch, Verdict, open_run_dir, write_atomically
+from distdiag.run_dir import Launch, RunDir, Verdict, open_run_dir, write_atomically
 from distdiag.status_page import DETACHED, FINISHED, StatusPage, read_status
 
 BEAT_S: Final = 0.5
@@ -56,6 +56,7 @@ class RankAgent:
         """Claim the run directory; nothing is observed yet.
 
         Raises:
+            RankError: another process is this rank of the run.
             UsageError: the run directory cannot be used.
 
         """
@@ -67,10 +68,7 @@ class RankAgent:
         self._config = config
         self._command = command
         self._monitor = MonitorProcess(self.run_dir)
-        self._page = StatusPage(self.run_dir.status(launch.rank))
-        self.recorder = Recorder(
-            self.run_dir.folder, launch.rank, self._page, main_script=main_script
-        )
+        self._page, self.recorder = _open_records(self.run_dir, launch.rank, main_script)
         self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
         self._post_mortem = PostMortem(self.recorder, self.run_dir)
         self.probes: list[Probe] = [
@@ -112,6 +110,11 @@ class RankAgent:
             probe.install()
         self._on_import("")  # some wait for nothing
         self._imports.start()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that is observed."""
+        return self._is_child
 
     def _start_thread(self, run: Callable[[], None]) -> None:
         stopped = threading.Event()
@@ -271,18 +274,22 @@ class RankAgent:
         atexit.unregister(self._at_exit)
 
 
-def warn(message: str) -> None:
-    """Say one line to the user, on stderr."""
-    sys.stderr.write(f"distdiag: {message}\n")
-    sys.stderr.flush()
-
-
-def guarded(action: Callable[[], None], purpose: str) -> None:
-    """Run a part of the tool whose failure must not end the script."""
+def _open_records(
+    run_dir: RunDir, rank: int, main_script: str | None
+) -> tuple[StatusPage, Recorder]:
+    """Create the files of a rank; where one of them cannot be made, none is left behind."""
+    path = run_dir.status(rank)
     try:
-        action()
-    except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
-        warn(f"{purpose} failed, the script runs unobserved: {type(error).__name__}: {error}")
+        page = StatusPage(path)
+    except FileExistsError:
+        raise RankError(
+            f"another process is rank {rank} of the run in {run_dir.root} already"
+        ) from None
+    try:
+        return page, Recorder(run_dir.folder, rank, page, main_script=main_script)
+    except Exception:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _tell_launcher(summary: str) -> None:

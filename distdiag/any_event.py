@@ -22,6 +22,7 @@ from distdiag.event import (
     HostSynced,
     Observed,
     ProbeDisabled,
+    ProcessesSpawned,
     Raised,
     RankStarted,
     Signalled,
@@ -56,6 +57,7 @@ AnyEvent = (
     RankStarted
     | TorchLoaded
     | GroupCreated
+    | ProcessesSpawned
     | Collective
     | CollectiveState
     | StepEnd

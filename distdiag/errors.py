@@ -2,6 +2,7 @@
 
 DistdiagError
 ├── UsageError            the command line, the configuration or the run directory is wrong: exit 2
+├── RankError             which rank a process is cannot be told, or it is that of another process
 ├── DamagedFileError      a file of a run cannot be read; the rest of the run still can
 ├── CollectiveMismatchError  raised at the user's line by the active mode ``--strict``
 └── SequenceFaultError    raised on request where sequence parallelism loses or moves tokens
@@ -24,6 +25,10 @@ class DistdiagError(Exception):
 
 class UsageError(DistdiagError):
     """The user asked for something that cannot be done; the message is one line that says what."""
+
+
+class RankError(DistdiagError):
+    """A process cannot be observed as a rank of its run; its script goes on all the same."""
 
 
 class DamagedFileError(DistdiagError):

@@ -147,6 +147,21 @@ class GroupCreated(Event, frozen=True, kw_only=True):
     timeout_s: float | None = None
     backend: str = ""
 
+    @property
+    def has_processes(self) -> bool:
+        """Whether a process stands behind each rank, which torch's fake and threaded groups lack.
+
+        What destroys a group names no backend.
+        """
+        return bool(self.backend) and "fake" not in self.backend and "threaded" not in self.backend
+
+
+class ProcessesSpawned(Event, frozen=True, kw_only=True):
+    """``torch.multiprocessing`` starts processes, as a rule the ranks; this one is in no group."""
+
+    number: int
+    site: CallSite
+
 
 class Collective(Event, frozen=True, kw_only=True):
     """A collective or point-to-point call, written before it was issued.

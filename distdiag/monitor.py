@@ -183,6 +183,7 @@ class Monitor:
     def _publish(self, *, complete: bool = False) -> Report:
         self._written_s = time.monotonic()
         self._reporter.dump_transport = self._transporter.way
+        self._reporter.unobserved = self._engine.unobserved
         report = self._reporter.build(
             self._findings(),
             self._guarded(self._engine.states, {}),

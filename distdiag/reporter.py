@@ -49,6 +49,7 @@ class RunReporter:
     """The report of one run, kept on the node of rank 0.
 
     `lost` are ranks that are not observed any more, `problem` is why others never were.
+    `unobserved` are ranks of the job that nobody told of when it began.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class RunReporter:
         self.aborted = False
         self.pids: Mapping[int, int] = {}
         self.lost = RankSet()
+        self.unobserved = RankSet()
         self.problem = ""
         self.dump_transport = ""
         self._run_dir = run_dir
@@ -94,7 +96,7 @@ class RunReporter:
         complete: bool = False,
     ) -> Report:
         """Return the report as it stands; `checks` are the codes of those that judged the run."""
-        gaps = {**not_checked, **self._gaps(checks, states)}
+        gaps = {**self._gaps(checks, states), **not_checked}
         earlier = self._earlier.findings if self._earlier else ()
         found = {finding.identity: finding for finding in earlier}
         found |= {finding.identity: finding for finding in findings}
@@ -104,7 +106,9 @@ class RunReporter:
             findings=tuple(found.values()),
             checked=tuple(code for code in checks if code not in gaps),
             not_checked=gaps,
-            silent_ranks=RankSet(r for r, s in states.items() if s.fate is Fate.SILENT),
+            silent_ranks=RankSet(
+                {*self.unobserved, *(r for r, s in states.items() if s.fate is Fate.SILENT)}
+            ),
         )
 
     def write(self, report: Report) -> None:
@@ -191,6 +195,8 @@ class RunReporter:
         if elsewhere:
             reason = f", and {self.problem}" if self.problem else ""
             gaps[elsewhere.phrase()] = f"not observed: they run on other nodes{reason}"
+        if self.unobserved:
+            gaps[self.unobserved.phrase()] = "not observed: no agent runs there"
         for rank, state in states.items():
             if state.incomplete:
                 gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
@@ -209,7 +215,7 @@ class RunReporter:
         return Run(
             id=self._run_dir.root.name,
             command=self._launch_file.command,
-            world_size=launch.world_size,
+            world_size=self._world_size,
             ranks=tuple(self._rank_info(rank, states.get(rank)) for rank in self.attendance.ranks),
             torch=self._torch,
             started=earlier.run.started if earlier else _rfc3339(launch.started_s),
@@ -219,6 +225,10 @@ class RunReporter:
             active_modes=self._config.active_modes,
             dump_transport=self.dump_transport,
         )
+
+    @property
+    def _world_size(self) -> int:
+        return max(self._launch_file.launch.world_size, *(r + 1 for r in self.unobserved), 1)
 
     def _rank_info(self, rank: int, state: RankState | None) -> RankInfo:
         launch = self._launch_file.launch
@@ -230,7 +240,7 @@ class RunReporter:
         return RankInfo(
             rank=rank,
             local_rank=started.local_rank if started else max(0, rank - launch.local_ranks[0]),
-            world_size=launch.world_size,
+            world_size=self._world_size,
             hostname=started.hostname if started else hostname,
             pid=started.pid if started else self.pids.get(rank, 0),
             fate=fate,

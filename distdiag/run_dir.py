@@ -24,14 +24,14 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.errors import UNDECODABLE, DamagedFileError, RankError, UsageError
 
 RUNS_FOLDER = "distdiag-runs"
 
@@ -84,51 +84,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     exit_status: int
     summary: str = ""
-
-
-def read_launch(environ: Mapping[str, str]) -> Launch:
-    """Read who this process is from what torchrun, srun or mpirun put into the environment."""
-
-    def number(*names: str, default: int) -> int:
-        return next((int(environ[n]) for n in names if environ.get(n, "").isdigit()), default)
-
-    world = number("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", default=1)
-    rank = number("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", default=0)
-    local_rank = number(
-        "LOCAL_RANK",
-        "SLURM_LOCALID",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        default=0 if world == 1 else rank,
-    )
-    local_world = number("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", default=0)
-    local_world = local_world or number("SLURM_NTASKS_PER_NODE", default=world)
-    parent = os.getppid() if world > 1 or "RANK" in environ else os.getpid()
-    place = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
-    job = f"{place}:{environ.get('TORCHELASTIC_RUN_ID', '')}:{environ.get('SLURM_JOB_ID', '')}"
-    one_node = f"{parent}:{_started_ticks(parent)}"
-    return Launch(
-        rank=rank,
-        local_rank=local_rank,
-        world_size=world,
-        local_world_size=min(local_world, world),
-        attempt=number("TORCHELASTIC_RESTART_COUNT", default=0),
-        max_attempts=number("TORCHELASTIC_MAX_RESTARTS", default=0) + 1,
-        parent_pid=parent,
-        identity=one_node if local_world >= world else job,
-        started_s=_started_s(parent),
-        master_addr=environ.get("MASTER_ADDR", ""),
-    )
-
-
-def _started_ticks(pid: int) -> int:
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def _started_s(pid: int) -> float:
-    uptime = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-    age = uptime - _started_ticks(pid) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age
 
 
 class StackSignal(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +166,22 @@ def open_run_dir(root: Path | None, launch: Launch, *, overwrite: bool = False) 
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"run directory {run_dir.root} cannot be written: {reason}") from None
+    _require_member(run_dir, launch)
     return run_dir
+
+
+def _require_member(run_dir: RunDir, launch: Launch) -> None:
+    """Refuse a rank that the monitor does not follow: what it writes would be read by nobody."""
+    try:
+        started = msgspec.json.decode(run_dir.launch.read_bytes(), type=LaunchFile).launch
+    except (OSError, *UNDECODABLE):
+        return  # the monitor is not there yet
+    if launch.rank >= started.world_size:
+        ranks = "1 rank" if started.world_size == 1 else f"{started.world_size} ranks"
+        raise RankError(
+            f"the run in {run_dir.root} began with {ranks}, and this is rank {launch.rank}: "
+            "let torchrun start all ranks"
+        )
 
 
 def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:

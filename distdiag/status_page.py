@@ -84,6 +84,9 @@ class StatusPage:
         try:
             os.posix_fallocate(descriptor, 0, _SIZE)
             self._memory = mmap.mmap(descriptor, _SIZE)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
         finally:
             os.close(descriptor)
         self._flags = 0

@@ -21,6 +21,7 @@ from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.finding import Outcome, Report, Severity
 from distdiag.options import to_arguments
+from distdiag.program import find_script
 from distdiag.reports import read_report, reporter_names
 from distdiag.run_dir import RUNS_FOLDER, RunDir
 
@@ -41,8 +42,7 @@ def run_checked(
     """
     config = load_config(flags)
     config.validate(codes=load_checks(), reporters=reporter_names())
-    if not Path(script).is_file():
-        raise UsageError(f"script {script!r} does not exist")
+    find_script(script, script_args)
     if find_spec("torch") is None:
         raise UsageError(f"torch is not installed for {sys.executable}")
     run_dir = config.run_dir or new_run_dir()

@@ -143,7 +143,8 @@ def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
         ([], "Missing argument"),
         (["--no-such-option", "train.py"], "--no-such-option"),
         (["no_such_file.py"], "does not exist"),
-        (["."], "is not a file"),
+        (["."], "is a folder without a __main__.py"),
+        (["-"], "stdin"),
         (["-m", "no_such_module"], "no_such_module"),
         (["--select", "XYZ999", "train.py"], "XYZ999"),
         (["--report", "hologram", "train.py"], "hologram"),
@@ -325,12 +326,37 @@ def test_a_script_may_attach_and_detach_by_itself(tmp_path: Path) -> None:
     assert names.count("Collective") == 1
 
 
-def test_an_unknown_option_of_attach_is_a_usage_error(tmp_path: Path) -> None:
-    done = _python(["-c", "import distdiag; distdiag.attach(speed=3)"], tmp_path)
+@pytest.mark.parametrize("spelled", ["--local_rank=0", "--local-rank=0"])
+@pytest.mark.parametrize("kind", [["train.py"], ["-m", "train"]])
+def test_the_local_rank_that_a_launcher_puts_first_is_handed_to_the_script(
+    spelled: str, kind: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv[1:])")
+    options = ["-m", "distdiag.check", spelled, "--run-dir", "run", "--report", "json"]
 
-    assert done.returncode == 1
-    assert "UsageError" in done.stderr
-    assert "speed" in done.stderr
+    done = _python([*options, *kind, "--lr", "1"], tmp_path)
+
+    assert (done.returncode, done.stdout) == (0, f"{[spelled, '--lr', '1']}\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"LOCAL_RANK": "1"}, "rank 1 of 1"),
+        ({"RANK": "4", "WORLD_SIZE": "2"}, "rank 4 of 2"),
+        ({"RANK": "0", "WORLD_SIZE": "900000000"}, "so many ranks"),
+    ],
+)
+def test_an_environment_that_contradicts_itself_does_not_stop_the_script(
+    env: dict[str, str], words: str, run: Run, tmp_path: Path
+) -> None:
+    done = run("print('trained')", env=env)
+
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    (line,) = done.stderr.splitlines()
+    assert "runs unobserved" in line
+    assert words in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_script_that_leaves_by_os_exit_has_finished_with_its_status(

@@ -48,6 +48,26 @@ def distdiag(tmp_path):
     return run
 
 
+def test_the_package_is_the_command(tmp_path):
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+    def ask(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "distdiag", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=100,
+        )
+
+    assert ask("--help").stdout.startswith("Usage: python -m distdiag [OPTIONS] COMMAND [ARGS]...")
+    assert ask("explain", "--help").stdout.startswith("Usage: python -m distdiag explain [OPTIONS]")
+    assert "silent-rank" in ask("explain", "DIA002").stdout
+    mistake = ask("zzz")
+    assert (mistake.returncode, mistake.stderr) == (2, "distdiag: No such command 'zzz'.\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

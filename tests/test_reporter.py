@@ -148,6 +148,15 @@ def test_ranks_of_other_nodes_and_incomplete_ranks_are_not_passed_over(tmp_path)
     assert [info.rank for info in report.run.ranks] == [0, 1]
 
 
+def test_ranks_that_nobody_told_of_at_the_start_are_silent_and_count(tmp_path):
+    reporter = reporter_of(tmp_path, local=1, world=1)
+    reporter.unobserved = RankSet((1, 2))
+    report = build(reporter, states={0: RankState(0, fate=Fate.FINISHED)})
+    assert report.silent_ranks == RankSet((1, 2))
+    assert report.run.world_size == 3
+    assert report.not_checked["ranks 1-2"] == "not observed: no agent runs there"
+
+
 def test_why_ranks_of_other_nodes_could_not_be_observed_is_told(tmp_path):
     reporter = reporter_of(tmp_path, world=4)
     reporter.feed(CALL)

@@ -116,7 +116,7 @@ class _Roll:
 def _report(evidence: Evidence, engine: Engine, roll: _Roll, gaps: dict[str, str]) -> Report:
     states = engine.states()
     members = evidence.members
-    silent = RankSet(set(members) - set(evidence.observed))
+    silent = RankSet({*members, *engine.unobserved} - set(evidence.observed))
     if silent:
         gaps[silent.phrase()] = "nothing of them was found"
     for rank, state in states.items():
@@ -129,7 +129,7 @@ def _report(evidence: Evidence, engine: Engine, roll: _Roll, gaps: dict[str, str
         run=Run(
             id=", ".join(str(folder.run_dir.root.name) for folder in evidence.folders) or "dumps",
             command=roll.command,
-            world_size=max(members) + 1,
+            world_size=max([*members, *engine.unobserved]) + 1,
             ranks=tuple(_rank_info(state, len(members)) for state in states.values()),
             torch=roll.torch,
             started=started.isoformat(timespec="milliseconds") if roll.started_ns else now,

@@ -44,6 +44,17 @@ class Check:
     fix_leaves: ClassVar[str] = ""
     disproof: ClassVar[str] = ""
 
+    @classmethod
+    def compares_ranks(cls) -> bool:
+        """Say whether the check judges only what several ranks have in common.
+
+        The views that judge one rank by itself are single events and the state of the job.
+        """
+        judges_one = cls.check_event is not Check.check_event or (
+            cls.check_ranks is not Check.check_ranks
+        )
+        return bool(cls.needs) and not judges_one
+
     def concerns(self, event: Event) -> bool:
         """Say whether an event tells of something that the check looks at; asked if `absent`."""
         return isinstance(event, self.needs)

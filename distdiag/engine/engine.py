@@ -18,6 +18,7 @@ from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import ModelEvent
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
+from distdiag.engine.unobserved import UnobservedRanks
 from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
 from distdiag.event import (
     Collective,
@@ -69,6 +70,7 @@ class Engine:
         self._messages = Messages(world)
         self._groups = GroupCalls(world)
         self._stall = Stall(hang_timeout_s)
+        self._unobserved = UnobservedRanks(world)
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
         self._watches = all_watches(world, self._judges, rules, only_start=only_start)
@@ -104,7 +106,14 @@ class Engine:
         """The codes of the checks that were disabled or did not see all, and why."""
         problem = self._files.problem if self._files is not None else ""
         unseen = {check.code: problem for check in self._judges.needing(FileAccess) if problem}
-        return unseen | self._watches.not_checked | self._judges.disabled
+        alone = self._unobserved.reason
+        compared = {code: alone for code in self._judges.comparing} if alone else {}
+        return unseen | self._watches.not_checked | compared | self._judges.disabled
+
+    @property
+    def unobserved(self) -> RankSet:
+        """The ranks of the job of which nothing is read, since nobody told of them at the start."""
+        return self._unobserved.ranks
 
     def states(self) -> Mapping[int, RankState]:
         """Return what is known of every rank now."""
@@ -129,6 +138,7 @@ class Engine:
             case Stacks():
                 self._stall.got_stacks(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
+        self._unobserved.feed(event)
         self._watches.feed(event)
         if self._files is not None and not isinstance(event, ModelEvent):
             self._files.feed(event)

@@ -61,6 +61,11 @@ class Judges:
         """The codes of the checks that judge."""
         return tuple(check.code for check in self._checks)
 
+    @property
+    def comparing(self) -> tuple[str, ...]:
+        """The codes of the checks that find nothing where only one rank is observed."""
+        return tuple(check.code for check in self._checks if check.compares_ranks())
+
     def needing(self, event_type: type[Event]) -> tuple[Check, ...]:
         """Return the checks that judge events of this type."""
         return tuple(check for check in self._checks if issubclass(event_type, check.needs))

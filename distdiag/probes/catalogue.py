@@ -144,6 +144,7 @@ PLANS: Final = (
     Plan("files", (), _only("files", "FileWatch")),
     Plan("store-calls", ("torch", _C10D), _only("store_calls", "StoreCalls")),
     Plan("process-groups", ("torch", _C10D), _only("groups", "ProcessGroups")),
+    Plan("spawned-processes", ("torch", _C10D), _only("spawned", "SpawnWatch")),
     Plan("collectives", ("torch", _C10D), _collectives),
     Plan("steps", ("torch",), _steps),
     Plan("random-states", ("torch",), _random_states),

@@ -102,6 +102,10 @@ class _Page:
 
 
 def _write_verdict(page: _Page, report: Report) -> None:
+    if silent := report.silent_ranks:
+        verb, them = ("was", "it") if len(silent) == 1 else ("were", "them")
+        unseen = f"{_phrase(silent)} of {report.run.world_size} {verb} not observed"
+        page.write(f"distdiag: {unseen}: nothing below is about {them}.", indent=0, style="bold")
     counts = [
         _count(number, severity if severity is not Severity.INFO else "note")
         for severity in Severity

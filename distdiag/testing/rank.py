@@ -18,9 +18,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from distdiag.agent import RankAgent, guarded
+from distdiag.agent import RankAgent
 from distdiag.config import Config
-from distdiag.run_dir import read_launch
+from distdiag.guard import guarded
+from distdiag.launch import read_launch
 from distdiag.testing.plan import Folder, RankPlan
 from distdiag.testing.rank_plugin import RankPlugin
 

@@ -1,20 +1,24 @@
 """Run a program on real ranks, plain or checked, bounded in time, and leave no process behind."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import psutil
 
-__all__ = ["Outcome", "run_checked", "run_plain"]
+from distdiag.run_dir import RUNS_FOLDER
+
+__all__ = ["Outcome", "run_checked", "run_command", "run_plain"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 150.0
@@ -107,6 +111,23 @@ def run_checked(
     return outcome
 
 
+def run_command(
+    command: Sequence[str],
+    folder: Path,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    *,
+    timeout: float = TIMEOUT_S,
+) -> Outcome:
+    """Run a command in a folder as a user would, and return the report of the run below it."""
+    for _ in range(MAX_ATTEMPTS):
+        shutil.rmtree(folder / RUNS_FOLDER, ignore_errors=True)
+        outcome = _run(list(command), timeout, "", folder=folder, environ=environ)
+        outcome = msgspec.structs.replace(outcome, report=_read_report(folder / RUNS_FOLDER))
+        if not outcome.aborted_at_exit:
+            break
+    return outcome
+
+
 def _launcher(nproc: int) -> list[str]:
     if nproc == 0:
         return [sys.executable]
@@ -125,7 +146,14 @@ def _environment(mark: str) -> dict[str, str]:
     return environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", _MARK: mark}
 
 
-def _run(command: list[str], timeout: float, stdin: str) -> Outcome:
+def _run(
+    command: list[str],
+    timeout: float,
+    stdin: str,
+    *,
+    folder: Path | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Outcome:
     mark = uuid.uuid4().hex
     started = time.monotonic()
     # Files and not pipes: a process left behind could keep a pipe open for ever.
@@ -138,7 +166,8 @@ def _run(command: list[str], timeout: float, stdin: str) -> Outcome:
         stdin_file.seek(0)
         process = subprocess.Popen(
             command,
-            env=_environment(mark),
+            cwd=folder,
+            env=_environment(mark) | environ,
             stdin=stdin_file,
             stdout=stdout_file,
             stderr=stderr_file,
