@@ -16,11 +16,16 @@ _DEAD: Final = frozenset("ZX")
 
 
 class ProcessState(NamedTuple):
-    """One reading. `state` is the kernel's letter (R, S, D, T, Z)."""
+    """One reading. `state` is the kernel's letter (R, S, D, T, Z).
+
+    `reaped_cpu_s` is the processor time of those descendants that have ended and were waited for.
+    """
 
     state: str
     cpu_s: float
     start_ticks: int
+    parent_pid: int = 0
+    reaped_cpu_s: float = 0.0
 
 
 def read_process(pid: int) -> ProcessState | None:
@@ -35,6 +40,8 @@ def read_process(pid: int) -> ProcessState | None:
         state=fields[0],
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         start_ticks=int(fields[19]),
+        parent_pid=int(fields[1]),
+        reaped_cpu_s=(int(fields[13]) + int(fields[14])) / _TICKS_PER_S,
     )
 
 

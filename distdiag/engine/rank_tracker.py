@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
 from typing import Final
 
-from distdiag.alignment import Fate, RankState
+from distdiag.alignment import Fate, Help, RankState
 from distdiag.event import (
     CallSite,
     Collective,
@@ -31,6 +32,16 @@ from distdiag.event import (
 RECENT: Final = 64
 BUSY_SHARE: Final = 0.3
 """A rank that used this share of its idle time on the processor works; it does not hang."""
+HELP_WINDOW_S: Final = 15.0
+"""So far back it counts what children used and what was transferred: more than a linker's pause."""
+HELP_LEAST_S: Final = 1.0
+"""A shorter time tells nothing: the kernel counts in hundredths, and children come and go."""
+CHILDREN_SHARE: Final = 0.1
+"""Children that used this share of one processor work: idle ones that poll use below 0.02."""
+IO_PER_S: Final = 64 << 10
+"""A rank that reads or writes so many bytes a second works: a loop that polls a file needs less."""
+HELP_PATIENCE_S: Final = 1800.0
+"""The default timeout of process groups: for longer nobody's peers wait, whoever works for it."""
 GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
     """
@@ -60,6 +71,7 @@ class RankTracker:
         self._observed: dict[str, Observed] = {}
         self._cpu_s = self._cpu_s_at_progress = 0.0
         self._heartbeat: Heartbeat | None = None
+        self._looks: deque[tuple[int, Heartbeat]] = deque()
         self._started: RankStarted | None = None
         self._raised: Raised | None = None
         self._exited: Exited | None = None
@@ -111,7 +123,8 @@ class RankTracker:
             case CollectiveState():
                 if self.last_call is not None and event.call == self.last_call.seq:
                     self.last_call_state = event.state
-                self._progress(now_ns)
+                if event.state != "failed":  # that is the end of a wait, and not of what it was for
+                    self._progress(now_ns)
             case Heartbeat():
                 self._beat(event, now_ns)
             case StepEnd():
@@ -156,11 +169,29 @@ class RankTracker:
     def _progress(self, now_ns: int) -> None:
         self.progress_ns = now_ns
         self._cpu_s_at_progress = self._cpu_s
+        self._looks.clear()
 
     def _beat(self, event: Heartbeat, now_ns: int) -> None:
         before, self._heartbeat, self._cpu_s = self._heartbeat, event, event.cpu_s
         if before is None or _counters(before) != _counters(event):
             self._progress(now_ns)
+        if event.children_cpu_s is not None:
+            self._looks.append((now_ns, event))
+            while now_ns - self._looks[0][0] > HELP_WINDOW_S * 1e9:
+                self._looks.popleft()
+
+    def _help(self, idle_s: float) -> Help | None:
+        """Return what is done for the rank, if it is enough for it to go on one day."""
+        if len(self._looks) < 2 or idle_s > HELP_PATIENCE_S or self.is_inside_call:
+            return None
+        (first_ns, first), (last_ns, last) = self._looks[0], self._looks[-1]
+        seconds = (last_ns - first_ns) / 1e9
+        used = _increase(beat.children_cpu_s or 0.0 for _, beat in self._looks)
+        moved = _increase(beat.io_bytes for _, beat in self._looks)
+        is_enough = used >= CHILDREN_SHARE * seconds or moved >= IO_PER_S * seconds
+        if seconds < HELP_LEAST_S or not is_enough:
+            return None
+        return Help(seconds, used, max(first.num_children, last.num_children), int(moved))
 
     def state(self, now_ns: int, waiting: tuple[Collective, ...] = ()) -> RankState:
         """Return what is known now; `waiting` are its calls that wait for another rank."""
@@ -177,6 +208,7 @@ class RankTracker:
             num_backwards=beat.num_backwards if beat else 0,
             idle_s=idle_s,
             is_working=here and not waiting and idle_s > 0 and cpu_s >= BUSY_SHARE * idle_s,
+            help=self._help(idle_s) if here and not waiting else None,
             gil_held=here and not self.is_unseen and _is_silent(beat, now_ns),
             incomplete=self.incomplete,
             left_ns=self.left_ns,
@@ -225,6 +257,11 @@ class RankStates(Mapping[int, RankState]):
 
 def _is_silent(beat: Heartbeat | None, now_ns: int) -> bool:
     return beat is not None and now_ns - beat.beat_ns > GIL_SILENCE_NS
+
+
+def _increase(values: Iterable[float]) -> float:
+    """Return by how much a counter grew; what children used may vanish with them."""
+    return sum(max(0.0, after - before) for before, after in pairwise(values))
 
 
 def _counters(beat: Heartbeat) -> tuple[object, ...]:
