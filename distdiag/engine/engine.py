@@ -65,7 +65,7 @@ class Engine:
         self.world = world
         self._judges = Judges(checks)
         self._conclusions = self._judges.conclusions
-        self._trackers = {rank: RankTracker(rank) for rank in world}
+        self._trackers = {rank: RankTracker(rank, hang_timeout_s) for rank in world}
         self._streams = CollectiveStreams(world)
         self._messages = Messages(world)
         self._groups = GroupCalls(world)
