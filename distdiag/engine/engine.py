@@ -19,7 +19,15 @@ from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import ModelEvent
 from distdiag.engine.rank_tracker import RankStates, RankTracker
 from distdiag.engine.stall import IDLE_JOB_PATIENCE, SAME_CALL_PATIENCE, Candidate, Stall
-from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
+from distdiag.engine.waits import (
+    CYCLE_IDLE_S,
+    AnyAlignment,
+    Wait,
+    cannot_come,
+    closure,
+    in_cycle,
+    works,
+)
 from distdiag.event import (
     Collective,
     Event,
@@ -279,8 +287,12 @@ class Engine:
         is_explained = is_broken or any(
             closure(wait, waits) <= self._stall.ranks for wait in alarmed
         )
-        found = self._conclusions.alarms() - alarms
-        self._stall.declare(found, self._shown - shown, states, is_hang=bool(found) or is_explained)
+        now_alarms = self._conclusions.alarms()
+        found = now_alarms - alarms
+        # What was said before explains it, too, unless it is but a rank that is late.
+        is_late = any(works(states[rank]) for rank in self._stall.ranks if rank in states)
+        is_hang = bool(found) or is_explained or (bool(now_alarms) and not is_late)
+        self._stall.declare(found, self._shown - shown, states, is_hang=is_hang)
 
     def _update_stall(self, candidates: list[Candidate], states: Mapping[int, RankState]) -> None:
         medians = [tracker.median_step_s for tracker in self._trackers.values()]
