@@ -68,6 +68,20 @@ class Trigger(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Help:
+    """What is done for a rank that stands still, in the last `seconds`.
+
+    Its `num_children` descendants used `children_cpu_s` seconds of the processor, and the rank read
+    and wrote `io_bytes`.
+    """
+
+    seconds: float
+    children_cpu_s: float = 0.0
+    num_children: int = 0
+    io_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RankState:
     """What is known of one rank at one moment.
 
@@ -75,6 +89,7 @@ class RankState:
     passed (a site counts once for each call). `waiting` are its calls that wait for another rank,
     oldest first. `idle_s` is the time in seconds without any progress (event, batch or backward);
     `is_working` says that it used the processor in that time without waiting for anybody;
+    `help` is there if it is in no call and its child processes work, or it reads or writes;
     `gil_held` that its own background thread no longer runs. `incomplete` is the reason why its
     events cannot be relied upon to be all (a probe was disabled, a file was damaged), or ``""``.
     `left_ns` is when it finished, raised or was seen dead (0: it is still here): the smallest one
@@ -93,6 +108,7 @@ class RankState:
     num_backwards: int = 0
     idle_s: float = 0.0
     is_working: bool = False
+    help: Help | None = None
     gil_held: bool = False
     incomplete: str = ""
     left_ns: int = 0

@@ -248,7 +248,9 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     """What a rank is doing now, read by the monitor from its status page; no rank writes it.
 
     `beat_ns` is the last time the rank's own background thread ran: it stands still when the GIL is
-    held. `cpu_s` is the processor time that the process has used.
+    held. `cpu_s` is the processor time that the process has used. While the rank stands still,
+    `children_cpu_s` is that of its `num_children` descendants and of those that have ended, and
+    `io_bytes` what the process has read and written; they are None where nobody has looked.
     """
 
     phase: Phase
@@ -256,6 +258,9 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     num_batches: int = 0
     num_backwards: int = 0
     cpu_s: float = 0.0
+    children_cpu_s: float | None = None
+    num_children: int = 0
+    io_bytes: int = 0
 
 
 class Exited(Event, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from distdiag.attendance import Attendance
 from distdiag.config import Config
 from distdiag.dumps.cgroup_memory import count_oom_kills
 from distdiag.dumps.proc import Process, kill_families, wait_for_end
+from distdiag.dumps.process_tree import ProcessTree
 from distdiag.errors import DamagedFileError
 from distdiag.event import Exited, Finished, Stacks
 from distdiag.ranks import RankSet
@@ -46,7 +47,8 @@ class LocalRanks:
         self.launcher = Process(launch.parent_pid)
         self._run_dir = run_dir
         self._processes: dict[int, Process] = {}
-        self._source = LocalFiles(run_dir, self.ranks, self._watch, canon)
+        tree = ProcessTree(lambda: self.pids.values())
+        self._source = LocalFiles(run_dir, self.ranks, self._watch, canon, family=tree.use_of)
         self._witnesses = Witnesses(
             run_dir,
             main_script(launch_file.command, launch_file.cwd),
@@ -92,7 +94,7 @@ class LocalRanks:
         pids = self._present(wanted)
         stacks = self._witnesses.stacks(pids, timeout_s)
         # The stacks come last: they are what a verdict waits for.
-        yield from self._witnesses.outside(pids)
+        yield from self._witnesses.outside(pids, timeout_s)
         yield from stacks
         for rank in sorted(wanted - pids.keys()):
             yield self._witnesses.no_process(rank)

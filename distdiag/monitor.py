@@ -121,7 +121,9 @@ class Monitor:
         is_early = self._others.is_early(self._local.pids, self._attendance)
         if not (self._reporter.aborted or is_early):
             self._engine.tick(time.monotonic_ns(), self._others.out_of_sight)
-            self._see_stacks(self._engine.evidence_wanted, HANG_DUMP_S)
+            is_urgent = self._config.on_hang == "abort"
+            timeout_s = self._engine.evidence_s if is_urgent else HANG_DUMP_S
+            self._see_stacks(self._engine.evidence_wanted, timeout_s)
         self._attendance.settle(is_hung=self._engine.is_hung)
         self._announce()
         self._act_on_hang()
@@ -170,6 +172,12 @@ class Monitor:
         self._engine.feed(event)
 
     def _announce(self) -> None:
+        for note in self._engine.take_withdrawn():
+            news = _news_of(note)
+            if (True, *news[1:]) in self._announced:
+                say(f"{one_line(note)}\n")
+                self._announced.discard((True, *news[1:]))  # it may become true again
+                self._written_s = 0.0
         findings = {_news_of(finding): finding for finding in self._findings()}
         new = {news: findings[news] for news in findings if news not in self._announced}
         if not new and time.monotonic() - self._written_s < REWRITE_EVERY_S:

@@ -61,10 +61,10 @@ class Witnesses:
             seen[each.rank] = each if not each.error else _with_error(each, error)
         return tuple(seen.values())
 
-    def outside(self, pids: Mapping[int, int]) -> tuple[Observed, ...]:
-        """Return what else can be told of ranks that hang."""
-        told = observe_all(self._outside, pids, timeout_s=OUTSIDE_S)
-        return told + observe_all(self._nccl, pids, timeout_s=RAS_S)
+    def outside(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Observed, ...]:
+        """Return what else can be told of ranks that hang, each source within `timeout_s`."""
+        told = observe_all(self._outside, pids, timeout_s=min(timeout_s, OUTSIDE_S))
+        return told + observe_all(self._nccl, pids, timeout_s=min(timeout_s, RAS_S))
 
     def native(self, pids: Mapping[int, int]) -> tuple[Stacks, ...]:
         """Return stacks with native frames. This takes long, and stops each process meanwhile."""

@@ -54,7 +54,7 @@ def test_everybody_else_is_asked_about_each_rank(
 ) -> None:
     witnesses = _witnesses(tmp_path)
     witnesses.meet(sleeper.pid)
-    told = {event.source: event for event in witnesses.outside({3: sleeper.pid})}
+    told = {event.source: event for event in witnesses.outside({3: sleeper.pid}, 3.0)}
     assert {"kernel", "stderr", "flight-recorder"} <= told.keys()
     assert "nccl-ras" not in told
     assert told["kernel"].values["state"] == "S"

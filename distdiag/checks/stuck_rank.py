@@ -17,6 +17,7 @@ from distdiag.reasoning.descriptions import (
     call_location,
     call_phrase,
     frames_of,
+    help_phrase,
     other_threads,
     user_location,
     whereabouts,
@@ -74,7 +75,9 @@ class StuckRank(Check):
         state = states[min(culprits)]
         location = _place(state)
         doing = doing_of(state)
-        sign = f" ({doing.sign})" if doing is not None and doing.sign else ""
+        signs = [doing.sign] if doing is not None and doing.sign else []
+        signs += [help_phrase(state.help)] if state.help is not None else []
+        sign = f" ({'; '.join(signs)})" if signs else ""
         return self.finding(
             f"{culprits.phrase()} {_agree(self.instead, culprits)}{at(location)} and "
             f"{_agree('has', culprits)} not moved for {state.idle_s:.0f} s{sign}{others}",

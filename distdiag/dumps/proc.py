@@ -26,12 +26,15 @@ class ProcessState(NamedTuple):
 
     `wait_status` is what the parent of a process that has ended will be told; it is 0 while the
     process lives, and where we may not know it.
+    `reaped_cpu_s` is the processor time of those descendants that have ended and were waited for.
     """
 
     state: str
     cpu_s: float
     start_ticks: int
     wait_status: int = 0
+    parent_pid: int = 0
+    reaped_cpu_s: float = 0.0
 
 
 def read_process(pid: int) -> ProcessState | None:
@@ -47,6 +50,8 @@ def read_process(pid: int) -> ProcessState | None:
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         start_ticks=int(fields[19]),
         wait_status=int(fields[49]) if len(fields) > 49 else 0,
+        parent_pid=int(fields[1]),
+        reaped_cpu_s=(int(fields[13]) + int(fields[14])) / _TICKS_PER_S,
     )
 
 

@@ -12,7 +12,7 @@ from distdiag.finding import Finding, Grade, Severity
 
 Identity = tuple[object, ...]
 
-_LATER: Final = "(the job went on later)"
+_LATER: Final = "(the job went on later: it was slow, not stuck)"
 
 
 class Conclusions:
@@ -22,6 +22,8 @@ class Conclusions:
         """Begin with nothing; by code, `covers` says which codes tell of the same cause."""
         self._covers = covers
         self._findings: dict[Identity, Finding] = {}
+        self._withdrawn: set[Identity] = set()
+        self._newly_withdrawn: list[Finding] = []
         self._revised: dict[object, list[Finding]] = {}
 
     def all(self) -> tuple[Finding, ...]:
@@ -36,29 +38,41 @@ class Conclusions:
         return folded(found.values(), self._covers)
 
     def add(self, finding: Finding) -> None:
-        """Take in a finding; one that is there already stays as it is, unless it was but a note."""
+        """Take in a finding; one that stands already stays, unless it was but a note."""
+        if finding.identity in self._withdrawn:
+            self._withdrawn.discard(finding.identity)
+            del self._findings[finding.identity]
         _take(self._findings, finding)
 
     def revise(self, subject: object, findings: list[Finding]) -> None:
         """Replace what was concluded about something that has grown since."""
         self._revised[subject] = findings
 
-    def identities(self) -> set[Identity]:
-        """Return which findings stand."""
-        return set(self._findings)
+    def alarms(self) -> set[Identity]:
+        """Return which findings stand that are warnings or worse."""
+        return {
+            identity
+            for identity, finding in self._findings.items()
+            if finding.severity is not Severity.INFO
+        }
 
-    def has_alarm(self) -> bool:
-        """Whether a finding that stands is a warning or worse."""
-        return any(f.severity is not Severity.INFO for f in self._findings.values())
+    def withdraw(self, identities: Iterable[Identity]) -> None:
+        """Take back to a note what was said of a wait, since it ended after all."""
+        for identity in self.alarms() & set(identities):
+            finding = self._findings[identity]
+            self._withdrawn.add(identity)
+            note = self._findings[identity] = msgspec.structs.replace(
+                finding,
+                severity=Severity.INFO,
+                grade=Grade.NOTE,
+                message=f"{finding.message} {_LATER}",
+            )
+            self._newly_withdrawn.append(note)
 
-    def soften(self, identities: Iterable[Identity]) -> None:
-        """Take back what a stall said, since the job went on after all."""
-        for identity in identities:
-            finding = self._findings.get(identity)
-            if finding is not None and finding.severity is not Severity.INFO:
-                self._findings[identity] = msgspec.structs.replace(
-                    finding, severity=Severity.INFO, message=f"{finding.message} {_LATER}"
-                )
+    def take_withdrawn(self) -> list[Finding]:
+        """Return the notes that are left of what was withdrawn since the last call."""
+        withdrawn, self._newly_withdrawn = self._newly_withdrawn, []
+        return withdrawn
 
 
 def _take(findings: dict[Identity, Finding], finding: Finding) -> None:

@@ -11,15 +11,24 @@ from distdiag.alignment import RankState, Trigger
 from distdiag.checks.base import Check
 from distdiag.engine.all_watches import all_watches
 from distdiag.engine.collectives import CollectiveStreams
+from distdiag.engine.deadlocks import Contradictions
 from distdiag.engine.file_watch import FileWatch
 from distdiag.engine.group_calls import GroupCalls
 from distdiag.engine.judges import Judges
 from distdiag.engine.messages import Messages
 from distdiag.engine.model_watch import ModelEvent
 from distdiag.engine.rank_tracker import RankStates, RankTracker
-from distdiag.engine.stall import SAME_CALL_PATIENCE, Candidate, Stall
+from distdiag.engine.stall import IDLE_JOB_PATIENCE, SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.unobserved import UnobservedRanks
-from distdiag.engine.waits import CYCLE_IDLE_S, AnyAlignment, Wait, cannot_come, closure, in_cycle
+from distdiag.engine.waits import (
+    CYCLE_IDLE_S,
+    AnyAlignment,
+    Wait,
+    cannot_come,
+    closure,
+    in_cycle,
+    works,
+)
 from distdiag.event import (
     Collective,
     Event,
@@ -65,17 +74,19 @@ class Engine:
         self.world = world
         self._judges = Judges(checks)
         self._conclusions = self._judges.conclusions
-        self._trackers = {rank: RankTracker(rank) for rank in world}
+        self._trackers = {rank: RankTracker(rank, hang_timeout_s) for rank in world}
         self._streams = CollectiveStreams(world)
         self._messages = Messages(world)
         self._groups = GroupCalls(world)
         self._stall = Stall(hang_timeout_s)
         self._unobserved = UnobservedRanks(world)
+        self._contradictions = Contradictions()
         watches_files = len(world) > 1 and bool(self._judges.needing(FileAccess))
         self._files = FileWatch(world) if watches_files else None
         self._watches = all_watches(world, self._judges, rules, only_start=only_start)
         self._shown: set[tuple[object, ...]] = set()
         self._alarmed: set[tuple[object, ...]] = set()
+        self._open_alarms: dict[tuple[object, ...], set[tuple[object, ...]]] = {}
         self._now_ns = 0
         self._has_left = False
 
@@ -86,6 +97,10 @@ class Engine:
         """The conclusions so far, in the order in which they were drawn."""
         return self._conclusions.all()
 
+    def take_withdrawn(self) -> list[Finding]:
+        """Return what was taken back since the last call, as the notes that are left of it."""
+        return self._conclusions.take_withdrawn()
+
     @property
     def evidence_wanted(self) -> RankSet:
         """The ranks whose stacks should be dumped now."""
@@ -94,7 +109,12 @@ class Engine:
     @property
     def is_hung(self) -> bool:
         """Whether the job stands still, for a reason that a finding of warning or above names."""
-        return self._stall.is_declared and self._conclusions.has_alarm()
+        return self._stall.is_hang
+
+    @property
+    def evidence_s(self) -> float:
+        """How long taking the wanted stacks may last, in seconds, where somebody waits for them."""
+        return self._stall.evidence_s
 
     @property
     def checked(self) -> tuple[str, ...]:
@@ -157,6 +177,8 @@ class Engine:
         unlike = found and not self._streams.same_place(alignment)
         # From here on the ranks' calls are paired wrongly: the rest would be consequences.
         stream.broken = len(ops) > 1 or unlike
+        if found:
+            self._contradictions.add(alignment)
         if stream.broken:
             self._doubt_order(alignment)
 
@@ -186,8 +208,8 @@ class Engine:
         waits, states = self._waits(), self.states()
         if self._has_left:
             self._judge_left(waits, states)
-        self._judge_cycles(waits, states)
-        self._judge_stall(waits, states)
+        circles = self._judge_cycles(waits, states)
+        self._judge_stall(waits, states, circles)
 
     def _is_anyone_idle(self) -> bool:
         since_ns = self._now_ns - int(CYCLE_IDLE_S * 1e9)
@@ -203,6 +225,9 @@ class Engine:
         for tracker in self._trackers.values():
             tracker.is_over = True
         waits, states = self._waits(), self.states()
+        self._withdraw_ended(waits)
+        if all(states[rank].left_ns for rank in self._stall.ranks if rank in states):
+            self._update_stall([], states)
         self._judge_left(waits, states)
         for wait in waits:
             if any(not states[rank].incomplete for rank in wait.awaited if rank in states):
@@ -232,49 +257,82 @@ class Engine:
 
     def _judge_cycles(
         self, waits: list[Wait], states: Mapping[int, RankState], is_stalled: bool = False
-    ) -> None:
+    ) -> list[Candidate]:
+        """Judge ranks that wait for one another; return whom that keeps from ever going on."""
         cyclic = [w for w in waits if in_cycle(w, waits, states, is_stalled=is_stalled)]
         if not cyclic:
-            return
+            return []
         circle = closure(cyclic[0], waits)
+        for other in (closure(wait, waits) for wait in cyclic):
+            circle |= other if other & circle else frozenset()
         # The waits of one circle are the same fault seen from its ranks: one of them explains it.
         for wait in cyclic:
-            if closure(wait, waits) == circle:
+            if closure(wait, waits) <= circle:
                 self._judge_missing(wait.alignment, Trigger.CYCLE, states)
                 if wait.alignment.identity in self._alarmed:
                     break
-        self._shown |= {w.alignment.identity for w in waits if closure(w, waits) == circle}
+        around = {w.alignment.identity for w in waits if closure(w, waits) <= circle}
+        self._shown |= around
+        is_proven = not (around.isdisjoint(self._alarmed) or _is_any_incomplete(circle, states))
+        return [Candidate(circle, is_deadlock=True)] if is_proven else []
 
-    def _judge_stall(self, waits: list[Wait], states: Mapping[int, RankState]) -> None:
-        medians = [tracker.median_step_s for tracker in self._trackers.values()]
+    def _judge_stall(
+        self, waits: list[Wait], states: Mapping[int, RankState], candidates: list[Candidate]
+    ) -> None:
+        self._withdraw_ended(waits)
         is_broken = self._groups.is_broken or any(s.broken for s in self._streams.all())
-        candidates = [Candidate(closure(wait, waits)) for wait in waits]
+        held = self._contradictions.blocking(states)
+        candidates = [*candidates, *(Candidate(ranks, is_deadlock=True) for ranks in held)]
+        candidates += [Candidate(closure(wait, waits)) for wait in waits]
         candidates += self._whole_job(is_broken=is_broken)
-        self._stall.update(candidates, states, max(medians, default=0.0))
-        self._conclusions.soften(self._stall.take_recovered())
+        self._update_stall(candidates, states)
         if not self._stall.is_ready(self._now_ns):
             return
-        before = self._conclusions.identities()
+        alarms, shown = self._conclusions.alarms(), set(self._shown)
         self._judge_cycles([w for w in waits if w.everyone <= self._stall.ranks], states, True)
         for wait in waits:
             if closure(wait, waits) <= self._stall.ranks:
                 self._judge_missing(wait.alignment, Trigger.STALLED, states)
-        is_explained = is_broken or any(wait.alignment.identity in self._alarmed for wait in waits)
-        if not is_explained:
+        alarmed = [wait for wait in waits if wait.alignment.identity in self._alarmed]
+        if not (is_broken or alarmed):
             self._judges.judge_ranks(states)
-        self._stall.declare(self._conclusions.identities() - before)
+        is_explained = is_broken or any(
+            closure(wait, waits) <= self._stall.ranks for wait in alarmed
+        )
+        now_alarms = self._conclusions.alarms()
+        found = now_alarms - alarms
+        # What was said before explains it, too, unless it is but a rank that is late.
+        is_late = any(works(states[rank]) for rank in self._stall.ranks if rank in states)
+        is_hang = bool(found) or is_explained or (bool(now_alarms) and not is_late)
+        self._stall.declare(found, self._shown - shown, states, is_hang=is_hang)
+
+    def _update_stall(self, candidates: list[Candidate], states: Mapping[int, RankState]) -> None:
+        medians = [tracker.median_step_s for tracker in self._trackers.values()]
+        again = self._stall.update(candidates, states, max(medians, default=0.0))
+        self._shown -= again
+        self._alarmed -= again
+        self._conclusions.withdraw(self._stall.take_recovered())
+
+    def _withdraw_ended(self, waits: list[Wait]) -> None:
+        """Take back what was said of waits that have ended: whoever was missing has come."""
+        still_open = {wait.alignment.identity for wait in waits}
+        ended = self._open_alarms.keys() - still_open
+        if self._groups.is_broken or any(stream.broken for stream in self._streams.all()):
+            return  # calls that are paired wrongly are not followed: they may be open still
+        for identity in ended:
+            self._conclusions.withdraw(self._open_alarms.pop(identity))
 
     def _whole_job(self, *, is_broken: bool) -> list[Candidate]:
-        """Return all ranks, if it counts when nobody moves though nobody waits for a peer."""
+        """Return all ranks, since it counts when nobody moves though nobody waits for a peer."""
         world = frozenset(self.world)
-        # Before the first collective nobody waits for anybody: imports and downloads take long.
-        if is_broken or (self._stall.is_explicit and self._streams.all()):
+        if is_broken or self._stall.is_explicit:
             # Calls that contradict one another do not end: whoever is busy waits for a GPU.
             return [Candidate(world, may_work=not is_broken)]
         here = [tracker for tracker in self._trackers.values() if not tracker.has_left]
         if here and all(tracker.is_inside_call for tracker in here):
             return [Candidate(world, SAME_CALL_PATIENCE)]
-        return []
+        # One process alone may be a server that waits for requests.
+        return [Candidate(world, IDLE_JOB_PATIENCE)] if len(here) > 1 else []
 
     def _judge(self, alignment: AnyAlignment | None) -> bool:
         """Show a complete alignment; return whether a finding of warning or above came of it."""
@@ -289,8 +347,11 @@ class Engine:
         if is_consequence or alignment.identity in self._shown:
             return
         self._shown.add(alignment.identity)
+        before = self._conclusions.alarms()
         if self._judges.judge_missing(replace(alignment, states=states, trigger=trigger)):
             self._alarmed.add(alignment.identity)
+            found = self._conclusions.alarms() - before
+            self._open_alarms.setdefault(alignment.identity, set()).update(found)
 
     def _judge_files(self, files: FileWatch) -> None:
         for alignment in files.tests():
@@ -299,3 +360,7 @@ class Engine:
             self._judges.judge_missing_file(missing)
         for subject, race in files.races():
             self._judges.judge_race(subject, replace(race, states=self.states()))
+
+
+def _is_any_incomplete(ranks: Iterable[int], states: Mapping[int, RankState]) -> bool:
+    return any(states[rank].incomplete for rank in ranks if rank in states)

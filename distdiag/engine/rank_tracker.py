@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from statistics import median
 from types import MappingProxyType
 from typing import Final
 
-from distdiag.alignment import Fate, RankState
+from distdiag.alignment import Fate, Help, RankState
 from distdiag.event import (
     CallSite,
     Collective,
@@ -30,7 +31,20 @@ from distdiag.event import (
 
 RECENT: Final = 64
 BUSY_SHARE: Final = 0.3
-"""A rank that used this share of its idle time on the processor works; it does not hang."""
+"""A rank that used the processor for this share of the last while works; it does not hang."""
+WINDOW_S: Final = 30.0
+"""What a rank used longer ago than the hang threshold (this one, or the user's) tells nothing."""
+SHORTEST_WINDOW_S: Final = 5.0
+"""In less the kernel's hundredths, and pauses between children, would count for too much."""
+BEATS_PER_WINDOW: Final = 30
+HELP_LEAST_S: Final = 1.0
+"""The table of processes is read once a second: it takes two looks."""
+CHILDREN_SHARE: Final = 0.1
+"""Children that used this share of one processor work: idle ones that poll use below 0.02."""
+IO_PER_S: Final = 64 << 10
+"""A rank that reads or writes so many bytes a second works: a loop that polls a file needs less."""
+HELP_PATIENCE_S: Final = 1800.0
+"""The default timeout of process groups: for longer nobody's peers wait, whoever works for it."""
 GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
     """
@@ -45,9 +59,10 @@ _LEFT: Final = {Fate.FINISHED, Fate.RAISED, Fate.DIED}
 class RankTracker:
     """The mutable side of a `RankState`."""
 
-    def __init__(self, rank: int) -> None:
-        """Know nothing of the rank yet."""
+    def __init__(self, rank: int, window_s: float | None = None) -> None:
+        """Know nothing of the rank yet; so far back it counts what the rank used, in seconds."""
         self.rank = rank
+        self._window_ns = int(max(SHORTEST_WINDOW_S, window_s or WINDOW_S) * 1e9)
         self.fate = Fate.SILENT
         self.is_unseen = False
         self.progress_ns = 0
@@ -59,8 +74,8 @@ class RankTracker:
         self.last_call_state = ""
         self.stacks: Stacks | None = None
         self._observed: dict[str, Observed] = {}
-        self._cpu_s = self._cpu_s_at_progress = 0.0
         self._heartbeat: Heartbeat | None = None
+        self._beats: deque[tuple[int, Heartbeat]] = deque()
         self._started: RankStarted | None = None
         self._raised: Raised | None = None
         self._finished: Finished | None = None
@@ -113,7 +128,8 @@ class RankTracker:
             case CollectiveState():
                 if self.last_call is not None and event.call == self.last_call.seq:
                     self.last_call_state = event.state
-                self._progress(now_ns)
+                if event.state != "failed":  # that is the end of a wait, and not of what it was for
+                    self._progress(now_ns)
             case Heartbeat():
                 self._beat(event, now_ns)
             case StepEnd():
@@ -159,18 +175,45 @@ class RankTracker:
 
     def _progress(self, now_ns: int) -> None:
         self.progress_ns = now_ns
-        self._cpu_s_at_progress = self._cpu_s
+        self._beats.clear()
+        if self._heartbeat is not None:
+            self._beats.append((now_ns, self._heartbeat))
 
     def _beat(self, event: Heartbeat, now_ns: int) -> None:
-        before, self._heartbeat, self._cpu_s = self._heartbeat, event, event.cpu_s
+        before, self._heartbeat = self._heartbeat, event
         if before is None or _counters(before) != _counters(event):
             self._progress(now_ns)
+        beats = self._beats
+        if not beats or now_ns - beats[-1][0] >= self._window_ns // BEATS_PER_WINDOW:
+            beats.append((now_ns, event))
+        while len(beats) > 1 and now_ns - beats[1][0] >= self._window_ns:
+            beats.popleft()
+
+    def _is_working(self, now_ns: int) -> bool:
+        if not self._beats or self._heartbeat is None:
+            return False
+        first_ns, first = self._beats[0]
+        used_s = self._heartbeat.cpu_s - first.cpu_s
+        return now_ns > first_ns and used_s >= BUSY_SHARE * (now_ns - first_ns) / 1e9
+
+    def _help(self, idle_s: float) -> Help | None:
+        """Return what is done for the rank, if it is enough for it to go on one day."""
+        looks = [(at, beat) for at, beat in self._beats if beat.children_cpu_s is not None]
+        if len(looks) < 2 or idle_s > HELP_PATIENCE_S or self.is_inside_call:
+            return None
+        seconds = (looks[-1][0] - looks[0][0]) / 1e9
+        used = _increase(beat.children_cpu_s or 0.0 for _, beat in looks)
+        moved = _increase(beat.io_bytes for _, beat in looks)
+        is_enough = used >= CHILDREN_SHARE * seconds or moved >= IO_PER_S * seconds
+        if seconds < HELP_LEAST_S or not is_enough:
+            return None
+        num_children = max(beat.num_children for _, beat in looks)
+        return Help(seconds, used, num_children, int(moved))
 
     def state(self, now_ns: int, waiting: tuple[Collective, ...] = ()) -> RankState:
         """Return what is known now; `waiting` are its calls that wait for another rank."""
         beat = self._heartbeat
         idle_s = max(0, now_ns - self.progress_ns) / 1e9
-        cpu_s = self._cpu_s - self._cpu_s_at_progress
         here = not self.has_left
         return RankState(
             rank=self.rank,
@@ -180,7 +223,8 @@ class RankTracker:
             num_batches=beat.num_batches if beat else 0,
             num_backwards=beat.num_backwards if beat else 0,
             idle_s=idle_s,
-            is_working=here and not waiting and idle_s > 0 and cpu_s >= BUSY_SHARE * idle_s,
+            is_working=here and not waiting and self._is_working(now_ns),
+            help=self._help(idle_s) if here and not waiting else None,
             gil_held=here and not self.is_unseen and _is_silent(beat, now_ns),
             incomplete=self.incomplete,
             left_ns=self.left_ns,
@@ -231,6 +275,11 @@ class RankStates(Mapping[int, RankState]):
 
 def _is_silent(beat: Heartbeat | None, now_ns: int) -> bool:
     return beat is not None and now_ns - beat.beat_ns > GIL_SILENCE_NS
+
+
+def _increase(values: Iterable[float]) -> float:
+    """Return by how much a counter grew; what children used may vanish with them."""
+    return sum(max(0.0, after - before) for before, after in pairwise(values))
 
 
 def _counters(beat: Heartbeat) -> tuple[object, ...]:

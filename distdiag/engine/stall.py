@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from distdiag.alignment import RankState
-from distdiag.engine.waits import stalled
+from distdiag.alignment import Fate, RankState
+from distdiag.engine.waits import stalled, works
 
 MIN_THRESHOLD_S: Final = 30.0
 STEPS_OF_PATIENCE: Final = 10
 SAME_CALL_PATIENCE: Final = 4
 """Ranks that are all in their calls may set up connections: they get so many thresholds."""
+IDLE_JOB_PATIENCE: Final = 10
+"""Ranks that all do nothing may wait for a stranger on purpose: they get as many as a compiler."""
+DEADLOCK_S: Final = 1.5
+"""Ranks that wait in calls which cannot end move never again; a record may come a second late."""
 LOOK_EVERY_NS: Final = 200_000_000
-EVIDENCE_PATIENCE_NS: Final = 12_000_000_000
+EVIDENCE_S: Final = 10.0
+DEADLOCK_EVIDENCE_S: Final = 1.5
+"""Where the records have told why, stacks only add to it, and somebody waits for the end."""
+LATE_EVIDENCE_NS: Final = 2_000_000_000
+"""Evidence may come so much later than it was asked for, on its way from other nodes."""
 
 Identity = tuple[object, ...]
 
@@ -22,11 +30,13 @@ class Candidate(NamedTuple):
     """Ranks that may stand still.
 
     They must have stood for `patience` thresholds; with `may_work` a busy processor excuses them.
+    `is_deadlock`: they wait in calls of which the records show that they cannot end.
     """
 
     ranks: frozenset[int]
     patience: int = 1
     may_work: bool = True
+    is_deadlock: bool = False
 
 
 class Stall:
@@ -37,11 +47,15 @@ class Stall:
         self._hang_timeout_s = hang_timeout_s
         self._looked_ns = 0
         self._wanted_since_ns = 0
+        self._working: frozenset[int] = frozenset()
         self._found: set[Identity] = set()
+        self._shown: set[Identity] = set()
         self._recovered: set[Identity] = set()
         self.ranks: frozenset[int] = frozenset()
         self.wanted: set[int] = set()
+        self.evidence_s = EVIDENCE_S
         self.is_declared = False
+        self.is_hang = False
 
     @property
     def is_explicit(self) -> bool:
@@ -66,34 +80,63 @@ class Stall:
         candidates: Iterable[Candidate],
         states: Mapping[int, RankState],
         median_step_s: float,
-    ) -> None:
-        """Look whether one of these sets of ranks stands still."""
-        threshold_s = self.threshold_s(median_step_s)
-        standing: set[int] = set()
+    ) -> set[Identity]:
+        """Look whether one of these sets of ranks stands still.
+
+        Return the points that were shown in a stall that is over or is looked at anew.
+        """
+        standing = self._standing(candidates, states, self.threshold_s(median_step_s))
+        ranks = frozenset(rank for candidate in standing for rank in candidate.ranks)
+        if self.ranks and not ranks:
+            return self._end(states)
+        if not ranks or not self._is_new(ranks, states):
+            return set()
+        shown, self._shown = self._shown, set()
+        is_deadlock = all(candidate.is_deadlock for candidate in standing)
+        self.evidence_s = DEADLOCK_EVIDENCE_S if is_deadlock else EVIDENCE_S
+        self.ranks, self.is_declared = ranks, False
+        self.wanted = {rank for rank in ranks if rank in states and not states[rank].left_ns}
+        self._wanted_since_ns = self._looked_ns
+        return shown
+
+    def _standing(
+        self,
+        candidates: Iterable[Candidate],
+        states: Mapping[int, RankState],
+        threshold_s: float,
+    ) -> list[Candidate]:
+        standing = []
         for candidate in candidates:
             ranks = candidate.ranks
             alive = [rank for rank in ranks if rank in states and not states[rank].left_ns]
+            needed_s = DEADLOCK_S if candidate.is_deadlock else candidate.patience * threshold_s
             if alive and stalled(
                 alive,
                 states,
-                threshold_s=candidate.patience * threshold_s,
+                threshold_s=min(needed_s, threshold_s) if candidate.is_deadlock else needed_s,
                 is_explicit=self.is_explicit,
                 may_work=candidate.may_work,
             ):
-                standing |= ranks
-        if standing and not self.ranks:
-            self.ranks = frozenset(standing)
-            self.wanted = {r for r in standing if r in states and not states[r].left_ns}
-            self._wanted_since_ns = self._looked_ns
-        elif self.ranks and not standing:
-            self._end(states)
+                standing.append(candidate)
+        return standing
 
-    def _end(self, states: Mapping[int, RankState]) -> None:
-        # Ranks that were killed or that gave up did not recover.
-        if not any(states[rank].left_ns for rank in self.ranks if rank in states):
+    def _is_new(self, ranks: frozenset[int], states: Mapping[int, RankState]) -> bool:
+        """Whether there is more to judge than before: more ranks, or one no longer works."""
+        if not self.ranks:
+            return True
+        if not self.is_declared or self.is_hang:
+            return False
+        return bool(ranks - self.ranks) or any(not works(states[r]) for r in self._working & ranks)
+
+    def _end(self, states: Mapping[int, RankState]) -> set[Identity]:
+        # Ranks that were killed, that gave up or whose wait failed did not recover.
+        if not any(_failed(states[rank]) for rank in self.ranks if rank in states):
             self._recovered |= self._found
-        self.ranks, self.wanted, self.is_declared = frozenset(), set(), False
+        shown, self._shown = self._shown, set()
+        self.ranks, self.wanted, self._working = frozenset(), set(), frozenset()
+        self.is_declared = self.is_hang = False
         self._found = set()
+        return shown
 
     def got_stacks(self, rank: int) -> None:
         """Note that the stacks of a rank came, or that there are none."""
@@ -103,17 +146,35 @@ class Stall:
         """Whether the verdict can be given: the evidence is here or has taken too long."""
         if not self.ranks or self.is_declared:
             return False
-        if self.wanted and now_ns - self._wanted_since_ns < EVIDENCE_PATIENCE_NS:
+        patience_ns = int(self.evidence_s * 1e9) + LATE_EVIDENCE_NS
+        if self.wanted and now_ns - self._wanted_since_ns < patience_ns:
             return False
         self.wanted = set()
         return True
 
-    def declare(self, found: set[Identity]) -> None:
-        """Note that the checks have judged the stall, and what they found."""
-        self.is_declared = True
-        self._found = found
+    def declare(
+        self,
+        found: set[Identity],
+        shown: set[Identity],
+        states: Mapping[int, RankState],
+        *,
+        is_hang: bool,
+    ) -> None:
+        """Note that the checks have judged the stall: what they found, at which points.
+
+        Without a hang it is judged anew when a rank that works now does not any more.
+        """
+        self.is_declared, self.is_hang = True, is_hang
+        self._found |= found
+        self._shown |= shown
+        self._working = frozenset(r for r in self.ranks if r in states and works(states[r]))
 
     def take_recovered(self) -> set[Identity]:
         """Return the findings of stalls that ended, once."""
         recovered, self._recovered = self._recovered, set()
         return recovered
+
+
+def _failed(state: RankState) -> bool:
+    is_bad = state.fate in (Fate.RAISED, Fate.DIED) or bool(state.exit_status)
+    return is_bad or state.last_call_state == "failed"

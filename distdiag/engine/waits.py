@@ -15,10 +15,13 @@ AnyAlignment = Alignment[Collective] | Alignment[GroupCreated]
 CYCLE_IDLE_S: Final = 1.0
 """So long must two ranks stand still before a cycle between them counts as one."""
 WORKING_PATIENCE: Final = 6
-"""A rank that works is given so many times the threshold that the user set."""
+"""A rank that works, or for which others do, has so many times the threshold of the user."""
 SLOW_PHASES: Final = frozenset({Phase.COMPILE, Phase.CHECKPOINT})
 SLOW_PHASE_PATIENCE: Final = 10
-"""A rank that compiles or saves is given so many times the threshold that the steps suggest."""
+"""A rank that compiles or saves is given so many times the threshold that the steps suggest.
+
+So is one whose children work for it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,11 @@ def cannot_come(alignment: AnyAlignment, states: Mapping[int, RankState]) -> boo
     )
 
 
+def works(state: RankState) -> bool:
+    """Whether a rank that does not move uses the processor, or others do for it."""
+    return (state.is_working or state.help is not None) and not state.gil_held
+
+
 def stalled(
     ranks: Iterable[int],
     states: Mapping[int, RankState],
@@ -123,9 +131,11 @@ def stalled(
     """Whether none of these ranks has moved for the threshold.
 
     A rank that uses the processor and waits for nobody works: it has the patience of
-    `WORKING_PATIENCE` thresholds if the user set the threshold, and any time if not. Compiling and
-    saving may take longer than steps do: they have `SLOW_PHASE_PATIENCE`, unless the user set it.
-    Without `may_work` a busy processor is no excuse: waiting for a GPU looks the same.
+    `WORKING_PATIENCE` thresholds if the user set the threshold, and any time if not. One whose
+    children work, or that transfers data, has `SLOW_PHASE_PATIENCE` in the latter case: then its
+    stack tells what it waits for. Compiling and saving may take longer than steps do: they have
+    `SLOW_PHASE_PATIENCE`, unless the user set it. Without `may_work` a busy processor is no excuse:
+    waiting for a GPU looks the same.
     """
     for state in (states[rank] for rank in ranks if rank in states):
         if state.left_ns:
@@ -133,8 +143,9 @@ def stalled(
         is_slow = not is_explicit and state.phase in SLOW_PHASES and not state.waiting
         if state.idle_s < threshold_s * (SLOW_PHASE_PATIENCE if is_slow else 1):
             return False
-        if may_work and state.is_working and not state.gil_held:
-            patience = WORKING_PATIENCE if is_explicit else float("inf")
+        if may_work and works(state):
+            lenient = float("inf") if state.is_working else SLOW_PHASE_PATIENCE
+            patience = WORKING_PATIENCE if is_explicit else lenient
             if state.idle_s < threshold_s * patience:
                 return False
     return True

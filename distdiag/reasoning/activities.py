@@ -145,6 +145,16 @@ _BY_TARGET: Final = {
     "/dev/pts/": Activity.DEBUGGER,
     "/dev/tty": Activity.DEBUGGER,
 }
+# Who is in one of these waits for other ranks, the device or a stranger, whatever its children do.
+_NO_HELP: Final = (
+    _Rule(Activity.INITIALISATION, "torch/distributed/"),
+    _Rule(Activity.INITIALISATION, "torch/autograd/"),
+    _Rule(Activity.INITIALISATION, "torch/cuda/"),
+    _Rule(Activity.LOCK, "torch/utils/file_baton.py"),
+    _Rule(Activity.LOCK, "filelock/"),
+    _Rule(Activity.DEBUGGER, "/pdb.py"),
+    _Rule(Activity.DEBUGGER, "/bdb.py"),
+)
 _BY_PHASE: Final = {
     Phase.DATALOADER: Activity.DATA_LOADER,
     Phase.CHECKPOINT: Activity.CHECKPOINT,
@@ -190,11 +200,26 @@ def is_busy(state: RankState) -> bool:
     Who spins while it holds the GIL is stuck all the same. Who waits for processes that it started
     is as busy as they are: its own threads only look after them.
     """
+    if is_helped(state):
+        return True
     doing = doing_by_stack(state)
     if doing is not None and doing.activity is Activity.CHILD_PROCESS and _has_children(state):
         return any(": running" in child for child in _children(state))
     is_ready = _kernel(state, "state") == "R"
     return (state.is_working or is_ready) and not state.gil_held
+
+
+def is_helped(state: RankState) -> bool:
+    """Say whether children work for a rank, or it transfers data, and it may be waiting for that.
+
+    The innermost frame that is not the user's own decides: a rank in a lock file or in the store
+    does not wait for the children that it happens to have.
+    """
+    if state.help is None or state.gil_held or _stopped(state) is not None:
+        return False
+    stack = main_stack(state.stacks)
+    inner = next((frame for frame in stack if not frame.user), None)
+    return inner is None or _match(_NO_HELP, (inner,)) is None
 
 
 def common_activity(states: Iterable[RankState]) -> Activity | None:

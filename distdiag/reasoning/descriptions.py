@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from signal import Signals
 
-from distdiag.alignment import Fate, RankState, says_told_to_end
+from distdiag.alignment import Fate, Help, RankState, says_told_to_end
 from distdiag.event import Collective, Frame, Phase, Stacks
 from distdiag.finding import Location
 from distdiag.reasoning.source import location_of
+
+MENTIONED_S = 0.1
+MENTIONED_BYTES = 1 << 20
+"""What is less than one digit of a sentence is not told."""
 
 
 def call_phrase(call: Collective) -> str:
@@ -144,9 +148,22 @@ def _activity(state: RankState) -> str:
         return f"holds the GIL and runs no Python thread{at(place)}"
     doing = "computes" if state.is_working else "is"
     phase = "" if state.phase is Phase.SCRIPT else f" in phase {state.phase}"
+    helped = f", while {help_phrase(state.help)}" if state.help is not None else ""
     if place is not None or phase:
-        return f"{doing}{at(place)}{phase}"
-    return f"{doing} somewhere outside of collectives"
+        return f"{doing}{at(place)}{phase}{helped}"
+    return f"{doing} somewhere outside of collectives{helped}"
+
+
+def help_phrase(help_: Help) -> str:
+    """Return ``its 8 child processes used 14.0 s of processor time in the last 15 s``."""
+    parts = []
+    if help_.children_cpu_s >= MENTIONED_S:
+        count = f"{help_.num_children} " if help_.num_children else ""
+        children = "child process" if help_.num_children == 1 else "child processes"
+        parts.append(f"its {count}{children} used {help_.children_cpu_s:.1f} s of processor time")
+    if help_.io_bytes >= MENTIONED_BYTES or not parts:
+        parts.append(f"it read and wrote {help_.io_bytes / (1 << 20):.1f} MiB")
+    return f"{' and '.join(parts)} in the last {help_.seconds:.0f} s"
 
 
 def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:

@@ -18,6 +18,8 @@ from distdiag.wire import Canon, EventDecoder
 BATCH: Final = 5000
 """So many records of one rank are read before the next rank has its turn."""
 BEAT_EVERY_NS: Final = 500_000_000
+STILL_NS: Final = 500_000_000
+"""A rank of which nothing was heard for so long stands still: its family is looked at."""
 
 
 class ProcessReading(Protocol):
@@ -39,8 +41,26 @@ class WatchedProcess(Protocol):
         """How it ended: its status, or minus the number of a signal; None if unknown."""
 
 
+class FamilyReading(Protocol):
+    """What this module must know of the descendants of a process, and of what it transfers."""
+
+    @property
+    def children_cpu_s(self) -> float:
+        """The processor time that the descendants have used, in seconds."""
+
+    @property
+    def num_children(self) -> int:
+        """How many of them live."""
+
+    @property
+    def io_bytes(self) -> int:
+        """What the process has read and written."""
+
+
 Watch = Callable[[int, int], WatchedProcess]
 """Begin to follow the process of a pid that began at these ticks."""
+Family = Callable[[int], FamilyReading]
+"""Look at the descendants of a pid."""
 
 
 class LocalFiles(EventSource):
@@ -57,13 +77,15 @@ class LocalFiles(EventSource):
         watch: Watch,
         canon: Canon,
         *,
+        family: Family | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Follow these ranks; `watch` is asked to follow the process of each.
 
-        `canon` is shared with the other sources of the same engine.
+        `canon` is shared with the other sources of the same engine. `family` is asked about the
+        descendants of ranks that stand still.
         """
-        self._ranks = {rank: _RankFiles(run_dir, rank, canon, watch) for rank in ranks}
+        self._ranks = {rank: _RankFiles(run_dir, rank, canon, watch, family) for rank in ranks}
         self._clock = clock
 
     @property
@@ -84,11 +106,14 @@ class LocalFiles(EventSource):
 class _RankFiles:
     """The files and the process of one rank."""
 
-    def __init__(self, run_dir: RunDir, rank: int, canon: Canon, watch: Watch) -> None:
+    def __init__(
+        self, run_dir: RunDir, rank: int, canon: Canon, watch: Watch, family: Family | None
+    ) -> None:
         self.pid: int | None = None
         self._rank = rank
         self._path = run_dir.status(rank)
         self._watch = watch
+        self._family = family
         self._reader = EventReader(run_dir.folder, rank)
         self._decoder = EventDecoder(rank, canon)
         self._process: WatchedProcess | None = None
@@ -99,6 +124,7 @@ class _RankFiles:
         self._was_seen_alive = False
         self._beat_ns = 0
         self._beat_key: tuple[object, ...] = ()
+        self._moved_ns = 0
         self._gone = False
 
     def poll(self, now_ns: int) -> Iterator[AnyEvent]:
@@ -172,6 +198,7 @@ class _RankFiles:
         if isinstance(event, Finished | Raised):
             self._said.add(type(event).__name__)
         self._alive_ns = max(self._alive_ns, event.time_ns)
+        self._moved_ns = now_ns
         yield event
 
     def _disabled(self, probe: str, reason: str, now_ns: int) -> Iterator[AnyEvent]:
@@ -218,7 +245,11 @@ class _RankFiles:
         key = (status.phase, status.step, status.num_batches, status.num_backwards)
         if key == self._beat_key and now_ns - self._beat_ns < BEAT_EVERY_NS:
             return
+        if key != self._beat_key:
+            self._moved_ns = now_ns
         self._beat_key, self._beat_ns = key, now_ns
+        is_still = now_ns - self._moved_ns >= STILL_NS
+        family = self._family(status.pid) if self._family and is_still else None
         yield Heartbeat(
             rank=self._rank,
             seq=-1,
@@ -229,6 +260,9 @@ class _RankFiles:
             num_batches=status.num_batches,
             num_backwards=status.num_backwards,
             cpu_s=reading.cpu_s,
+            children_cpu_s=family.children_cpu_s if family else None,
+            num_children=family.num_children if family else 0,
+            io_bytes=family.io_bytes if family else 0,
         )
 
     def _exited(self, status: Status, now_ns: int) -> Iterator[AnyEvent]:

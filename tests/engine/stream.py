@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -23,6 +24,7 @@ from distdiag.event import (
     RankStarted,
     Signature,
     Stacks,
+    ThreadStack,
 )
 from distdiag.finding import Finding, Severity
 from distdiag.ranks import RankSet
@@ -49,6 +51,7 @@ class Job:
         self._seq = count()
         self._canon = Canon()
         self._group_seq: dict[tuple[str, int], int] = {}
+        self._used: Counter[tuple[int, str]] = Counter()
         self.engine.tick(self.now_ns)
         for rank in world:
             self.engine.feed(
@@ -146,7 +149,13 @@ class Job:
         )
 
     def beat(
-        self, rank: int, *, cpu_s: float = 0.0, batches: int = 0, phase: Phase = Phase.SCRIPT
+        self,
+        rank: int,
+        *,
+        cpu_s: float = 0.0,
+        batches: int = 0,
+        phase: Phase = Phase.SCRIPT,
+        **family: float,
     ) -> None:
         self.engine.feed(
             Heartbeat(
@@ -155,6 +164,7 @@ class Job:
                 beat_ns=self.now_ns,
                 cpu_s=cpu_s,
                 num_batches=batches,
+                **family,
             )
         )
 
@@ -176,16 +186,44 @@ class Job:
     def dies(self, rank: int) -> None:
         self.engine.feed(Exited(**self._common(rank)))
 
-    def passes(self, seconds: float, *, cpu: dict[int, float] | None = None) -> None:
-        """Let time pass in steps of half a second; `cpu` is what ranks use of it, as a share."""
+    def passes(
+        self,
+        seconds: float,
+        *,
+        cpu: dict[int, float] | None = None,
+        children: dict[int, float] | None = None,
+        io: dict[int, int] | None = None,
+        at: dict[int, tuple[Frame, ...]] | None = None,
+    ) -> None:
+        """Let time pass in steps of half a second.
+
+        `cpu` and `children` are what ranks and their child processes use of it, as a share, `io`
+        what they read and write in a second; `at` are the stacks of their main threads.
+        """
         start = self.now_ns
         while self.now_ns < start + seconds * S:
             self.now_ns += S // 2
-            for rank, share in (cpu or {}).items():
-                self.beat(rank, cpu_s=share * (self.now_ns - start) / S)
+            for rank in {**(cpu or {}), **(children or {}), **(io or {})}:
+                self._used[rank, "cpu"] += (cpu or {}).get(rank, 0.0) / 2
+                self._used[rank, "children"] += (children or {}).get(rank, 0.0) / 2
+                self._used[rank, "io"] += (io or {}).get(rank, 0) / 2
+                self.beat(
+                    rank,
+                    cpu_s=self._used[rank, "cpu"],
+                    children_cpu_s=self._used[rank, "children"],
+                    num_children=2,
+                    io_bytes=int(self._used[rank, "io"]),
+                )
             self.engine.tick(self.now_ns)
             for rank in self.engine.evidence_wanted:
-                self.engine.feed(Stacks(**self._common(rank), source="py-spy", error="no"))
+                self._dump(rank, (at or {}).get(rank))
+
+    def _dump(self, rank: int, frames: tuple[Frame, ...] | None) -> None:
+        threads = (ThreadStack("MainThread", frames),) if frames else ()
+        error = "" if frames else "no"
+        self.engine.feed(
+            Stacks(**self._common(rank), source="py-spy", threads=threads, error=error)
+        )
 
     @property
     def alarms(self) -> list[Finding]:
