@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar, Final
 
 import msgspec
@@ -157,15 +158,10 @@ class RankAgent:
             self.probes.append(probe)
 
     def _beat(self) -> None:
-        may_trace = False
         while not self._stopping.wait(BEAT_S):
             self.recorder.beat()
             self._post_mortem.beat()
-            if not may_trace and self._monitor.pid is not None:
-                self._monitor.let_trace_us()
-                may_trace = True
-            if self._launch.local_rank == 0:
-                self._monitor.is_alive  # noqa: B018 (reaps it, should it have ended)
+            self._monitor.let_trace_us()
 
     def _let_go_in_child(self) -> None:
         # A forked child shares the mapped files: there must never be two writers.
@@ -207,7 +203,6 @@ class RankAgent:
         except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
             warn(f"{type(error).__name__} at the end of the run: {error}")
         self._end_threads()
-        self._monitor.let_go()
         if exit_status != self.exit_status:
             leave(exit_status)
 
@@ -231,19 +226,35 @@ class RankAgent:
         return verdict.exit_status
 
     def _wait_for_verdict(self) -> Verdict | None:
+        may_start = True
         deadline = time.monotonic() + VERDICT_S
         while True:
             lives = self._monitor.is_alive
             try:
                 return msgspec.json.decode(self.run_dir.verdict.read_bytes(), type=Verdict)
             except (OSError, *UNDECODABLE):
-                if not lives:
+                if not lives and not may_start:
+                    self._warn_not_judged("died")
                     return None
-            if self._has_living_peers():
+            if not lives:
+                # What the ranks wrote is all there: another one can judge it from the beginning.
+                may_start = False
+                with suppress(OSError):  # then it is still dead a moment later
+                    self._monitor.start_again("was found dead at the end of the run")
+                deadline = time.monotonic() + VERDICT_S
+            elif self._has_living_peers():
                 deadline = time.monotonic() + VERDICT_S
             elif time.monotonic() > deadline:
+                self._warn_not_judged(f"has given no verdict within {VERDICT_S:.0f} s")
                 return None
             time.sleep(POLL_S)
+
+    def _warn_not_judged(self, what: str) -> None:
+        root = self.run_dir.root
+        warn(
+            f"the monitor {what}: THIS RUN WAS NOT JUDGED, its exit status says nothing of findings"
+            f" (`distdiag analyze {root}` reads what was recorded)"
+        )
 
     def _end_threads(self) -> None:
         self._stopping.set()
@@ -258,14 +269,14 @@ class RankAgent:
         self.recorder.raise_flag(DETACHED)
         self.recorder.close()
         self._end_threads()
-        self._monitor.let_go()
         atexit.unregister(self._at_exit)
 
 
 def warn(message: str) -> None:
-    """Say one line to the user, on stderr."""
-    sys.stderr.write(f"distdiag: {message}\n")
-    sys.stderr.flush()
+    """Say one line to the user, on stderr if there still is one."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"distdiag: {message}\n")
+        sys.stderr.flush()
 
 
 def guarded(action: Callable[[], None], purpose: str) -> None:

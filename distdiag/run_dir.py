@@ -11,6 +11,7 @@
             rank-3.wanted-flight  the monitor wants the flight recorder (or the stacks)
             rank-3.flight.json  the answer
             monitor.pid  monitor.log
+            monitor.pids      the guard of the monitor and the monitor, and when they began
             monitor.journal   the events that the monitor itself made
             reporter.json     where the reporter listens, if the job has several nodes
             acks/rank-3       the peers of a rank that raised have been dumped
@@ -157,6 +158,7 @@ class RunDir:
         self.report = root / "report.json"
         self.launch = self.folder / "launch.json"
         self.monitor_pid = self.folder / "monitor.pid"
+        self.monitor_pids = self.folder / "monitor.pids"
         self.monitor_log = self.folder / "monitor.log"
         self.journal = self.folder / "monitor.journal"
         self.reporter = self.folder / "reporter.json"
