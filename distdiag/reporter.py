@@ -32,6 +32,7 @@ from distdiag.finding import (
     Severity,
 )
 from distdiag.last_act import last_act
+from distdiag.private_file import open_private
 from distdiag.ranks import RankSet
 from distdiag.reports import load_reporter, one_line, write_report
 from distdiag.run_dir import LaunchFile, RunDir, Verdict, write_atomically
@@ -161,7 +162,7 @@ class RunReporter:
 
     def _set_aside(self, size: int) -> None:
         try:
-            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_private(self._reserve)
             try:
                 os.posix_fallocate(descriptor, 0, size)
             finally:
