@@ -37,8 +37,9 @@ BEAT_S: Final = 0.5
 POLL_S: Final = 0.02
 LAST_WORDS_S: Final = 3.0
 """A rank that raised waits so long for its peers' stacks to be taken."""
-VERDICT_S: Final = 10.0
-"""Rank 0 waits so long for the verdict after all other ranks have ended."""
+VERDICT_S: Final = 12.0
+"""Rank 0 waits so long for the verdict after all other ranks have ended: a little longer than the
+monitor waits for ranks that never came."""
 
 
 class RankAgent:
@@ -66,10 +67,16 @@ class RankAgent:
         self._config = config
         self._command = command
         self._monitor = MonitorProcess(self.run_dir)
-        self._page = StatusPage(self.run_dir.status(launch.rank))
-        self.recorder = Recorder(
-            self.run_dir.folder, launch.rank, self._page, main_script=main_script
-        )
+        try:
+            self._page = StatusPage(self.run_dir.status(launch.rank))
+            self.recorder = Recorder(
+                self.run_dir.folder, launch.rank, self._page, main_script=main_script
+            )
+        except Exception as error:
+            self._leave_unobserved(error)
+            if launch.local_rank == 0:
+                self._start_monitor()
+            raise
         self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
         self._post_mortem = PostMortem(self.recorder, self.run_dir)
         self.probes: list[Probe] = [
@@ -85,8 +92,27 @@ class RankAgent:
         self._meeting_point = MeetingPoint(self.run_dir, launch, self._stopping)
         self._is_child = False
 
+    def _leave_unobserved(self, error: Exception) -> None:
+        """Tell the monitor that this rank runs and is not observed: nobody may miss its records."""
+        rank = self._launch.rank
+        page = self.run_dir.status(rank)
+        with suppress(OSError, DamagedFileError):
+            if read_status(page).pid != os.getpid():
+                return  # another process is this rank, and observed
+            page.unlink()  # also for the room that it takes
+        reason = f"its agent could not start: {type(error).__name__}: {error}"
+        with suppress(OSError):
+            write_atomically(self.run_dir.unobserved(rank), reason.encode())
+
     def start(self) -> None:
         """Begin to observe; the exit handler runs after those that the script registers."""
+        try:
+            self._start()
+        except Exception:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
         launch = self._launch
         self.recorder.event(
             RankStarted,

@@ -85,7 +85,7 @@ class ForwardingMonitor:
     def _attend(self) -> None:
         while True:
             has_news = self._look()
-            if self._local.are_over(self._attendance.gone):
+            if self._local.are_over(RankSet(self._attendance.gone | self._attendance.unobserved)):
                 return
             self._local.wait(self._attendance.gone, has_news=has_news)
 

@@ -147,13 +147,13 @@ class Monitor:
         yield from self._transporter.poll()
 
     def _is_over(self) -> bool:
-        ended = self._attendance.ended
+        over = self._attendance.over
         now_s = time.monotonic()
-        if ended == self._attendance.ranks:
+        if self._attendance.is_over:
             return True
         if self._aborted_s and now_s - self._aborted_s > UNKILLABLE_S:
             return True
-        return self._local.are_over(ended) and not self._others.may_go_on(self._attendance)
+        return self._local.are_over(over) and not self._others.may_go_on(self._attendance)
 
     def _see_last_stacks(self) -> None:
         """When a rank raised or died, see where its peers are before the launcher ends them."""

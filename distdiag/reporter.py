@@ -202,8 +202,10 @@ class RunReporter:
         if self.aborted:
             outcome = Outcome.ABORTED
         elif complete and outcome is Outcome.RUNNING:
-            # Ranks never began, or the observer did not see their end.
-            is_seen = self.attendance.ended | self.lost == self.attendance.ranks != self.lost
+            # Of ranks that were never seen nothing is said; the end of others was not seen.
+            ended = self.attendance.ended
+            seen = ended | self.lost | self.attendance.absent
+            is_seen = seen == self.attendance.ranks and not ended <= self.lost
             outcome = Outcome.FINISHED if is_seen else Outcome.FAILED
         earlier = self._earlier
         return Run(

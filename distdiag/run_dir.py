@@ -8,6 +8,7 @@
             rank-3.000000.events
             rank-3.stacks     what faulthandler wrote, when the monitor asked or sent the signal
             rank-3.signal.json  which signal that is, and for which thread
+            rank-3.unobserved  why nothing is recorded of this rank, although it runs
             rank-3.wanted-flight  the monitor wants the flight recorder (or the stacks)
             rank-3.flight.json  the answer
             monitor.pid  monitor.log
@@ -178,6 +179,10 @@ class RunDir:
     def stack_signal(self, rank: int) -> Path:
         """Return where a rank tells how to make it write its stacks (a `StackSignal`)."""
         return self.folder / f"rank-{rank}.signal.json"
+
+    def unobserved(self, rank: int) -> Path:
+        """Return where a rank whose agent could not start says why."""
+        return self.folder / f"rank-{rank}.unobserved"
 
     def wanted(self, rank: int, what: Literal["stacks", "flight"]) -> Path:
         """Exists while the monitor waits for a rank to write its stacks or its flight recorder."""

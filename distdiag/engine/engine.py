@@ -26,6 +26,7 @@ from distdiag.event import (
     FileAccess,
     Finished,
     GroupCreated,
+    ProbeDisabled,
     Raised,
     Stacks,
 )
@@ -128,6 +129,9 @@ class Engine:
                 self._feed_group_call(event)
             case Stacks():
                 self._stall.got_stacks(event.rank)
+            case ProbeDisabled(probe="agent") if tracker.fate is Fate.SILENT:
+                for calls in (self._streams, self._messages, self._groups):
+                    calls.leave_out(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
         self._watches.feed(event)
         if self._files is not None and not isinstance(event, ModelEvent):
