@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar, Final
 
 import msgspec
@@ -36,8 +37,9 @@ BEAT_S: Final = 0.5
 POLL_S: Final = 0.02
 LAST_WORDS_S: Final = 3.0
 """A rank that raised waits so long for its peers' stacks to be taken."""
-VERDICT_S: Final = 10.0
-"""Rank 0 waits so long for the verdict after all other ranks have ended."""
+VERDICT_S: Final = 12.0
+"""Rank 0 waits so long for the verdict after all other ranks have ended: a little longer than the
+monitor waits for ranks that never came."""
 
 
 class RankAgent:
@@ -68,7 +70,11 @@ class RankAgent:
         self._config = config
         self._command = command
         self._monitor = MonitorProcess(self.run_dir)
-        self._page, self.recorder = _open_records(self.run_dir, launch.rank, main_script)
+        try:
+            self._page, self.recorder = _open_records(self.run_dir, launch.rank, main_script)
+        except Exception as error:
+            self._leave_unobserved(error)
+            raise
         self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
         self._post_mortem = PostMortem(self.recorder, self.run_dir)
         self.probes: list[Probe] = [
@@ -83,6 +89,18 @@ class RankAgent:
         self._stopped: list[threading.Event] = []
         self._meeting_point = MeetingPoint(self.run_dir, launch, self._stopping)
         self._is_child = False
+
+    def _leave_unobserved(self, error: Exception) -> None:
+        """Tell the monitor that this rank runs and is not observed: nobody may miss its records."""
+        rank = self._launch.rank
+        with suppress(OSError, DamagedFileError):
+            read_status(self.run_dir.status(rank))
+            return  # another process is this rank, and observed
+        reason = f"its agent could not start: {type(error).__name__}: {error}"
+        with suppress(OSError):
+            write_atomically(self.run_dir.unobserved(rank), reason.encode())
+        if self._launch.local_rank == 0:
+            self._start_monitor()
 
     def start(self) -> None:
         """Begin to observe; the exit handler runs after those that the script registers."""
@@ -162,15 +180,10 @@ class RankAgent:
             self.probes.append(probe)
 
     def _beat(self) -> None:
-        may_trace = False
         while not self._stopping.wait(BEAT_S):
             self.recorder.beat()
             self._post_mortem.beat()
-            if not may_trace and self._monitor.pid is not None:
-                self._monitor.let_trace_us()
-                may_trace = True
-            if self._launch.local_rank == 0:
-                self._monitor.is_alive  # noqa: B018 (reaps it, should it have ended)
+            self._monitor.let_trace_us()
 
     def _let_go_in_child(self) -> None:
         # A forked child shares the mapped files: there must never be two writers.
@@ -212,7 +225,6 @@ class RankAgent:
         except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
             warn(f"{type(error).__name__} at the end of the run: {error}")
         self._end_threads()
-        self._monitor.let_go()
         if exit_status != self.exit_status:
             leave(exit_status)
 
@@ -243,19 +255,35 @@ class RankAgent:
         return verdict.exit_status
 
     def _wait_for_verdict(self) -> Verdict | None:
+        may_start = True
         deadline = time.monotonic() + VERDICT_S
         while True:
             lives = self._monitor.is_alive
             try:
                 return msgspec.json.decode(self.run_dir.verdict.read_bytes(), type=Verdict)
             except (OSError, *UNDECODABLE):
-                if not lives:
+                if not lives and not may_start:
+                    self._warn_not_judged("died")
                     return None
-            if self._has_living_peers():
+            if not lives:
+                # What the ranks wrote is all there: another one can judge it from the beginning.
+                may_start = False
+                with suppress(OSError):  # then it is still dead a moment later
+                    self._monitor.start_again("was found dead at the end of the run")
+                deadline = time.monotonic() + VERDICT_S
+            elif self._has_living_peers():
                 deadline = time.monotonic() + VERDICT_S
             elif time.monotonic() > deadline:
+                self._warn_not_judged(f"has given no verdict within {VERDICT_S:.0f} s")
                 return None
             time.sleep(POLL_S)
+
+    def _warn_not_judged(self, what: str) -> None:
+        root = self.run_dir.root
+        warn(
+            f"the monitor {what}: THIS RUN WAS NOT JUDGED, its exit status says nothing of findings"
+            f" (`distdiag analyze {root}` reads what was recorded)"
+        )
 
     def _end_threads(self) -> None:
         self._stopping.set()
@@ -270,7 +298,6 @@ class RankAgent:
         self.recorder.raise_flag(DETACHED)
         self.recorder.close()
         self._end_threads()
-        self._monitor.let_go()
         atexit.unregister(self._at_exit)
 
 
@@ -282,6 +309,7 @@ def _open_records(
     try:
         page = StatusPage(path)
     except FileExistsError:
+        read_status(path)  # what is no page is damaged, and belongs to nobody
         raise RankError(
             f"another process is rank {rank} of the run in {run_dir.root} already"
         ) from None

@@ -7,7 +7,7 @@ from typing import Final
 
 from distdiag.alignment import says_told_to_end
 from distdiag.any_event import AnyEvent
-from distdiag.event import Exited, Finished, Raised
+from distdiag.event import Exited, Finished, ProbeDisabled, Raised, RankStarted
 from distdiag.finding import Outcome
 from distdiag.ranks import RankSet
 
@@ -24,6 +24,8 @@ class Attendance:
         """Expect these ranks."""
         self.ranks = RankSet(ranks)
         self.exit_status: dict[int, int] = {}
+        self._begun: set[int] = set()
+        self._unobserved: set[int] = set()
         self._finished: set[int] = set()
         self._raised: set[int] = set()
         self._gone: set[int] = set()
@@ -32,8 +34,12 @@ class Attendance:
         self._was_hung = False
 
     def feed(self, event: AnyEvent) -> None:
-        """Take in one event; only ends matter."""
+        """Take in one event; only beginnings and ends matter."""
         match event:
+            case RankStarted():
+                self._begun.add(event.rank)
+            case ProbeDisabled(probe="agent") if event.rank not in self._begun:
+                self._unobserved.add(event.rank)
             case Finished():
                 self._leave(event, self._finished, event.exit_status)
             case Raised() if event.thread == _MAIN:
@@ -92,6 +98,26 @@ class Attendance:
         return RankSet(self._gone)
 
     @property
+    def absent(self) -> RankSet:
+        """The ranks that never began, of a run that others have begun."""
+        return RankSet(set(self.ranks) - self._begun - self.ended if self._begun else ())
+
+    @property
+    def unobserved(self) -> RankSet:
+        """The ranks that run without an agent: nothing tells what they do, or when they end."""
+        return RankSet(self._unobserved)
+
+    @property
+    def over(self) -> RankSet:
+        """The ranks that have ended, and those of which no end will ever be seen."""
+        return RankSet(self._finished | self._gone | self._unobserved)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks that are observed have ended."""
+        return bool(self.ended) and self.over == self.ranks
+
+    @property
     def undisturbed(self) -> RankSet:
         """The ranks that are still in the middle of their script."""
         return RankSet(set(self.ranks) - self._finished - self._gone - self._raised)
@@ -101,6 +127,6 @@ class Attendance:
         """How the run ended, or whether it runs or hangs."""
         if self._cause is not None:
             return self._cause
-        if self.ended == self.ranks:
+        if self.is_over:
             return Outcome.FINISHED
         return Outcome.HUNG if self._was_hung else Outcome.RUNNING

@@ -10,7 +10,6 @@ A call has one byte more: its mark says how far it went, and costs a twentieth o
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import struct
 import threading
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from distdiag.private_file import Mapping, create_private
 from distdiag.wire import MAX_RECORD
 
 MAGIC: Final = b"ddevnt01"
@@ -80,7 +80,8 @@ class EventWriter:
         self._index = 0
         self._busy = threading.Lock()
         self._queue: deque[bytes] = deque()
-        self._memory = self._open_segment(0)
+        self._mapping = self._open_segment(0)
+        self._memory = self._mapping.memory
         # One value, because another thread may change segments while a mark is set.
         self._marks = (0, self._memory)
         self._offset = START
@@ -95,7 +96,7 @@ class EventWriter:
     def abandon(self) -> None:
         """Write nothing from now on and let go of the file: it belongs to the parent process."""
         self.stopped = OSError(errno.EBADF, "the event file belongs to the parent process")
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._memory = memoryview(bytearray(1))
         self._marks = (-1, self._memory)
 
     def append_call(self, payload: bytes) -> int:
@@ -167,13 +168,14 @@ class EventWriter:
 
     def _next_segment(self) -> bool:
         try:
-            memory = self._open_segment(self._index + 1)
+            mapping = self._open_segment(self._index + 1)
         except OSError as error:
             self.stopped = error
             return False
         self._index += 1
-        before, self._memory = self._memory, memory
-        self._marks = (self._index, memory)
+        before, self._mapping = self._mapping, mapping
+        self._memory = mapping.memory
+        self._marks = (self._index, mapping.memory)
         before.close()
         self._offset = START
         if self._index >= KEPT_SEGMENTS:
@@ -191,16 +193,16 @@ class EventWriter:
         for payload in definitions:
             self._write(payload)
 
-    def _open_segment(self, index: int) -> mmap.mmap:
+    def _open_segment(self, index: int) -> Mapping:
         path = segment_path(self._folder, self._rank, index)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = create_private(path)
         try:
             os.posix_fallocate(descriptor, 0, self._segment_bytes)
-            memory = mmap.mmap(descriptor, self._segment_bytes)
+            mapping = Mapping(descriptor, self._segment_bytes)
         except OSError:
             path.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
-        HEADER.pack_into(memory, 0, MAGIC, self._rank, index)
-        return memory
+        HEADER.pack_into(mapping.memory, 0, MAGIC, self._rank, index)
+        return mapping

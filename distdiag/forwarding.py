@@ -23,6 +23,7 @@ from distdiag.local_ranks import LocalRanks
 from distdiag.ranks import RankSet
 from distdiag.reporter import say
 from distdiag.run_dir import LaunchFile, RunDir, read_reporter_address, write_atomically
+from distdiag.takeover import Takeover
 from distdiag.transports.carriers import CarriageError, Carriers, pack
 from distdiag.transports.forwarder import Forwarder
 from distdiag.transports.frames import Orders
@@ -44,7 +45,13 @@ FIRST_CONTACT_S: Final = 4.0
 class ForwardingMonitor:
     """The watch over the ranks of one node, for somebody else who compares them."""
 
-    def __init__(self, run_dir: RunDir, launch_file: LaunchFile, config: Config) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        launch_file: LaunchFile,
+        config: Config,
+        before: Takeover,
+    ) -> None:
         """Prepare to watch, and begin to look for the reporter."""
         self._run_dir = run_dir
         self._local = LocalRanks(run_dir, launch_file, config, Canon())
@@ -55,6 +62,8 @@ class ForwardingMonitor:
             self._local.ranks,
             lambda: read_reporter_address(run_dir),
         )
+        for event in before.seen(Canon()):
+            self._forwarder.put(event)
         self._evidence = Evidence(run_dir, self._local.ranks, self._forwarder)
         self._wanted: frozenset[int] = frozenset()
         self._has_aborted = False
@@ -76,7 +85,7 @@ class ForwardingMonitor:
     def _attend(self) -> None:
         while True:
             has_news = self._look()
-            if self._local.are_over(self._attendance.gone):
+            if self._local.are_over(RankSet(self._attendance.gone | self._attendance.unobserved)):
                 return
             self._local.wait(self._attendance.gone, has_news=has_news)
 

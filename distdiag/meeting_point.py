@@ -55,6 +55,8 @@ class MeetingPoint:
                 else:
                     return
         finally:
+            # Its connection goes with it: the script may close what it does not know.
+            self._store = None
             self._done.set()
 
     def wait(self, timeout_s: float) -> None:

@@ -34,12 +34,13 @@ from distdiag.ranks import RankSet
 from distdiag.reporter import RunReporter, crash_finding, say
 from distdiag.reports import one_line
 from distdiag.run_dir import LaunchFile, RunDir, write_atomically
+from distdiag.takeover import Takeover
 from distdiag.transports.frames import Orders
 from distdiag.transports.journal import Journal
 from distdiag.wire import Canon
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("distdiag.monitor")  # this module runs as ``__main__``
 
 UNKILLABLE_S: Final = 10.0
 """A rank that was killed may stay, in the kernel, for ever: so long it is waited for."""
@@ -53,7 +54,9 @@ PREDECESSOR_S: Final = 5.0
 class Monitor:
     """The watch over one attempt of a run, on the node of rank 0: it compares all ranks."""
 
-    def __init__(self, run_dir: RunDir, launch_file: LaunchFile, config: Config) -> None:
+    def __init__(
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, before: Takeover
+    ) -> None:
         """Prepare to watch; nothing is read of the ranks yet."""
         self._config = config
         canon = Canon()
@@ -72,7 +75,7 @@ class Monitor:
         self._reporter = RunReporter(run_dir, launch_file, config, ranks)
         self._reporter.problem = self._others.problem
         self._attendance = self._reporter.attendance
-        self._own_findings: list[Finding] = []
+        self._own_findings = list(before.findings())
         catalogue: Mapping[str, type[Check]] = self._guarded(load_checks, MappingProxyType({}))
         selects = config.selection.selects
         self._left_out = {
@@ -86,6 +89,10 @@ class Monitor:
             only_start=config.profile == "light",
         )
         self._announced: set[tuple[object, ...]] = set()
+        for told in before.told():
+            self._announced |= {_news_of(told), (False, *_news_of(told)[1:])}
+        for event in before.seen(canon):
+            self._engine.feed(event)
         self._has_verdict = False
         self._written_s = self._aborted_s = self._deserted_s = 0.0
 
@@ -142,13 +149,13 @@ class Monitor:
         yield from self._transporter.poll()
 
     def _is_over(self) -> bool:
-        ended = self._attendance.ended
+        over = self._attendance.over
         now_s = time.monotonic()
-        if ended == self._attendance.ranks:
+        if self._attendance.is_over:
             return True
         if self._aborted_s and now_s - self._aborted_s > UNKILLABLE_S:
             return True
-        return self._local.are_over(ended) and not self._others.may_go_on(self._attendance)
+        return self._local.are_over(over) and not self._others.may_go_on(self._attendance)
 
     def _see_last_stacks(self) -> None:
         """When a rank raised or died, see where its peers are before the launcher ends them."""
@@ -273,8 +280,8 @@ def _news_of(finding: Finding) -> tuple[object, ...]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the monitor of a run directory and an attempt."""
-    root, attempt = arguments
+    """Run the monitor of a run directory and an attempt; what befell those before it may follow."""
+    root, attempt, *deaths = arguments
     run_dir = RunDir(Path(root), int(attempt))
     # What ends the ranks must not end the one who tells of it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -292,7 +299,7 @@ def main(arguments: list[str]) -> int:
     # The monitor of the attempt before this one must have finished its report.
     wait_for_pid_file(RunDir(run_dir.root, run_dir.attempt - 1).monitor_pid, PREDECESSOR_S)
     role = Monitor if 0 in launch_file.launch.local_ranks else ForwardingMonitor
-    role(run_dir, launch_file, config).run()
+    role(run_dir, launch_file, config, Takeover(run_dir, tuple(deaths))).run()
     return 0
 
 

@@ -58,7 +58,7 @@ class OtherNodes(EventSource):
 
         Who is silent, and who was missed by whom, is then left for the end to be told.
         """
-        if not self.ranks or not self._heard.union(here) <= set(attendance.ended):
+        if not self.ranks or not self._heard.union(here) <= set(attendance.over):
             return False
         return bool(set(self.ranks) - self._heard)
 
@@ -68,7 +68,7 @@ class OtherNodes(EventSource):
             return False
         now_s = time.monotonic()
         self._alone_s = self._alone_s or now_s
-        awaited = set(self.ranks) - set(attendance.ended) - set(self.lost)
+        awaited = set(self.ranks) - set(attendance.over) - set(self.lost)
         is_well = attendance.outcome is Outcome.RUNNING
         if now_s - self._alone_s > (STRANGER_S if is_well else STRANGER_AFTER_FAILURE_S):
             awaited &= set(self.source.connected)

@@ -32,6 +32,7 @@ from distdiag.finding import (
     Severity,
 )
 from distdiag.last_act import last_act
+from distdiag.private_file import open_private
 from distdiag.ranks import RankSet
 from distdiag.reports import load_reporter, one_line, write_report
 from distdiag.run_dir import LaunchFile, RunDir, Verdict, write_atomically
@@ -166,7 +167,7 @@ class RunReporter:
 
     def _set_aside(self, size: int) -> None:
         try:
-            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_private(self._reserve)
             try:
                 os.posix_fallocate(descriptor, 0, size)
             finally:
@@ -208,8 +209,10 @@ class RunReporter:
         if self.aborted:
             outcome = Outcome.ABORTED
         elif complete and outcome is Outcome.RUNNING:
-            # Ranks never began, or the observer did not see their end.
-            is_seen = self.attendance.ended | self.lost == self.attendance.ranks != self.lost
+            # Of ranks that were never seen nothing is said; the end of others was not seen.
+            ended = self.attendance.ended
+            seen = ended | self.lost | self.attendance.absent
+            is_seen = seen == self.attendance.ranks and not ended <= self.lost
             outcome = Outcome.FINISHED if is_seen else Outcome.FAILED
         earlier = self._earlier
         return Run(

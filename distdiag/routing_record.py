@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from distdiag.errors import UNDECODABLE, DamagedFileError
+from distdiag.private_file import make_private_folder, private_stream
 from distdiag.routing_event import Choice
 
 _LENGTH: Final = struct.Struct("<I")
@@ -98,10 +99,10 @@ class RouteWriter:
             OSError: they cannot be written.
 
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         self._folder, self._rank = folder, rank
-        self._index = (folder / f"rank-{rank}.index").open("wb")
-        self._data = (folder / f"rank-{rank}.data").open("wb")
+        self._index = private_stream(folder / f"rank-{rank}.index")
+        self._data = private_stream(folder / f"rank-{rank}.data")
         self._place = 0
 
     def write(self, record: RouteRecord, data: bytes = b"") -> None:

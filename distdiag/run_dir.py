@@ -8,9 +8,11 @@
             rank-3.000000.events
             rank-3.stacks     what faulthandler wrote, when the monitor asked or sent the signal
             rank-3.signal.json  which signal that is, and for which thread
+            rank-3.unobserved  why nothing is recorded of this rank, although it runs
             rank-3.wanted-flight  the monitor wants the flight recorder (or the stacks)
             rank-3.flight.json  the answer
             monitor.pid  monitor.log
+            monitor.pids      the guard of the monitor and the monitor, and when they began
             monitor.journal   the events that the monitor itself made
             reporter.json     where the reporter listens, if the job has several nodes
             acks/rank-3       the peers of a rank that raised have been dumped
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -32,6 +35,7 @@ from typing import Any, Literal
 import msgspec
 
 from distdiag.errors import UNDECODABLE, DamagedFileError, RankError, UsageError
+from distdiag.private_file import create_private, make_private_folder, open_private
 
 RUNS_FOLDER = "distdiag-runs"
 
@@ -112,6 +116,7 @@ class RunDir:
         self.report = root / "report.json"
         self.launch = self.folder / "launch.json"
         self.monitor_pid = self.folder / "monitor.pid"
+        self.monitor_pids = self.folder / "monitor.pids"
         self.monitor_log = self.folder / "monitor.log"
         self.journal = self.folder / "monitor.journal"
         self.reporter = self.folder / "reporter.json"
@@ -129,6 +134,10 @@ class RunDir:
     def stack_signal(self, rank: int) -> Path:
         """Return where a rank tells how to make it write its stacks (a `StackSignal`)."""
         return self.folder / f"rank-{rank}.signal.json"
+
+    def unobserved(self, rank: int) -> Path:
+        """Return where a rank whose agent could not start says why."""
+        return self.folder / f"rank-{rank}.unobserved"
 
     def wanted(self, rank: int, what: Literal["stacks", "flight"]) -> Path:
         """Exists while the monitor waits for a rank to write its stacks or its flight recorder."""
@@ -159,10 +168,11 @@ def open_run_dir(root: Path | None, launch: Launch, *, overwrite: bool = False) 
         root = Path.cwd() / RUNS_FOLDER / f"{stamp}-{launch.parent_pid}"
     run_dir = RunDir(root.absolute(), launch.attempt)
     try:
-        run_dir.root.mkdir(parents=True, exist_ok=True)
+        make_private_folder(run_dir.root)
         with _locked(run_dir.root):
             _claim(run_dir, launch, overwrite=overwrite)
-        (run_dir.folder / "acks").mkdir(parents=True, exist_ok=True)
+        for folder in (run_dir.folder, run_dir.folder / "acks"):
+            make_private_folder(folder)
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"run directory {run_dir.root} cannot be written: {reason}") from None
@@ -202,7 +212,7 @@ def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_private(root / ".lock")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -222,14 +232,19 @@ def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
                 "choose another one or pass --overwrite"
             )
         for path in (*run_dir.root.glob("attempt-*"), run_dir.report):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            is_folder = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path) if is_folder else path.unlink(missing_ok=True)
     write_atomically(marker, identity)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file that readers see whole or not at all, readable by the owner only."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    partial.replace(path)
+    # A name that nobody can have put a link under.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(create_private(partial, os.O_WRONLY), "wb") as file:
+            file.write(data)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -6,7 +6,6 @@ what was written is readable after SIGKILL and while the GIL is held for ever.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 
 from distdiag.errors import DamagedFileError
 from distdiag.event import Phase
+from distdiag.private_file import Mapping, create_private
 
 _MAGIC: Final = b"ddstat01"
 _LAYOUT: Final = struct.Struct("<8sqqqqqqqqq")
@@ -80,15 +80,16 @@ class StatusPage:
 
     def __init__(self, path: Path) -> None:
         """Create the page, readable by the owner only, with its disk space reserved."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = create_private(path)
         try:
             os.posix_fallocate(descriptor, 0, _SIZE)
-            self._memory = mmap.mmap(descriptor, _SIZE)
+            self._mapping = Mapping(descriptor, _SIZE)
         except OSError:
             path.unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
+        self._memory = self._mapping.memory
         self._flags = 0
         self._store("pid", os.getpid())
         self._store("start_ticks", start_ticks(os.getpid()))
@@ -119,7 +120,7 @@ class StatusPage:
 
     def abandon(self) -> None:
         """Let go of the page: it belongs to the parent process."""
-        self._memory = mmap.mmap(-1, _SIZE)
+        self._memory = memoryview(bytearray(_SIZE))
 
 
 def read_status(path: Path) -> Status:

@@ -21,6 +21,7 @@ from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.finding import Outcome, Report, Severity
 from distdiag.options import to_arguments
+from distdiag.private_file import make_private_folder
 from distdiag.program import find_script
 from distdiag.reports import read_report, reporter_names
 from distdiag.run_dir import RUNS_FOLDER, RunDir
@@ -59,7 +60,7 @@ def run_checked(
 def _require_usable(run_dir: Path, *, overwrite: bool) -> None:
     """Refuse here what every rank would refuse: the launcher would hide their status."""
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(run_dir)
     except OSError as error:
         raise UsageError(f"run directory {run_dir} cannot be written: {error.strerror}") from None
     if not os.access(run_dir, os.W_OK | os.X_OK):

@@ -3,7 +3,7 @@
 import pytest
 
 from distdiag.attendance import Attendance
-from distdiag.event import Exited, Finished, Raised
+from distdiag.event import Exited, Finished, ProbeDisabled, Raised, RankStarted
 from distdiag.finding import Outcome
 from distdiag.ranks import RankSet
 
@@ -86,3 +86,27 @@ def test_ranks_are_counted_by_how_they_ended():
     assert attendance.exit_status == {0: 0, 1: 1, 3: 0}
     attendance.feed(exited(4, -9))
     assert attendance.exit_status[4] == -9
+
+
+def test_a_rank_without_an_agent_is_not_waited_for_and_did_not_die():
+    attendance = Attendance((0, 1))
+    attendance.feed(ProbeDisabled(rank=1, seq=-1, time_ns=0, probe="agent", reason="no room"))
+    assert not attendance.is_over
+    attendance.feed(finished(0))
+    attendance.settle(is_hung=False)
+    assert attendance.is_over
+    assert attendance.outcome is Outcome.FINISHED
+    assert attendance.unobserved == RankSet([1])
+    assert attendance.died == RankSet()
+
+
+def test_a_rank_that_let_its_agent_go_is_still_waited_for():
+    attendance = Attendance((0,))
+    attendance.feed(
+        RankStarted(
+            rank=0, seq=0, time_ns=0, local_rank=0, world_size=1, hostname="", pid=1, python="",
+            command=(), unix_ns=0,
+        )
+    )  # fmt: skip
+    attendance.feed(ProbeDisabled(rank=0, seq=-1, time_ns=0, probe="agent", reason="detached"))
+    assert attendance.unobserved == RankSet()

@@ -85,7 +85,12 @@ class SilentRank(Check):
 
     def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
         """Name the silent ranks once no rank runs any more."""
-        silent = RankSet(s.rank for s in states.values() if s.fate is Fate.SILENT)
+        # Why a rank has no agent DIA003 says.
+        silent = RankSet(
+            s.rank
+            for s in states.values()
+            if s.fate is Fate.SILENT and not s.incomplete.startswith("agent: ")
+        )
         if not silent or any(state.fate is Fate.RUNNING for state in states.values()):
             return
         yield self.finding(

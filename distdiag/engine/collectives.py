@@ -110,6 +110,10 @@ class CollectiveStreams:
         self._places = Places()
         self._streams: dict[GroupKey, GroupStream] = {}
 
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank: it runs, and is not observed."""
+        self._world = RankSet(set(self._world) - {rank})
+
     def stream(self, group: ProcessGroup) -> GroupStream:
         """Return the stream of a group, made at its first call."""
         key = group_key(group)

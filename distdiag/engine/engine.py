@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from distdiag.alignment import RankState, Trigger
+from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
 from distdiag.engine.all_watches import all_watches
 from distdiag.engine.collectives import CollectiveStreams
@@ -36,6 +36,7 @@ from distdiag.event import (
     FileAccess,
     Finished,
     GroupCreated,
+    ProbeDisabled,
     Raised,
     Stacks,
 )
@@ -157,6 +158,9 @@ class Engine:
                 self._feed_group_call(event)
             case Stacks():
                 self._stall.got_stacks(event.rank)
+            case ProbeDisabled(probe="agent") if tracker.fate is Fate.SILENT:
+                for calls in (self._streams, self._messages, self._groups):
+                    calls.leave_out(event.rank)
         self._has_left = self._has_left or isinstance(event, _LEAVING)
         self._unobserved.feed(event)
         self._watches.feed(event)

@@ -23,6 +23,10 @@ class GroupCalls:
         self._open: dict[tuple[_Scope, int], dict[int, GroupCreated]] = {}
         self._broken: set[_Scope] = set()
 
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank: it runs, and is not observed."""
+        self._world = RankSet(set(self._world) - {rank})
+
     def add(self, call: GroupCreated) -> GroupAlignment | None:
         """Take in one call; return the alignment if it completes one that the ranks disagree on."""
         if call.done or call.api.startswith("destroy"):

@@ -31,6 +31,10 @@ class Messages:
         self._lanes: dict[_Lane, _Queues] = {}
         self._open_receives: dict[tuple[GroupKey, int, int], deque[Collective]] = {}
 
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank: it runs, and is not observed."""
+        self._world = RankSet(set(self._world) - {rank})
+
     def add(self, call: Collective) -> MessageAlignment | None:
         """Take in a send or receive; return the pair if it completes one that disagrees."""
         tag = _tag(call)

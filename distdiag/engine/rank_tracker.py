@@ -65,6 +65,7 @@ class RankTracker:
         self._window_ns = int(max(SHORTEST_WINDOW_S, window_s or WINDOW_S) * 1e9)
         self.fate = Fate.SILENT
         self.is_unseen = False
+        self.has_agent = True
         self.progress_ns = 0
         self.left_ns = 0
         self.left_hang = False
@@ -109,7 +110,7 @@ class RankTracker:
 
     def look(self, now_ns: int, *, is_seen: bool) -> None:
         """Let time pass; a rank that cannot be seen now does not count as standing still."""
-        self.is_unseen = not is_seen
+        self.is_unseen = not (is_seen and self.has_agent)
         if self.is_unseen or not self.progress_ns:
             self.progress_ns = now_ns
 
@@ -161,6 +162,7 @@ class RankTracker:
                 self._signalled = event
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
                 self.incomplete = self.incomplete or f"{event.probe}: {event.reason}"
+                self.has_agent = self.has_agent and event.probe != "agent"
             case Stacks():
                 if self.stacks is None or not event.error:  # what was once seen is kept
                     self.stacks = event

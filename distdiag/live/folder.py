@@ -12,6 +12,7 @@ import msgspec
 from distdiag.errors import UsageError
 from distdiag.event import ThreadStack
 from distdiag.live.job_dump import JobDump
+from distdiag.private_file import make_private_folder
 from distdiag.run_dir import write_atomically
 
 _UNSAFE: Final = re.compile(r"[^\w-]")
@@ -25,7 +26,7 @@ def prepare(folder: Path) -> None:
 
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         if any(folder.iterdir()):
             raise UsageError(f"folder {folder} is not empty: dumps of two moments would mix")
     except OSError as error:
@@ -46,7 +47,7 @@ def save(jobs: Sequence[JobDump], folder: Path) -> int:
     try:
         for job in jobs:
             place = folder / f"job-{_UNSAFE.sub('_', job.job)}" if len(jobs) > 1 else folder
-            place.mkdir(mode=0o700, exist_ok=True)
+            make_private_folder(place)
             for rank, stacks in job.ranks.items():
                 if stacks.threads:
                     threads = [_spy_thread(thread, stacks.who.pid) for thread in stacks.threads]

@@ -15,6 +15,7 @@ from distdiag.errors import DamagedFileError, UsageError
 from distdiag.finding import Finding, Report
 from distdiag.moe_determinism.recordings import Recording
 from distdiag.parity.runs import FINDINGS, GRACE_S, Script, end, last_words
+from distdiag.private_file import make_private_folder
 from distdiag.reports import read_report
 from distdiag.routing_task import RoutingTask
 from distdiag.run_dir import RunDir
@@ -50,7 +51,7 @@ def record_twice(plan: Plan, say: Callable[[str], None]) -> tuple[Recording, Rec
 
 def _run(plan: Plan, name: str) -> None:
     folder = plan.folder / name
-    folder.mkdir(parents=True)
+    make_private_folder(folder)
     RoutingTask(folder=str(folder / "records"), num_steps=plan.num_steps, seed=plan.seed).write(
         folder / TASK
     )

@@ -19,6 +19,7 @@ from distdiag.errors import DamagedFileError, UsageError
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.room import Slot
 from distdiag.parity_task import ParityTask
+from distdiag.private_file import make_private_folder
 from distdiag.run_dir import RunDir
 
 GRACE_S: Final = 10.0
@@ -120,7 +121,7 @@ class Runs:
         name, configuration, task, _ = planned
         folder = self._folder / name
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        make_private_folder(folder)
         task.write(folder / TASK)
         log = folder / "output.log"
         status = self._launch(self._command(planned, folder), configuration.label, log, slot)

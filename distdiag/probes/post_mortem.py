@@ -18,6 +18,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from distdiag.private_file import KeptDescriptor, open_private
 from distdiag.probes.base import Probe
 from distdiag.probes.flight_recorder import dump_flight_recorder
 from distdiag.recorder import Recorder
@@ -43,25 +44,28 @@ class PostMortem(Probe):
         """Answer nothing until `install`."""
         super().__init__(recorder)
         self._run_dir = run_dir
-        self._descriptor = -1
+        self._file: KeptDescriptor | None = None
         self._signal = 0
         self._handler = _DEFAULT
         self._told: StackSignal | None = None
         self._num_lost = 0
 
     def _install(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        # No file object: Python would warn at its end that nobody closed it.
-        descriptor = os.open(self._run_dir.stacks(self.recorder.rank), flags, 0o600)
+        file = self._open()
         self._signal = _free_signal()
-        self._take(descriptor)
-        self._descriptor = descriptor
+        self._take(file)
 
-    def _take(self, descriptor: int) -> None:
+    def _open(self) -> KeptDescriptor:
+        # No file object: Python would warn at its end that nobody closed it.
+        path = self._run_dir.stacks(self.recorder.rank)
+        return KeptDescriptor(open_private(path, os.O_WRONLY | os.O_APPEND))
+
+    def _take(self, file: KeptDescriptor) -> None:
         # What faulthandler puts back when Python ends: a late signal then changes nothing.
         _set_handler(self._signal, _IGNORE)
         self._handler = _IGNORE
-        faulthandler.register(self._signal, file=descriptor, all_threads=True, chain=False)
+        self._file = file
+        faulthandler.register(self._signal, file=file.number, all_threads=True, chain=False)
         self._handler = _handler_of(self._signal)
 
     def uninstall(self) -> None:
@@ -73,35 +77,51 @@ class PostMortem(Probe):
         faulthandler.unregister(self._signal)
         _set_handler(self._signal, _DEFAULT)
         self._handler = _DEFAULT
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def beat(self) -> None:
         """Do what the monitor asks for; the agent's own thread calls this again and again."""
-        if self._descriptor < 0 or self.is_off:
+        if self._file is None or self.is_off:
             return
         try:
-            self._tell_signal()
-            self._answer()
+            file = self._checked(self._file)
+            self._tell_signal(file)
+            self._answer(file)
         except Exception as error:  # noqa: BLE001 (a probe must never break the training)
             self.fail(error)
             self.uninstall()
 
-    def _tell_signal(self) -> None:
+    def _checked(self, file: KeptDescriptor) -> KeptDescriptor:
+        """Return what stacks are written to, opened again if the script has closed it.
+
+        Until that is seen here nobody writes to the number, which may be a file of the script: the
+        monitor sends its signal only after it has looked where the number leads.
+        """
         found = _handler_of(self._signal)
-        if found == _DEFAULT and self._num_lost < _MOST_LOST:
+        if found not in (_DEFAULT, self._handler):
+            raise RuntimeError(f"the handler of signal {self._signal} was replaced by another one")
+        if not file.is_ours:
+            faulthandler.unregister(self._signal)
+            self._take(self._open())
+        elif found == _DEFAULT:
             # Frameworks put all signals back when they end, as far as Python knows them.
             self._num_lost += 1
+            if self._num_lost > _MOST_LOST:
+                raise RuntimeError(
+                    f"the handler of signal {self._signal} is removed time and again"
+                )
             faulthandler.unregister(self._signal)
-            self._take(self._descriptor)
-        elif found != self._handler:
-            raise RuntimeError(f"the handler of signal {self._signal} was replaced by another one")
+            self._take(file)
+        return self._file or file
+
+    def _tell_signal(self, file: KeptDescriptor) -> None:
         now = StackSignal(
             pid=os.getpid(),
             thread=threading.get_native_id(),
             signal=self._signal,
-            descriptor=self._descriptor,
+            descriptor=file.number,
             names=_thread_names(),
         )
         if now != self._told:
@@ -109,11 +129,11 @@ class PostMortem(Probe):
             write_atomically(path, msgspec.json.encode(now))
             self._told = now
 
-    def _answer(self) -> None:
+    def _answer(self, file: KeptDescriptor) -> None:
         rank = self.recorder.rank
         wanted = self._run_dir.wanted(rank, "stacks")
-        if wanted.exists():
-            faulthandler.dump_traceback(self._descriptor, all_threads=True)
+        if wanted.exists() and file.is_ours:
+            faulthandler.dump_traceback(file.number, all_threads=True)
             wanted.unlink(missing_ok=True)
         wanted = self._run_dir.wanted(rank, "flight")
         if wanted.exists():

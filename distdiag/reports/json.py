@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 from typing import ClassVar, Final
 
 from distdiag.errors import DamagedFileError, UsageError
 from distdiag.finding import Report
 from distdiag.reports.base import Reporter
+from distdiag.run_dir import write_atomically
 from distdiag.wire import decode_report, encode_report
 
 LARGEST: Final = 256 << 20
@@ -58,23 +58,9 @@ def write_report(path: Path, report: Report, *, reserve: Path | None = None) -> 
     """
     content = JsonReporter().render(report).encode()
     try:
-        _replace(path, content)
+        write_atomically(path, content)
     except OSError as error:
         if error.errno not in FULL or reserve is None:
             raise
         reserve.unlink(missing_ok=True)
-        _replace(path, content)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    # One name for each process: two writers cannot mix, and a killed one leaves at most one behind.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.unlink(missing_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        os.replace(unfinished, path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
+        write_atomically(path, content)

@@ -17,6 +17,7 @@ import psutil
 
 from distdiag.dumps.proc import wait_for_pid_file
 from distdiag.run_dir import RunDir
+from distdiag.status_page import start_ticks
 from distdiag.testing.plan import Folder
 from distdiag.testing.ports import HOST, listening_socket
 
@@ -97,17 +98,17 @@ class Ranks:
 
     def wait_for_report(self, timeout_s: float) -> None:
         """Wait until the monitor has written what it saw; the ranks must have ended."""
-        wait_for_pid_file(self._monitor_pid, timeout_s)
+        wait_for_pid_file(RunDir(self._folder.run, 0).monitor_pid, timeout_s)
 
     def kill_monitor(self) -> None:
         """End the monitor, with what looks at ranks on its behalf: that would hold them back."""
-        _kill_families(_pids_in(self._monitor_pid))
+        _kill_families(_pids_in(RunDir(self._folder.run, 0).monitor_pids))
 
     def kill(self) -> None:
         """End the ranks and all that they started."""
         running = self.pids
         self.stopped |= running.keys()
-        _kill_families(running.values(), but_for=_pids_in(self._monitor_pid))
+        _kill_families(running.values())
         deadline = time.monotonic() + KILL_S
         for process in self._processes.values():
             # One that stays in the kernel is not waited for.
@@ -115,10 +116,6 @@ class Ranks:
                 process.wait(max(deadline - time.monotonic(), 0.01))
         for process in self._processes.values():
             _kill_families(_session(process.pid))
-
-    @property
-    def _monitor_pid(self) -> Path:
-        return RunDir(self._folder.run, 0).monitor_pid
 
     def _start(self, rank: int, listener: socket.socket) -> subprocess.Popen[bytes]:
         environ = _environment(rank, self._world_size, listener.getsockname()[1])
@@ -161,16 +158,12 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     return environ | {name: str(value) for name, value in own.items()}
 
 
-def _kill_families(pids: Iterable[int], *, but_for: Iterable[int] = ()) -> None:
-    """Kill processes with all that they started, as far as that is still known.
-
-    The monitor of the ranks is a child of one of them, and may have to outlive it.
-    """
-    spared = {member.pid for pid in but_for for member in _family(pid)}
+def _kill_families(pids: Iterable[int]) -> None:
+    """Kill processes with all that they started, as far as that is still known."""
     victims: list[psutil.Process] = []
     for pid in pids:
         victims += _family(pid)
-    for victim in (each for each in victims if each.pid not in spared):
+    for victim in victims:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             victim.kill()
 
@@ -196,10 +189,11 @@ def _session(leader: int) -> list[int]:
 
 
 def _pids_in(path: Path) -> list[int]:
-    try:
-        pid = int(path.read_text(encoding="ascii"))
-        command = psutil.Process(pid).cmdline()
-    except (OSError, ValueError, psutil.Error):
-        return []
-    # The number may be another process's by now.
-    return [pid] if "distdiag.monitor" in command else []
+    """Return the guard and the monitor that a file names, as far as they still live."""
+    pids = []
+    with suppress(OSError, ValueError):
+        for line in path.read_text(encoding="ascii").splitlines():
+            number, ticks = map(int, line.split())
+            if start_ticks(number) == ticks:
+                pids.append(number)
+    return pids

@@ -20,6 +20,7 @@ import msgspec
 
 from distdiag.any_event import AnyEvent
 from distdiag.errors import UNDECODABLE, DamagedFileError
+from distdiag.private_file import make_private_folder
 from distdiag.run_dir import write_atomically
 from distdiag.transports.frames import Carriage
 from distdiag.wire import Canon, EventDecoder, encode
@@ -112,7 +113,7 @@ class Carriers:
             if (number == 0 and meeting is not None) or (group and here.issuperset(group))
         ]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         try:
             for index, number in enumerate(self._numbers):
                 self._processes[number] = self._start(number, index, meeting)

@@ -112,6 +112,7 @@ class _RankFiles:
         self.pid: int | None = None
         self._rank = rank
         self._path = run_dir.status(rank)
+        self._note = run_dir.unobserved(rank)
         self._watch = watch
         self._family = family
         self._reader = EventReader(run_dir.folder, rank)
@@ -128,7 +129,7 @@ class _RankFiles:
         self._gone = False
 
     def poll(self, now_ns: int) -> Iterator[AnyEvent]:
-        if self._gone:
+        if self._gone or (self._process is None and (yield from self._unobserved(now_ns))):
             return
         # The process is looked at first: what it wrote before it ended is then all there.
         yield from self._find_process(now_ns)
@@ -137,13 +138,23 @@ class _RankFiles:
             self._alive_ns, self._was_seen_alive = now_ns, True
         is_drained = yield from self._events(now_ns)
         status = self._status()
-        if status is None:
+        if status is None or (status is _LOST and (yield from self._unobserved(now_ns))):
             return
         yield from self._told_by_flags(status, now_ns, is_drained=is_drained)
         if reading is not None:
             yield from self._heartbeat(status, reading, now_ns)
         elif is_drained:
             yield from self._exited(status, now_ns)
+
+    def _unobserved(self, now_ns: int) -> Generator[AnyEvent, None, bool]:
+        """Say why nothing is to be expected of the rank, if its agent could not start."""
+        try:
+            reason = self._note.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        self.pid, self._gone = None, True
+        yield from self._disabled("agent", reason, now_ns)
+        return True
 
     def _find_process(self, now_ns: int) -> Iterator[AnyEvent]:
         if self._process is not None:
@@ -212,7 +223,7 @@ class _RankFiles:
     ) -> Iterator[AnyEvent]:
         """Yield what only the status page could still say, such as on a full disk."""
         if status.detached:
-            yield from self._disabled("agent", "the script detached it", now_ns)
+            yield from self._disabled("agent", "it was detached, or could not start", now_ns)
         if status.events_stopped:
             reason = "it could not be written any more: the disk or a quota is full"
             yield from self._disabled("event-file", reason, now_ns)

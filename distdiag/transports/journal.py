@@ -15,6 +15,7 @@ from typing import Final
 from distdiag.any_event import AnyEvent
 from distdiag.errors import DamagedFileError
 from distdiag.event import Heartbeat
+from distdiag.private_file import open_private
 from distdiag.wire import Canon, EventDecoder, encode
 
 MOST_BYTES: Final = 64 << 20
@@ -28,11 +29,10 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Create the file, readable by the owner only, or append to it."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self.stopped: OSError | None = None
         self._num_bytes = 0
         try:
-            self._descriptor = os.open(path, flags, 0o600)
+            self._descriptor = open_private(path, os.O_WRONLY | os.O_APPEND)
             self._num_bytes = os.fstat(self._descriptor).st_size
         except OSError as error:
             self.stopped = error

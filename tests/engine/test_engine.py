@@ -11,7 +11,7 @@ from distdiag.checks import load_checks
 from distdiag.checks.base import Check
 from distdiag.checks.collective_dtype_mismatch import CollectiveDtypeMismatch
 from distdiag.engine import Engine
-from distdiag.event import Collective, Phase, Stacks
+from distdiag.event import Collective, Phase, ProbeDisabled, Stacks
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.failures import SETTLED_S
@@ -251,6 +251,27 @@ def test_ranks_of_nodes_that_nobody_observes_are_not_missed():
     job.passes(1)
     job.engine.finish()
     assert job.engine.findings == ()
+
+
+def test_a_rank_without_an_agent_is_neither_missed_nor_held_to_stand_still():
+    job = Job(3)
+    checks = [check() for check in load_checks().values()]
+    job.engine = Engine(checks, RankSet(range(3)), hang_timeout_s=5.0)  # in which nobody has begun
+    job.engine.feed(
+        ProbeDisabled(rank=2, seq=-1, time_ns=job.now_ns, probe="agent", reason="no room")
+    )
+    job.call(0, line=10, size=4)
+    job.call(1, line=10, size=5)
+    for _ in range(40):  # both wait for rank 2
+        job.now_ns += 1_000_000_000
+        job.engine.tick(job.now_ns)
+    job.engine.finish()
+    assert not job.engine.is_hung
+    loud = [f for f in job.engine.findings if f.severity is not Severity.INFO]
+    # Those that are observed are compared with one another.
+    assert [finding.code for finding in loud] == ["COL003"]
+    assert all(2 not in finding.ranks for finding in loud)
+    assert "no room" in job.engine.states()[2].incomplete
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,58 @@ def test_a_script_behaves_the_same_under_the_agent(tmp_path: Path) -> None:
     assert stacks.read_bytes() == b""
 
 
+CLOSING = """
+import faulthandler, os, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1], "attempt-0")
+wanted = folder / "rank-0.wanted-stacks"
+
+def ask():
+    wanted.touch()
+    end = time.monotonic() + 60
+    while wanted.exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+time.sleep(1.2)
+last = int(sys.argv[2])
+os.closerange(3, last)
+files = [open(f"mine-{number}", "w+b") for number in range(12)]
+if last > 256:
+    for number in range(256, last):
+        os.dup2(files[0].fileno(), number)
+ask()
+ask()
+print([os.path.getsize(file.name) for file in files])
+for file in files:
+    file.close()
+own = open("own", "w")
+faulthandler.enable(own)
+faulthandler.dump_traceback(own)
+print(faulthandler.is_enabled())
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("last", [256, 4096])
+def test_descriptors_that_a_script_closes_and_opens_are_its_own(tmp_path: Path, last: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CLOSING)
+    root = tmp_path / "run"
+    options = ["-m", "distdiag.check", "--run-dir", str(root), "--report", "json"]
+    raising = (
+        f"import os, resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, ({last}, {last}))\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    launcher = ["-c", raising, sys.executable] if last > 256 else []
+    done = run_script([*launcher, *options, str(script), str(root), str(last)], tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{[0] * 12}\nTrue\n"), done.stderr
+    assert "most recent call first" in (tmp_path / "own").read_text()
+    text = (root / "attempt-0" / "rank-0.stacks").read_text()
+    assert text.count("in ask") == 2
+    assert not list(root.glob("attempt-0/*wanted*"))
+
+
 def run_script(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],

@@ -251,3 +251,14 @@ def test_a_page_that_vanished_does_not_end_the_watch(node):
     finish(recorder)
     found = node.poll(ProbeDisabled, Finished)
     assert {type(event) for event in found} == {ProbeDisabled, Finished}
+
+
+def test_of_a_rank_without_an_agent_only_the_reason_is_told(tmp_path):
+    node = Node(tmp_path / "run")
+    segment_path(node.run_dir.folder, 1, 0).write_text("not its own")
+    node.run_dir.unobserved(1).write_text("its agent could not start: no room")
+    (event,) = node.source.poll()
+    assert (type(event), event.rank, event.probe) == (ProbeDisabled, 1, "agent")
+    assert event.reason == "its agent could not start: no room"
+    assert list(node.source.poll()) == []
+    assert node.source.pids == {}
