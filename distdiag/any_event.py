@@ -20,6 +20,7 @@ from distdiag.event import (
     GroupCreated,
     Heartbeat,
     HostSynced,
+    NodeLost,
     Observed,
     ProbeDisabled,
     Raised,
@@ -70,6 +71,7 @@ AnyEvent = (
     | FileClosed
     | StoreCall
     | HostSynced
+    | NodeLost
     | ModelPlan
     | ModelState
     | OptimizerState
