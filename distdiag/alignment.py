@@ -17,6 +17,7 @@ from distdiag.event import (
     FileClosed,
     Finished,
     GroupCreated,
+    NodeLost,
     Observed,
     Phase,
     Raised,
@@ -97,7 +98,7 @@ class RankState:
     been declared hung, so that somebody or something ended it for that. `observed` holds the last
     word of each source that looks at the rank from outside, by the name of the source.
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
-    the run has ended, nothing more will be heard of the rank.
+    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent.
     """
 
     rank: int
@@ -119,6 +120,7 @@ class RankState:
     exited: Exited | None = None
     exit_status: int | None = None
     is_over: bool = False
+    lost: NodeLost | None = None
     signalled: Signalled | None = None
     last_call: Collective | None = None
     last_call_state: str = ""

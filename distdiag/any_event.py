@@ -20,6 +20,7 @@ from distdiag.event import (
     GroupCreated,
     Heartbeat,
     HostSynced,
+    NodeLost,
     Observed,
     ProbeDisabled,
     ProcessesSpawned,
@@ -74,6 +75,7 @@ AnyEvent = (
     | FileClosed
     | StoreCall
     | HostSynced
+    | NodeLost
     | ModelPlan
     | ModelState
     | OptimizerState

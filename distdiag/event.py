@@ -276,6 +276,16 @@ class Exited(Event, frozen=True, kw_only=True):
     oom_kills: int = 0
 
 
+class NodeLost(Event, frozen=True, kw_only=True):
+    """The node of a rank fell silent without a good-bye; `time_ns` is when it was last heard of.
+
+    It is said for each of its ranks that is not known to have ended.
+    """
+
+    hostname: str
+    silent_s: float
+
+
 class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
     """The stack of one thread, innermost frame first."""
 

@@ -162,6 +162,26 @@ def test_a_node_whose_monitor_is_killed_is_not_observed_any_more_and_nothing_els
     assert "not heard of any more" in report.not_checked["rank 3"]
 
 
+@pytest.mark.slow
+def test_a_node_that_is_lost_with_its_ranks_is_told_as_that_and_not_what_comes_of_it(tmp_path):
+    closed = "rank.fail('Connection closed by peer', inside_torch=True)\n"
+    bodies = [WORK_ON + closed, WORK_ON + closed, WAIT, WAIT]
+    with FakeCluster(tmp_path, bodies) as cluster:
+        cluster.until_report(lambda r: all("#" in info.last for info in r.run.ranks))
+        cluster.nodes[1].monitor.kill()
+        for rank in (2, 3):
+            cluster.kill(rank)
+        go(cluster)
+        cluster.nodes[0].wait()
+    report = cluster.report()
+    assert report.complete
+    assert codes(report) == {"HNG018"}
+    (finding,) = [each for each in report.findings if each.code == "HNG018"]
+    assert list(finding.ranks) == [2, 3]
+    assert finding.severity == "error"
+    assert report.run.outcome is Outcome.FAILED
+
+
 def test_a_node_that_cannot_reach_the_reporter_keeps_all_on_its_disk_and_says_so(tmp_path):
     with FakeCluster(tmp_path, [FINISH] * 4, is_connected=False) as cluster:
         said = cluster.wait()

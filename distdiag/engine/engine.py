@@ -36,6 +36,7 @@ from distdiag.event import (
     FileAccess,
     Finished,
     GroupCreated,
+    NodeLost,
     ProbeDisabled,
     Raised,
     Stacks,
@@ -46,7 +47,7 @@ from distdiag.ranks import RankSet
 
 _log = logging.getLogger(__name__)
 
-_LEAVING: Final = (Finished, Raised, Exited)
+_LEAVING: Final = (Finished, Raised, Exited, NodeLost)
 
 
 class Engine:
@@ -256,7 +257,7 @@ class Engine:
         for wait in waits:
             if cannot_come(wait.alignment, states):
                 self._judge_missing(wait.alignment, Trigger.LEFT, states)
-        if any(state.has_failed for state in states.values()):
+        if any(state.has_failed or state.lost is not None for state in states.values()):
             self._judges.judge_ranks(states)
 
     def _judge_cycles(

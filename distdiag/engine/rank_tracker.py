@@ -19,6 +19,7 @@ from distdiag.event import (
     Finished,
     GroupCreated,
     Heartbeat,
+    NodeLost,
     Observed,
     Phase,
     ProbeDisabled,
@@ -83,6 +84,7 @@ class RankTracker:
         self._exited: Exited | None = None
         self._signalled: Signalled | None = None
         self._exit_status: int | None = None
+        self._lost: NodeLost | None = None
         self._creates_group = False
         self._step = 0
         self._step_durations: deque[float] = deque(maxlen=50)
@@ -117,8 +119,9 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if self.fate is Fate.SILENT and not isinstance(event, Stacks | Observed | ProbeDisabled):
-            self.fate, self.progress_ns = Fate.RUNNING, now_ns
+        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost):
+            self._live(now_ns)
+        self._lost = event if isinstance(event, NodeLost) else self._lost
         self._step = max(self._step, event.step)
         match event:
             case Collective():
@@ -142,6 +145,11 @@ class RankTracker:
                 self._progress(now_ns)
             case _:
                 self._feed_rare(event, now_ns)
+
+    def _live(self, now_ns: int) -> None:
+        self._lost = None
+        if self.fate is Fate.SILENT:
+            self.fate, self.progress_ns = Fate.RUNNING, now_ns
 
     def _feed_rare(self, event: Event, now_ns: int) -> None:
         match event:
@@ -237,6 +245,7 @@ class RankTracker:
             exited=self._exited,
             exit_status=self._exit_status,
             is_over=self.is_over,
+            lost=self._lost,
             signalled=self._signalled,
             last_call=self.last_call,
             last_call_state=self.last_call_state,

@@ -73,6 +73,8 @@ def first_end(states: States) -> FirstEnd | None:
     if own:
         ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
         return FirstEnd(ranks, is_outside=_is_massacre(own[0], ranks, states))
+    if any(state.lost is not None for state in states.values()):
+        return None  # what others met since their peers' node was lost came of that
     if failed and _was_told_to_end(failed[0]):
         # Who did not obey was killed.
         ended = [s for s in failed if _was_told_to_end(s) or _may_be_killed_by_launcher(s)]

@@ -11,7 +11,7 @@ from typing import Final
 
 from distdiag.any_event import AnyEvent
 from distdiag.errors import DamagedFileError
-from distdiag.event import Exited, ProbeDisabled
+from distdiag.event import Exited, NodeLost, ProbeDisabled
 from distdiag.ranks import RankSet
 from distdiag.run_dir import ReporterAddress
 from distdiag.transports.base import EventSource
@@ -155,11 +155,11 @@ class TcpSource(EventSource):
         with self._lock:
             return list(self._nodes.values())
 
-    def give_up(self) -> Iterator[ProbeDisabled]:
+    def give_up(self) -> Iterator[ProbeDisabled | NodeLost]:
         """Say of the ranks that are out of sight that what they did is not known: it is the end."""
         yield from self._give_up(self.out_of_sight)
 
-    def _give_up(self, ranks: RankSet) -> Iterator[ProbeDisabled]:
+    def _give_up(self, ranks: RankSet) -> Iterator[ProbeDisabled | NodeLost]:
         new = set(ranks) - self._given_up
         if not new:
             return
@@ -168,6 +168,8 @@ class TcpSource(EventSource):
         for rank in sorted(new):
             reason = _WENT_AWAY if rank in came else _NEVER_CAME
             yield _incomplete(rank, reason, self._clock())
+        for node in self._all_nodes():
+            yield from node.lost(new - self._ended)
 
 
 class _Node(Peer):
@@ -207,6 +209,18 @@ class _Node(Peer):
 
     def is_lost(self, now_ns: int) -> bool:
         return not self._is_gone and now_ns - self._heard_ns > LOST_NS
+
+    def lost(self, ranks: Iterable[int]) -> Iterator[NodeLost]:
+        """Say of its ranks among these that nothing is heard of them any more."""
+        silent_s = (self._source._clock() - self._heard_ns) / 1e9
+        for rank in sorted(self.ranks & RankSet(ranks)):
+            yield NodeLost(
+                rank=rank,
+                seq=-1,
+                time_ns=self._heard_ns,
+                hostname=self.hostname,
+                silent_s=silent_s,
+            )
 
     def events(self, batch: Batch) -> Iterator[AnyEvent]:
         """Decode a batch, with its times as this machine's clock tells them."""

@@ -11,7 +11,7 @@ from distdiag.checks import load_checks
 from distdiag.checks.base import Check
 from distdiag.checks.collective_dtype_mismatch import CollectiveDtypeMismatch
 from distdiag.engine import Engine
-from distdiag.event import Collective, Phase, ProbeDisabled, Stacks
+from distdiag.event import Collective, NodeLost, Phase, ProbeDisabled, Stacks
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.failures import SETTLED_S
@@ -174,6 +174,15 @@ def test_a_rank_that_died_is_named():
     job.dies(0)
     job.passes(SETTLED_S + 0.5)
     assert [(f.code, f.ranks) for f in job.alarms] == [("HNG002", RankSet({0}))]
+
+
+def test_a_node_that_comes_back_was_not_lost():
+    job = Job()
+    job.everyone(line=10)
+    job.engine.feed(NodeLost(rank=1, seq=-1, time_ns=job.now_ns, hostname="far", silent_s=20.0))
+    assert job.engine.states()[1].lost is not None
+    job.beat(1)
+    assert job.engine.states()[1].lost is None
 
 
 def test_sends_and_receives_match_by_peer_and_tag_in_any_order():

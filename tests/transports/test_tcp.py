@@ -13,6 +13,7 @@ from distdiag.event import (
     Finished,
     Frame,
     Heartbeat,
+    NodeLost,
     Phase,
     ProbeDisabled,
     ProcessGroup,
@@ -217,10 +218,13 @@ def test_a_node_that_is_not_heard_any_more_is_lost_and_that_is_said_once(node):
     assert not node.source.lost
     node.now_ns += LOST_NS
     assert node.source.lost == RankSet((3,))
-    (told,) = node.source.poll()
+    told, lost = node.source.poll()
     assert isinstance(told, ProbeDisabled)
     assert (told.rank, told.probe) == (3, "event-file")
     assert "not heard of any more" in told.reason
+    assert isinstance(lost, NodeLost)
+    assert (lost.rank, lost.hostname) == (3, socket.gethostname())
+    assert lost.time_ns + int(lost.silent_s * SECOND) == pytest.approx(node.now_ns, abs=SECOND)
     assert list(node.source.poll()) == []
     node.now_ns = None
     node.relay.mend()
