@@ -78,6 +78,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     `heads_divided_by`: its module has so many times fewer attention heads than at first, or than
     its configuration says, and is itself not sharded. `policy` is that of its unit.
     `is_routing_bias`: no gradient trains it, and a router adds it to scores that choose experts.
+    `is_ignored`: the wrapper around it was told to leave it to each rank.
     """
 
     name: str
@@ -99,6 +100,12 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     heads_divided_by: int = 1
     policy: Policy = Policy()
     is_routing_bias: bool = False
+    is_ignored: bool = False
+
+    @property
+    def is_flat_part(self) -> bool:
+        """Whether it is what one rank has of a flat parameter: a piece that may begin anywhere."""
+        return self.keeper == "FSDP1" and self.is_parameter and not self.replicas
 
 
 _TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.BYPASSED, Basis.MODEL)

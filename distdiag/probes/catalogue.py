@@ -210,7 +210,11 @@ PLANS: Final = (
     ),
     Plan(
         "sharding-moments",
-        ("torch", "torch.distributed.fsdp._fully_shard._fsdp_state"),
+        (
+            "torch",
+            "torch.distributed.fsdp",
+            "torch.distributed.fsdp._fully_shard._fsdp_state",
+        ),
         _only("sharding_moments", "ShardingMoments"),
     ),
     Plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
@@ -22,18 +22,24 @@ _ZERO: Final = "deepspeed.runtime.engine"
 
 
 class Keeper(NamedTuple):
-    """A wrapper around a module, and the global ranks that it keeps together."""
+    """A wrapper around a module, and the global ranks that it keeps together.
+
+    What it was told to leave to each rank is `ignored`, by names below its unit, or in one of the
+    sets of `ignored_objects`: parameters and modules.
+    """
 
     kind: str = ""
     unit: str = ""
     ranks: tuple[int, ...] = ()
     ignored: frozenset[str] = frozenset()
+    ignored_objects: tuple[Set[object], ...] = ()
     is_sharding: bool = False
     policy: Policy = Policy()
 
-    def ignores(self, name: str) -> bool:
-        """Say whether a parameter, by its full name, is left out on purpose."""
-        return bool(self.ignored) and name.removeprefix(f"{self.unit}.") in self.ignored
+    def ignores(self, name: str, *objects: object) -> bool:
+        """Say whether a tensor, by its full name or by itself and its module, is left out."""
+        is_named = bool(self.ignored) and name.removeprefix(f"{self.unit}.") in self.ignored
+        return is_named or any(each in those for those in self.ignored_objects for each in objects)
 
 
 NOBODY: Final = Keeper()
@@ -54,8 +60,14 @@ def keeper_of(module: Any, unit: str) -> Keeper | None:  # noqa: ANN401
         return Keeper("FSDP2", unit, _mesh_ranks(module), is_sharding=True)
     if _is_a(module, _FSDP1, "FullyShardedDataParallel"):
         shards = getattr(module.sharding_strategy, "name", "") != "NO_SHARD"
-        policy, ranks = policy_of_wrapper(module), _ranks(module.process_group)
-        return Keeper("FSDP1", unit, ranks, is_sharding=shards, policy=policy)
+        return Keeper(
+            "FSDP1",
+            unit,
+            _ranks(module.process_group),
+            ignored_objects=(module._ignored_params, module._ignored_modules),
+            is_sharding=shards,
+            policy=policy_of_wrapper(module),
+        )
     if _is_a(module, _ZERO, "DeepSpeedEngine"):
         shards = module.zero_optimization_stage() >= 3
         return Keeper("ZeRO", unit, _ranks(module.seq_data_parallel_group), is_sharding=shards)

@@ -79,6 +79,7 @@ class _Slot(NamedTuple):
     """Where a module has a tensor, and what FSDP2 has `whole` instead and has written down of it.
 
     `name` is as the user knows it, `first_name` that of the first slot with the same parameter.
+    `is_managed`: the wrapper around it keeps it. Else it `is_late` or `is_ignored`.
     """
 
     module: nn.Module
@@ -90,6 +91,12 @@ class _Slot(NamedTuple):
     tensor: torch.Tensor
     whole: torch.Tensor
     record: Any
+    is_late: bool
+    is_ignored: bool
+
+    @property
+    def is_managed(self) -> bool:
+        return not (self.is_late or self.is_ignored)
 
 
 def plan_of(tree: Tree, around: Surroundings) -> list[Held]:
@@ -102,36 +109,46 @@ def plan_of(tree: Tree, around: Surroundings) -> list[Held]:
     )
     divided = {} if around.heads is None else around.heads.divided(tree)
     rest = _Rest(tree, policies_of(tree), untied_pairs(tree), divided)
-    return [Held(_plan(slot, rest, around), slot.whole) for slot in _slots(tree)]
+    return [Held(_plan(slot, rest, around), slot.whole) for slot in _slots(tree, around.wrap_times)]
 
 
-def _slots(tree: Tree) -> Iterator[_Slot]:
+def _slots(tree: Tree, wrap_times: WrapTimes) -> Iterator[_Slot]:
     records = sharded_parameters(tree)
     first_names: dict[int, str] = {}
     for path, module, keeper in tree:
+        beside: list[bool] = []
         for key, tensor, is_parameter in _tensors_of(module):
             record = records.get((id(module), key))
             # Between its forward and backward pass a module of FSDP2 has the gathered parameter.
             whole = tensor if record is None else record.sharded_param
             name = clean_name(f"{path}.{key}" if path else key)
             first = first_names.setdefault(id(whole), name) if is_parameter else name
-            yield _Slot(module, key, keeper, name, first, is_parameter, tensor, whole, record)
+            is_unknown = is_parameter and keeper.kind == "FSDP2" and record is None
+            late = is_unknown and wrap_times.is_late(module, key)
+            ignored = keeper.ignores(name, module, tensor) or (is_unknown and not late)
+            if is_parameter:
+                beside.append(ignored)
+            elif keeper.is_sharding:
+                # They are told of parameters alone: buffers beside ignored ones are meant, too.
+                ignored = ignored or (bool(beside) and all(beside))
+            yield _Slot(
+                module, key, keeper, name, first, is_parameter, tensor, whole, record, late, ignored
+            )
 
 
 def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
     module, key, keeper, whole = slot.module, slot.key, slot.keeper, slot.whole
-    is_managed = slot.record is not None or keeper.kind != "FSDP2" or not slot.is_parameter
     plan = TensorPlan(
         name=slot.name,
-        shape=_shape(whole, slot.record, keeper),
+        shape=_shape(slot),
         dtype=str(whole.dtype).removeprefix("torch."),
         is_parameter=slot.is_parameter,
         requires_grad=slot.is_parameter and whole.requires_grad,
-        keeper=keeper.kind if is_managed and not keeper.ignores(slot.name) else "",
+        keeper=keeper.kind if slot.is_managed else "",
         unit=keeper.unit,
         owners=around.owners.get(id(whole), ()),
         tied_to="" if slot.first_name == slot.name else slot.first_name,
-        is_late=not is_managed and around.wrap_times.is_late(module, key),
+        is_late=slot.is_late,
         untied_from=rest.untied.get((id(module), key), ""),
         heads_divided_by=rest.divided.get(id(module), 1),
         is_shared=bool(getattr(slot.tensor, _SHARED, False)),
@@ -139,6 +156,7 @@ def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
         is_routing_bias=not whole.requires_grad
         and around.is_routing_bias(module, key)
         and (slot.is_parameter or not _is_sent(rest.tree)),
+        is_ignored=slot.is_ignored,
     )
     plan = _placed(plan, whole, keeper, around)
     if plan.is_routing_bias and plan.basis is Basis.WORLD:
@@ -167,12 +185,12 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
             yield name, buffer, False
 
 
-def _shape(tensor: Any, record: Any, keeper: Keeper) -> tuple[int, ...]:  # noqa: ANN401
-    if record is not None:
-        return tuple(record._orig_size)
-    if keeper.kind == "FSDP1" and keeper.is_sharding:
+def _shape(slot: _Slot) -> tuple[int, ...]:
+    if slot.record is not None:
+        return tuple(slot.record._orig_size)
+    if slot.keeper.kind == "FSDP1" and slot.keeper.is_sharding and slot.is_managed:
         return ()  # a part of a flat parameter, and ranks have different ones
-    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+    return tuple(getattr(slot.whole, "ds_shape", slot.whole.shape))
 
 
 def _placed(
@@ -206,7 +224,7 @@ def _kept_alike(
     if _is_part(tensor) or around.is_cut(tensor):
         return (), Basis.WRAPPER
     for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
-        if id(tensor) in known:
+        if _still_holds(known.get(id(tensor), ()), basis, plan, keeper):
             return known[id(tensor)], basis
     if keeper.ranks:
         return _kept_by(plan, keeper, around)
@@ -217,6 +235,18 @@ def _kept_alike(
     if around.is_frozen and around.beside and plan.is_parameter:
         return around.beside, Basis.BESIDE
     return around.world, Basis.WORLD
+
+
+def _still_holds(ranks: tuple[int, ...], basis: Basis, plan: TensorPlan, keeper: Keeper) -> bool:
+    """Say whether ranks that once shared a parameter still do, now that it has been wrapped.
+
+    The first FSDP keeps the parameters themselves and gives each rank a piece of them. What a
+    wrapper was told to ignore may be sent to all ranks before each puts its own there.
+    """
+    is_split = keeper.is_sharding and bool(plan.keeper) and plan.is_parameter
+    if is_split and len(set(ranks) & set(keeper.ranks)) > 1:
+        return False
+    return bool(ranks) and not (plan.is_ignored and basis is Basis.SENT)
 
 
 def _beside_router(plan: TensorPlan, module: nn.Module, around: Surroundings) -> TensorPlan:
@@ -232,8 +262,8 @@ def _beside_router(plan: TensorPlan, module: nn.Module, around: Surroundings) ->
 def _kept_by(
     plan: TensorPlan, keeper: Keeper, around: Surroundings
 ) -> tuple[tuple[int, ...], Basis]:
-    if not plan.keeper and not plan.is_late:
-        return (), Basis.WRAPPER  # ignored on purpose
+    if plan.is_ignored:
+        return (), Basis.WRAPPER
     if keeper.is_sharding and plan.is_parameter and not plan.is_late:
         return (), Basis.WRAPPER
     if keeper.kind != "DDP":

@@ -43,11 +43,15 @@ def first_difference(view: ModelView) -> Difference | None:
 
 
 def _is_told(plan: TensorPlan) -> bool:
+    if plan.is_ignored and plan.basis is Basis.WRAPPER:
+        return False
     return bool(plan.keeper or plan.mesh or plan.placements) or plan.basis is not Basis.WORLD
 
 
 def _difference(name: str, plans: Mapping[int, TensorPlan | None]) -> Difference | None:
     if None in plans.values():
+        if all(plan is None or _is_own(plan) for plan in plans.values()):
+            return None
         return _by_value(name, "presence", {r: _presence(plan) for r, plan in plans.items()})
     there = {rank: plan for rank, plan in plans.items() if plan is not None}
     for aspect, values in _aspects(there):
@@ -55,6 +59,11 @@ def _difference(name: str, plans: Mapping[int, TensorPlan | None]) -> Difference
         if found is not None:
             return found
     return _mesh_order(name, there)
+
+
+def _is_own(plan: TensorPlan) -> bool:
+    """Say whether it was declared to be one rank's own, such as an expert under a global name."""
+    return plan.is_ignored or plan.basis is Basis.OWN
 
 
 def _presence(plan: TensorPlan | None) -> str:

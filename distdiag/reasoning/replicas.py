@@ -174,16 +174,17 @@ def suspects_of(view: ContentView) -> Suspects:
     """Return, by rank, the tensors that look unwritten.
 
     Zeros are suspicious only on a rank most of whose parameters are, while other ranks have few.
+    Of a flat parameter they are not: the piece of one rank may be biases and padding alone.
     """
     garbage = {
         rank: [pair for pair in held if is_garbage(*pair)] for rank, held in view.by_rank.items()
     }
     unwritten = {
-        rank: [pair for pair in held if pair[0].is_parameter and is_unwritten(*pair)]
+        rank: [pair for pair in held if _is_counted(pair[0]) and is_unwritten(*pair)]
         for rank, held in view.by_rank.items()
     }
     shares = {
-        rank: len(unwritten[rank]) / max(1, sum(plan.is_parameter for plan, _ in held))
+        rank: len(unwritten[rank]) / max(1, sum(_is_counted(plan) for plan, _ in held))
         for rank, held in view.by_rank.items()
     }
     plans = [plan for held in view.by_rank.values() for plan, _ in held]
@@ -193,3 +194,7 @@ def suspects_of(view: ContentView) -> Suspects:
         for rank in view.by_rank
     }
     return {rank: pairs for rank, pairs in found.items() if pairs}
+
+
+def _is_counted(plan: TensorPlan) -> bool:
+    return plan.is_parameter and not plan.is_flat_part

@@ -1,7 +1,7 @@
 import pytest
 
 from distdiag.checks.sharding_plan_mismatch import ShardingPlanMismatch
-from distdiag.finding import Grade
+from distdiag.finding import Grade, Severity
 from distdiag.model_event import Basis, Policy
 from distdiag.ranks import RankSet
 from tests.checks.models import judged, mesh, model, plan
@@ -117,3 +117,41 @@ def test_parts_that_each_rank_has_for_itself_are_a_note():
     (finding,) = judged(ShardingPlanMismatch, model(*plans.values()))
     assert finding.grade is Grade.NOTE
     assert finding.subjects == ("tables.1",)
+
+
+DENSE = {"keeper": "DDP", "replicas": (0, 1), "basis": Basis.WRAPPER}
+IGNORED = {"keeper": "", "replicas": (), "basis": Basis.WRAPPER, "is_ignored": True}
+OWN = {"keeper": "", "replicas": (), "basis": Basis.OWN}
+
+
+@pytest.mark.parametrize("declared", [IGNORED, OWN], ids=["ignored", "marked"])
+def test_names_that_one_rank_has_for_itself_as_declared_are_silent(declared):
+    top = plan("top.weight", **DENSE)
+    experts = [plan(f"experts.{number}.weight", **declared) for number in range(4)]
+    view = model([*experts[:2], top], [*experts[2:], top])
+    assert not judged(ShardingPlanMismatch, view)
+
+
+def test_a_missing_name_beside_declared_ones_is_still_found():
+    experts = [plan(f"experts.{number}.weight", **IGNORED) for number in range(2)]
+    view = model([experts[0], plan("top.weight", **DENSE)], [experts[1]])
+    (finding,) = judged(ShardingPlanMismatch, view)
+    assert finding.subjects == ("top.weight",)
+    assert finding.grade is Grade.LIKELY
+
+
+def test_what_only_one_rank_ignores_is_found():
+    view = model([plan("gate.weight", **DENSE)], [plan("gate.weight", **IGNORED)])
+    (finding,) = judged(ShardingPlanMismatch, view)
+    assert "wrapper DDP on rank 0, none on rank 1" in finding.message
+    assert finding.severity is Severity.ERROR
+
+
+def test_other_shapes_of_what_all_ranks_ignore_are_a_note():
+    top = plan("top.weight", **DENSE)
+    view = model(
+        [plan("experts.weight", shape=(3, 4), **IGNORED), top],
+        [plan("experts.weight", shape=(2, 4), **IGNORED), top],
+    )
+    (finding,) = judged(ShardingPlanMismatch, view)
+    assert finding.grade is Grade.NOTE

@@ -83,6 +83,29 @@ def test_zeros_of_a_rank_that_may_have_a_model_of_its_own_are_silent(basis):
     assert judged(UninitialisedReplica, contents(*held))
 
 
+FLAT = {"keeper": "FSDP1", "shape": (), "replicas": ()}
+
+
+def of_pieces(*held_by_rank):
+    """What ranks hold of flat parameters, beside a buffer that the wrapper keeps alike."""
+    view = contents(*[{"scale": content(1.0)}] * len(held_by_rank), is_parameter=False)
+    for rank, held in enumerate(held_by_rank):
+        view.by_rank[rank] += tuple((plan_of(name, **FLAT), each) for name, each in held.items())
+    return judged(UninitialisedReplica, view)
+
+
+def test_a_piece_of_a_flat_parameter_may_be_zero_or_empty():
+    values = {name: content(0.1) for name in "abcd"}
+    assert not of_pieces(values, dict.fromkeys("abcd", ZEROS))
+    assert not of_pieces({"_flat_param": content(0.1)}, {"_flat_param": ZEROS})
+    assert not of_pieces(values, {**dict.fromkeys("abc", PLAUSIBLE["empty"]), "d": ZEROS})
+
+
+def test_a_piece_of_a_flat_parameter_that_holds_memory_as_it_was_found_is_named():
+    (finding,) = of_pieces({"w": content(0.1)}, {"w": ALL_NAN})
+    assert finding.ranks == RankSet([1])
+
+
 def test_memory_as_it_was_found_is_named_even_in_a_model_of_its_own():
     held = [{"w": content(0.1)}, {"w": ALL_NAN}]
     assert judged(UninitialisedReplica, contents(*held, basis=Basis.WORLD, keeper=""))

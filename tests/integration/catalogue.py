@@ -113,6 +113,12 @@ PROGRAMS = (
     Program(name="finetuning", args=("--way", "thawed"), slow=True),
     Program(name="frozen_companions"),
     Program(name="fsdp1", slow=True),
+    Program(name="fsdp1_orig_params", args=("--way", "flat"), slow=True),
+    Program(name="fsdp1_orig_params", args=("--way", "full")),
+    Program(name="fsdp1_orig_params", args=("--way", "grad-op"), slow=True),
+    Program(name="fsdp1_orig_params", args=("--way", "hybrid"), slow=True),
+    Program(name="fsdp1_orig_params", args=("--way", "mixed"), slow=True),
+    Program(name="fsdp1_orig_params", args=("--way", "whole"), slow=True),
     Program(name="fsdp2"),
     Program(name="fsdp2_compile", args=("--backend", "aot_eager"), slow=True),
     Program(name="fsdp2_compile", args=("--backend", "inductor"), slow=True),
@@ -137,6 +143,15 @@ PROGRAMS = (
     Program(name="hub_cache", slow=True),
     Program(name="hybrid_meshes", slow=True),
     Program(name="idempotent_writes"),
+    *(
+        Program(
+            name="ignored_experts",
+            args=("--wrapper", wrapper, "--names", names),
+            slow=(wrapper, names) != ("ddp", "global"),
+        )
+        for wrapper in ("ddp", "fsdp1", "fsdp2")
+        for names in ("global", "local")
+    ),
     Program(name="iterable_uneven_fixed", slow=True),
     Program(name="late_gradients", slow=True),
     Program(name="local_sgd", slow=True),

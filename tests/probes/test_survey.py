@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from distdiag.event import ProbeDisabled
 from distdiag.model_event import Basis, ModelPlan, ModelState, Moment, OptimizerState
@@ -70,6 +71,20 @@ def test_a_model_of_fsdp2_is_looked_at_before_its_first_use(observed: Observed) 
     found = state(observed, START)
     assert found.model == "FSDP2 Sequential"
     assert [content.num_elements for content in found.contents if content] == [4, 2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_of_fsdp1_is_looked_at_before_its_first_use(observed: Observed) -> None:
+    observed.install("steps", "sharding-moments")
+    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
+    with FullyShardedDataParallel.summon_full_params(model):
+        pass  # initialises it too, and what is loaded here is not there yet
+    assert not told(observed)
+
+    backward(model)
+
+    assert told(observed)[0] == (START, 0)
+    assert means(state(observed, START))[-3:] == [0.0, 1.0, 0.0]  # no statistics of the data yet
 
 
 def test_a_model_that_nothing_wraps_is_looked_at_before_the_first_backward_pass(

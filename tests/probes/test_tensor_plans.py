@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -235,6 +236,97 @@ def test_what_ddp_ignores_in_a_part_is_compared_with_nobody(fake_group: None) ->
 
     assert (found["0.bias"].keeper, found["0.bias"].replicas) == ("", ())
     assert (found["1.bias"].keeper, found["1.bias"].replicas) == ("DDP", PAIR)
+
+
+def test_what_the_program_sent_round_is_still_each_ranks_own_once_ddp_ignores_it(
+    fake_group: None,
+) -> None:
+    model = nn.Linear(4, 4)
+    sent = {id(model.bias): PAIR, id(model.weight): PAIR}
+
+    found = plans(ignoring(model, "bias"), sent=sent)
+
+    assert (found["bias"].replicas, found["bias"].is_ignored) == ((), True)
+    assert (found["weight"].replicas, found["weight"].is_ignored) == (PAIR, False)
+    reduced = plans(ignoring(model, "bias"), reduced=sent)
+    assert (reduced["bias"].replicas, reduced["bias"].basis) == (PAIR, Basis.REDUCED)
+
+
+# The first FSDP
+
+
+def fsdp1(model: nn.Module, **options: object) -> nn.Module:
+    return FullyShardedDataParallel(
+        model,
+        device_id=torch.device("cpu"),
+        **{"use_orig_params": True, **options},  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("known", ["sent", "reduced"])
+def test_pieces_of_a_flat_parameter_are_no_copies_of_what_was_sent_before(
+    fake_group: None, known: str
+) -> None:
+    model = network()
+    whole = {id(parameter): PAIR for parameter in model.parameters()}
+
+    found = plans(fsdp1(model), **{known: whole})
+
+    assert {plan.replicas for plan in found.values() if plan.is_parameter} == {()}
+    assert {plan.replicas for plan in found.values() if not plan.is_parameter} == {PAIR}
+    assert all(plan.is_flat_part for plan in found.values() if plan.is_parameter)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pieces_that_the_program_reduces_over_other_ranks_are_copies(
+    four_ranks: DeviceMesh,
+) -> None:
+    model = nn.Linear(4, 4)
+    wrapped = fsdp1(model, process_group=four_ranks["tp"].get_group())
+    reduced = {id(parameter): (0, 2) for parameter in model.parameters()}
+
+    found = plans(wrapped, world=FOUR, reduced=reduced)
+
+    assert {plan.replicas for plan in found.values()} == {(0, 2)}
+    assert not any(plan.is_flat_part for plan in found.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fsdp1_without_sharding_keeps_whole_copies(fake_group: None) -> None:
+    model = network()
+    sent = {id(parameter): PAIR for parameter in model.parameters()}
+    for known in ({}, sent):
+        found = plans(fsdp1(model, sharding_strategy=ShardingStrategy.NO_SHARD), sent=known)
+        assert {plan.replicas for plan in found.values()} == {PAIR}
+        model = network()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["modules", "states"])
+def test_what_fsdp1_ignores_is_compared_with_nobody(fake_group: None, way: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), network())
+    left_out = [model[1]] if way == "modules" else list(model[1].parameters())
+
+    found = plans(fsdp1(model, **{f"ignored_{way}": left_out}))
+
+    ignored = {name for name, plan in found.items() if plan.is_ignored}
+    assert ignored == {name for name in found if name.startswith("1.")}
+    assert {found[name].replicas for name in ignored} == {()}
+    assert {found[name].keeper for name in found} == {"", "FSDP1"}
+    assert found["1.0.weight"].shape == (3, 2)
+
+
+def test_what_fsdp2_ignores_is_compared_with_nobody(fake_group: None) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), network())
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model, mesh=mesh, ignored_params=set(model[1].parameters()))
+
+    found = plans(model)
+
+    ignored = {name for name, plan in found.items() if plan.is_ignored}
+    assert ignored == {name for name in found if name.startswith("1.")}
+    assert {found[name].replicas for name in ignored} == {()}
 
 
 # Ties that the configuration promises
