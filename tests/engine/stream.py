@@ -173,8 +173,8 @@ class Job:
             )
         )
 
-    def dies(self, rank: int) -> None:
-        self.engine.feed(Exited(**self._common(rank)))
+    def dies(self, rank: int, status: int | None = None) -> None:
+        self.engine.feed(Exited(**self._common(rank), status=status))
 
     def passes(self, seconds: float, *, cpu: dict[int, float] | None = None) -> None:
         """Let time pass in steps of half a second; `cpu` is what ranks use of it, as a share."""
