@@ -81,7 +81,7 @@ def first_end(states: States) -> FirstEnd | None:
         is_all = len(ended) == len(failed) and not _running(states)
         return FirstEnd(RankSet(s.rank for s in ended), is_outside=is_all or len(ended) > 1)
     # All that is known then is who waited in vain for a peer to come, or that one went somehow.
-    waited = [s for s in failed if s.raised is not None and _was_setting_up(s)]
+    waited = [s for s in failed if s.raised is not None and was_setting_up(s)]
     unknown = [s for s in failed if s.fate is Fate.DIED and s.exit_status is None]
     left = [*waited, *unknown]
     return FirstEnd(RankSet([left[0].rank])) if left else None
@@ -104,7 +104,7 @@ def is_consequence(state: RankState, states: States) -> bool:
     if state.raised is None or not _inside_torch(state):
         return False
     text = f"{state.raised.type}: {state.raised.message}"
-    if _was_setting_up(state) and _CANNOT_REACH.search(text):
+    if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
     return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
 
@@ -207,7 +207,7 @@ def _inside_torch(state: RankState) -> bool:
     return not frames or not frames[0].user
 
 
-def _was_setting_up(state: RankState) -> bool:
+def was_setting_up(state: RankState) -> bool:
     """Say whether a rank raised before it had become a member of the job."""
     frames = state.raised.frames if state.raised is not None else ()
     return any(not frame.user and frame.function in _SETTING_UP for frame in frames)
