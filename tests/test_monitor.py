@@ -32,6 +32,15 @@ def fates(report):
     return {info.rank: info.fate for info in report.run.ranks}
 
 
+# Nobody can let the kernel run out of memory in a test: its count goes up whenever it is read.
+SHORT_OF_MEMORY = """
+import itertools, sys
+from distdiag import local_ranks, monitor
+local_ranks.count_oom_kills = itertools.count(3).__next__
+sys.exit(monitor.main(sys.argv[1:]))
+"""
+
+
 def test_a_healthy_run_is_finished_silent_and_complete(tmp_path):
     with FakeJob(tmp_path / "run", [FINISH, FINISH]) as job:
         stderr = job.wait()
@@ -69,6 +78,23 @@ def test_contradicting_ranks_are_told_at_once_while_the_run_goes_on(tmp_path):
     assert job.report().complete
     assert job.verdict().exit_status == 1
     assert "COL003" in job.verdict().summary
+
+
+@pytest.mark.parametrize(("code", "is_memory"), [(SHORT_OF_MEMORY, True), (None, False)])
+def test_memory_is_blamed_for_a_kill_where_the_kernel_has_counted_one(tmp_path, code, is_memory):
+    with FakeJob(tmp_path / "run", [TRAIN_FOR_EVER] * 2, monitor_code=code) as job:
+        job.until_report(both_wait)
+        job.ranks[1].kill()
+        job.ranks[1].wait()
+        job.until_report(lambda report: "HNG002" in codes(report))
+        job.ranks[0].terminate()
+        job.ranks[0].wait()
+        job.wait()
+    (finding,) = job.report().findings
+    assert (finding.code, list(finding.ranks)) == ("HNG002", [1])
+    assert "died by SIGKILL" in finding.message
+    assert ("memory" in finding.fix) == is_memory
+    assert job.report().run.outcome is Outcome.KILLED
 
 
 def test_a_killed_rank_is_the_first_cause_and_its_peer_is_dumped(tmp_path):

@@ -16,12 +16,20 @@ from distdiag.reasoning.descriptions import (
     user_location,
     whereabouts,
 )
-from distdiag.reasoning.failures import first_end, is_interruption
+from distdiag.reasoning.failures import first_end, is_interruption, was_setting_up
 from distdiag.shortened import LONGEST_TRACEBACK, shortened
 
 _WHY_ALL = (
     "Every rank came to the same line and raised there: this is a fault of the program, or of what "
     "all ranks are given, and not of how they work together."
+)
+_WHY_APART = (
+    "This rank never became a member of the job: it did not find the store of the job, or the "
+    "others did not come to it. Whoever was there waited in vain, or was stopped by the launcher."
+)
+_FIX_APART = (
+    "Compare MASTER_ADDR, MASTER_PORT and the world size that this rank uses with those of the "
+    "others, see whether rank 0 can be reached there, and look at where the others were."
 )
 _FIX_ALL = "Fix what the exception says; running the script on one rank should show it as well."
 
@@ -85,6 +93,11 @@ class RankRaised(Check):
         state = states[min(first)]
         is_everybody = not others and len(first) > 1
         is_note = not others or end.is_outside or is_interruption(state)
+        why, fix = self.why, self.fix
+        if was_setting_up(state):
+            why, fix = _WHY_APART, _FIX_APART
+        elif is_everybody:
+            why, fix = _WHY_ALL, _FIX_ALL
         location = _line(state)
         who = f"all {len(first)} ranks" if is_everybody else first.phrase()
         yield self.finding(
@@ -99,8 +112,8 @@ class RankRaised(Check):
                 *_raised_evidence(states[rank] for rank in first),
                 *(_evidence(states[rank]) for rank in others),
             ),
-            why=_WHY_ALL if is_everybody else self.why,
-            fix=_FIX_ALL if is_everybody else self.fix,
+            why=why,
+            fix=fix,
         )
 
 

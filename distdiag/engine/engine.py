@@ -91,6 +91,7 @@ class Engine:
         self._open_alarms: dict[tuple[object, ...], set[tuple[object, ...]]] = {}
         self._now_ns = 0
         self._has_left = False
+        self._has_just_failed = False
 
     # What came out
 
@@ -162,7 +163,9 @@ class Engine:
             case ProbeDisabled(probe="agent") if tracker.fate is Fate.SILENT:
                 for calls in (self._streams, self._messages, self._groups):
                     calls.leave_out(event.rank)
-        self._has_left = self._has_left or isinstance(event, _LEAVING)
+        if isinstance(event, _LEAVING):
+            self._has_left = True
+            self._has_just_failed |= not isinstance(event, Finished) or event.exit_status != 0
         self._unobserved.feed(event)
         self._watches.feed(event)
         if self._files is not None and not isinstance(event, ModelEvent):
@@ -211,7 +214,9 @@ class Engine:
         if not self._stall.due(now_ns) or not (self._has_left or self._is_anyone_idle()):
             return
         waits, states = self._waits(), self.states()
-        if self._has_left:
+        # Others may have failed alike since the events were read: the next look tells.
+        has_just_failed, self._has_just_failed = self._has_just_failed, False
+        if self._has_left and not has_just_failed:
             self._judge_left(waits, states)
         circles = self._judge_cycles(waits, states)
         self._judge_stall(waits, states, circles)

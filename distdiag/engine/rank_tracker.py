@@ -71,6 +71,7 @@ class RankTracker:
         self.left_ns = 0
         self.left_hang = False
         self.is_over = False
+        self._has_just_left = False
         self.incomplete = ""
         self.last_call: Collective | None = None
         self.last_call_state = ""
@@ -113,7 +114,8 @@ class RankTracker:
     def look(self, now_ns: int, *, is_seen: bool) -> None:
         """Let time pass; a rank that cannot be seen now does not count as standing still."""
         self.is_unseen = not (is_seen and self.has_agent)
-        if self.is_unseen or not self.progress_ns:
+        has_just_left, self._has_just_left = self._has_just_left, False
+        if self.is_unseen or has_just_left or not self.progress_ns:
             self.progress_ns = now_ns
 
     def feed(self, event: Event, now_ns: int) -> None:
@@ -158,14 +160,14 @@ class RankTracker:
                 self._progress(now_ns)
             case Raised() if event.thread == "MainThread":
                 self._raised = event
-                self._leave(Fate.RAISED, event.time_ns, now_ns)
+                self._leave(Fate.RAISED, event.time_ns)
             case Finished():
                 self._finished, self._exit_status = event, event.exit_status
-                self._leave(Fate.FINISHED, event.time_ns, now_ns)
+                self._leave(Fate.FINISHED, event.time_ns)
             case Exited():
                 self._exited = event
                 self._exit_status = event.status if self._finished is None else self._exit_status
-                self._leave(Fate.DIED, event.time_ns, now_ns)
+                self._leave(Fate.DIED, event.time_ns)
             case Signalled():
                 self._signalled = event
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
@@ -177,11 +179,11 @@ class RankTracker:
             case Observed():
                 self._observed[event.source] = event
 
-    def _leave(self, fate: Fate, time_ns: int, now_ns: int) -> None:
+    def _leave(self, fate: Fate, time_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
         if not self.has_left:
             self.fate, self.left_ns = fate, time_ns
-            self._progress(now_ns)
+            self._has_just_left = True
 
     def _progress(self, now_ns: int) -> None:
         self.progress_ns = now_ns

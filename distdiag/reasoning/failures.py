@@ -42,7 +42,7 @@ matter."""
 UNKNOWN_TOGETHER_NS: Final = 100_000_000
 """The same where the signal is not known: torchelastic looks at its ranks this often."""
 SETTLED_S: Final = 1.0
-"""So long after a rank has ended it is clear which others end with it."""
+"""So long after a rank has left or was killed it is clear which others do so as well."""
 
 States = Mapping[int, RankState]
 GroupId = tuple[str, int, int]
@@ -78,10 +78,10 @@ def first_end(states: States) -> FirstEnd | None:
     if failed and _was_told_to_end(failed[0]):
         # Who did not obey was killed.
         ended = [s for s in failed if _was_told_to_end(s) or _may_be_killed_by_launcher(s)]
-        ranks = RankSet(s.rank for s in ended)
-        return FirstEnd(ranks, is_outside=len(ended) > 1 or len(ended) == len(failed))
+        is_all = len(ended) == len(failed) and not _running(states)
+        return FirstEnd(RankSet(s.rank for s in ended), is_outside=is_all or len(ended) > 1)
     # All that is known then is who waited in vain for a peer to come, or that one went somehow.
-    waited = [s for s in failed if s.raised is not None and _was_setting_up(s)]
+    waited = [s for s in failed if s.raised is not None and was_setting_up(s)]
     unknown = [s for s in failed if s.fate is Fate.DIED and s.exit_status is None]
     left = [*waited, *unknown]
     return FirstEnd(RankSet([left[0].rank])) if left else None
@@ -89,13 +89,14 @@ def first_end(states: States) -> FirstEnd | None:
 
 def is_settled(end: FirstEnd, states: States) -> bool:
     """Say whether all ranks that end in this way have been seen to do so."""
-    if min(states[rank].idle_s for rank in end.ranks) >= SETTLED_S:
-        return True
     first = states[min(end.ranks)]
-    may_be_all = _was_told_to_end(first) or _may_be_killed_by_launcher(first)
-    here = [s for s in states.values() if s.fate is Fate.RUNNING and not s.is_over]
+    since_s = min(states[rank].idle_s for rank in end.ranks)
+    if _was_told_to_end(first):
+        return since_s >= GRACE_NS / 1e9 or not _running(states)
+    if _may_be_killed_by_launcher(first):
+        return since_s >= SETTLED_S or not _running(states)
     # A rank that waits in a call will neither leave nor crash by itself.
-    return not any(may_be_all or blocking_call(state) is None for state in here)
+    return since_s >= SETTLED_S or all(blocking_call(state) for state in _running(states))
 
 
 def is_consequence(state: RankState, states: States) -> bool:
@@ -103,7 +104,7 @@ def is_consequence(state: RankState, states: States) -> bool:
     if state.raised is None or not _inside_torch(state):
         return False
     text = f"{state.raised.type}: {state.raised.message}"
-    if _was_setting_up(state) and _CANNOT_REACH.search(text):
+    if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
     return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
 
@@ -174,6 +175,11 @@ def _is_massacre(first: RankState, ranks: RankSet, states: States) -> bool:
     return ranks == _still_there(states.values()) and not any(s.oom_kills for s in states.values())
 
 
+def _running(states: States) -> list[RankState]:
+    """Return the ranks of which more may be heard."""
+    return [s for s in states.values() if s.fate is Fate.RUNNING and not s.is_over]
+
+
 def _still_there(states: Iterable[RankState]) -> RankSet:
     """Return the ranks that had not come to the end of their script."""
     return RankSet(s.rank for s in states if s.has_failed or s.fate is Fate.RUNNING)
@@ -201,7 +207,7 @@ def _inside_torch(state: RankState) -> bool:
     return not frames or not frames[0].user
 
 
-def _was_setting_up(state: RankState) -> bool:
+def was_setting_up(state: RankState) -> bool:
     """Say whether a rank raised before it had become a member of the job."""
     frames = state.raised.frames if state.raised is not None else ()
     return any(not frame.user and frame.function in _SETTING_UP for frame in frames)

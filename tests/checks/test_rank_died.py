@@ -127,13 +127,24 @@ def test_all_ranks_were_ended_from_outside(statuses):
     assert "memory" not in finding.fix
 
 
-def test_nothing_is_told_of_a_signal_until_it_is_known_whom_it_ends():
+@pytest.mark.parametrize("status", [-15, -9])
+def test_nothing_is_told_of_a_signal_until_it_is_known_whom_it_ends(status):
     job = Job()
-    die(job, 0, 5, -15)
+    die(job, 0, 5, status)
     job.set(0, idle_s=0.1)
     assert judged(job) == []
     job.set(1, is_over=True)
     assert [f.ranks for f in judged(job)] == [RankSet([0])]
+
+
+def test_one_rank_that_somebody_ended_while_the_others_wait_is_an_error():
+    job = Job()
+    job.every()
+    job.call(1)
+    die(job, 0, 5, -15)
+    assert judged(job) == []
+    job.set(0, idle_s=31.0)
+    assert [(f.ranks, f.severity) for f in judged(job)] == [(RankSet([0]), Severity.ERROR)]
 
 
 def test_one_rank_that_somebody_ended_is_the_cause_of_what_the_others_meet():

@@ -81,6 +81,7 @@ def test_a_rank_that_cannot_reach_the_master_is_the_cause_and_not_a_consequence(
     (finding,) = judged(job)
     assert finding.ranks == RankSet([1])
     assert "trying to connect to (h, 9)" in finding.message
+    assert "MASTER_PORT" in finding.fix and "data" not in finding.fix
     ends = [f.code for f in serious(job.creation({}, trigger=Trigger.ENDED))]
     assert ends == ["HNG001"]
 

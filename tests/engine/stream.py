@@ -183,8 +183,8 @@ class Job:
             )
         )
 
-    def dies(self, rank: int) -> None:
-        self.engine.feed(Exited(**self._common(rank)))
+    def dies(self, rank: int, status: int | None = None) -> None:
+        self.engine.feed(Exited(**self._common(rank), status=status))
 
     def passes(
         self,

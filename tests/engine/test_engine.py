@@ -15,7 +15,7 @@ from distdiag.event import Collective, NodeLost, Phase, ProbeDisabled, Stacks
 from distdiag.finding import Severity
 from distdiag.ranks import RankSet
 from distdiag.reasoning.failures import SETTLED_S
-from tests.engine.stream import Job
+from tests.engine.stream import Job, S
 
 
 def test_a_correct_run_is_silent():
@@ -146,7 +146,7 @@ def test_the_exception_of_one_rank_is_the_cause_and_the_wait_of_the_other_is_not
     job.everyone(line=10)
     job.call(1, line=12, waited=False)
     job.raises(0, line=30)
-    job.passes(0.5)
+    job.passes(1.0)
     (finding,) = job.alarms
     assert (finding.code, finding.ranks) == ("HNG001", RankSet({0}))
     assert finding.location is not None
@@ -174,6 +174,30 @@ def test_a_rank_that_died_is_named():
     job.dies(0)
     job.passes(SETTLED_S + 0.5)
     assert [(f.code, f.ranks) for f in job.alarms] == [("HNG002", RankSet({0}))]
+
+
+def test_what_ranks_raise_alike_between_two_looks_is_one_finding():
+    job = Job()
+    job.everyone(line=10)
+    job.raises(0, line=30)
+    job.now_ns += 3 * S  # the stacks of the peer were taken meanwhile
+    job.engine.tick(job.now_ns)
+    job.raises(1, line=30)
+    job.passes(2.0)
+    (finding,) = job.engine.findings
+    assert (finding.code, finding.ranks) == ("HNG001", RankSet({0, 1}))
+
+
+def test_a_signal_that_is_seen_rank_by_rank_is_one_finding():
+    job = Job()
+    job.everyone(line=10)
+    for rank in (0, 1):
+        job.dies(rank, status=-15)
+        job.now_ns += 3 * S
+        job.engine.tick(job.now_ns)
+    job.passes(2.0)
+    (finding,) = job.engine.findings
+    assert (finding.code, finding.ranks) == ("HNG002", RankSet({0, 1}))
 
 
 def test_a_node_that_comes_back_was_not_lost():
