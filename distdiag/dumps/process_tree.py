@@ -53,7 +53,7 @@ class ProcessTree:
 
 
 def _look(roots: set[int]) -> dict[int, FamilyUse]:
-    table = {pid: state for pid in _all_pids() if (state := read_process(pid)) is not None}
+    table = {pid: state for pid in _all_pids() if (state := _read(pid)) is not None}
     children: dict[int, list[int]] = {}
     for pid, state in table.items():
         children.setdefault(state.parent_pid, []).append(pid)
@@ -71,6 +71,13 @@ def _all_pids() -> Iterator[int]:
     except OSError:
         return
     yield from (int(name) for name in names if name.isdigit())
+
+
+def _read(pid: int) -> ProcessState | None:
+    try:
+        return read_process(pid)
+    except OSError:  # the processes of other users may be hidden from us
+        return None
 
 
 def _below(pid: int, children: Mapping[int, list[int]], left_out: set[int]) -> Iterator[int]:
