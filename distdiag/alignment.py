@@ -72,8 +72,8 @@ class Trigger(StrEnum):
 class Help:
     """What is done for a rank that stands still, in the last `seconds`.
 
-    Its `num_children` descendants used `children_cpu_s` seconds of the processor, and the rank read
-    and wrote `io_bytes`.
+    Its `num_children` descendants used `children_cpu_s` seconds of the processor, and it and they
+    read and wrote `io_bytes`.
     """
 
     seconds: float

@@ -250,7 +250,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     `beat_ns` is the last time the rank's own background thread ran: it stands still when the GIL is
     held. `cpu_s` is the processor time that the process has used. While the rank stands still,
     `children_cpu_s` is that of its `num_children` descendants and of those that have ended, and
-    `io_bytes` what the process has read and written; they are None where nobody has looked.
+    `io_bytes` what all of them have read and written; they are None where nobody has looked.
     """
 
     phase: Phase

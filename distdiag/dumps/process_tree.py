@@ -12,15 +12,16 @@ from distdiag.dumps.proc import ProcessState, proc_text, read_process
 LOOK_EVERY_S: Final = 1.0
 """Reading the table of all processes takes a few milliseconds for each hundred of them."""
 
-_BYTES: Final = ("rchar", "wchar")
+_BYTES: Final = ("rchar", "wchar", "read_bytes")
+"""By system calls, and from disks also by page faults, such as those of a library's code."""
 
 
 class FamilyUse(NamedTuple):
     """What a process and its descendants have used so far.
 
     `children_cpu_s` is the processor time of the descendants in seconds, those included that have
-    ended and were waited for; `num_children` counts those that live; `io_bytes` is what the process
-    itself has read and written by system calls.
+    ended and were waited for; `num_children` counts those that live; `io_bytes` is what all have
+    read and written.
     """
 
     children_cpu_s: float = 0.0
@@ -52,14 +53,14 @@ class ProcessTree:
 
 
 def _look(roots: set[int]) -> dict[int, FamilyUse]:
-    table = {pid: state for pid in _all_pids() if (state := read_process(pid)) is not None}
+    table = {pid: state for pid in _all_pids() if (state := _read(pid)) is not None}
     children: dict[int, list[int]] = {}
     for pid, state in table.items():
         children.setdefault(state.parent_pid, []).append(pid)
     # This process looks after a rank, and may be its child.
     left_out = {*roots, os.getpid()}
     return {
-        root: _use(root, [table[pid] for pid in _below(root, children, left_out)], table[root])
+        root: _use(table, root, list(_below(root, children, left_out)))
         for root in roots & table.keys()
     }
 
@@ -72,6 +73,13 @@ def _all_pids() -> Iterator[int]:
     yield from (int(name) for name in names if name.isdigit())
 
 
+def _read(pid: int) -> ProcessState | None:
+    try:
+        return read_process(pid)
+    except OSError:  # the processes of other users may be hidden from us
+        return None
+
+
 def _below(pid: int, children: Mapping[int, list[int]], left_out: set[int]) -> Iterator[int]:
     for child in children.get(pid, ()):
         if child not in left_out:
@@ -79,12 +87,12 @@ def _below(pid: int, children: Mapping[int, list[int]], left_out: set[int]) -> I
             yield from _below(child, children, left_out)
 
 
-def _use(pid: int, descendants: list[ProcessState], own: ProcessState) -> FamilyUse:
-    used = (state.cpu_s + state.reaped_cpu_s for state in descendants)
+def _use(table: Mapping[int, ProcessState], pid: int, descendants: list[int]) -> FamilyUse:
+    used = (table[child].cpu_s + table[child].reaped_cpu_s for child in descendants)
     return FamilyUse(
-        children_cpu_s=own.reaped_cpu_s + sum(used),
+        children_cpu_s=table[pid].reaped_cpu_s + sum(used),
         num_children=len(descendants),
-        io_bytes=_io_bytes(pid),
+        io_bytes=sum(map(_io_bytes, (pid, *descendants))),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from distdiag.alignment import Alignment, RankState
 from distdiag.engine.collectives import CollectiveAlignment, group_key
-from distdiag.event import Collective
+from distdiag.event import Collective, Phase
 from distdiag.reasoning.invariants import Aspect, contradiction
 
 _ENDLESS: Final = frozenset({Aspect.OP, Aspect.ROOT, Aspect.SHAPE})
@@ -36,12 +36,12 @@ class Contradictions:
 def _is_held(state: RankState, alignment: Alignment[Collective]) -> bool:
     """Whether a rank's host is in a call of this group, the one of this point or a later one."""
     mine, now = alignment.by_rank[state.rank], state.last_call
+    if now is None or state.left_ns or state.incomplete:
+        return False
+    is_inside = not now.is_async and state.last_call_state in ("scheduled", "issued")
     return (
-        now is not None
-        and not state.left_ns
-        and not state.incomplete
-        and not now.is_async
-        and state.last_call_state in ("scheduled", "issued")
+        # Before a backward pass ends, its host waits for the calls that DDP's reducer has made.
+        (is_inside or state.phase is Phase.BACKWARD)
         and group_key(now.group) == group_key(mine.group)
         and now.collective_seq_id >= mine.collective_seq_id
     )

@@ -161,8 +161,9 @@ def help_phrase(help_: Help) -> str:
         count = f"{help_.num_children} " if help_.num_children else ""
         children = "child process" if help_.num_children == 1 else "child processes"
         parts.append(f"its {count}{children} used {help_.children_cpu_s:.1f} s of processor time")
+    who = "it and its children" if help_.num_children else "it"
     if help_.io_bytes >= MENTIONED_BYTES or not parts:
-        parts.append(f"it read and wrote {help_.io_bytes / (1 << 20):.1f} MiB")
+        parts.append(f"{who} read and wrote {help_.io_bytes / (1 << 20):.1f} MiB")
     return f"{' and '.join(parts)} in the last {help_.seconds:.0f} s"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.event import Frame
+from distdiag.event import Frame, Phase
 from distdiag.finding import Grade, Severity
 from tests.engine.stream import Job
 
@@ -177,6 +177,16 @@ def test_a_rank_that_went_on_from_an_unlike_call_does_not_hang(first):
     job.call(1, "all_reduce", 12, waited=False)
     job.passes(20)
     assert not job.engine.is_hung
+
+
+def test_a_backward_pass_waits_for_the_calls_of_its_reducer():
+    job = Job(hang_timeout_s=None)
+    job.everyone(line=10)
+    job.beat(0, phase=Phase.BACKWARD)
+    job.call(0, "all_reduce", 11, is_async=True, waited=False)
+    job.call(1, "barrier", 12, waited=False)
+    job.passes(2.5)
+    assert job.engine.is_hung
 
 
 def test_unlike_calls_that_may_end_have_their_time():
