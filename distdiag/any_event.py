@@ -27,6 +27,7 @@ from distdiag.event import (
     Signalled,
     Stacks,
     StepEnd,
+    SteppedAlone,
     StoreCall,
     TorchLoaded,
 )
@@ -58,6 +59,7 @@ AnyEvent = (
     | Collective
     | CollectiveState
     | StepEnd
+    | SteppedAlone
     | Raised
     | Signalled
     | Finished
