@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 import xxhash
 from torch import nn
 from torch.autograd import graph
@@ -69,7 +68,7 @@ class ParityRecorder(Probe):
         self._feed = BatchFeed(task, self._models.coordinate, self._refuse)
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
-        self._micro = self._step = 0
+        self._micro = self._step = self._padded_at = 0
         self._num_microsteps: list[int] = []
         self._has_started = self._has_gradients = self._is_stepped = self._is_closed = False
         self._is_in_backward = False
@@ -111,7 +110,7 @@ class ParityRecorder(Probe):
         self._writer.close(
             RankSummary(
                 rank=self._rank,
-                world_size=dist.get_world_size() if dist.is_initialized() else 1,
+                world_size=self._models.world_size,
                 num_steps=self._step,
                 num_batches=self._feed.num_batches,
                 data_group=self._models.data_group(),
@@ -124,6 +123,8 @@ class ParityRecorder(Probe):
                 compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
+                padded=self._feed.padded,
+                padded_at=self._padded_at,
             )
         )
 
@@ -142,6 +143,8 @@ class ParityRecorder(Probe):
     @_guarded
     def _on_batch(self) -> None:
         self._end_step()
+        if not self._feed.padded:
+            self._padded_at = self._step
         if any(True for _ in self._models.trained()):
             self._start()
         self._rng_at_batch = _random_state()
