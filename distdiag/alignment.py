@@ -30,7 +30,7 @@ from distdiag.ranks import RankSet
 E = TypeVar("E", bound=Event)
 
 Kind = Literal[
-    "collective", "message", "group", "test", "optimizer", "save", "load", "data", "random"
+    "collective", "message", "group", "test", "optimizer", "save", "load", "data", "random", "step"
 ]
 
 

@@ -29,6 +29,7 @@ from distdiag.event import (
     Signalled,
     Stacks,
     StepEnd,
+    SteppedAlone,
     StoreCall,
     TorchLoaded,
     Unobserved,
@@ -62,6 +63,7 @@ AnyEvent = (
     | Collective
     | CollectiveState
     | StepEnd
+    | SteppedAlone
     | Raised
     | Signalled
     | Finished

@@ -45,6 +45,8 @@ class Disparity(Event, frozen=True, kw_only=True):
     which the data of each coordinate enters, where they could be told, and `due` those that it
     should have. `is_share`: it is in a part of the loss only. `is_of_batches`: what all ranks have
     computed is right for the batch of each, but the loss of a batch is no mean over its samples.
+    `padded` are the parts of batches, by this step, that were filled up with a value that nobody
+    named: what differs may come of that alone.
     """
 
     subject: Subject
@@ -59,3 +61,9 @@ class Disparity(Event, frozen=True, kw_only=True):
     details: tuple[str, ...] = ()
     is_share: bool = False
     is_of_batches: bool = False
+    padded: tuple[str, ...] = ()
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether what differs may be meant, or may come of what the comparison invented."""
+        return self.is_of_batches or bool(self.padded)

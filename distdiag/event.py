@@ -199,6 +199,20 @@ class StepEnd(Event, frozen=True, kw_only=True):
     num_backwards: int = 0
 
 
+class SteppedAlone(Event, frozen=True, kw_only=True):
+    """An optimizer stepped for the first time, and nothing connects this rank with others.
+
+    `num_launched` is the number of ranks by the environment. `library`: there may be a process
+    group, but this library has set itself up for one process. `others` are imported packages by
+    which ranks may exchange gradients without a process group.
+    """
+
+    num_launched: int
+    library: str
+    others: tuple[str, ...]
+    site: CallSite
+
+
 class Raised(Event, frozen=True, kw_only=True):
     """An exception that nobody caught. `frames` innermost first."""
 

@@ -63,7 +63,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     that the parameters are on. `devices` are the types of devices that were used, `peak_memory`
     the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
     module returned something in or gradients were rounded to. `unreadable` are tensors that could
-    not be recorded, with why.
+    not be recorded, with why. `padded` are the parts of batches, by their paths, that were filled
+    up with a value that the program never named, and `padded_at` the first step that got one.
     """
 
     rank: int
@@ -80,6 +81,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str = ""
     unreadable: dict[str, str] = {}
     problem: str = ""
+    padded: tuple[str, ...] = ()
+    padded_at: int = 0
 
     def to_json(self) -> bytes:
         """Return the form in which it is kept."""

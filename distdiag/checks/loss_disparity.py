@@ -59,5 +59,5 @@ class LossDisparity(Check):
             step=event.step,
             subjects=subjects_of(event),
             evidence=evidence_of(event),
-            grade=Grade.NOTE if event.is_of_batches else Grade.PROVEN,
+            grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from distdiag.alignment import RankState
 from distdiag.checks.base import Check
 from distdiag.disparity import Disparity, Subject
-from distdiag.finding import Finding, Severity
-from distdiag.reasoning.disparities import evidence_of, figures, subjects_of
+from distdiag.finding import Finding, Grade, Severity
+from distdiag.reasoning.disparities import evidence_of, figures, reason, subjects_of
 
 
 class OutputDisparity(Check):
@@ -56,9 +56,10 @@ class OutputDisparity(Check):
             f"{event.candidate}{where} and {event.reference} for the same samples: {figures(first)}"
         )
         yield self.finding(
-            message,
+            message + reason(event),
             ranks=event.culprits,
             step=event.step,
             subjects=subjects_of(event),
             evidence=evidence_of(event),
+            grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

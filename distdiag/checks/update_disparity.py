@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from distdiag.alignment import RankState
 from distdiag.checks.base import Check
 from distdiag.disparity import Disparity, Subject
-from distdiag.finding import Finding, Severity
+from distdiag.finding import Finding, Grade, Severity
 from distdiag.reasoning.disparities import evidence_of, figures, how_many, reason, subjects_of
 
 
@@ -65,4 +65,5 @@ class UpdateDisparity(Check):
             step=event.step,
             subjects=subjects_of(event),
             evidence=evidence_of(event),
+            grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

@@ -11,6 +11,7 @@ from distdiag.engine.data_watch import DataWatch
 from distdiag.engine.exchange_watch import ExchangeWatch
 from distdiag.engine.gradient_watch import GradientWatch
 from distdiag.engine.judges import Judges
+from distdiag.engine.lone_steps import LoneSteps
 from distdiag.engine.model_watch import ModelWatch
 from distdiag.engine.partly_summed import PartlySummed
 from distdiag.engine.routing_watch import RoutingWatch
@@ -33,6 +34,7 @@ _KINDS: Final = (
     GradientWatch,
     CombinedLosses,
     PartlySummed,
+    LoneSteps,
     UnobservedThings,
 )
 

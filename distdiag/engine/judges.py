@@ -12,7 +12,7 @@ from distdiag.checks.crashed_check import CrashedCheck
 from distdiag.data_event import ModelFed
 from distdiag.data_view import FeedView
 from distdiag.engine.conclusions import Conclusions
-from distdiag.event import Event, FileAccess
+from distdiag.event import Event, FileAccess, SteppedAlone
 from distdiag.exchange_view import RoundTrip, UnfitExchange
 from distdiag.finding import Finding, Severity
 from distdiag.gradient_event import GradientSums
@@ -174,6 +174,12 @@ class Judges:
         for check in self.needing(SequenceUse):
             found = self._ask(check, check.check_sequences, view)
             self.conclusions.revise((check.code, view.how, view.ranks), found)
+
+    def judge_lone_steps(self, alignment: Alignment[SteppedAlone]) -> None:
+        """Show the ranks that train alone so far; what is found replaces what was found before."""
+        for check in self.needing(SteppedAlone):
+            found = self._ask(check, check.check_alignment, alignment)
+            self.conclusions.revise((check.code, alignment.key), found)
 
     def judge_missing_file(self, missing: MissingFile) -> None:
         """Show a file for lack of which a rank ended."""

@@ -161,7 +161,15 @@ class Comparison:
             culprits=culprits,
             details=tuple(details),
             is_share=share is not None,
+            padded=self._padded(step),
         )
+
+    def _padded(self, step: int) -> tuple[str, ...]:
+        """Return what was filled up in the batches of a run until a step."""
+        runs = (self._reference, *self._repeats, self._candidate)
+        summaries = [each for run in runs for each in run.summaries.values()]
+        found = [name for each in summaries if each.padded_at <= step for name in each.padded]
+        return tuple(dict.fromkeys(found))
 
     def sizes(self, step: int) -> dict[str, int]:
         """Return the numbers that may stand behind a factor."""

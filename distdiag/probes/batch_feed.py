@@ -72,6 +72,11 @@ class BatchFeed:
         """The lengths of the data loaders in the order of their first use, -1 where unknown."""
         return tuple(self._lengths.get(number, -1) for number in range(len(self._lengths)))
 
+    @property
+    def padded(self) -> tuple[str, ...]:
+        """The parts of batches that were filled up with a value that nobody named."""
+        return () if self._store is None else tuple(self._store.padded)
+
     # The hooks
 
     def _next(self, original: AnyCallable) -> AnyCallable:

@@ -54,6 +54,9 @@ class BatchStore:
     def __init__(self, folder: Path, padding: Mapping[str, float]) -> None:
         """Read what is there; `padding` overrules what fills up unequal lengths."""
         self._padding = {**PADDING, **padding}
+        self._named = padding.keys()
+        self.padded: dict[str, None] = {}
+        """The paths of what was filled up with a value that nobody named."""
         self._folder = folder
         self._batches: dict[int, dict[tuple[int, int], dict[str, Record]]] = {}
         self._data: dict[int, mmap.mmap] = {}
@@ -90,10 +93,19 @@ class BatchStore:
         found = [part for part in parts if part is not None]
         if len({frozenset(part) for part in found}) > 1:
             raise UnequalBatchesError(f"batch {number} has other parts on some ranks")
-        return {
+        joined = {
             path: self._joined_leaf(path, [part[path] for part in found], ranks)
             for path in found[0]
         }
+        if not any(_tells_padding(path) for path in joined):
+            self.padded.update(
+                dict.fromkeys(
+                    path
+                    for path in joined
+                    if _last(path) not in self._named and _is_ragged([p[path] for p in found])
+                )
+            )
+        return joined
 
     def _joined_leaf(self, path: str, records: Sequence[Record], ranks: Sequence[int]) -> Any:  # noqa: ANN401
         first = records[0]
@@ -112,7 +124,7 @@ class BatchStore:
         sizes = [
             max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)
         ]
-        fill = self._padding.get(path.rpartition("/")[2], 0)
+        fill = self._padding.get(_last(path), 0)
         padded = []
         for tensor in tensors:
             if list(tensor.shape[1:]) != sizes:
@@ -131,6 +143,20 @@ class BatchStore:
                 self._data[rank] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         data = bytearray(self._data[rank][record.place : record.place + record.num_bytes])
         return torch.frombuffer(data, dtype=kind).reshape(record.shape)
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _tells_padding(path: str) -> bool:
+    """Say whether a part of a batch tells by its name which elements count."""
+    return _last(path) in PADDING or "mask" in _last(path)
+
+
+def _is_ragged(records: Sequence[Record]) -> bool:
+    """Say whether tensors differ in what is no dimension of samples."""
+    return records[0].values is None and len({record.shape[1:] for record in records}) > 1
 
 
 def _joined_values(path: str, records: Sequence[Record]) -> Any:  # noqa: ANN401

@@ -80,8 +80,14 @@ def _is_a(module: nn.Module, where: str, name: str) -> bool:
     return kind is not None and isinstance(module, kind)
 
 
+_members: WeakMap[Any, tuple[int, ...]] = WeakMap()
+"""The ranks of the groups of wrappers: of a group that was destroyed nobody else knows them."""
+
+
 def _ranks(group: Any) -> tuple[int, ...]:  # noqa: ANN401
-    return tuple(dist.get_process_group_ranks(group))
+    if dist.is_initialized() and group in dist.distributed_c10d._world.pg_group_ranks:
+        _members[group] = tuple(dist.get_process_group_ranks(group))
+    return _members.get(group, ())
 
 
 def param_groups(module: Any) -> list[Any]:  # noqa: ANN401

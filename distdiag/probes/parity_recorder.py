@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 import xxhash
 from torch import nn
 from torch.autograd import graph
@@ -56,7 +55,7 @@ class ParityRecorder(Probe):
         self._feed = BatchFeed(task, self._models.coordinate, self._refuse)
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
-        self._micro = self._step = 0
+        self._micro = self._step = self._padded_at = 0
         self._num_microsteps: list[int] = []
         self._has_started = self._has_gradients = self._is_stepped = self._is_closed = False
         self._is_in_backward = False
@@ -97,7 +96,7 @@ class ParityRecorder(Probe):
         self._writer.close(
             RankSummary(
                 rank=self._rank,
-                world_size=dist.get_world_size() if dist.is_initialized() else 1,
+                world_size=self._models.world_size,
                 num_steps=self._step,
                 num_batches=self._feed.num_batches,
                 data_group=self._models.data_group(),
@@ -110,6 +109,8 @@ class ParityRecorder(Probe):
                 compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
                 unreadable=self._tensors.unreadable,
                 problem=self._problem,
+                padded=self._feed.padded,
+                padded_at=self._padded_at,
             )
         )
 
@@ -128,6 +129,8 @@ class ParityRecorder(Probe):
     @guarded
     def _on_batch(self) -> None:
         self._end_step()
+        if not self._feed.padded:
+            self._padded_at = self._step
         if any(True for _ in self._models.trained()):
             self._start()
         self._rng_at_batch = _random_state()

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 from distdiag.event import Frame, Phase, StepEnd
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.guard import guard
+from distdiag.probes.lone_steps import note_first_step
 from distdiag.probes.loss_watch import LossWatch
 from distdiag.probes.stack import frames_of, stack_key
 from distdiag.probes.survey import Survey
@@ -144,6 +145,7 @@ class StepClock(Probe):
             depths.append(depth)
             if self._closed_at is None:
                 self._closed_at = time.monotonic()
+                note_first_step(self.recorder, frame)
             if len(depths) == 1:
                 self.recorder.set_phase(Phase.OPTIMIZER)
 

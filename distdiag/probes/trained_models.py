@@ -25,6 +25,7 @@ class TrainedModels:
         self._modules = Born(nn.Module, ("__init__", "__setstate__"), fail)
         self._names: dict[int, tuple[nn.Module, str]] = {}
         self._num_named = -1
+        self._world_size = 1
         self.mesh_sizes: dict[str, int] = {}
         """The sizes of the axes on which parameters were seen, by name."""
 
@@ -41,10 +42,16 @@ class TrainedModels:
                 number = numbers[kind] = numbers.get(kind, 0) + 1
                 yield kind if number == 1 else f"{kind}#{number}", root
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are, or were before the script destroyed their group."""
+        if dist.is_initialized():
+            self._world_size = dist.get_world_size()
+        return self._world_size
+
     def held(self) -> Iterator[tuple[str, Held]]:
         """Yield all tensors of these models under the names of both."""
-        world = tuple(range(dist.get_world_size())) if dist.is_initialized() else (0,)
-        around = Surroundings({}, {}, {}, (), world, WrapTimes())
+        around = Surroundings({}, {}, {}, (), tuple(range(self.world_size)), WrapTimes())
         for model, root in self.trained():
             for each in plan_of(list(walk(root)), around):
                 if each.plan.mesh is not None:
@@ -73,9 +80,9 @@ class TrainedModels:
         if self._rank in group:
             return group.index(self._rank), len(group)
         is_sharded = any(held.plan.mesh is not None for _, held in self.held())
-        if is_sharded or not dist.is_initialized():
+        if is_sharded or self.world_size == 1:
             return 0, 1  # the parts of one model see the same samples
-        return self._rank, dist.get_world_size()
+        return self._rank, self.world_size
 
     def name_of(self, module: nn.Module) -> str | None:
         """Return the name of a part of these models; None if it is no part of any."""

@@ -60,7 +60,19 @@ def how_many(disparity: Disparity) -> str:
 
 def reason(disparity: Disparity) -> str:
     """Return the explanation as the end of a sentence, empty if there is none."""
-    return f": {disparity.explanation}" if disparity.explanation else ""
+    return (f": {disparity.explanation}" if disparity.explanation else "") + _doubt(disparity)
+
+
+def _doubt(disparity: Disparity) -> str:
+    """Say what the comparison itself has put into the batches, and how not to have it do so."""
+    if not disparity.padded:
+        return ""
+    names = ", ".join(disparity.padded)
+    values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in disparity.padded)
+    return (
+        f"; this proves nothing, since batches of unequal lengths were joined and {names} filled "
+        f"up with zeros: name the values ({values}), or pad to one length in the collate function"
+    )
 
 
 def subjects_of(disparity: Disparity) -> tuple[str, ...]:

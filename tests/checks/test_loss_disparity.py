@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from distdiag.checks.loss_disparity import LossDisparity
 from distdiag.disparity import Subject
-from distdiag.finding import Severity
+from distdiag.finding import Grade, Severity
 from tests.checks.disparities import disparity, findings
 
 
@@ -22,3 +22,9 @@ def test_a_loss_of_whole_batches_is_a_note():
     shown = disparity(Subject.LOSS, explanation="of the batch", is_of_batches=True)
     (found,) = findings(LossDisparity, shown)
     assert found.severity is Severity.INFO
+
+
+def test_what_the_comparison_itself_has_filled_up_proves_nothing():
+    (finding,) = findings(LossDisparity, disparity(Subject.LOSS, padded=("1", "batch/y")))
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
+    assert "--pad 1=VALUE --pad y=VALUE" in finding.message

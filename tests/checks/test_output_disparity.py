@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from distdiag.checks.output_disparity import OutputDisparity
 from distdiag.disparity import Subject
+from distdiag.finding import Grade, Severity
 from distdiag.ranks import RankSet
 from tests.checks.disparities import disparity, findings
 
@@ -15,3 +16,9 @@ def test_it_names_module_rank_and_step():
 
 def test_a_disparity_of_another_kind_is_left_to_another_check():
     assert findings(OutputDisparity, disparity(Subject.LOSS)) == []
+
+
+def test_what_the_comparison_itself_has_filled_up_proves_nothing():
+    (finding,) = findings(OutputDisparity, disparity(Subject.OUTPUT, padded=("1", "batch/y")))
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
+    assert "--pad 1=VALUE --pad y=VALUE" in finding.message

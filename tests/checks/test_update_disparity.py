@@ -6,6 +6,7 @@ import msgspec
 
 from distdiag.checks.update_disparity import UpdateDisparity
 from distdiag.disparity import Difference, Subject
+from distdiag.finding import Grade, Severity
 from distdiag.ranks import RankSet
 from tests.checks.disparities import disparity, findings
 
@@ -41,3 +42,9 @@ def test_a_learning_rate_is_not_called_a_parameter():
     (found,) = findings(UpdateDisparity, shown)
     assert "at step 3 of 2 ranks the learning rate of parameter group 0 differs" in found.message
     assert found.subjects == ("learning rate of parameter group 0",)
+
+
+def test_what_the_comparison_itself_has_filled_up_proves_nothing():
+    (finding,) = findings(UpdateDisparity, disparity(Subject.UPDATE, padded=("1", "batch/y")))
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
+    assert "--pad 1=VALUE --pad y=VALUE" in finding.message

@@ -42,6 +42,26 @@ def test_unequal_lengths_are_filled_up_by_name(store):
     assert found["mask"][1].tolist() == [1, 1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("made", "padding", "invented"),
+    [
+        (lambda ids: (ids, ids), {}, ["0", "1"]),
+        (lambda ids: (ids, ids), {"1": -100}, ["0"]),
+        (lambda ids: (ids, ids), {"0": 0, "1": -100}, []),
+        (lambda ids: {"x": ids, "y": ids[:, :1]}, {}, ["x"]),
+        (lambda ids: {"input_ids": ids, "labels": ids}, {}, []),
+        (lambda ids: {"x": ids, "attention_mask": ids}, {}, []),
+        (lambda ids: (ids[:, :2], ids[:, :2]), {}, []),
+    ],
+    ids=["pair", "one-named", "both-named", "mapping", "labels", "mask", "even"],
+)
+def test_what_was_filled_up_with_a_value_that_nobody_named_is_told(store, made, padding, invented):
+    batches = [made(torch.ones(1, length, dtype=torch.long)) for length in (4, 2)]
+    found = store(*batches, **padding)
+    found.joined((0, 1), 0, 0)
+    assert list(found.padded) == invented
+
+
 def test_lists_of_strings_are_joined(store):
     assert store({"t": ["a"]}, {"t": ["b", "c"]}).joined((0, 1), 0, 0)["t"] == ["a", "b", "c"]
 

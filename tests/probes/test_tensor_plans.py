@@ -205,6 +205,16 @@ def test_a_model_that_ddp_did_not_reduce_is_told_as_such(fake_group: None) -> No
     assert {plan.replicas for plan in found.values()} == {PAIR}
 
 
+def test_who_kept_a_model_is_known_when_the_group_is_gone() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    model = DistributedDataParallel(network())
+    before = plans(model)
+    dist.destroy_process_group()
+
+    assert plans(model) == before
+    assert {plan.replicas for plan in before.values()} == {PAIR}
+
+
 def test_the_group_of_ddp_counts_and_not_the_world(four_ranks: DeviceMesh) -> None:
     model = DistributedDataParallel(network(), process_group=four_ranks["dp"].get_group())
     assert {plan.replicas for plan in plans(model, world=FOUR).values()} == {(0, 2)}
