@@ -223,9 +223,11 @@ class RankAgent:
             return
         exit_status = self.exit_status
         try:
-            self._finish(exit_status)
-            if self._launch.rank == 0:
-                exit_status = self._final_status(exit_status)
+            try:
+                self._finish(exit_status)
+            finally:
+                if self._launch.rank == 0:
+                    exit_status = self._final_status(exit_status)
         except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
             warn(f"{type(error).__name__} at the end of the run: {error}")
         self._end_threads()
@@ -234,13 +236,16 @@ class RankAgent:
 
     def _finish(self, exit_status: int) -> None:
         recorder = self.recorder
-        for probe in self.probes:
-            guarded(probe.flush, f"the end of the probe {probe.name}")
-        recorder.set_phase(Phase.FINISHED)
-        recorder.event(Finished, exit_status=exit_status)
-        recorder.beat()
-        recorder.raise_flag(FINISHED)
-        recorder.close()
+        try:
+            for probe in self.probes:
+                guarded(probe.flush, f"the end of the probe {probe.name}")
+        finally:
+            # A signal handler of the script may have ended it in the middle of the above.
+            recorder.set_phase(Phase.FINISHED)
+            recorder.event(Finished, exit_status=exit_status)
+            recorder.beat()
+            recorder.raise_flag(FINISHED)
+            recorder.close()
 
     def _final_status(self, exit_status: int) -> int:
         verdict = self._wait_for_verdict()

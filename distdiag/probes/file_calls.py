@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Hashable
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -14,6 +13,7 @@ from distdiag.probes.built_ins import stand_in
 from distdiag.probes.file_access import Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import as_text
+from distdiag.probes.stack import caller
 
 
 class Call(NamedTuple):
@@ -56,10 +56,10 @@ def calling(original: AnyCallable, row: Call, log: FileLog) -> AnyCallable:
     """Return what is to be put in place of the function of this row."""
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _call(log, row, sys._getframe(1), original, args, kwargs)
+        return _call(log, row, caller(), original, args, kwargs)
 
     def call_of_stand_in(_: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _call(log, row, sys._getframe(1), original, args, kwargs)
+        return _call(log, row, caller(), original, args, kwargs)
 
     if hasattr(original, "__code__"):
         return wrap_like(original)(call)

@@ -23,6 +23,7 @@ from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_opens import mode_of
 from distdiag.probes.file_paths import as_text
 from distdiag.probes.open_files import IsOpen, file_is_open
+from distdiag.probes.stack import caller
 
 
 class Library(NamedTuple):
@@ -107,7 +108,7 @@ def _function(original: AnyCallable, row: Library, log: FileLog, first: int = 0)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         args = args[first:]
-        return _observed(log, row, sys._getframe(1), original, args, kwargs)
+        return _observed(log, row, caller(), original, args, kwargs)
 
     return call
 
@@ -119,7 +120,7 @@ def _writing_method(original: AnyCallable, row: Library, log: FileLog) -> AnyCal
             original(self_, *args, **kwargs)
             return self_
 
-        _observed(log, row, sys._getframe(1), create, args, kwargs)
+        _observed(log, row, caller(), create, args, kwargs)
 
     return method
 
@@ -188,7 +189,7 @@ def _lending(original: AnyCallable, package: str, log: FileLog) -> Callable[...,
     @wrap_like(original)
     def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if not log.probe.is_off:
-            frame = sys._getframe(1)
+            frame = caller()
             log.guarded(lambda: log.sites.lend(package, frame))
         return original(*args, **kwargs)
 

@@ -6,7 +6,6 @@ import genericpath
 import os
 import pathlib
 import posixpath
-import sys
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +13,7 @@ from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.built_ins import stand_in
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import NO_FILES, as_text
+from distdiag.probes.stack import caller
 
 
 class Question(NamedTuple):
@@ -46,10 +46,10 @@ def asking(original: AnyCallable, row: Question, log: FileLog) -> AnyCallable:
     """Return what is to be put in place of the function of this row."""
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _ask(log, row, sys._getframe(1), original, args, kwargs)
+        return _ask(log, row, caller(), original, args, kwargs)
 
     def call_of_stand_in(_: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _ask(log, row, sys._getframe(1), original, args, kwargs)
+        return _ask(log, row, caller(), original, args, kwargs)
 
     if hasattr(original, "__code__"):
         return wrap_like(original)(call)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -16,7 +15,7 @@ from torch.utils import _device
 from distdiag.data_event import Draw
 from distdiag.event import CallSite, Phase
 from distdiag.probes.base import AnyCallable, Probe
-from distdiag.probes.stack import frames_of
+from distdiag.probes.stack import caller, frames_of
 from distdiag.probes.step_feeds import StepFeeds
 from distdiag.probes.tensor_bytes import unseen
 from distdiag.recorder import Recorder
@@ -88,7 +87,7 @@ def _front(original: AnyCallable, number: int) -> AnyCallable:
         state = watch.state_before(args, kwargs)
         result = original(*args, **kwargs)
         is_given = kwargs.get("generator") is not None
-        watch.note(original.__name__, result, state, is_given, sys._getframe(1))
+        watch.note(original.__name__, result, state, is_given, caller())
         return result
 
     return draw
