@@ -219,9 +219,11 @@ class RankAgent:
             return
         exit_status = self.exit_status
         try:
-            self._finish(exit_status, self._exit_frames, self._exit_message)
-            if self._launch.rank == 0:
-                exit_status = self._final_status(exit_status)
+            try:
+                self._finish(exit_status, self._exit_frames, self._exit_message)
+            finally:
+                if self._launch.rank == 0:
+                    exit_status = self._final_status(exit_status)
         except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
             warn(f"{type(error).__name__} at the end of the run: {error}")
         self._end_threads()
@@ -235,15 +237,18 @@ class RankAgent:
 
     def _finish(self, exit_status: int, frames: tuple[Frame, ...] = (), message: str = "") -> None:
         recorder = self.recorder
-        for probe in self.probes:
-            guarded(probe.flush, f"the end of the probe {probe.name}")
-        recorder.set_phase(Phase.FINISHED)
         if exit_status == 0:
             frames = ()
-        recorder.event(Finished, exit_status=exit_status, frames=frames, message=message)
-        recorder.beat()
-        recorder.raise_flag(FINISHED)
-        recorder.close()
+        try:
+            for probe in self.probes:
+                guarded(probe.flush, f"the end of the probe {probe.name}")
+        finally:
+            # A signal handler of the script may have ended it in the middle of the above.
+            recorder.set_phase(Phase.FINISHED)
+            recorder.event(Finished, exit_status=exit_status, frames=frames, message=message)
+            recorder.beat()
+            recorder.raise_flag(FINISHED)
+            recorder.close()
 
     def _final_status(self, exit_status: int) -> int:
         verdict = self._wait_for_verdict()

@@ -13,7 +13,10 @@ import os
 import signal
 import sys
 import time
-from typing import Final
+
+TYPE_CHECKING = False  # importing `typing` would take a third of the time until the guard is there
+if TYPE_CHECKING:
+    from typing import Final
 
 MOST_RESTARTS: Final = 3
 """What kills the monitor again and again will not stop doing so."""

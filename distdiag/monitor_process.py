@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -100,6 +101,7 @@ class MonitorProcess:
                 start_new_session=True,
                 env=_environment(os.environ),
             )
+            _wait_for_end(intermediate.pid)
             try:
                 intermediate.wait(START_S)
             except subprocess.TimeoutExpired:
@@ -147,6 +149,18 @@ def _no_subreaper() -> Iterator[None]:
         yield
     finally:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait until a child ends, for a bounded time; `Popen.wait` looks every 50 ms only."""
+    with suppress(OSError):  # a kernel without pidfds
+        descriptor = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(START_S * 1000)
+        finally:
+            os.close(descriptor)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -65,8 +65,9 @@ def make_private_folder(path: Path) -> None:
     """
     path = path.absolute()
     for folder in reversed(path.parents):
-        if not folder.is_dir():
-            _make_folder(folder, 0o777)
+        with suppress(FileExistsError):  # a file in the way is told by what is made below it
+            if not folder.is_dir():
+                _make_folder(folder, 0o777)
     _make_folder(path, 0o700)
     _refuse_strangers(path)
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -239,9 +238,10 @@ def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file that readers see whole or not at all, readable by the owner only."""
-    # A name that nobody can have put a link under.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    # One name for each process: two writers cannot mix, and a killed one leaves at most one behind.
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        partial.unlink(missing_ok=True)
         with os.fdopen(create_private(partial, os.O_WRONLY), "wb") as file:
             file.write(data)
         partial.replace(path)

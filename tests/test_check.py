@@ -377,3 +377,38 @@ def test_a_forked_child_that_leaves_by_os_exit_does_not_end_the_rank(
     assert done.returncode == 0, done.stderr
     (end,) = [event for event in _events(tmp_path) if isinstance(event, Finished)]
     assert end.exit_status == 0
+
+
+def test_a_handler_that_raises_at_the_end_leaves_the_end_told(run: Run, tmp_path: Path) -> None:
+    done = run(
+        "import atexit, signal, sys\n"
+        "from distdiag.agent import RankAgent\n"
+        "def stop(*_): sys.exit(4)\n"
+        "def interrupted(): signal.raise_signal(signal.SIGALRM)\n"
+        "signal.signal(signal.SIGALRM, stop)\n"
+        "atexit.register(lambda: 1 / 0)\n"
+        "RankAgent.current.probes[0].flush = interrupted\n"
+    )
+
+    assert "ZeroDivisionError" in done.stderr
+    (finished,) = [event for event in _events(tmp_path) if isinstance(event, Finished)]
+    assert finished.exit_status == 0
+    assert not any(isinstance(event, ProbeDisabled) for event in _events(tmp_path))
+
+
+def test_what_the_interpreter_calls_at_its_end_is_called_as_without_the_tool(
+    run: Run, tmp_path: Path
+) -> None:
+    done = run(
+        "import atexit, os\n"
+        "open('cache', 'w').close()\n"
+        "atexit.register(os.remove, 'cache')\n"
+        "atexit.register(os.path.exists, 'cache')\n"
+        "atexit.register(open, 'left', 'w')\n"
+        "atexit.register(open, __file__)\n"
+    )
+
+    assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
+    assert not (tmp_path / "cache").exists()
+    assert (tmp_path / "left").exists()
+    assert not any(isinstance(event, ProbeDisabled) for event in _events(tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -121,11 +122,19 @@ class Probe(ABC):
 
 
 def _came_from_signal_handler(trace: TracebackType | None) -> bool:
+    """Say whether a handler of the script raised it, be it installed before the agent was there."""
+    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     while trace is not None:
-        if trace.tb_frame.f_code.co_name == SIGNAL_FRAME:
+        code = trace.tb_frame.f_code
+        if code.co_name == SIGNAL_FRAME or code in codes:
             return True
         trace = trace.tb_next
     return False
+
+
+def _code_of(handler: object) -> object:
+    function = getattr(handler, "__func__", handler)
+    return getattr(function, "__code__", None)
 
 
 class Patches:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Hashable
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -13,6 +12,7 @@ from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.file_access import Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import as_text
+from distdiag.probes.stack import caller
 
 
 class Call(NamedTuple):
@@ -57,7 +57,7 @@ def calling(original: AnyCallable, row: Call, log: FileLog) -> AnyCallable:
 
     @wrap_like(original)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _call(log, row, sys._getframe(1), original, args, kwargs)
+        return _call(log, row, caller(), original, args, kwargs)
 
     return call
 

@@ -23,6 +23,7 @@ from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_opens import mode_of
 from distdiag.probes.file_paths import as_text
 from distdiag.probes.open_files import IsOpen, file_is_open
+from distdiag.probes.stack import caller
 
 
 class Library(NamedTuple):
@@ -89,7 +90,7 @@ def replace_in(module_name: str, log: FileLog, patches: Patches) -> None:
 
 def _function(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _observed(log, row, sys._getframe(1), original, args, kwargs)
+        return _observed(log, row, caller(), original, args, kwargs)
 
     is_class = inspect.isclass(original)
     return stand_in(original, call) if is_class else wrap_like(original)(call)
@@ -102,7 +103,7 @@ def _writing_method(original: AnyCallable, row: Library, log: FileLog) -> AnyCal
             original(self_, *args, **kwargs)
             return self_
 
-        _observed(log, row, sys._getframe(1), create, args, kwargs)
+        _observed(log, row, caller(), create, args, kwargs)
 
     return method
 
@@ -171,7 +172,7 @@ def _lending(original: AnyCallable, package: str, log: FileLog) -> Callable[...,
     @wrap_like(original)
     def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if not log.probe.is_off:
-            frame = sys._getframe(1)
+            frame = caller()
             log.guarded(lambda: log.sites.lend(package, frame))
         return original(*args, **kwargs)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import sys
 import weakref
 from types import FrameType
 from typing import Any, Final
@@ -15,6 +14,7 @@ from distdiag.probes.base import AnyCallable
 from distdiag.probes.file_access import Access, Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.open_files import OpenFile, descriptor_is_open, file_is_open
+from distdiag.probes.stack import caller
 
 _DELETED: Final = " (deleted)"
 # What was opened with O_TMPFILE: nobody else can lock it.
@@ -59,7 +59,7 @@ class FileLocks:
                 if locks_for_process:
                     # Closing any descriptor of the file ends such a lock: look at no file any more.
                     self._log.reads_content = False
-                frame = sys._getframe(1)
+                frame = caller()
                 self._log.guarded(lambda: self._taken(file, api, frame))
             return result
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from functools import partial
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -15,6 +14,7 @@ from distdiag.probes.file_access import Access, Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import NO_FILES, as_text
 from distdiag.probes.open_files import descriptor_is_open, file_is_open, or_mapped
+from distdiag.probes.stack import caller
 
 _READ: Final = FileAction.READ
 _READING: Final = frozenset({"r", "rb", "rt"})
@@ -23,7 +23,6 @@ _OPENER: Final = 7
 """The place of the opener among the arguments of `open`."""
 
 # Looked up here once: it is called for every file.
-_frame = sys._getframe
 
 _NO_CONTENT: Final = os.O_DIRECTORY | os.O_PATH | os.O_TMPFILE
 
@@ -76,9 +75,9 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
             if not is_plain or not path or path.startswith(NO_FILES):
                 pass
             elif text in _READING and not log.has_failed:
-                seq = look(path, _frame(1), "open", None)
+                seq = look(path, caller(), "open", None)
             else:
-                access = _begin(log, path, mode_of(text), "open", _frame(1))
+                access = _begin(log, path, mode_of(text), "open", caller())
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             probe.fail(error)
         if access is not None:
@@ -88,7 +87,7 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            log.guarded(partial(log.look_failed, seq, str(path), _frame(1), error))
+            log.guarded(partial(log.look_failed, seq, str(path), caller(), error))
             raise
 
     return call
@@ -107,7 +106,7 @@ def opening_descriptor(original: AnyCallable, log: FileLog) -> AnyCallable:
             flags = args[1] if len(args) > 1 else kwargs.get("flags")
             mode = mode_of_flags(flags) if isinstance(flags, int) else None
             if mode is not None and kwargs.get("dir_fd") is None:
-                access = _begin(log, given, mode, "os.open", _frame(1))
+                access = _begin(log, given, mode, "os.open", caller())
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             probe.fail(error)
         if access is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.file_access import Attempt
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import as_text
+from distdiag.probes.stack import caller
 
 _METHODS: Final = {
     "bind": FileAction.WRITE,
@@ -40,7 +40,7 @@ def _method(original: AnyCallable, action: FileAction, log: FileLog) -> AnyCalla
             # A name that begins with a zero byte is no file.
             if path is not None:
                 attempt = Attempt(action, path, api, is_exclusive=is_exclusive)
-                access = log.begin(attempt, sys._getframe(1))
+                access = log.begin(attempt, caller())
         except Exception as error:  # noqa: BLE001 (our part must not break the user's)
             log.probe.fail(error)
         if access is None:

@@ -6,13 +6,13 @@ import genericpath
 import os
 import pathlib
 import posixpath
-import sys
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.file_log import FileLog
 from distdiag.probes.file_paths import NO_FILES, as_text
+from distdiag.probes.stack import caller
 
 
 class Question(NamedTuple):
@@ -46,7 +46,7 @@ def asking(original: AnyCallable, row: Question, log: FileLog) -> AnyCallable:
 
     @wrap_like(original)
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return _ask(log, row, sys._getframe(1), original, args, kwargs)
+        return _ask(log, row, caller(), original, args, kwargs)
 
     return call
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import ClassVar
 
 from distdiag.event import Frame
 from distdiag.probes.base import AnyCallable, Probe
-from distdiag.probes.stack import frames_of
+from distdiag.probes.stack import caller, frames_of
 from distdiag.recorder import Recorder
 
 
@@ -33,7 +32,7 @@ class HardExit(Probe):
             # In a forked child the recorder is closed: its end is not that of the rank.
             if not self.is_off:
                 try:
-                    frames = frames_of(sys._getframe(1), self.recorder.main_script)
+                    frames = frames_of(caller(), self.recorder.main_script)
                     self._before_exit(status & 0xFF, frames)
                 except Exception as error:  # noqa: BLE001 (our part must not break the user's)
                     self.fail(error)

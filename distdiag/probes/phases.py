@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -12,6 +11,7 @@ from torch.utils.data import dataloader
 
 from distdiag.event import Phase
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.stack import caller
 
 
 class DataLoaderWatch(Probe):
@@ -75,7 +75,7 @@ class SaveWatch(_SavePhase):
         def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             before_save = self.recorder.before_save
             if before_save is not None:
-                before_save(args[0] if args else kwargs.get("obj"), sys._getframe(2))
+                before_save(args[0] if args else kwargs.get("obj"), caller(2))
             return original(*args, **kwargs)
 
         return save

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,19 @@ _API_FILES: Final = (
 _PASSING_ON: Final = frozenset({"__torch_dispatch__", "__torch_function__"})
 """By these modes and subclasses of the program hand on what other code calls."""
 _WRAPPER_FILES: Final = ("torch/distributed/c10d_logger.py",)
+
+
+def caller(depth: int = 1) -> FrameType:
+    """Return the frame that called whoever asks (1), or that one's caller (2).
+
+    Where C called it, such as the interpreter at its end (`atexit.register(os.remove, path)`),
+    there is none: the outermost one stands for it.
+    """
+    while True:
+        try:
+            return sys._getframe(depth + 1)
+        except ValueError:
+            depth -= 1
 
 
 def stack_key(frame: FrameType | None) -> tuple[int, ...]:

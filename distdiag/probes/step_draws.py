@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -17,7 +16,7 @@ from distdiag.data_event import Draw
 from distdiag.event import CallSite, Phase
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.guard import guard
-from distdiag.probes.stack import frames_of
+from distdiag.probes.stack import caller, frames_of
 from distdiag.probes.step_feeds import StepFeeds
 from distdiag.recorder import Recorder
 
@@ -61,7 +60,7 @@ class StepDraws(Probe):
             finally:
                 here.is_inside = False
             is_given = kwargs.get("generator") is not None
-            self._note(original.__name__, result, state, is_given, sys._getframe(1))
+            self._note(original.__name__, result, state, is_given, caller())
             return result
 
         return draw

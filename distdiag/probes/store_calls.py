@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 import zlib
 from functools import partial
@@ -12,7 +11,7 @@ from torch._C import _distributed_c10d as c10d
 
 from distdiag.event import StoreCall
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
-from distdiag.probes.stack import is_own_file
+from distdiag.probes.stack import caller, is_own_file
 from distdiag.recorder import Recorder
 
 
@@ -70,7 +69,7 @@ class StoreCalls(Probe):
 
         @wrap_like(original)
         def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if self.is_off or is_own_file(sys._getframe(1).f_code.co_filename):
+            if self.is_off or is_own_file(caller().f_code.co_filename):
                 return original(self_, *args, **kwargs)
             given = (*args, *kwargs.values())
             if method.publishes:
