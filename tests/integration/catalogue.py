@@ -21,6 +21,15 @@ UNWATCHED = {
 }
 """The programs that are run without modes around them, and why."""
 
+UNORDERED = dict.fromkeys(
+    (
+        *("ddp", "ddp_variants", "expert_layers", "moe_checkpointed", "objectives"),
+        *("past_the_wrapper", "sequence_classifier", "sparse_trainer"),
+    ),
+    "DDP comes to unused parameters in the order of their addresses",
+)
+"""The programs whose operations have another order in each run, and why."""
+
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """One training script, its arguments, and whether only the long run includes it.
@@ -48,7 +57,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def watch(self) -> tuple[str, ...]:
         """Return the option by which it records what modes of its own see, if it may."""
-        return () if self.name in UNWATCHED else ("--watch",)
+        if self.name in UNWATCHED:
+            return ()
+        return ("--watch", "any" if self.name in UNORDERED else "order")
 
     @property
     def records(self) -> list[str]:

@@ -211,7 +211,8 @@ def test_deterministic_checks_hear_of_nothing(tensor):
 
 
 def test_profilers_name_nothing(tensor):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         work(tensor)
         torch.ones(1).cos()
     names = {event.name for event in profiler.events()}

@@ -1,9 +1,7 @@
 """Logs what the modes of a program see: operations that are dispatched, and functions of torch."""
 
 import hashlib
-import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -41,22 +39,22 @@ class Watch:
 
     def __init__(self) -> None:
         self._modes: list[LoggedOperations | LoggedFunctions] = []
+        self._is_ordered = True
 
-    def begin(self) -> None:
+    def begin(self, *, is_ordered: bool) -> None:
+        self._is_ordered = is_ordered
         self._modes = [LoggedFunctions(), LoggedOperations()]
         for mode in self._modes:
             mode.__enter__()
 
     def end(self) -> dict[str, object]:
-        """Return what they have seen: how often each, and a digest of the order."""
+        """Return what they have seen: how often each, and in which order."""
         modes, self._modes = self._modes, []
         for mode in reversed(modes):
             mode.__exit__(None, None, None)
-        return {type(mode).__name__: _summary(mode.seen) for mode in modes}
+        return {type(mode).__name__: self._summary(mode.seen) for mode in modes}
 
-
-def _summary(seen: list[str]) -> dict[str, object]:
-    if folder := os.environ.get("DISTDIAG_TEST_KEEP"):  # to look for a difference
-        Path(folder, f"{os.getpid()}.{len(seen)}.txt").write_text("\n".join(seen))
-    digest = hashlib.sha256("\n".join(seen).encode()).hexdigest()
-    return {"order": digest, "names": Counter(each.split(" ")[0] for each in seen)}
+    def _summary(self, seen: list[str]) -> dict[str, object]:
+        numbers = Counter(each.split(" ")[0] for each in seen)
+        told = seen if self._is_ordered else sorted(seen)
+        return {"digest": hashlib.sha256("\n".join(told).encode()).hexdigest(), "numbers": numbers}

@@ -18,18 +18,19 @@ _watch = Watch()
 
 
 class _BeginToWatch(argparse.Action):
-    def __call__(self, *_: object) -> None:
-        _watch.begin()
+    def __call__(self, parser: object, namespace: object, value: object, *_: object) -> None:
+        _watch.begin(is_ordered=value == "order")
 
 
 def out_parser() -> argparse.ArgumentParser:
     """Return a parser that knows `--out FILE`; the record of a rank goes to `FILE.rank{r}.json`.
 
-    With `--watch` it holds what modes see that are there from now on.
+    With `--watch` it holds what modes see that are there from now on, and in which order unless
+    that is `any`.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=None)
-    parser.add_argument("--watch", nargs=0, action=_BeginToWatch)
+    parser.add_argument("--watch", choices=("order", "any"), action=_BeginToWatch)
     return parser
 
 
