@@ -146,6 +146,35 @@ def test_failures_name_ranks_with_introspection_signals_and_findings(run, tmp_pa
     assert "rank 1 of 2" in failed.find("failure").text
 
 
+RACES = """
+HERE = os.path.dirname(__file__)
+
+def write_and_read(name, wait):
+    path = os.path.join(HERE, name)
+    if dist.get_rank() == 0:
+        with open(path, "w") as file:
+            file.write("whole")
+    wait()
+    if dist.get_rank() == 1:
+        with open(path) as file:
+            assert file.read() == "whole"
+
+@pytest.mark.distdiag(world_size=2, fail_on="warning")
+def test_unordered():
+    write_and_read("unordered", lambda: time.sleep(2 * dist.get_rank()))
+
+@pytest.mark.distdiag(world_size=2, fail_on="warning")
+def test_ordered():
+    write_and_read("ordered", dist.barrier)
+"""
+
+
+def test_a_file_that_nothing_orders_is_found_and_an_ordered_one_is_not(run):
+    result = run(RACES)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*test_unordered*", "WARNING BAR001 unordered-file-access"])
+
+
 HANGING = """
 @pytest.mark.distdiag(world_size=2, timeout=8)
 def test_hang():

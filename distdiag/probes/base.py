@@ -301,9 +301,8 @@ def wrap_like(original: AnyCallable) -> Callable[[AnyCallable], AnyCallable]:
         like(original)(wrapper)
         # Dynamo runs what bears this mark without looking into it, as it does with most of torch.
         wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
-        code = getattr(wrapper, "__code__", None)
-        if code is not None:
-            wrapper.__code__ = code.replace(co_name=original.__name__)
+        if hasattr(wrapper, "__code__"):
+            wrapper.__code__ = wrapper.__code__.replace(co_name=original.__name__)
         return wrapper
 
     return decorate

@@ -13,6 +13,7 @@ from torch import nn
 from distdiag.probes.base import AnyCallable, Patches, like
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.guard import guard
+from distdiag.probes.module_parts import own_buffers, own_modules, own_parameters
 
 _NUMBERS = itertools.count()
 _NOTES: list[Callable[[object], None]] = []
@@ -82,11 +83,11 @@ class Born:
 
 def roots_of(modules: list[nn.Module]) -> Iterator[nn.Module]:
     """Yield the modules that are no part of another one and hold tensors, the oldest first."""
-    parts = {id(child) for module in modules for child in module._modules.values()}
+    parts = {id(child) for module in modules for child in own_modules(module).values()}
     for module in modules:
         if id(module) not in parts and _holds_tensors(module):
             yield module
 
 
 def _holds_tensors(module: nn.Module) -> bool:
-    return any(part._parameters or part._buffers for part in module.modules())
+    return any(own_parameters(part) or own_buffers(part) for part in module.modules())

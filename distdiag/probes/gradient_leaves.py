@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from distdiag.probes.keepers import param_groups
 from distdiag.probes.meshes import mesh_of
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.module_parts import own_parameters
 from distdiag.probes.tensor_plans import local_part
 
 MOST_READ: Final = 24
@@ -47,7 +48,7 @@ def leaves_of(root: nn.Module) -> list[Leaf]:
     sharded = dict(_sharded(root))
     found: dict[int, Leaf] = {}
     for prefix, module in root.named_modules():
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             known = sharded.get((id(module), name))
             leaf = known or (None if parameter is None else Leaf("", parameter, parameter))
             if leaf is not None and _is_trained(leaf.leaf):

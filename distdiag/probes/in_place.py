@@ -156,27 +156,30 @@ def open_up(functions: Iterable[BuiltinFunctionType]) -> None:
     if not fits():
         raise NotImplementedError("this Python lays out functions of C in another way")
     tables = [each for each in gc.get_referrers(*new) if type(each) in (set, frozenset, dict)]
-    for function in new:
-        wrapped = _WRAPPED[id(function)] = _Wrapped(function)
-        with _found_again(function, [each for each in tables if function in each]):
+    with _found_again(new, tables):
+        for function in new:
+            wrapped = _WRAPPED[id(function)] = _Wrapped(function)
             _exchange(function, wrapped.twin)
 
 
 @contextlib.contextmanager
-def _found_again(function: object, tables: Iterable[Any]) -> Iterator[None]:
-    """Let tables find a function whose hash changes; they keep their order."""
-    held = [(each, list(each.items() if type(each) is dict else each)) for each in tables]
-    for table, _ in held:
+def _found_again(functions: Iterable[object], tables: Iterable[Any]) -> Iterator[None]:
+    """Let tables find functions whose hash changes; they keep their order."""
+    held = []
+    for table in tables:
+        inside = [function for function in functions if function in table]
+        items = list(table.items() if type(table) is dict else table) if inside else []
+        held.append((table, inside, items))
         if type(table) is set:
-            table.discard(function)
+            table.difference_update(inside)
     yield
-    for table, items in held:
+    for table, inside, items in held:
         if type(table) is set:
-            table.add(function)
-        elif type(table) is dict:
+            table.update(inside)
+        elif type(table) is dict and inside:
             table.clear()
             table.update(items)
-        else:
+        elif inside:
             for names in [each for each in gc.get_referrers(table) if type(each) is dict]:
                 for name in [name for name, value in names.items() if value is table]:
                     names[name] = frozenset(items)  # where else it is held cannot be helped

@@ -14,6 +14,7 @@ from distdiag.model_event import Policy
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.meshes import mesh_of
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.module_parts import own_modules, own_parameters
 from distdiag.probes.policies import policy_of_group, policy_of_wrapper
 
 _FSDP2: Final = "torch.distributed.fsdp._fully_shard._fully_shard"
@@ -138,7 +139,7 @@ def policies_of(tree: Tree) -> dict[int, Policy]:
 def parameters_in(tree: Tree) -> Iterator[nn.Parameter]:
     """Yield the parameters of a model; one that several modules have comes more than once."""
     for _, module, _ in tree:
-        for parameter in module._parameters.values():
+        for parameter in own_parameters(module).values():
             if parameter is not None:
                 yield parameter
 
@@ -153,7 +154,7 @@ class WrapTimes:
     def wrapped(self, module: nn.Module) -> None:
         """Take note of what is there now."""
         for part in module.modules():
-            self._known[part] = self._known.get(part, frozenset()) | frozenset(part._parameters)
+            self._known[part] = self._known.get(part, frozenset()) | frozenset(own_parameters(part))
 
     def is_late(self, module: nn.Module, name: str) -> bool:
         """Say whether a parameter was added after its model had been wrapped."""
@@ -177,7 +178,7 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Keeper]]:
         yield name, module, keeper
         children = [
             (f"{name}.{key}" if name else key, child, keeper)
-            for key, child in module._modules.items()
+            for key, child in own_modules(module).items()
             if child is not None
         ]
         waiting += reversed(children)
@@ -196,10 +197,10 @@ def keeps(root: nn.Module, world: tuple[int, ...]) -> bool:
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module that the user wrote, without what was put around it."""
     while True:
-        inner = [name for name in module._modules if not clean_name(name)]
-        if len(inner) != 1 or len(module._modules) != 1 or module._parameters:
+        inner = [name for name in own_modules(module) if not clean_name(name)]
+        if len(inner) != 1 or len(own_modules(module)) != 1 or own_parameters(module):
             return module
-        child = module._modules[inner[0]]
+        child = own_modules(module)[inner[0]]
         if child is None:
             return module
         module = child

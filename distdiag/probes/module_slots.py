@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from distdiag.probes.module_parts import own_buffers, own_parameters
+
 _COUNTER = "num_batches_tracked"  # old checkpoints lack it, and torch itself copes with that
 
 
@@ -28,8 +30,8 @@ class Slot(NamedTuple):
         module = self.owner()
         if module is None:
             return None
-        found = module._parameters.get(self.name)
-        return module._buffers.get(self.name) if found is None else found
+        found = own_parameters(module).get(self.name)
+        return own_buffers(module).get(self.name) if found is None else found
 
 
 def slots_of(root: nn.Module) -> Iterator[tuple[str, Slot, torch.Tensor]]:
@@ -37,7 +39,7 @@ def slots_of(root: nn.Module) -> Iterator[tuple[str, Slot, torch.Tensor]]:
     for path, module in root.named_modules(remove_duplicate=False):
         here = weakref.ref(module)
         hidden = module._non_persistent_buffers_set
-        named = [*module._parameters.items(), *module._buffers.items()]
+        named = [*own_parameters(module).items(), *own_buffers(module).items()]
         for name, tensor in named:
             if tensor is not None and name not in hidden and name != _COUNTER:
                 yield f"{path}.{name}" if path else name, Slot(here, name), tensor

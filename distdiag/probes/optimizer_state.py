@@ -13,6 +13,7 @@ from distdiag.model_event import MOST_NAMES
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.keepers import sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.module_parts import own_parameters
 from distdiag.probes.tensor_bytes import is_readable
 from distdiag.probes.tensor_plans import local_part
 
@@ -138,7 +139,7 @@ def forgotten(
     names = []
     for root in roots:
         new = [part for part in root.modules() if is_new(part)]
-        inside = {id(each) for part in new for each in part._parameters.values()}
+        inside = {id(each) for part in new for each in own_parameters(part).values()}
         for key, (name, parameter) in named_parameters([root]).items():
             if key in inside and key not in owners and parameter.grad is not None:
                 names.append(name)
@@ -160,7 +161,7 @@ def named_parameters(roots: Sequence[nn.Module]) -> dict[int, tuple[str, torch.T
         tree = list(walk(root))
         records = sharded_parameters(tree)
         for path, module, _ in tree:
-            for name, parameter in module._parameters.items():
+            for name, parameter in own_parameters(module).items():
                 record = records.get((id(module), name))
                 whole = parameter if record is None else record.sharded_param
                 if whole is not None:

@@ -16,6 +16,7 @@ from distdiag.event import CallSite
 from distdiag.plan_event import NamedFault, PatternMatches, PlanFault, PlanSource
 from distdiag.probes.attention_heads import cut_heads
 from distdiag.probes.base import AnyCallable, wrap_like
+from distdiag.probes.module_parts import own_parameters
 from distdiag.probes.plan_patterns import PlanProbe, outcome
 from distdiag.probes.stack import frames_of
 from distdiag.probes.tensor_kinds import is_dtensor
@@ -124,7 +125,7 @@ class ParallelizePlans(PlanProbe):
         """Keep in mind what is sharded now."""
         for pattern, wanted, matches in resolved:
             for path, _, module in matches:
-                for name, parameter in module._parameters.items():
+                for name, parameter in own_parameters(module).items():
                     if len(self._sharded) < _MOST_WATCHED and _is_split(parameter):
                         full = f"{path}.{name}" if path else name
                         shape, model = parameter.shape, type(root).__name__  # type: ignore[union-attr]
@@ -139,7 +140,7 @@ class ParallelizePlans(PlanProbe):
         watched, self._sharded = self._sharded, []
         for each in watched:
             module = each.module()
-            now = None if module is None else module._parameters.get(each.name)
+            now = None if module is None else own_parameters(module).get(each.name)
             # A part on purpose has another shape.
             if now is None or is_dtensor(now) or now.shape != each.shape:
                 continue

@@ -10,6 +10,7 @@ from torch import nn
 
 from distdiag.fqn_patterns import matches
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.module_parts import own_modules, own_parameters
 
 _CLASSES: Final = re.compile(
     r"Router|Gat(e|ing)(?![a-z])|Top_?[Kk]|MoE|Moe(?![a-z])|MOE|OfExperts|Switch|Sparse"
@@ -48,7 +49,7 @@ def _is_compiled(module: nn.Module) -> bool:
 def _may_route(module: nn.Module) -> bool:
     if isinstance(module, (nn.Linear, nn.ModuleList, nn.ModuleDict)):
         return False
-    if not _PARTS.isdisjoint(module._modules) or not _PARTS.isdisjoint(module._parameters):
+    if not _PARTS.isdisjoint(own_modules(module)) or not _PARTS.isdisjoint(own_parameters(module)):
         return True
     return bool(_CLASSES.search(type(module).__name__))
 
@@ -71,7 +72,7 @@ def expert_counts(module: nn.Module) -> frozenset[int]:
             value = getattr(owner, name, None)
             if isinstance(value, int) and not isinstance(value, bool):
                 found.add(value)
-    for name, part in module._modules.items():
+    for name, part in own_modules(module).items():
         if isinstance(part, nn.ModuleList) and "expert" in name:
             found.add(len(part))
         if isinstance(part, nn.Linear) and name in _PARTS:

@@ -60,7 +60,7 @@ class RoutingWatch(Probe):
         """
         super().__init__(recorder)
         self._is_light = is_light
-        self._hooks = RoutingHooks(named, self._on_enter, self._on_leave)
+        self._hooks = RoutingHooks(named, self._on_enter, self._on_leave, self._miss)
         self._biases = Biases()
         self._thread = Passes(self._biases)
         self._first: WeakMap[nn.Module, int] = WeakMap()

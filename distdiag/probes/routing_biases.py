@@ -10,6 +10,7 @@ from torch import nn
 
 from distdiag.probes.by_identity import WeakMap
 from distdiag.probes.guard import guard
+from distdiag.probes.module_parts import own_buffers, own_parameters
 from distdiag.probes.routing_mode import Chosen
 from distdiag.probes.routing_pass import Pass
 from distdiag.probes.tensor_plans import address_of
@@ -83,6 +84,6 @@ class BiasWatch:
 
 
 def _untrained(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in (*module._buffers.items(), *module._parameters.items()):
+    for name, tensor in (*own_buffers(module).items(), *own_parameters(module).items()):
         if tensor is not None and not tensor.requires_grad:
             yield name, tensor

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from distdiag.probes.module_parts import own_buffers
 from distdiag.probes.tensor_content import Pending, contents
 
 _MOST_ELEMENTS: Final = 4096
@@ -39,7 +40,7 @@ def read(tensor: torch.Tensor) -> Pending:
 
 def _kept(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     number = 0
-    for name, value in (*module._buffers.items(), *vars(module).items()):
+    for name, value in (*own_buffers(module).items(), *vars(module).items()):
         is_tensor = isinstance(value, torch.Tensor) and not value.is_inference()
         if is_tensor and not value.requires_grad and 0 < value.numel() <= _MOST_ELEMENTS:
             yield name, value

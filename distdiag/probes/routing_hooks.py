@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from distdiag.probes.by_identity import WeakMembers
@@ -29,11 +30,17 @@ class RoutingHooks:
         patterns: Sequence[str],
         begin: Callable[[Layer, nn.Module, object], None],
         leave: Callable[[Layer, nn.Module, object], None],
+        miss: Callable[[str, str], None],
     ) -> None:
-        """Call these, which raise nothing; `patterns` are names of modules that route."""
+        """Call these, which raise nothing; `patterns` are names of modules that route.
+
+        `miss` is told the names of modules that cannot be looked at, and why.
+        """
         self._patterns = tuple(patterns)
         self._begin = begin
         self._leave = leave
+        self._miss = miss
+        self._missed: set[str] = set()
         self._names = ModelNames()
         self._handles: list[Any] = []
         self._hooked: WeakMembers[nn.Module] = WeakMembers()
@@ -52,6 +59,9 @@ class RoutingHooks:
         for name, module in routing_modules(root, self._patterns):
             if id(module) in known:
                 continue
+            if isinstance(module, torch.jit.ScriptModule):
+                self._tell_missed(f"{self._names.name(root)}: {name}")
+                continue
             layer = Layer(
                 self._names.name(root),
                 name,
@@ -68,6 +78,11 @@ class RoutingHooks:
                 module.register_forward_hook(after, always_call=True),
             )
             self._handles.extend((id(module), handle) for handle in handles)
+
+    def _tell_missed(self, name: str) -> None:
+        if name not in self._missed:
+            self._missed.add(name)
+            self._miss(name, "TorchScript runs the module, and calls nothing in Python")
 
     def remove(self) -> None:
         """Take all hooks away."""

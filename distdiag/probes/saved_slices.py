@@ -10,6 +10,7 @@ from torch import nn
 
 from distdiag.probes.keepers import sharded_parameters, walk
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.module_parts import own_parameters
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.tensor_plans import address_of
 
@@ -36,7 +37,7 @@ def _shards(root: nn.Module) -> Iterator[tuple[int, tuple[str, tuple[int, ...], 
     tree = list(walk(root))
     records = sharded_parameters(tree)
     for path, module, _ in tree:
-        for name, parameter in module._parameters.items():
+        for name, parameter in own_parameters(module).items():
             record = records.get((id(module), name))
             whole: Any = parameter if record is None else record.sharded_param
             if whole is None or not is_dtensor(whole):

@@ -22,6 +22,7 @@ from distdiag.probes.keepers import (
 )
 from distdiag.probes.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.module_names import clean_name
+from distdiag.probes.module_parts import own_buffers, own_parameters
 from distdiag.probes.tensor_kinds import is_dtensor
 from distdiag.probes.ties import untied_pairs
 
@@ -177,10 +178,10 @@ def _mesh_ranks(parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
 
 
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    for name, parameter in module._parameters.items():
+    for name, parameter in own_parameters(module).items():
         if parameter is not None and not is_lazy(parameter):
             yield name, parameter, True
-    for name, buffer in module._buffers.items():
+    for name, buffer in own_buffers(module).items():
         if isinstance(buffer, torch.Tensor) and not is_lazy(buffer):
             yield name, buffer, False
 

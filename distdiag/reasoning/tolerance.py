@@ -30,13 +30,12 @@ def tolerates_damage(site: CallSite) -> bool:
 
 
 def _near(site: CallSite) -> tuple[Frame, ...]:
-    """Return the innermost frames, those of libraries too, to the second one of the user."""
-    near: list[Frame] = []
-    for frame in site.frames:
-        near.append(frame)
-        if sum(each.user for each in near) == _NEAR:
-            break
-    return tuple(near)
+    """Return the innermost frames, those of libraries too, to the second one of the user.
+
+    What calls the outermost one of the user, such as pytest, catches all there is to report it.
+    """
+    own = [number for number, frame in enumerate(site.frames) if frame.user][:_NEAR]
+    return site.frames[: own[-1] + 1] if own else site.frames
 
 
 def _is_forgiving(frame: Frame) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import distributed as dist
 from torch.nn import functional
 
-from distdiag.probes.in_place import InPlace, as_it_was, built_in_of, fits
+from distdiag.probes.in_place import InPlace, as_it_was, built_in_of, fits, open_up
 
 FUNCTIONS = {
     "open": open,
@@ -115,7 +115,7 @@ def test_it_is_pickled_for_a_process_without_us(name: str, wrap: Callable[[Any],
     assert run.stdout.count(function.__name__) >= len(data)
 
 
-_KNOWN = frozenset((os.getsid,))
+_KNOWN = frozenset((os.getsid, os.getpriority, os.getgroups))
 
 
 def test_tables_that_were_filled_before_and_after_find_it(
@@ -124,8 +124,10 @@ def test_tables_that_were_filled_before_and_after_find_it(
     table, known = {os.getsid: 1, os.getpid: 2}, {os.getsid}
     before = list(table)
 
+    open_up([os.getgroups, os.getsid, os.getpriority])
     wrapped = wrap(os.getsid)
 
+    assert {os.getgroups, os.getpriority} <= _KNOWN
     assert table[os.getsid] == 1
     assert list(table) == before
     assert os.getsid in known

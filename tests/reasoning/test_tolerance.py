@@ -36,3 +36,15 @@ def test_a_handler_of_everything_far_outside_is_not_meant_for_the_access(tmp_pat
     inner = (Frame("a.py", 1, "read"), Frame("b.py", 2, "load"))
     assert not tolerates_absence(CallSite((*inner, program.frame("main()"))))
     assert tolerates_absence(CallSite((inner[0], program.frame("main()"))))
+
+
+def test_what_calls_the_users_code_is_not_meant_for_the_access(tmp_path):
+    runner = Program(
+        tmp_path, "try:\n    test()\nexcept BaseException as error:\n    result = error"
+    )
+    frame = runner.frame("test()")
+    outer = Frame(frame.file, frame.line, frame.function, user=False)
+    site = CallSite((Frame("test_it.py", 3, "test"), outer))
+    assert not tolerates_absence(site)
+    assert not tolerates_damage(site)
+    assert tolerates_damage(CallSite((outer,)))  # a thread of a library shows nothing of the user
