@@ -63,8 +63,8 @@ def test_no_system_call_of_the_script_is_interrupted(tmp_path):
     ("sabotage", "expected"),
     [
         ("faulthandler.unregister(probe._signal)", "no longer handles signal"),
-        ("os.dup2(0, probe._descriptor)", "the rank's file for stacks is no longer open"),
-        ("os.close(probe._descriptor)", "the rank's file for stacks is no longer open"),
+        ("os.dup2(0, probe._file.number)", "the rank's file for stacks is no longer open"),
+        ("os.close(probe._file.number)", "the rank's file for stacks is no longer open"),
     ],
 )
 def test_the_signal_is_not_sent_where_it_could_do_harm(tmp_path, sabotage, expected):
