@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar, Final
 
 import msgspec
@@ -93,14 +94,13 @@ class RankAgent:
     def _leave_unobserved(self, error: Exception) -> None:
         """Tell the monitor that this rank runs and is not observed: nobody may miss its records."""
         rank = self._launch.rank
-        with suppress(OSError, DamagedFileError):
-            read_status(self.run_dir.status(rank))
-            return  # another process is this rank, and observed
+        if _is_observed(self.run_dir.status(rank)):  # another process is this rank
+            return
         reason = f"its agent could not start: {type(error).__name__}: {error}"
         with suppress(OSError):
             write_atomically(self.run_dir.unobserved(rank), reason.encode())
-        if self._launch.local_rank == 0:
-            self._start_monitor()
+        if self._launch.local_rank == 0 and len(self._launch.local_ranks) > 1:
+            self._start_monitor()  # for the others
 
     def start(self) -> None:
         """Begin to observe; the exit handler runs after those that the script registers."""
@@ -314,7 +314,8 @@ def _open_records(
     try:
         page = StatusPage(path)
     except FileExistsError:
-        read_status(path)  # what is no page is damaged, and belongs to nobody
+        if not _is_observed(path):
+            raise
         raise RankError(
             f"another process is rank {rank} of the run in {run_dir.root} already"
         ) from None
@@ -325,6 +326,15 @@ def _open_records(
         raise
 
 
+def _is_observed(status: Path) -> bool:
+    """Say whether a process has begun to write this status page: anything else may lie there."""
+    try:
+        read_status(status)
+    except (OSError, DamagedFileError):
+        return False
+    return True
+
+
 def _tell_launcher(summary: str) -> None:
     """Leave the summary where torchelastic looks for the reason of a failure."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -332,8 +342,6 @@ def _tell_launcher(summary: str) -> None:
         return
     extra = {"timestamp": str(int(time.time())), "py_callstack": ""}
     error = {"message": {"message": summary, "extraInfo": extra}}
-    from pathlib import Path
-
     try:
         write_atomically(Path(path), json.dumps(error).encode())
     except OSError as problem:

@@ -11,6 +11,7 @@ import pytest
 
 from distdiag.errors import UsageError
 from distdiag.event_file import EventWriter, segment_path
+from distdiag.launch import read_launch
 from distdiag.private_file import (
     KeptDescriptor,
     Mapping,
@@ -18,7 +19,7 @@ from distdiag.private_file import (
     make_private_folder,
     open_private,
 )
-from distdiag.run_dir import open_run_dir, read_launch, write_atomically
+from distdiag.run_dir import open_run_dir, write_atomically
 from distdiag.status_page import StatusPage
 
 IS_ROOT = os.getuid() == 0

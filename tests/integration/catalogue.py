@@ -15,6 +15,7 @@ PROGRAM_FOLDER = Path(__file__).with_name("programs")
 
 
 UNWATCHED = {
+    "async_overlap": "a callback of a future runs here or on a thread of gloo, as it comes",
     "ddp_compile": "torch compiles nothing within modes of a program",
     "fsdp2_compile": "torch compiles nothing within modes of a program",
     "own_modes": "it watches by itself, and compiles",
