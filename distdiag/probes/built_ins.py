@@ -6,6 +6,8 @@ Functions of C are wrapped where they are (`in_place.py`), and classes of Python
 from __future__ import annotations
 
 import functools
+import inspect
+from contextlib import suppress
 from typing import Any
 
 from distdiag.probes.base import AnyCallable
@@ -17,8 +19,10 @@ class StandIn:
     __wrapped__: AnyCallable
 
     def __init__(self, original: AnyCallable) -> None:
-        """Take over name, documentation and module."""
+        """Take over name, documentation, module and signature."""
         functools.update_wrapper(self, original)
+        with suppress(ValueError, TypeError):  # since Python 3.12 classes are not looked behind
+            self.__signature__ = inspect.signature(original)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
