@@ -34,6 +34,8 @@ for step in range(20):
 if sys.argv[1] == "contradiction":
     dist.all_reduce(torch.ones(4), op=dist.ReduceOp.SUM if rank == 0 else dist.ReduceOp.MAX)
     time.sleep(1)
+elif sys.argv[1] == "unlike":
+    dist.all_reduce(torch.ones(4)) if rank == 0 else dist.broadcast(torch.ones(4), 0)
 elif rank == 0:
     dist.all_reduce(torch.ones(4))
 else:
@@ -45,6 +47,7 @@ MARK = "DISTDIAG_BENCH_MARK"
 CONTRADICTION = "from the contradicting record to the line on the terminal"
 MISSING = f"from the threshold ({THRESHOLD_S:g} s) to the line about a missing rank"
 GONE = "from that line to the end of the whole job (--on-hang abort)"
+UNLIKE_GONE = "from calls that cannot end to the end of the whole job (--on-hang abort)"
 COMPLETE = "from that line to the complete report"
 
 
@@ -103,7 +106,7 @@ class Job:
         decoder = EventDecoder(rank, Canon())
         for payload in EventReader(self.run_dir.folder, rank).payloads():
             event = decoder.decode(payload)
-            if isinstance(event, Collective) and event.signature.op == "all_reduce":
+            if isinstance(event, Collective) and event.signature.op in ("all_reduce", "broadcast"):
                 yield event
 
     def report(self) -> Report:
@@ -119,6 +122,19 @@ def measure_contradiction() -> dict[str, float]:
         job.end()
         made_ns = max(list(job.calls(rank))[-1].time_ns for rank in (0, 1))
         return {CONTRADICTION: (told_ns - made_ns) / 1e9}
+
+
+def measure_unlike_calls() -> dict[str, float]:
+    """Let two ranks call operations that wait for one another for ever."""
+    with tempfile.TemporaryDirectory(prefix="distdiag-bench-") as folder:
+        job = Job(Path(folder), "unlike", "--on-hang", "abort")
+        job.time_of_first_finding()
+        while job.living():
+            time.sleep(0.01)
+        gone_ns = time.monotonic_ns()
+        job.end()
+        made_ns = max(list(job.calls(rank))[-1].time_ns for rank in (0, 1))
+        return {UNLIKE_GONE: (gone_ns - made_ns) / 1e9}
 
 
 def measure_missing_rank() -> dict[str, float]:
@@ -147,10 +163,11 @@ def main() -> None:
     """Run the jobs one after the other and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="runs with a contradiction")
-    parser.add_argument("--hang-runs", type=int, default=5, help="runs with a missing rank")
+    parser.add_argument("--hang-runs", type=int, default=5, help="runs of each hang")
     arguments = parser.parse_args()
     figures: dict[str, list[float]] = {}
-    plan = [measure_contradiction] * arguments.runs + [measure_missing_rank] * arguments.hang_runs
+    plan = [measure_contradiction] * arguments.runs
+    plan += [measure_unlike_calls, measure_missing_rank] * arguments.hang_runs
     for number, measure in enumerate(plan, start=1):
         for name, seconds in measure().items():
             figures.setdefault(name, []).append(seconds)

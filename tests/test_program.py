@@ -44,7 +44,7 @@ def python(folder, *arguments):
 @pytest.fixture
 def project(tmp_path):
     """Make a folder of links, copies and an application, where ``link/..`` is not this folder."""
-    elsewhere, work = tmp_path / "elsewhere", tmp_path / "work"
+    elsewhere, work = tmp_path / "elsewhere", tmp_path / "here"
     for folder in (elsewhere, elsewhere / "sub", work, work / "app"):
         folder.mkdir(parents=True)
         (folder / "sibling.py").touch()
@@ -69,7 +69,7 @@ def project(tmp_path):
         ".//./train.py",
         "link/../train.py",
         "folder/train.py",
-        "folder/../work/train.py",
+        "folder/../here/train.py",
         "linked.py",
         "again.py",
         "app",
