@@ -85,7 +85,7 @@ class FakeCluster:
     def report(self):
         return self.nodes[0].report()
 
-    def until_report(self, is_true, timeout_s=30):
+    def until_report(self, is_true, timeout_s=60):
         self.nodes[0].until_report(is_true, timeout_s)
 
     def __exit__(self, *error):
