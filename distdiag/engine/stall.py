@@ -109,11 +109,13 @@ class Stall:
         for candidate in candidates:
             ranks = candidate.ranks
             alive = [rank for rank in ranks if rank in states and not states[rank].left_ns]
-            needed_s = DEADLOCK_S if candidate.is_deadlock else candidate.patience * threshold_s
+            needed_s = candidate.patience * threshold_s
+            if candidate.is_deadlock:
+                needed_s = min(DEADLOCK_S, threshold_s)
             if alive and stalled(
                 alive,
                 states,
-                threshold_s=min(needed_s, threshold_s) if candidate.is_deadlock else needed_s,
+                threshold_s=needed_s,
                 is_explicit=self.is_explicit,
                 may_work=candidate.may_work,
             ):
