@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from distdiag.sequence_marks import gathers_sequence, splits_sequence
+from distdiag.record.marks import gathers_sequence, splits_sequence
 
 if TYPE_CHECKING:
     from distdiag import sequence as sequence
@@ -32,17 +32,17 @@ def attach(**options: Any) -> None:  # noqa: ANN401
     stands in the way, one line on stderr says so, and the script runs unobserved.
     """
     try:
-        from distdiag.attaching import attach_agent
+        from distdiag.agent.attach import attach_agent
 
         attach_agent(options)
     except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
-        from distdiag.guard import unobserved
+        from distdiag.record.guard import unobserved
 
         unobserved("attach()", error)
 
 
 def detach() -> None:
     """Observe this process no longer; it goes on as if distdiag had not been there."""
-    from distdiag.attaching import detach_agent
+    from distdiag.agent.attach import detach_agent
 
     detach_agent()

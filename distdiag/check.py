@@ -17,14 +17,14 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from distdiag.agent import RankAgent
-from distdiag.attaching import start_agent, validated
-from distdiag.errors import RankError, UsageError
-from distdiag.guard import warn
-from distdiag.launch import read_launch
-from distdiag.options import check_options
-from distdiag.probes.exceptions import strip_own_frames
-from distdiag.program import Program, find_module, find_script, run_as_main
+from distdiag.agent.agent import RankAgent
+from distdiag.agent.attach import start_agent, validated
+from distdiag.agent.launch import read_launch
+from distdiag.agent.program import Program, find_module, find_script, run_as_main
+from distdiag.cli.options import check_options
+from distdiag.events.errors import RankError, UsageError
+from distdiag.probes.process.exceptions import strip_own_frames
+from distdiag.record.guard import warn
 
 _USAGE: Final = 2
 _PEER_DELAY_S: Final = 0.5

@@ -149,7 +149,7 @@ def _world_size(item: pytest.Item) -> int | None:
 
 
 def _read(marker: pytest.Mark) -> Mark:
-    from distdiag.errors import UsageError
+    from distdiag.events.errors import UsageError
     from distdiag.testing.mark import read_mark
 
     try:

@@ -13,24 +13,24 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from distdiag.agent import RankAgent
-from distdiag.errors import SequenceFaultError
-from distdiag.event import CallSite
-from distdiag.finding import Grade
-from distdiag.probes.stack import frames_of
-from distdiag.probes.token_passes import Functions
-from distdiag.probes.verify_sequence import (
+from distdiag.agent.agent import RankAgent
+from distdiag.checks.seq.token_fault import FaultKind, TokenFault
+from distdiag.checks.seq.token_trace import faults_of
+from distdiag.config.subjects import Dtype, SequencePlan
+from distdiag.events.base import CallSite
+from distdiag.events.errors import SequenceFaultError
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import Reduction, TokenPassport
+from distdiag.findings.finding import Grade
+from distdiag.probes.call_sites import frames_of
+from distdiag.probes.sequence.token_passes import Functions
+from distdiag.probes.sequence.verify import (
     definitions,
     label_of,
     passport_of,
     spec_of,
     write_passport,
 )
-from distdiag.ranks import RankSet
-from distdiag.reasoning.token_fault import FaultKind, TokenFault
-from distdiag.reasoning.token_passport import faults_of
-from distdiag.sequence_event import Reduction, TokenPassport
-from distdiag.sequence_plan import Dtype, SequencePlan
 
 __all__ = ["FaultKind", "SequenceVerdict", "TokenFault", "verify"]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from distdiag.probes.tensor_content import contents
+from distdiag.probes.tensors.content import contents
 
 QUEUED = 5
 WIDTH = 8192

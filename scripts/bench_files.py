@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from distdiag.event import FileAction
-from distdiag.probes.files import FileWatch
-from distdiag.recorder import Recorder
-from distdiag.status_page import StatusPage
+from distdiag.events.files import FileAction
+from distdiag.probes.files.probe import FileWatch
+from distdiag.record.recorder import Recorder
+from distdiag.record.status_page import StatusPage
 
 NUM_FILES = 10_000
 BATCH = 500

@@ -19,10 +19,11 @@ from typing import NamedTuple
 
 import psutil
 
-from distdiag.event_reader import EventReader
-from distdiag.finding import Report
-from distdiag.run_dir import RunDir
-from distdiag.wire import Canon, EventDecoder, decode_report
+from distdiag.findings.finding import Report
+from distdiag.findings.report_json import decode_report
+from distdiag.record.event_reader import EventReader
+from distdiag.record.run_dir import RunDir
+from distdiag.record.wire import Canon, EventDecoder
 
 __all__ = ["Plan", "Trial"]
 

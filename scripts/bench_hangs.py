@@ -21,8 +21,8 @@ from typing import NamedTuple
 import msgspec
 from bench_hang_trial import Plan, Trial
 
-from distdiag.errors import DamagedFileError
-from distdiag.finding import Finding, Severity
+from distdiag.events.errors import DamagedFileError
+from distdiag.findings.finding import Finding, Severity
 
 NOTHING = "nothing"
 SAVE_STEPS = (2, 5, 8)

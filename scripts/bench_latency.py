@@ -18,11 +18,12 @@ from pathlib import Path
 
 import psutil
 
-from distdiag.event import Collective
-from distdiag.event_reader import EventReader
-from distdiag.finding import Report
-from distdiag.run_dir import RunDir
-from distdiag.wire import Canon, EventDecoder, decode_report
+from distdiag.events.collectives import Collective
+from distdiag.findings.finding import Report
+from distdiag.findings.report_json import decode_report
+from distdiag.record.event_reader import EventReader
+from distdiag.record.run_dir import RunDir
+from distdiag.record.wire import Canon, EventDecoder
 
 PROGRAM = """
 import sys, time, torch, torch.distributed as dist

@@ -29,8 +29,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from distdiag.config import Config
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS
-from distdiag.recorder import Recorder
-from distdiag.status_page import StatusPage
+from distdiag.record.recorder import Recorder
+from distdiag.record.status_page import StatusPage
 
 WORKLOAD = Path(__file__).with_name("bench_workload.py")
 PROBES = ("process-groups", "collectives", "steps")

@@ -36,10 +36,10 @@ from torch.nn.parallel import DistributedDataParallel
 from distdiag.config import Config
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS
-from distdiag.probes.own_steps import EVERY
-from distdiag.probes.routing_looks import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
-from distdiag.recorder import Recorder
-from distdiag.status_page import StatusPage
+from distdiag.probes.models.own_steps import EVERY
+from distdiag.probes.routing.watch import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
+from distdiag.record.recorder import Recorder
+from distdiag.record.status_page import StatusPage
 
 DIM, HEADS, EXPERTS, LAYERS, WORDS = 256, 4, 16, 4, 1000
 ROWS, LENGTH = 2, 128

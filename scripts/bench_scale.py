@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple
 
 from bench_scale_merge import bench_merge
 
-from distdiag.finding import Severity
-from distdiag.ranks import RankSet
-from distdiag.wire import decode_report
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from distdiag.findings.report_json import decode_report
 
 LAYERS: Final = 32
 GROUP_SIZE: Final = 8

@@ -14,10 +14,20 @@ import subprocess
 import sys
 import time
 
-from distdiag.event import Frame, Stacks, ThreadStack
-from distdiag.ranks import RankSet
-from distdiag.stack_tree import MAIN, Parting, Stack, StackGroup, StackTree, merge, parted
-from distdiag.stack_tree_wire import TreeDecoder, encode_tree
+from distdiag.events.base import Frame
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.views.stack_tree import (
+    MAIN,
+    Parting,
+    Stack,
+    StackGroup,
+    StackTree,
+    TreeDecoder,
+    encode_tree,
+    merge,
+    parted,
+)
 
 NODES = 12_500
 RANKS_PER_NODE = 8

@@ -32,11 +32,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from distdiag.probes.own_steps import FIRST_STEPS
-from distdiag.probes.steps import BackwardWatch, StepClock
-from distdiag.probes.survey import Survey
-from distdiag.recorder import Recorder
-from distdiag.status_page import StatusPage
+from distdiag.probes.models.own_steps import FIRST_STEPS
+from distdiag.probes.models.snapshot import Survey
+from distdiag.probes.optimizers.steps import BackwardWatch, StepClock
+from distdiag.record.recorder import Recorder
+from distdiag.record.status_page import StatusPage
 
 DIM, ROWS = 8, 2
 WRAPPERS: Final = ("plain", "ddp", "fsdp2")

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from distdiag.agent import RankAgent
+from distdiag.agent.agent import RankAgent
 from distdiag.config import Config
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS

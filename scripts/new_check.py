@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distdiag.alignment import Alignment
+from distdiag.views.alignment import Alignment
 from distdiag.checks.base import Check
-from distdiag.event import Collective
-from distdiag.finding import Finding, Severity
+from distdiag.events.collectives import Collective
+from distdiag.findings.finding import Finding, Severity
 
 
 class {class_name}(Check):

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from distdiag.run_dir import Launch, LaunchFile, write_atomically
+from distdiag.record.run_dir import Launch, LaunchFile, write_atomically
 from tests.fake_ranks import FakeJob
 
 

@@ -13,21 +13,14 @@ from pathlib import Path
 import msgspec
 
 from distdiag.config import Config
-from distdiag.event import (
-    CallSite,
-    Finished,
-    Frame,
-    ProcessGroup,
-    Raised,
-    RankStarted,
-    Signature,
-    TorchLoaded,
-)
-from distdiag.finding import Report
-from distdiag.recorder import Recorder
-from distdiag.run_dir import Launch, LaunchFile, RunDir, Verdict, write_atomically
-from distdiag.status_page import FINISHED, RAISED, StatusPage
-from distdiag.wire import decode_report
+from distdiag.events.base import CallSite, Frame
+from distdiag.events.collectives import ProcessGroup, Signature
+from distdiag.events.lifecycle import Finished, Raised, RankStarted, TorchLoaded
+from distdiag.findings.finding import Report
+from distdiag.findings.report_json import decode_report
+from distdiag.record.recorder import Recorder
+from distdiag.record.run_dir import Launch, LaunchFile, RunDir, Verdict, write_atomically
+from distdiag.record.status_page import FINISHED, RAISED, StatusPage
 
 REPOSITORY = Path(__file__).parents[1]
 PRELUDE = "import os, sys, time\nfrom tests.fake_ranks import FakeRank\nrank = FakeRank()\n"

@@ -12,10 +12,11 @@ from types import MappingProxyType
 import msgspec
 import pytest
 
-from distdiag.event import Event, Finished, ProbeDisabled, Raised, RankStarted
-from distdiag.event_reader import EventReader
-from distdiag.run_dir import Verdict
-from distdiag.wire import Canon, EventDecoder
+from distdiag.events.base import Event
+from distdiag.events.lifecycle import Finished, ProbeDisabled, Raised, RankStarted
+from distdiag.record.event_reader import EventReader
+from distdiag.record.run_dir import Verdict
+from distdiag.record.wire import Canon, EventDecoder
 
 REPOSITORY = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -382,7 +383,7 @@ def test_a_forked_child_that_leaves_by_os_exit_does_not_end_the_rank(
 def test_a_handler_that_raises_at_the_end_leaves_the_end_told(run: Run, tmp_path: Path) -> None:
     done = run(
         "import atexit, signal, sys\n"
-        "from distdiag.agent import RankAgent\n"
+        "from distdiag.agent.agent import RankAgent\n"
         "def stop(*_): sys.exit(4)\n"
         "def interrupted(): signal.raise_signal(signal.SIGALRM)\n"
         "signal.signal(signal.SIGALRM, stop)\n"

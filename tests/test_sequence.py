@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 import distdiag
 from distdiag import sequence
-from distdiag.errors import SequenceFaultError
-from distdiag.probes.used_groups import ranks_of
+from distdiag.events.errors import SequenceFaultError
+from distdiag.probes.collectives.used_groups import ranks_of
+from distdiag.record.marks import MARKED
 from distdiag.sequence import FaultKind, verify
-from distdiag.sequence_marks import MARKED
 
 
 def same(x):

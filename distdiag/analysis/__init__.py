@@ -1,6 +1,5 @@
 """Judge what a job left behind, dumps and run directories, by the engine that judges live runs."""
 
-from distdiag.analysis.analysis import analyze
-from distdiag.analysis.progress import Progress
+from distdiag.analysis.analysis import Progress, analyze
 
 __all__ = ["Progress", "analyze"]

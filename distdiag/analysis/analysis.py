@@ -2,23 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from distdiag.alignment import Fate, RankState
+import msgspec
+
 from distdiag.analysis.evidence import Evidence, gather
-from distdiag.analysis.timeline import Timeline
-from distdiag.any_event import AnyEvent
-from distdiag.attendance import Attendance
 from distdiag.checks import load_checks
+from distdiag.config.selection import Selection
 from distdiag.engine import Engine
-from distdiag.event import Collective, Event, RankStarted, TorchLoaded
-from distdiag.finding import Outcome, RankInfo, Report, Run
-from distdiag.last_act import last_act
-from distdiag.ranks import RankSet
-from distdiag.selection import Selection
+from distdiag.events.base import Event, Phase
+from distdiag.events.collectives import Collective
+from distdiag.events.lifecycle import Exited, Heartbeat, RankStarted, TorchLoaded
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks
+from distdiag.events.union import AnyEvent
+from distdiag.findings.finding import Outcome, RankInfo, Report, Run
+from distdiag.reports.builder import say
+from distdiag.reports.rank_status import Attendance
+from distdiag.views.rank_states import Fate, RankState, last_act
+
+# Say on stderr how far a long analysis is, and what it could not use.
+
+TERMINAL_S: Final = 0.1
+LINES_S: Final = 10.0
+"""Without a terminal there is a line this often, in seconds."""
+
+
+class Progress:
+    """One line that counts the files on a terminal; a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        """Look where stderr goes; nothing is written yet."""
+        self._is_terminal = sys.stderr.isatty()
+        self._shown_s = time.monotonic()
+        self._width = 0
+
+    def show(self, num_files: int) -> None:
+        """Say how many files have been read, if it was not said a moment ago."""
+        now_s = time.monotonic()
+        if now_s - self._shown_s < (TERMINAL_S if self._is_terminal else LINES_S):
+            return
+        self._shown_s = now_s
+        text = f"distdiag: {num_files} files read"
+        if self._is_terminal:
+            self._width = len(text)
+            say(f"\r{text}")
+        else:
+            say(f"{text}\n")
+
+    def complain(self, problem: str) -> None:
+        """Say in one line what cannot be used."""
+        self._clear()
+        say(f"distdiag: {problem}\n")
+
+    def _clear(self) -> None:
+        if self._width:
+            say(f"\r{' ' * self._width}\r")
+            self._width = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clear()
+
+
+# Let an engine live through what is left of a job: its events, the standstill, the end.
+
+START_NS: Final = 1_000_000_000
+LOOK_NS: Final = 250_000_000
+"""The engine looks again after so much time, in nanoseconds of its own clock."""
+
+
+class Timeline:
+    """Feeds an engine what a job did until it was over."""
+
+    def __init__(self, engine: Engine, on_event: Callable[[AnyEvent], None]) -> None:
+        """Begin where nothing has happened yet; `on_event` is shown every event."""
+        self._engine = engine
+        self._on_event = on_event
+        self._exits: list[Exited] = []
+        self._beats: dict[int, Heartbeat] = {}
+        self._now_ns = START_NS
+        engine.tick(START_NS)
+
+    def feed(self, sources: Iterable[Iterator[AnyEvent]]) -> None:
+        """Feed all events, one of each source in turn, so that no rank is far ahead.
+
+        The ends of processes are kept back: the standstill before them comes first.
+        """
+        turns = list(sources)
+        while turns:
+            turns = [source for source in turns if self._feed_next(source)]
+
+    def _feed_next(self, source: Iterator[AnyEvent]) -> bool:
+        event = next(source, None)
+        if event is None:
+            return False
+        self._on_event(event)
+        match event:
+            case Exited():
+                self._exits.append(event)
+            case Heartbeat():
+                self._beats[event.rank] = event
+            case Collective() | Stacks(error="") if event.rank not in self._beats:
+                # Whose stacks were dumped was alive, and so was who made a call.
+                self._beats[event.rank] = _sign_of_life(event.rank)
+                self._engine.feed(event)
+            case _:
+                self._engine.feed(event)
+        return True
+
+    def stand_still(self, pause_s: float) -> None:
+        """Let so much time pass in which no event comes, in seconds."""
+        self._beat()
+        self._now_ns += int(pause_s * 1e9)
+        self._beat()
+        self._engine.tick(self._now_ns)
+        for rank in self._engine.evidence_wanted:
+            self._engine.feed(
+                Stacks(
+                    rank=rank,
+                    seq=-1,
+                    time_ns=self._now_ns,
+                    source="dumps",
+                    error="there is no dump of its stacks",
+                )
+            )
+        self._tick()
+
+    def end(self) -> None:
+        """Feed the ends of the processes, and let the engine conclude."""
+        for event in self._exits:
+            self._engine.feed(event)
+        self._tick()
+        self._engine.finish()
+
+    def _beat(self) -> None:
+        for beat in self._beats.values():
+            now = msgspec.structs.replace(beat, time_ns=self._now_ns, beat_ns=self._now_ns)
+            self._engine.feed(now)
+
+    def _tick(self) -> None:
+        self._now_ns += LOOK_NS
+        self._engine.tick(self._now_ns)
+
+
+def _sign_of_life(rank: int) -> Heartbeat:
+    return Heartbeat(rank=rank, seq=-1, time_ns=0, phase=Phase.SCRIPT, beat_ns=0)
+
+
+# ---
 
 _NOT_TOLD: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""

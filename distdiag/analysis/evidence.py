@@ -9,13 +9,14 @@ from typing import Final
 
 from distdiag.analysis.reading import read_files
 from distdiag.analysis.run_folders import RunFolder, find_run_folders, is_run_folder
-from distdiag.any_event import AnyEvent
-from distdiag.dumps.rank_resolution import resolve_ranks
+from distdiag.dumps.flight_recorder.recording import Recording, RecordingDump
+from distdiag.dumps.flight_recorder.run import RecordedRun
+from distdiag.dumps.ranks import resolve_ranks
 from distdiag.dumps.reading import RankDump
-from distdiag.dumps.recordings import RecordedRun, Recording, RecordingDump
-from distdiag.errors import UsageError
-from distdiag.ranks import RankSet
-from distdiag.wire import Canon
+from distdiag.events.errors import UsageError
+from distdiag.events.ranks import RankSet
+from distdiag.events.union import AnyEvent
+from distdiag.record.wire import Canon
 
 ASSUMED_PAUSE_S: Final = 600.0
 """Where nothing tells how long the ranks had stood still: the default timeout of NCCL, in s."""

@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from distdiag.dumps.dump_files import Refused, walk
+from distdiag.dumps.files import Refused, walk
 from distdiag.dumps.reading import Dump, DumpReader, RankDump, load_readers
-from distdiag.errors import DamagedFileError
+from distdiag.events.errors import DamagedFileError
 
 MOST_MEMORY: Final = 8 << 30
 """So much address space may a process take that reads files, in bytes."""

@@ -8,14 +8,14 @@ from typing import Final
 
 import msgspec
 
-from distdiag.any_event import AnyEvent
-from distdiag.dumps.proc import Process
-from distdiag.errors import UNDECODABLE, DamagedFileError, UsageError
-from distdiag.event import Exited, Finished, Heartbeat, Raised, RankStarted
-from distdiag.run_dir import LaunchFile, RunDir
-from distdiag.status_page import read_status
+from distdiag.dumps.process.proc import Process
+from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
+from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted
+from distdiag.events.union import AnyEvent
+from distdiag.record.run_dir import LaunchFile, RunDir
+from distdiag.record.status_page import read_status
+from distdiag.record.wire import Canon
 from distdiag.transports.files import LocalFiles
-from distdiag.wire import Canon
 
 DEEPEST: Final = 4
 """So deep below a folder that the user names run directories are looked for."""

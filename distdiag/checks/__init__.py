@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from distdiag.checks.base import Check
 
@@ -23,7 +23,7 @@ def load_checks() -> Mapping[str, type[Check]]:
 
 
 def _own_checks() -> list[type[Check]]:
-    modules = [import_module(m.name) for m in iter_modules(__path__, prefix=f"{__name__}.")]
+    modules = [import_module(m.name) for m in walk_packages(__path__, prefix=f"{__name__}.")]
     return [
         value
         for module in modules

@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from distdiag.alignment import Alignment, MissingFile, Race, RankState
-from distdiag.data_view import FeedView
-from distdiag.event import Event
-from distdiag.exchange_view import RoundTrip, UnfitExchange
-from distdiag.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.gradient_view import GradientView, SumsView
-from distdiag.loss_view import LossView
-from distdiag.model_event import Moment
-from distdiag.model_view import ContentView, ModelView, ReplicaView, ScalingView, UntrainedView
-from distdiag.plan_view import ProgramPlanView, RuleView
-from distdiag.ranks import RankSet
-from distdiag.routing_view import RoutingView
-from distdiag.sequence_view import SequenceView
+from distdiag.events.base import Event
+from distdiag.events.models import Moment
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.views.alignment import Alignment
+from distdiag.views.data import FeedView
+from distdiag.views.files import MissingFile, Race
+from distdiag.views.gradients import GradientView, SumsView
+from distdiag.views.losses import LossView
+from distdiag.views.models import (
+    ContentView,
+    ModelView,
+    ProgramPlanView,
+    ReplicaView,
+    RuleView,
+    ScalingView,
+    UntrainedView,
+)
+from distdiag.views.rank_states import RankState
+from distdiag.views.routing import RoundTrip, RoutingView, UnfitExchange
+from distdiag.views.sequences import SequenceView
 
 
 class Check:

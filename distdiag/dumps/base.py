@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
-from distdiag.event import Observed, Stacks, ThreadStack, Value
+from distdiag.events.base import Value
+from distdiag.events.stacks import Observed, Stacks, ThreadStack
 
 AT_ONCE: Final = 8
 """So many ranks are dumped at the same time."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import Final, Literal
 
-from distdiag.errors import DamagedFileError
-from distdiag.run_dir import RunDir, write_atomically
-from distdiag.status_page import read_status
+from distdiag.events.errors import DamagedFileError
+from distdiag.record.run_dir import RunDir, write_atomically
+from distdiag.record.status_page import read_status
 
 POLL_S: Final = 0.01
 STUCK_NS: Final = 3_000_000_000

@@ -7,15 +7,41 @@ readers (a log holds tracebacks, stacks and lines of the NCCL watchdog), and eac
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from importlib import import_module
-from pkgutil import iter_modules
-from typing import ClassVar
+from pathlib import PurePosixPath
+from pkgutil import walk_packages
+from typing import ClassVar, Final
 
 import msgspec
 
 import distdiag.dumps as package
-from distdiag.any_event import AnyEvent
+from distdiag.events.union import AnyEvent
+from distdiag.record.user_code import FRAMEWORKS, LIBRARIES, is_user_file
+
+# Whether a file that a dump names is the user's own, when the dump was made on another machine.
+
+_STDLIB: Final = re.compile(r"/(?:lib|lib64|Lib)/python3\.\d+t?/(?!site-packages/|dist-packages/)")
+_FOREIGN: Final = FRAMEWORKS | LIBRARIES | sys.stdlib_module_names | {"distdiag"}
+
+
+@lru_cache(maxsize=4096)
+def is_foreign_user_file(path: str) -> bool:
+    """Whether frames of this file are the user's own, judged by the path alone.
+
+    A path that is not absolute begins with the name of a module, as py-spy shortens it.
+    """
+    if not path.startswith("/"):
+        first = PurePosixPath(path).parts[:1]
+        if not first or first[0].removesuffix(".py") in _FOREIGN:
+            return False
+    return _STDLIB.search(path) is None and is_user_file(path, None)
+
+
+# ---
 
 UNKNOWN_RANK = -1
 """What the `rank` of an event is while `RankDump.rank` is None."""
@@ -78,7 +104,7 @@ class DumpReader:
 
 def load_readers() -> tuple[DumpReader, ...]:
     """Make one reader of each kind that the modules of this package define, ordered by name."""
-    modules = [import_module(m.name) for m in iter_modules(package.__path__, "distdiag.dumps.")]
+    modules = [import_module(m.name) for m in walk_packages(package.__path__, "distdiag.dumps.")]
     kinds = {
         value
         for module in modules

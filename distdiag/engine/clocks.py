@@ -9,6 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+# What keeps the replay of a rank from going on.
+
+
+class Gate:
+    """Something that ranks wait for in the replay; `waiters` are to be replayed when it changes."""
+
+    __slots__ = ("waiters",)
+
+    def __init__(self) -> None:
+        """Let nobody wait yet."""
+        self.waiters: list[int] = []
+
+
+# ---
+
 Clock = Mapping[int, int]
 """By rank, never changed once it is made; a rank that is not in it has 0."""
 

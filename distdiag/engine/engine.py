@@ -7,43 +7,35 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from distdiag.alignment import Fate, RankState, Trigger
 from distdiag.checks.base import Check
-from distdiag.engine.all_watches import all_watches
-from distdiag.engine.collectives import CollectiveStreams
-from distdiag.engine.deadlocks import Contradictions
-from distdiag.engine.file_watch import FileWatch
-from distdiag.engine.group_calls import GroupCalls
-from distdiag.engine.judges import Judges
-from distdiag.engine.messages import Messages
-from distdiag.engine.model_watch import ModelEvent
-from distdiag.engine.rank_tracker import RankStates, RankTracker
-from distdiag.engine.stall import IDLE_JOB_PATIENCE, SAME_CALL_PATIENCE, Candidate, Stall
-from distdiag.engine.unobserved import UnobservedRanks
-from distdiag.engine.waits import (
+from distdiag.config.placement_rules import PlacementRule
+from distdiag.engine.collectives.calls import CollectiveStreams, GroupCalls, Messages
+from distdiag.engine.coverage import UnobservedRanks
+from distdiag.engine.files.aligner import FileWatch
+from distdiag.engine.hangs.stall import IDLE_JOB_PATIENCE, SAME_CALL_PATIENCE, Candidate, Stall
+from distdiag.engine.hangs.waits import (
     CYCLE_IDLE_S,
     AnyAlignment,
+    Contradictions,
     Wait,
     cannot_come,
     closure,
     in_cycle,
     works,
 )
-from distdiag.event import (
-    Collective,
-    Event,
-    Exited,
-    FileAccess,
-    Finished,
-    GroupCreated,
-    NodeLost,
-    ProbeDisabled,
-    Raised,
-    Stacks,
-)
-from distdiag.finding import Finding
-from distdiag.placement_rule import PlacementRule
-from distdiag.ranks import RankSet
+from distdiag.engine.models.aligner import ModelEvent
+from distdiag.engine.ranks import RankStates, RankTracker
+from distdiag.engine.runner import Judges
+from distdiag.engine.wiring import all_watches
+from distdiag.events.base import Event
+from distdiag.events.collectives import Collective, GroupCreated
+from distdiag.events.files import FileAccess
+from distdiag.events.lifecycle import Exited, Finished, NodeLost, ProbeDisabled, Raised
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks
+from distdiag.findings.finding import Finding
+from distdiag.views.alignment import Trigger
+from distdiag.views.rank_states import Fate, RankState
 
 _log = logging.getLogger(__name__)
 

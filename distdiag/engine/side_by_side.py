@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from distdiag.alignment import Alignment
-from distdiag.ranks import RankSet
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Alignment
 
 MOST_OPEN: Final = 512
 

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
-from distdiag.lint.modules import Class, Function, Module
-from distdiag.lint.nodes import statements
+from distdiag.lint.modules import Class, Function, Module, statements
 
 
 def value_of(expr: ast.expr, function: Function) -> ast.expr | None:

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from distdiag.frameworks.rank_names import RANKS
 from distdiag.lint.modules import Function
 from distdiag.lint.operations import Operation, operation_of
 from distdiag.lint.project import Project
-from distdiag.lint.rank_names import RANKS
 from distdiag.lint.rank_values import RankView
 from distdiag.lint.reach import EVERY, allowed, reach
 from distdiag.lint.sites import Condition, Exit, Site, sites_of

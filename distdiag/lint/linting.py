@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from distdiag.errors import DamagedFileError
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule
+from distdiag.config.selection import Selection
+from distdiag.events.errors import DamagedFileError
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Rule
 from distdiag.lint.effects import Effects
-from distdiag.lint.finding import LintFinding
-from distdiag.lint.ignores import is_ignored
 from distdiag.lint.modules import Module
 from distdiag.lint.project import Project
 from distdiag.lint.rules import load_rules
 from distdiag.lint.sources import is_worth_parsing, python_files, read_text
-from distdiag.selection import Selection
+
+# Comments that silence rules: ``# distdiag: ignore``, ``# distdiag: ignore[COL009, BAR001]``.
+
+_COMMENT: Final = re.compile(r"#\s*distdiag:\s*ignore(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE)
+
+
+def is_ignored(module: Module, finding: LintFinding) -> bool:
+    """Say whether a comment on a line of the finding's call or statement silences it."""
+    return any(
+        _silences(line, finding) for line in module.lines[finding.line - 1 : finding.end_line]
+    )
+
+
+def _silences(line: str, finding: LintFinding) -> bool:
+    comment = _COMMENT.search(line)
+    if comment is None:
+        return False
+    codes = comment["codes"]
+    if codes is None:
+        return True
+    wanted = {code.strip().lower() for code in codes.split(",")}
+    return bool(wanted & {finding.code.lower(), finding.name})
+
+
+# ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from distdiag.errors import DamagedFileError
+from distdiag.events.errors import DamagedFileError
 from distdiag.lint.bindings import value_of
 from distdiag.lint.modules import Class, Function, Module, dotted_name
 from distdiag.lint.sources import read_module

@@ -7,8 +7,7 @@ import re
 from typing import Final
 
 from distdiag.lint.effects import Effects
-from distdiag.lint.modules import Function
-from distdiag.lint.nodes import all_nodes
+from distdiag.lint.modules import Function, all_nodes
 from distdiag.lint.sites import Site, sites_of
 
 _MAX_DEPTH: Final = 3

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from distdiag.lint.bindings import is_rebound, value_of
-from distdiag.lint.modules import Function
-from distdiag.lint.rank_names import (
+from distdiag.frameworks.rank_names import (
     RANKS_PER_NODE,
     is_global_rank,
     last_name,
     value_by_name,
     value_of_variable,
 )
+from distdiag.lint.bindings import is_rebound, value_of
+from distdiag.lint.modules import Function
 
 _MAX_DEPTH: Final = 16
 _COMPARISONS: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {

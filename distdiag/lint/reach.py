@@ -7,8 +7,8 @@ import re
 from functools import lru_cache
 from typing import Final
 
+from distdiag.frameworks.rank_names import RANKS
 from distdiag.lint.modules import Function
-from distdiag.lint.rank_names import RANKS
 from distdiag.lint.rank_values import RankView
 from distdiag.lint.sites import Condition, Exit, Site
 

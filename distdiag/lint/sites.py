@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from distdiag.lint.modules import Function
-from distdiag.lint.nodes import children
+from distdiag.lint.modules import Function, children
 
 _ENDING_CALLS: Final = frozenset({"exit", "sys.exit", "os._exit", "quit"})
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from distdiag.errors import DamagedFileError, UsageError
+from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.lint.modules import MAX_BYTES, Module, parse
 
 # A file without any of these words has nothing that a rule could say something about.

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from distdiag.errors import DamagedFileError, UsageError
+from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.live.job_dump import NodeDump, read_node_dump
 
 AT_ONCE: Final = 32

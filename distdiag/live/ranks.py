@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 import psutil
 
-from distdiag.errors import UsageError
+from distdiag.events.errors import UsageError
 
 LARGEST_WORLD: Final = 1 << 20
 LAUNCHERS: Final = frozenset(

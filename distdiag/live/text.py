@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from distdiag.event import Frame
+from distdiag.events.base import Frame
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
 from distdiag.live.job_dump import JobDump
-from distdiag.ranks import RankSet
-from distdiag.reasoning.descriptions import user_location
 from distdiag.reports.base import cut, short, visible
-from distdiag.stack_tree import MAIN, Parting, StackGroup, StackTree, parted
+from distdiag.views.stack_tree import MAIN, Parting, StackGroup, StackTree, parted
 
 MOST_GROUPS: Final = 12
 """So many groups are shown one by one: the smallest ones, and the largest."""

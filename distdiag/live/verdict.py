@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from distdiag.alignment import RankState
 from distdiag.checks import load_checks
 from distdiag.engine import Engine
-from distdiag.event import Stacks
-from distdiag.finding import Outcome, RankInfo, Report, Run
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks
+from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.live.job_dump import JobDump, RankStacks
-from distdiag.ranks import RankSet
+from distdiag.views.rank_states import RankState
 
 
 def judge(dump: JobDump) -> Report:

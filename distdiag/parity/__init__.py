@@ -1,5 +1,5 @@
 """Compares runs of one script on different numbers of ranks, and says what differs first."""
 
-from distdiag.batch_hook import batch
+from distdiag.record.marks import batch
 
 __all__ = ["batch"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from distdiag.events.ranks import RankSet
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.ranks import RankSet
-from distdiag.recording import Kind
+from distdiag.record.recording import Kind
 
 _FEWEST: Final = 2
 

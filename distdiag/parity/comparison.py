@@ -9,23 +9,26 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from distdiag.disparity import Difference, Disparity, Subject
-from distdiag.parity.alone import gradients_of, is_mean_of
+from distdiag.events.comparisons import Difference, Disparity, Subject
+from distdiag.events.ranks import RankSet
 from distdiag.parity.batches import differing_data, shared_samples
-from distdiag.parity.explanations import Pair, Weights, explain, is_multiple, weights_of
-from distdiag.parity.loose_parts import compare_parts
-from distdiag.parity.loss_share import share_of
-from distdiag.parity.losses import loss_pairs, total_loss
-from distdiag.parity.norms import norm_pairs
+from distdiag.parity.explanations import (
+    Pair,
+    Weights,
+    explain,
+    gradients_of,
+    is_mean_of,
+    is_multiple,
+    weights_of,
+)
+from distdiag.parity.losses import loss_pairs, share_of, total_loss
 from distdiag.parity.outputs import differing_ranks, output_pairs
-from distdiag.parity.rates import Rates
+from distdiag.parity.parts import compare_parts, experts_of, find_spots, num_parts
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.result import Result, StepRow
-from distdiag.parity.spread_parts import experts_of, find_spots, num_parts
-from distdiag.parity.tensors import MOST_EXPLAINED, Tensors, kept
+from distdiag.parity.tensors import MOST_EXPLAINED, Rates, Tensors, kept, norm_pairs
 from distdiag.parity.tolerance import compare
-from distdiag.ranks import RankSet
-from distdiag.recording import Kind
+from distdiag.record.recording import Kind
 
 SHOWN: Final = 8
 

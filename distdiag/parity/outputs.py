@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from distdiag.disparity import Difference
+from distdiag.events.comparisons import Difference
+from distdiag.events.ranks import RankSet
 from distdiag.parity.explanations import Pair
 from distdiag.parity.recorded_run import UNIT, Array, RecordedRun
 from distdiag.parity.tolerance import Common, Exactness, judge, measure
-from distdiag.ranks import RankSet
-from distdiag.recording import Kind
+from distdiag.record.recording import Kind
 
 _GUILTY: Final = 0.3
 _ALIKE: Final = 1e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distdiag.disparity import Disparity, Subject
+from distdiag.events.comparisons import Disparity, Subject
 from distdiag.parity.explanations import Pair
 
 

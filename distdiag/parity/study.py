@@ -9,14 +9,22 @@ from typing import Final
 
 import msgspec
 
-from distdiag.disparity import Disparity, Subject
-from distdiag.errors import UsageError
+from distdiag.config.tasks import Dropout
+from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.errors import UsageError
 from distdiag.parity.comparison import Comparison
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.result import Result
-from distdiag.parity.room import Slot, need_of, slots_for
-from distdiag.parity.runs import Configuration, Planned, Runs, sources_of, task_for
-from distdiag.parity_task import Dropout
+from distdiag.parity.runs import (
+    Configuration,
+    Planned,
+    Runs,
+    Slot,
+    need_of,
+    slots_for,
+    sources_of,
+    task_for,
+)
 
 NUDGE: Final = 20_240_607
 AGAIN_STEPS: Final = 3

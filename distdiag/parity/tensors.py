@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from distdiag.disparity import Difference
+from distdiag.events.comparisons import Difference
 from distdiag.parity.explanations import Pair
-from distdiag.parity.rank_data import Recorded
-from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.room import num_cores
+from distdiag.parity.recorded_run import Recorded, RecordedRun
+from distdiag.parity.runs import num_cores
 from distdiag.parity.tolerance import (
+    MARGIN,
     Common,
     Exactness,
     Measured,
@@ -23,7 +23,106 @@ from distdiag.parity.tolerance import (
     judge,
     measure,
 )
-from distdiag.recording import Kind
+from distdiag.record.recording import Kind
+
+# The norm by which gradients were clipped, against that of the whole gradients.
+
+ACCURACY: Final = 1e-3
+"""Kernels that sum up squares in float32 are better than this; a wrong norm is far worse."""
+
+
+def norm_pairs(reference: RecordedRun, candidate: RecordedRun, step: int) -> Iterator[Pair]:
+    """Yield the norm that clipping used, as a multiple of that of all gradients.
+
+    Whatever is clipped, that multiple is the same on any number of ranks.
+    """
+    ours, theirs = _multiple(reference, step), _multiple(candidate, step)
+    if ours is None or theirs is None:
+        return
+    names = reference.names(Kind.GRADIENT, step)
+    units = (reference.unit(Kind.GRADIENT, step, name) for name in names)
+    bound = max(ACCURACY, MARGIN * max(units))
+    factor = theirs / ours
+    difference = Difference(
+        name="norm that clipping used",
+        measured=abs(factor - 1),
+        bound=bound,
+        ratio=abs(factor - 1) / bound,
+        factor=factor,
+    )
+    yield Pair(difference, np.array([ours, ours]), np.array([theirs, theirs]))
+
+
+def _multiple(run: RecordedRun, step: int) -> float | None:
+    """Return the used norm over the norm of the whole gradients, of the rank furthest from one."""
+    used = [r.values[0] for r in run.by_rank(Kind.NORM, step, 0, "norm").values() if r.values]
+    norms = [float(value) for value in used if isinstance(value, int | float)]
+    whole = [run.whole(Kind.GRADIENT, step, name) for name in run.names(Kind.GRADIENT, step)]
+    if not norms or not whole or any(each is None for each in whole):
+        return None
+    size = math.sqrt(sum(float(np.vdot(each, each)) for each in whole if each is not None))
+    if not size or not all(map(math.isfinite, norms)) or min(norms) <= 0:
+        return None
+    return max((norm / size for norm in norms), key=lambda multiple: abs(math.log(multiple)))
+
+
+# The learning rates of two runs. Nothing rounds them, so any difference is one.
+
+_SAME: Final = 1e-6
+
+
+class Rates:
+    """The learning rates of all groups of parameters."""
+
+    def __init__(self, reference: RecordedRun, candidate: RecordedRun) -> None:
+        """Compare these runs."""
+        self._reference = reference
+        self._candidate = candidate
+
+    def details(self, step: int) -> list[str]:
+        """Say which ranks have other learning rates than the reference."""
+        due = self._due(step)
+        return [
+            f"rank {rank} has the learning rates {values}, not {due}"
+            for rank, values in self._by_rank(step).items()
+            if due is not None and values != due
+        ]
+
+    def pairs(self, step: int) -> Iterator[Pair]:
+        """Yield the learning rates of a step, those of the rank that is furthest off."""
+        due = self._due(step) or ()
+        found = [values for values in self._by_rank(step).values() if len(values) == len(due)]
+        for number, rate in enumerate(due):
+            others = [values[number] for values in found]
+            if not rate or not others:
+                continue
+            other = max(others, key=lambda each: abs(each - rate))
+            relative = abs(other / rate - 1)
+            difference = Difference(
+                name=f"learning rate of parameter group {number}",
+                measured=relative,
+                bound=_SAME,
+                ratio=relative / _SAME if math.isfinite(relative) else math.inf,
+                factor=other / rate,
+            )
+            yield Pair(difference, np.array([rate]), np.array([other]))
+
+    def _due(self, step: int) -> tuple[float, ...] | None:
+        return next(iter(_values(self._reference, step).values()), None)
+
+    def _by_rank(self, step: int) -> dict[int, tuple[float, ...]]:
+        return _values(self._candidate, step)
+
+
+def _values(run: RecordedRun, step: int) -> dict[int, tuple[float, ...]]:
+    records = run.by_rank(Kind.RATE, step, 0, "rates")
+    return {
+        rank: tuple(float(value) for value in record.values or () if value is not None)
+        for rank, record in records.items()
+    }
+
+
+# ---
 
 MOST_EXPLAINED: Final = 24
 MOST_ELEMENTS: Final = 4_000_000

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from distdiag.disparity import Difference
-from distdiag.parity.rank_data import Recorded
+from distdiag.events.comparisons import Difference
+from distdiag.parity.recorded_run import Recorded
 
 MARGIN: Final = 8.0
 DROWNED: Final = 0.3

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from distdiag.checks import load_checks
-from distdiag.disparity import Disparity
 from distdiag.engine import Engine
-from distdiag.errors import DamagedFileError, UsageError
-from distdiag.finding import Finding, Outcome, RankInfo, Report, Run
+from distdiag.events.comparisons import Disparity
+from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Finding, Outcome, RankInfo, Report, Run
 from distdiag.parity.runs import FINDINGS
 from distdiag.parity.study import Outcome as StudyOutcome
-from distdiag.ranks import RankSet
 from distdiag.reports import read_report
 
 

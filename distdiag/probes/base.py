@@ -18,10 +18,11 @@ from types import (
 )
 from typing import Any, ClassVar, Final
 
-from distdiag.event import Phase, ProbeDisabled, Unobserved
-from distdiag.probes.exception_text import message_of, traceback_of
-from distdiag.probes.in_place import InPlace, built_in_of, open_up
-from distdiag.recorder import Recorder
+from distdiag.events.base import Phase
+from distdiag.events.lifecycle import ProbeDisabled, Unobserved
+from distdiag.probes.patching.in_place import InPlace, built_in_of, open_up
+from distdiag.record.exception_text import message_of, traceback_of
+from distdiag.record.recorder import Recorder
 
 AnyCallable = Callable[..., Any]
 Wrap = Callable[[Any], Any]

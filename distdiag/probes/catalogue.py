@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from distdiag.config import Config
 from distdiag.probes.base import Probe
-from distdiag.recorder import Recorder
+from distdiag.record.recorder import Recorder
 
 
 class Plan(NamedTuple):
@@ -29,20 +29,19 @@ def _only(module: str, probe: str) -> Callable[[Recorder, Config], Sequence[Prob
     """Make one probe that needs no more than the recorder."""
 
     def make(recorder: Recorder, _: Config) -> Sequence[Probe]:
-        kind = getattr(importlib.import_module(f"distdiag.probes.{module}"), probe)
+        kind = getattr(importlib.import_module(f"distdiag.{module}"), probe)
         return [kind(recorder)]
 
     return make
 
 
 def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    from distdiag.probes.collective_fronts import CollectiveFronts
-    from distdiag.probes.dispatcher_tap import DispatcherTap
-    from distdiag.probes.functional import FunctionalTap
-    from distdiag.probes.hook_tap import HookTap
-    from distdiag.probes.strict import StrictGate
-    from distdiag.probes.strict_store import own_store
-    from distdiag.probes.work import WorkWatch
+    from distdiag.probes.collectives.dispatcher import DispatcherTap
+    from distdiag.probes.collectives.functional import FunctionalTap
+    from distdiag.probes.collectives.hooks import HookTap
+    from distdiag.probes.collectives.python_wrappers import CollectiveFronts
+    from distdiag.probes.collectives.strict import StrictGate, own_store
+    from distdiag.probes.collectives.work import WorkWatch
 
     gate = None
     if config.strict:
@@ -56,10 +55,10 @@ def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
 
 
 def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    from distdiag.probes.gradient_sums import GradientSumWatch
-    from distdiag.probes.loss_watch import LossWatch
-    from distdiag.probes.steps import BackwardWatch, StepClock
-    from distdiag.probes.survey import Survey
+    from distdiag.probes.gradients.sums import GradientSumWatch
+    from distdiag.probes.losses.watch import LossWatch
+    from distdiag.probes.models.snapshot import Survey
+    from distdiag.probes.optimizers.steps import BackwardWatch, StepClock
 
     survey = Survey(recorder, only_start=config.profile == "light")
     if config.profile == "light":
@@ -70,7 +69,7 @@ def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
 
 
 def _random_states(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    from distdiag.probes.random_states import RandomStates
+    from distdiag.probes.random.states import RandomStates
 
     return [RandomStates(recorder, only_start=config.profile == "light")]
 
@@ -78,7 +77,7 @@ def _random_states(recorder: Recorder, config: Config) -> Sequence[Probe]:
 def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
     if not config.poison_empty:
         return []
-    from distdiag.probes.poison import PoisonedMemory
+    from distdiag.probes.process.poison import PoisonedMemory
 
     return [PoisonedMemory(recorder)]
 
@@ -86,7 +85,7 @@ def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
 def _verify_sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
     if not config.verify_sequence:
         return []
-    from distdiag.probes.verify_sequence import VerifySequence
+    from distdiag.probes.sequence.verify import VerifySequence
 
     return [VerifySequence(recorder, config.sequence)]
 
@@ -94,8 +93,8 @@ def _verify_sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
 def _parity(recorder: Recorder, config: Config) -> Sequence[Probe]:
     if not config.parity_task:
         return []
-    from distdiag.parity_task import ParityTask
-    from distdiag.probes.parity_recorder import ParityRecorder
+    from distdiag.config.tasks import ParityTask
+    from distdiag.probes.parity.recorder import ParityRecorder
 
     return [ParityRecorder(recorder, ParityTask.read(config.parity_task))]
 
@@ -103,17 +102,17 @@ def _parity(recorder: Recorder, config: Config) -> Sequence[Probe]:
 def _routing_recorder(recorder: Recorder, config: Config) -> Sequence[Probe]:
     if not config.routing_task:
         return []
-    from distdiag.probes.routing_recorder import RoutingRecorder
-    from distdiag.routing_task import RoutingTask
+    from distdiag.config.tasks import RoutingTask
+    from distdiag.probes.routing.recorder import RoutingRecorder
 
     return [RoutingRecorder(recorder, RoutingTask.read(config.routing_task))]
 
 
 def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.samplers import SamplerWatch
-    from distdiag.probes.schedules import Schedules
-    from distdiag.probes.step_draws import StepDraws
-    from distdiag.probes.step_feeds import StepFeeds
+    from distdiag.probes.data.feeds import StepFeeds
+    from distdiag.probes.data.samplers import SamplerWatch
+    from distdiag.probes.optimizers.schedules import Schedules
+    from distdiag.probes.random.step_draws import StepDraws
 
     feeds = StepFeeds(recorder)
     samplers = SamplerWatch(recorder, feeds)
@@ -124,7 +123,7 @@ def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
     is_light = config.profile == "light"
     if is_light and config.routing_task:
         return []  # which records all that this one would look at
-    from distdiag.probes.routing import RoutingWatch
+    from distdiag.probes.routing.watch import RoutingWatch
 
     return [RoutingWatch(recorder, config.routing.modules, is_light=is_light)]
 
@@ -132,7 +131,7 @@ def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
 def _sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
     if config.profile == "light":
         return []
-    from distdiag.probes.sequence import SequenceProbe
+    from distdiag.probes.sequence.probe import SequenceProbe
 
     return [SequenceProbe(recorder)]
 
@@ -141,25 +140,27 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
 PLANS: Final = (
-    Plan("files", (), _only("files", "FileWatch")),
-    Plan("store-calls", ("torch", _C10D), _only("store_calls", "StoreCalls")),
-    Plan("process-groups", ("torch", _C10D), _only("groups", "ProcessGroups")),
-    Plan("spawned-processes", ("torch", _C10D), _only("spawned", "SpawnWatch")),
+    Plan("files", (), _only("probes.files.probe", "FileWatch")),
+    Plan("store-calls", ("torch", _C10D), _only("probes.collectives.store_calls", "StoreCalls")),
+    Plan("process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")),
+    Plan("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnWatch")),
     Plan("collectives", ("torch", _C10D), _collectives),
     Plan("steps", ("torch",), _steps),
     Plan("random-states", ("torch",), _random_states),
     Plan(
         "random-draws",
         ("torch", "torch.distributed.tensor._random"),
-        _only("random_draws", "RandomDraws"),
+        _only("probes.random.draws", "RandomDraws"),
     ),
     Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
     Plan("verify-sequence", ("torch", _C10D), _verify_sequence),
     Plan("parity", ("torch",), _parity),
     Plan("routing-recorder", ("torch",), _routing_recorder),
-    Plan("save", ("torch",), _only("phases", "SaveWatch")),
+    Plan("save", ("torch",), _only("probes.process.phases", "SaveWatch")),
     Plan(
-        "dataloader", ("torch", "torch.utils.data.dataloader"), _only("phases", "DataLoaderWatch")
+        "dataloader",
+        ("torch", "torch.utils.data.dataloader"),
+        _only("probes.process.phases", "DataLoaderWatch"),
     ),
     Plan("routing", ("torch",), _routing),
     Plan("sequence", ("torch", _C10D), _sequence),
@@ -171,42 +172,42 @@ PLANS: Final = (
             "torch.distributed.fsdp",
             "torch.distributed.fsdp._fully_shard._fsdp_state",
         ),
-        _only("sharded_forwards", "ShardedForwards"),
+        _only("probes.models.sharding_moments", "ShardedForwards"),
     ),
     Plan(
         "sharding-context",
         ("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group"),
-        _only("sharding_context", "ShardingContext"),
+        _only("probes.collectives.sharding_context", "ShardingContext"),
     ),
     Plan(
         "parallel-moments",
         ("torch", "torch.distributed.tensor.parallel"),
-        _only("parallel_moments", "ParallelMoments"),
+        _only("probes.models.parallel_moments", "ParallelMoments"),
     ),
     Plan(
         "parallelize-plans",
         ("torch", "torch.distributed.tensor.parallel"),
-        _only("parallelize_plans", "ParallelizePlans"),
+        _only("probes.models.parallelize_plans", "ParallelizePlans"),
     ),
     Plan(
         "sequence-buffers",
         ("torch", "torch.distributed.tensor.experimental"),
-        _only("sequence_buffers", "SequenceBuffers"),
+        _only("probes.sequence.buffers", "SequenceBuffers"),
     ),
     Plan(
         "veomni-plans",
         ("torch", "veomni.distributed.parallel_plan"),
-        _only("veomni_plans", "VeOmniPlans"),
+        _only("frameworks.veomni", "VeOmniPlans"),
     ),
     Plan(
         "transformers-plans",
         ("torch", "transformers.modeling_utils"),
-        _only("transformers_plans", "TransformersPlans"),
+        _only("frameworks.transformers", "TransformersPlans"),
     ),
     Plan(
         "partial-reads",
         ("torch", "torch.distributed.tensor"),
-        _only("partial_reads", "PartialReads"),
+        _only("probes.models.partial_reads", "PartialReads"),
     ),
     Plan(
         "sharding-moments",
@@ -215,23 +216,27 @@ PLANS: Final = (
             "torch.distributed.fsdp",
             "torch.distributed.fsdp._fully_shard._fsdp_state",
         ),
-        _only("sharding_moments", "ShardingMoments"),
+        _only("probes.models.sharding_moments", "ShardingMoments"),
     ),
     Plan(
         "checkpoint",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
-        _only("phases", "CheckpointWatch"),
+        _only("probes.process.phases", "CheckpointWatch"),
     ),
-    Plan("compile", ("torch", "torch._dynamo.callback"), _only("phases", "CompileWatch")),
-    Plan("loads", ("torch",), _only("loads", "LoadWatch")),
+    Plan(
+        "compile",
+        ("torch", "torch._dynamo.callback"),
+        _only("probes.process.phases", "CompileWatch"),
+    ),
+    Plan("loads", ("torch",), _only("probes.checkpoints.loads", "LoadWatch")),
     Plan(
         "rank-states",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
-        _only("rank_states", "RankStates"),
+        _only("probes.checkpoints.rank_states", "RankStates"),
     ),
     Plan(
         "evaluation-gathers",
         ("torch", "accelerate.accelerator", "accelerate.data_loader"),
-        _only("evaluation_gathers", "EvaluationGathers"),
+        _only("frameworks.accelerate", "EvaluationGathers"),
     ),
 )

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from distdiag.alignment import Alignment
 from distdiag.analysis.run_folders import find_run_folders
-from distdiag.errors import UsageError
-from distdiag.event import Collective, ProcessGroup
-from distdiag.finding import Finding, Report
-from distdiag.ranks import RankSet
-from distdiag.reasoning.invariants import contradiction
-from distdiag.wire import Canon
+from distdiag.events.collectives import Collective, ProcessGroup
+from distdiag.events.errors import UsageError
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Finding, Report
+from distdiag.record.wire import Canon
+from distdiag.views.alignment import Alignment
+from distdiag.views.invariants import contradiction
 
 PARTING: Final = frozenset(
     "COL001 COL002 COL003 COL004 COL005 COL006 COL007 COL009 COL011".split()  # noqa: SIM905

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
+from distdiag.reports import formats
 from distdiag.reports.base import Reporter, one_line
-from distdiag.reports.json import read_report, write_report
+from distdiag.reports.formats.json import read_report, write_report
 
 __all__ = [
     "Reporter",
@@ -20,12 +21,12 @@ __all__ = [
 
 def reporter_names() -> tuple[str, ...]:
     """Return the names of all reporters; nothing is imported for it."""
-    return tuple(sorted(m.name for m in iter_modules(__path__) if m.name != "base"))
+    return tuple(sorted(m.name for m in iter_modules(formats.__path__)))
 
 
 def load_reporter(name: str) -> type[Reporter]:
     """Import the reporter of this name, one of `reporter_names`."""
-    module = import_module(f"{__name__}.{name}")
+    module = import_module(f"{formats.__name__}.{name}")
     (reporter,) = (
         value
         for value in vars(module).values()

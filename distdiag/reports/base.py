@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from distdiag.finding import Finding, Report
-from distdiag.ranks import RankSet
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Finding, Report
 
 LONGEST_LINE: Final = 600
 """One line of a finding on stderr is cut here, in characters."""

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Final, get_args
 
 from distdiag.config import FailOn
-from distdiag.errors import UsageError
+from distdiag.events.errors import UsageError
 from distdiag.testing.plan import Mark
 
 LARGEST_WORLD: Final = 256

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from distdiag.config import FailOn
-from distdiag.errors import UNDECODABLE
-from distdiag.run_dir import write_atomically
+from distdiag.events.errors import UNDECODABLE
+from distdiag.record.run_dir import write_atomically
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,11 +15,25 @@ from typing import Final, Self
 
 import psutil
 
-from distdiag.dumps.proc import wait_for_pid_file
-from distdiag.run_dir import RunDir
-from distdiag.status_page import start_ticks
+from distdiag.dumps.process.proc import wait_for_pid_file
+from distdiag.record.run_dir import RunDir
+from distdiag.record.status_page import start_ticks
 from distdiag.testing.plan import Folder
-from distdiag.testing.ports import HOST, listening_socket
+
+# A port for the ranks of a test that nobody else can take before they do.
+
+HOST: Final = "127.0.0.1"
+
+
+def listening_socket() -> socket.socket:
+    """Return a socket that listens on a port of the system's choice; rank 0 takes it over."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind((HOST, 0))
+    listener.listen(128)
+    return listener
+
+
+# ---
 
 POLL_S: Final = 0.05
 PEERS_S: Final = 6.0

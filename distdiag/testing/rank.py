@@ -18,10 +18,10 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from distdiag.agent import RankAgent
+from distdiag.agent.agent import RankAgent
+from distdiag.agent.launch import read_launch
 from distdiag.config import Config
-from distdiag.guard import guarded
-from distdiag.launch import read_launch
+from distdiag.record.guard import guarded
 from distdiag.testing.plan import Folder, RankPlan
 from distdiag.testing.rank_plugin import RankPlugin
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import pytest
 
-from distdiag.agent import RankAgent
-from distdiag.probes.exceptions import strip_own_frames
+from distdiag.agent.agent import RankAgent
+from distdiag.probes.process.exceptions import strip_own_frames
+from distdiag.record.user_code import is_user_file
 from distdiag.testing.plan import Folder, Measured, RankPlan, RankResult
-from distdiag.user_code import is_user_file
 
 NAME = "distdiag-rank"
 """The name of the plugin: pytest's own process has none of this name."""

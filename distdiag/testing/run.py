@@ -15,12 +15,43 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pytest
 
-from distdiag.errors import DamagedFileError, UsageError
-from distdiag.finding import Report
+from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.findings.finding import Report
+from distdiag.live.job_dump import jobs_of, take_dump
+from distdiag.live.ranks import ranks_of_pids
+from distdiag.live.text import job_text
+from distdiag.live.verdict import judge
 from distdiag.reports import read_report
-from distdiag.testing.hang import Stacks, take_stacks
 from distdiag.testing.plan import Folder, Mark, ParityRun, RankPlan, RankResult, pickled
 from distdiag.testing.processes import POLL_S, Ranks
+
+# Where the ranks of a test stand when its time is up, and what their stacks alone tell.
+
+STACKS_S: Final = 5.0
+
+
+class Stacks(NamedTuple):
+    """The stacks of ranks as text, and the verdict of the checks that need nothing else."""
+
+    ranks: frozenset[int]
+    text: str
+    verdict: Report | None = None
+
+
+def take_stacks(pids: Mapping[int, int]) -> Stacks:
+    """Take the Python stacks of all ranks that still run."""
+    ranks = frozenset(pids)
+    try:
+        found = ranks_of_pids(list(pids.values()))
+    except UsageError as error:
+        return Stacks(ranks, f"no stacks could be taken: {error}\n")
+    jobs = jobs_of([take_dump(found, timeout_s=STACKS_S, say=lambda _: None)])
+    if not jobs:
+        return Stacks(ranks, "all ranks had ended before their stacks could be taken\n")
+    return Stacks(ranks, job_text(jobs[0]), judge(jobs[0]))
+
+
+# ---
 
 SHORTEST_STALL_S: Final = 1.0
 LONGEST_STALL_S: Final = 30.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from distdiag.any_event import AnyEvent
+from distdiag.events.union import AnyEvent
 
 
 class EventSource:

@@ -18,12 +18,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from distdiag.any_event import AnyEvent
-from distdiag.errors import UNDECODABLE, DamagedFileError
-from distdiag.private_file import make_private_folder
-from distdiag.run_dir import write_atomically
+from distdiag.events.errors import UNDECODABLE, DamagedFileError
+from distdiag.events.union import AnyEvent
+from distdiag.record.private_file import make_private_folder
+from distdiag.record.run_dir import write_atomically
+from distdiag.record.wire import Canon, EventDecoder, encode
 from distdiag.transports.frames import Carriage
-from distdiag.wire import Canon, EventDecoder, encode
 
 Backend = Literal["nccl", "gloo"]
 

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
-from distdiag.any_event import AnyEvent
-from distdiag.errors import DamagedFileError
-from distdiag.event import Exited, Finished, Heartbeat, Phase, ProbeDisabled, Raised
-from distdiag.event_reader import EventReader
-from distdiag.run_dir import RunDir
-from distdiag.status_page import Status, read_status
+from distdiag.events.base import Phase
+from distdiag.events.errors import DamagedFileError
+from distdiag.events.lifecycle import Exited, Finished, Heartbeat, ProbeDisabled, Raised
+from distdiag.events.union import AnyEvent
+from distdiag.record.event_reader import EventReader
+from distdiag.record.run_dir import RunDir
+from distdiag.record.status_page import Status, read_status
+from distdiag.record.wire import Canon, EventDecoder
 from distdiag.transports.base import EventSource
-from distdiag.wire import Canon, EventDecoder
 
 BATCH: Final = 5000
 """So many records of one rank are read before the next rank has its turn."""

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from distdiag.errors import UNDECODABLE
+from distdiag.events.errors import UNDECODABLE
 
 MAX_FRAME: Final = 4 << 20
 """No frame is longer than this, in bytes; a longer one means that the peer is not ours."""

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from distdiag.any_event import AnyEvent
-from distdiag.errors import DamagedFileError
-from distdiag.event import Heartbeat
-from distdiag.private_file import open_private
-from distdiag.wire import Canon, EventDecoder, encode
+from distdiag.events.errors import DamagedFileError
+from distdiag.events.lifecycle import Heartbeat
+from distdiag.events.union import AnyEvent
+from distdiag.record.private_file import open_private
+from distdiag.record.wire import Canon, EventDecoder, encode
 
 MOST_BYTES: Final = 64 << 20
 """Beyond this size nothing is written any more."""

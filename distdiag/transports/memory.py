@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from distdiag.any_event import AnyEvent
+from distdiag.events.union import AnyEvent
 from distdiag.transports.base import EventSource
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from distdiag.run_dir import write_atomically
+from distdiag.record.run_dir import write_atomically
 from distdiag.transports.carriers import MOST_BYTES, Errand, arrived_path, parcel_path
 
 

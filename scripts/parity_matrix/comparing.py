@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.disparity import Disparity, Subject
+from distdiag.events.comparisons import Disparity, Subject
 from distdiag.parity.comparison import Comparison
 from distdiag.parity.recorded_run import RecordedRun
 from scripts.parity_matrix.cells import CELLS

@@ -18,12 +18,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from distdiag.config.tasks import ParityTask
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.runs import sources_of
 from distdiag.parity.study import NUDGE
-from distdiag.parity_task import ParityTask
-from distdiag.probes.parity_recorder import ParityRecorder
-from distdiag.recorder import Recorder
+from distdiag.probes.parity.recorder import ParityRecorder
+from distdiag.record.recorder import Recorder
 from scripts.parity_matrix.cells import CELLS, Cell
 from scripts.parity_matrix.engines import engine
 from scripts.parity_matrix.models import KITS, PRECISIONS, Samples, losses

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.finding import Outcome
-from distdiag.wire import decode_report
+from distdiag.findings.finding import Outcome
+from distdiag.findings.report_json import decode_report
 from tests.dumps.recorders import recorders, write_dumps
 
 ROOT = Path(__file__).parents[2]

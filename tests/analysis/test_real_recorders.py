@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from distdiag.analysis import analyze
-from distdiag.finding import Severity
+from distdiag.findings.finding import Severity
 from tests.dumps.real_recorders import PROGRAM, dump_two_ranks
 
 

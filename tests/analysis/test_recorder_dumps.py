@@ -6,8 +6,8 @@ import os
 import pytest
 
 from distdiag.analysis import analyze
-from distdiag.finding import Grade, Outcome, Severity
-from distdiag.ranks import RankSet
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Outcome, Severity
 from tests.dumps.recorders import BEGIN_NS, SECOND, recorders, write_dumps
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from distdiag.analysis import analyze
 from distdiag.analysis.run_folders import find_run_folders, is_run_folder
-from distdiag.errors import UsageError
-from distdiag.finding import Outcome, Severity
-from distdiag.ranks import RankSet
+from distdiag.events.errors import UsageError
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Outcome, Severity
 from tests.fake_ranks import FakeJob
 
 READY = "open(rank.run_dir.root / f'ready-{rank.rank}', 'w').close()\n"
@@ -43,7 +43,7 @@ def found(report):
 def test_a_rank_that_left_is_found_after_the_end(tmp_path):
     ended = "rank.all_reduce()\nrank.recorder.event(Finished, exit_status=0)\n"
     first = "rank.all_reduce()\nrank.all_reduce(line=20, done=False)\n" + WAIT
-    body = "from distdiag.event import Finished\n" + ended + READY + "time.sleep(600)\n"
+    body = "from distdiag.events.lifecycle import Finished\n" + ended + READY + "time.sleep(600)\n"
     with job(tmp_path / "run", [first, body]):
         report = analyze([tmp_path])
     assert ("COL001", "1") in found(report)

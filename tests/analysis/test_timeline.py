@@ -1,23 +1,14 @@
 """What is left of a job is lived through in order: events, standstill, ends."""
 
-from distdiag.analysis.timeline import Timeline
+from distdiag.analysis.analysis import Timeline
 from distdiag.checks import load_checks
 from distdiag.engine import Engine
-from distdiag.event import (
-    CallSite,
-    Collective,
-    Exited,
-    Finished,
-    Frame,
-    Heartbeat,
-    Phase,
-    ProcessGroup,
-    Signature,
-    Stacks,
-    ThreadStack,
-)
-from distdiag.finding import Severity
-from distdiag.ranks import RankSet
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.collectives import Collective, ProcessGroup, Signature
+from distdiag.events.lifecycle import Exited, Finished, Heartbeat
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.findings.finding import Severity
 
 GROUP = ProcessGroup("0", "default_pg", (0, 1), "gloo")
 SIGNATURE = Signature("all_reduce", ((4,),))

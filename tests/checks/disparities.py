@@ -1,8 +1,8 @@
 """Disparities as the parity comparison shows them to the checks."""
 
 from distdiag.checks.base import Check
-from distdiag.disparity import Difference, Disparity, Subject
-from distdiag.ranks import RankSet
+from distdiag.events.comparisons import Difference, Disparity, Subject
+from distdiag.events.ranks import RankSet
 
 
 def disparity(subject: Subject, *, culprits=(), explanation="", step=3, **more) -> Disparity:

@@ -2,9 +2,9 @@
 
 from itertools import count
 
-from distdiag.event import Collective, ProcessGroup, Signature
-from distdiag.exchange_view import Exchange, RoundTrip, UnfitExchange
-from distdiag.routing_event import TokensExchanged
+from distdiag.events.collectives import Collective, ProcessGroup, Signature
+from distdiag.events.routing import TokensExchanged
+from distdiag.views.routing import Exchange, RoundTrip, UnfitExchange
 from tests.checks.streams import plain_site
 
 _SEQS = count(1)

@@ -2,10 +2,10 @@
 
 from itertools import count
 
-from distdiag.alignment import Alignment
-from distdiag.data_event import Draw, EpochFed, ModelFed, SamplerState, ScheduleState
-from distdiag.data_view import FeedView
-from distdiag.ranks import RankSet
+from distdiag.events.data import Draw, EpochFed, ModelFed, SamplerState, ScheduleState
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Alignment
+from distdiag.views.data import FeedView
 from tests.checks.streams import plain_site
 
 _SEQS = count(1)

@@ -3,9 +3,9 @@
 import math
 from itertools import count
 
-from distdiag.gradient_event import Flow, GradientSum, GradientSums, Passage
-from distdiag.gradient_view import GradientLook, GradientView
-from distdiag.ranks import RankSet
+from distdiag.events.gradients import Flow, GradientSum, GradientSums, Passage
+from distdiag.events.ranks import RankSet
+from distdiag.views.gradients import GradientLook, GradientView
 from tests.checks.streams import plain_site
 
 _SEQS = count(1)

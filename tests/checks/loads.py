@@ -1,7 +1,6 @@
 """Builds what the engine would show of loads and saves."""
 
-from distdiag.alignment import Alignment
-from distdiag.checkpoint_event import (
+from distdiag.events.checkpoints import (
     LoadWasted,
     StateEntry,
     StateRestored,
@@ -10,7 +9,8 @@ from distdiag.checkpoint_event import (
     Waste,
     WeightsLoaded,
 )
-from distdiag.ranks import RankSet
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Alignment
 from tests.checks.streams import plain_site
 
 

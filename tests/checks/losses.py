@@ -2,9 +2,9 @@
 
 from itertools import count
 
-from distdiag.loss_event import AuxTerm, Factor, LossPass, LossWeights
-from distdiag.loss_view import LossView, LossWindow
-from distdiag.ranks import RankSet
+from distdiag.events.losses import AuxTerm, Factor, LossPass, LossWeights
+from distdiag.events.ranks import RankSet
+from distdiag.views.losses import LossView, LossWindow
 from tests.checks.streams import plain_site
 
 _SEQS = count(1)

@@ -2,8 +2,7 @@
 
 from itertools import count
 
-from distdiag.alignment import Alignment
-from distdiag.model_event import (
+from distdiag.events.models import (
     Basis,
     Content,
     Mesh,
@@ -13,7 +12,9 @@ from distdiag.model_event import (
     OptimizerState,
     TensorPlan,
 )
-from distdiag.model_view import (
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Alignment
+from distdiag.views.models import (
     ContentView,
     Disagreement,
     ModelView,
@@ -21,7 +22,6 @@ from distdiag.model_view import (
     ScalingView,
     UntrainedView,
 )
-from distdiag.ranks import RankSet
 from tests.checks.streams import plain_site
 
 _SEQS = count(1)

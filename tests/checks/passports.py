@@ -2,10 +2,10 @@
 
 from itertools import count
 
-from distdiag.alignment import Alignment
-from distdiag.event import Frame
-from distdiag.ranks import RankSet
-from distdiag.sequence_event import TokenPassport, TokenSpec
+from distdiag.events.base import Frame
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import TokenPassport, TokenSpec
+from distdiag.views.alignment import Alignment
 from tests.checks.streams import plain_site
 
 LENGTH = 8

@@ -1,10 +1,10 @@
 """Builds views of sharding plans as the engine would show them."""
 
-from distdiag.event import CallSite, Frame
-from distdiag.placement_rule import rules_of
-from distdiag.plan_event import NamedFault, PatternMatches, PlanFault, PlanSource
-from distdiag.plan_view import PatternView, ProgramPlanView, RuledTensor, RuleView
-from distdiag.ranks import RankSet
+from distdiag.config.placement_rules import rules_of
+from distdiag.events.base import CallSite, Frame
+from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
+from distdiag.events.ranks import RankSet
+from distdiag.views.models import PatternView, ProgramPlanView, RuledTensor, RuleView
 
 PAIR = RankSet([0, 1])
 OWN_SITE = CallSite((Frame("train.py", 7, "main"),))

@@ -2,18 +2,11 @@
 
 from itertools import count
 
-from distdiag.alignment import Access, Conflict, Race
-from distdiag.event import (
-    Collective,
-    FileAccess,
-    FileAction,
-    FileClosed,
-    FileContent,
-    ProcessGroup,
-    Raised,
-    Signature,
-)
-from distdiag.finding import Severity
+from distdiag.events.collectives import Collective, ProcessGroup, Signature
+from distdiag.events.files import FileAccess, FileAction, FileClosed, FileContent
+from distdiag.events.lifecycle import Raised
+from distdiag.findings.finding import Severity
+from distdiag.views.files import Access, Conflict, Race
 from tests.checks.streams import plain_site
 
 WORLD = ProcessGroup("0", "default_pg", (0, 1, 2, 3), "gloo")

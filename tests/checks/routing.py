@@ -2,9 +2,9 @@
 
 from itertools import count
 
-from distdiag.ranks import RankSet
-from distdiag.routing_event import AuxLoss, Choice, CounterWritten, Load, Routing
-from distdiag.routing_view import Divergence, Rerouting, RoutingView
+from distdiag.events.ranks import RankSet
+from distdiag.events.routing import AuxLoss, Choice, CounterWritten, Load, Routing
+from distdiag.views.routing import Divergence, Rerouting, RoutingView
 from tests.checks.streams import plain_site
 
 _SEQS = count(1)

@@ -2,9 +2,9 @@
 
 from itertools import count
 
-from distdiag.ranks import RankSet
-from distdiag.sequence_use_event import AttentionUse, SequenceUse
-from distdiag.sequence_view import SequenceView
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import AttentionUse, SequenceUse
+from distdiag.views.sequences import SequenceView
 from tests.checks.streams import plain_site
 
 _SEQS = count(1)

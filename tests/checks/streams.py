@@ -5,20 +5,13 @@ from collections import Counter
 from dataclasses import replace
 from textwrap import dedent
 
-from distdiag.alignment import Alignment, Fate, Phase, RankState
-from distdiag.event import (
-    CallSite,
-    Collective,
-    Frame,
-    GroupCreated,
-    Observed,
-    ProcessGroup,
-    Raised,
-    Signature,
-    Stacks,
-    ThreadStack,
-)
-from distdiag.ranks import RankSet
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup, Signature
+from distdiag.events.lifecycle import Raised
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Observed, Stacks, ThreadStack
+from distdiag.views.alignment import Alignment
+from distdiag.views.rank_states import Fate, RankState
 
 TORCH = Frame("/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce", user=False)
 

@@ -1,7 +1,7 @@
 """What the tests of stuck ranks share: one rank is stuck at a line, another waits for it."""
 
-from distdiag.alignment import Trigger
-from distdiag.ranks import RankSet
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Trigger
 from tests.checks.streams import Job, Program, stacks
 from tests.checks.verdicts import serious
 

@@ -4,10 +4,11 @@ import signal
 
 import pytest
 
-from distdiag.alignment import Fate, Trigger
-from distdiag.event import Signalled
-from distdiag.finding import Grade
-from distdiag.ranks import RankSet
+from distdiag.events.lifecycle import Signalled
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade
+from distdiag.views.alignment import Trigger
+from distdiag.views.rank_states import Fate
 from tests.checks.streams import Job, Program, raised, signature
 from tests.checks.verdicts import serious
 

@@ -1,7 +1,7 @@
 """What the whole catalogue says about one moment."""
 
 from distdiag.checks import load_checks
-from distdiag.finding import Severity
+from distdiag.findings.finding import Severity
 
 
 def all_findings(alignment):

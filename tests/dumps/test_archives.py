@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdiag.dumps.archives import is_archive, members
-from distdiag.dumps.limits import Budget, Limits
-from distdiag.errors import DamagedFileError
+from distdiag.dumps.files import Budget, Limits, is_archive, members
+from distdiag.events.errors import DamagedFileError
 from tests.dumps.test_dump_files import tar, zipped
 
 NOISE = os.urandom(200_000)

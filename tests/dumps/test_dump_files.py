@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.dumps.dump_files import Refused, printable, walk
-from distdiag.dumps.limits import Limits
+from distdiag.dumps.files import Limits, Refused, printable, walk
 from distdiag.dumps.reading import Dump
 
 MIB = 1 << 20

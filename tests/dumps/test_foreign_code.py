@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.dumps.foreign_code import is_foreign_user_file
+from distdiag.dumps.reading import is_foreign_user_file
 
 
 @pytest.mark.parametrize(

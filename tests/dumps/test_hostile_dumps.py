@@ -8,18 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distdiag.dumps.faulthandler_text import FaulthandlerText
-from distdiag.dumps.native_text import NativeText
-from distdiag.dumps.nccl_log import NcclLog
-from distdiag.dumps.py_spy_json import PySpyJson
-from distdiag.dumps.py_spy_text import PySpyText
-from distdiag.dumps.rank_resolution import resolve_ranks
+from distdiag.dumps.launchers.torchelastic_json import TorchelasticJson
+from distdiag.dumps.launchers.torchelastic_text import TorchelasticText
+from distdiag.dumps.logs.nccl_log import NcclLog
+from distdiag.dumps.logs.traceback_text import TracebackText
+from distdiag.dumps.ranks import resolve_ranks
 from distdiag.dumps.reading import Dump
-from distdiag.dumps.torchelastic_json import TorchelasticJson
-from distdiag.dumps.torchelastic_text import TorchelasticText
-from distdiag.dumps.traceback_text import TracebackText
-from distdiag.errors import DamagedFileError
-from distdiag.wire import Canon, EventDecoder, encode
+from distdiag.dumps.stacks.faulthandler_text import FaulthandlerText
+from distdiag.dumps.stacks.native_text import NativeText
+from distdiag.dumps.stacks.py_spy_json import PySpyJson
+from distdiag.dumps.stacks.py_spy_text import PySpyText
+from distdiag.events.errors import DamagedFileError
+from distdiag.record.wire import Canon, EventDecoder, encode
 from tests.dumps.reading import SAMPLES
 
 READERS = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.dumps.rank_names import ranks_from_names
+from distdiag.dumps.ranks import ranks_from_names
 
 
 def named(*paths):

@@ -1,8 +1,8 @@
 """Which rank a dump is of, from all that is known of a set of files."""
 
-from distdiag.dumps.rank_resolution import resolve_ranks
+from distdiag.dumps.ranks import resolve_ranks
 from distdiag.dumps.reading import UNKNOWN_RANK, RankDump
-from distdiag.event import Stacks
+from distdiag.events.stacks import Stacks
 
 
 def dump(path, rank=None, *, local_rank=None, pid=None, source="py-spy-text"):

@@ -6,10 +6,11 @@ import tarfile
 
 import pytest
 
-from distdiag.dumps.dump_files import Refused, walk
-from distdiag.dumps.rank_resolution import resolve_ranks
+from distdiag.dumps.files import Refused, walk
+from distdiag.dumps.ranks import resolve_ranks
 from distdiag.dumps.reading import load_readers
-from distdiag.event import Exited, Raised, Stacks
+from distdiag.events.lifecycle import Exited, Raised
+from distdiag.events.stacks import Stacks
 
 SCRIPT = """
 import faulthandler, os, time

@@ -7,7 +7,7 @@ import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from distdiag.run_dir import RunDir
+from distdiag.record.run_dir import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -15,10 +15,10 @@ PRELUDE = """
 import _thread, ctypes, faulthandler, os, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {repository!r})
-from distdiag.probes.post_mortem import PostMortem
-from distdiag.recorder import Recorder
-from distdiag.run_dir import RunDir
-from distdiag.status_page import StatusPage
+from distdiag.probes.process.post_mortem import PostMortem
+from distdiag.record.recorder import Recorder
+from distdiag.record.run_dir import RunDir
+from distdiag.record.status_page import StatusPage
 
 run_dir = RunDir(Path(sys.argv[1]), 0)
 recorder = Recorder(run_dir.folder, 0, StatusPage(run_dir.status(0)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from distdiag.engine.models import Models
-from distdiag.model_event import Moment
-from distdiag.model_view import ContentView
+from distdiag.engine.models.models import Models
+from distdiag.events.models import Moment
+from distdiag.views.models import ContentView
 from tests.checks.models import plan, plan_event, state_event
 
 LATE = {"moment": Moment.STEP, "step": 1}

@@ -9,26 +9,19 @@ from itertools import count
 from distdiag.checks import load_checks
 from distdiag.checks.base import Check
 from distdiag.engine import Engine
-from distdiag.event import (
-    CallSite,
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.collectives import (
     Collective,
     CollectiveState,
-    Exited,
-    Finished,
-    Frame,
     GroupCreated,
-    Heartbeat,
-    Phase,
     ProcessGroup,
-    Raised,
-    RankStarted,
     Signature,
-    Stacks,
-    ThreadStack,
 )
-from distdiag.finding import Finding, Severity
-from distdiag.ranks import RankSet
-from distdiag.wire import Canon
+from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.findings.finding import Finding, Severity
+from distdiag.record.wire import Canon
 
 S = 1_000_000_000
 

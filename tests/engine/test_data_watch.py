@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from distdiag.data_view import FeedView
-from distdiag.engine.data_watch import DataWatch
-from distdiag.ranks import RankSet
+from distdiag.engine.data import DataWatch
+from distdiag.events.ranks import RankSet
+from distdiag.views.data import FeedView
 from tests.checks.feeds import model_fed
 from tests.checks.streams import Job, signature
 

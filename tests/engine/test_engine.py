@@ -6,15 +6,18 @@ import random
 
 import pytest
 
-from distdiag.alignment import Fate
 from distdiag.checks import load_checks
 from distdiag.checks.base import Check
-from distdiag.checks.collective_dtype_mismatch import CollectiveDtypeMismatch
+from distdiag.checks.col.collective_dtype_mismatch import CollectiveDtypeMismatch
+from distdiag.checks.shared.failures import SETTLED_S
 from distdiag.engine import Engine
-from distdiag.event import Collective, NodeLost, Phase, ProbeDisabled, Stacks
-from distdiag.finding import Severity
-from distdiag.ranks import RankSet
-from distdiag.reasoning.failures import SETTLED_S
+from distdiag.events.base import Phase
+from distdiag.events.collectives import Collective
+from distdiag.events.lifecycle import NodeLost, ProbeDisabled
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks
+from distdiag.findings.finding import Severity
+from distdiag.views.rank_states import Fate
 from tests.engine.stream import Job, S
 
 

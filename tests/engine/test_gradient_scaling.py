@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distdiag.engine.models import FEWEST, Models, scaling
-from distdiag.model_event import Basis, Moment
-from distdiag.model_view import ScalingView
+from distdiag.engine.models.models import FEWEST, Models, scaling
+from distdiag.events.models import Basis, Moment
+from distdiag.views.models import ScalingView
 from tests.checks.models import ALL_NAN, ZEROS, content, mesh, plan_event, state_event
 from tests.engine.models import copies, fed
 

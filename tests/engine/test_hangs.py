@@ -2,8 +2,8 @@
 
 import pytest
 
-from distdiag.event import Frame, Phase
-from distdiag.finding import Grade, Severity
+from distdiag.events.base import Frame, Phase
+from distdiag.findings.finding import Grade, Severity
 from tests.engine.stream import Job
 
 

@@ -2,9 +2,9 @@
 
 import math
 
-from distdiag.engine.likeness import FirstLooks
-from distdiag.gradient_event import GradientSum, GradientSums
-from distdiag.sequence_view import Likeness
+from distdiag.engine.sequences import FirstLooks
+from distdiag.events.gradients import GradientSum, GradientSums
+from distdiag.views.sequences import Likeness
 from tests.checks.streams import plain_site
 
 

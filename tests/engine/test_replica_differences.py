@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distdiag.model_event import Moment
-from distdiag.model_view import Disagreement
+from distdiag.events.models import Moment
+from distdiag.views.models import Disagreement
 from tests.checks.models import ALL_NAN, ZEROS, content, plan
 from tests.engine.models import fed, states, told
 

@@ -6,12 +6,14 @@ import msgspec
 import pytest
 
 from distdiag.checks.base import Check
-from distdiag.engine.judges import Judges
-from distdiag.engine.sequence_uses import SequenceUses
-from distdiag.event import CallSite, Collective, Frame, ProbeDisabled, ProcessGroup, Signature
-from distdiag.finding import Severity
-from distdiag.ranks import RankSet
-from distdiag.sequence_use_event import AttentionUnread, SequenceUse
+from distdiag.engine.runner import Judges
+from distdiag.engine.sequences import SequenceUses
+from distdiag.events.base import CallSite, Frame
+from distdiag.events.collectives import Collective, ProcessGroup, Signature
+from distdiag.events.lifecycle import ProbeDisabled
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import AttentionUnread, SequenceUse
+from distdiag.findings.finding import Severity
 from tests.checks.feeds import model_fed
 from tests.checks.losses import mean, told
 from tests.checks.sequences import passed

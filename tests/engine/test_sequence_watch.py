@@ -2,11 +2,11 @@
 
 import msgspec
 
-from distdiag.checks.lost_or_duplicated_token import LostOrDuplicatedToken
-from distdiag.engine.judges import Judges
-from distdiag.engine.sequence_watch import NOT_ASKED, SequenceWatch
-from distdiag.ranks import RankSet
-from distdiag.sequence_event import SequenceUnverified
+from distdiag.checks.seq.lost_or_duplicated_token import LostOrDuplicatedToken
+from distdiag.engine.runner import Judges
+from distdiag.engine.sequences import NOT_ASKED, SequenceWatch
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import SequenceUnverified
 from tests.checks.passports import HALVES, passports
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from distdiag.checks import load_checks
 from distdiag.engine.engine import Engine
-from distdiag.event import Event
-from distdiag.model_event import Moment
-from distdiag.ranks import RankSet
-from distdiag.sequence_use_event import SeenMask
+from distdiag.events.base import Event
+from distdiag.events.models import Moment
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import SeenMask
 from tests.checks.feeds import schedule
 from tests.checks.losses import aux, over, part, told
 from tests.checks.models import plan, plan_event, state_event

@@ -2,9 +2,9 @@
 
 from distdiag.checks import load_checks
 from distdiag.engine import Engine
-from distdiag.event import Finished
-from distdiag.ranks import RankSet
-from tests.checks.test_silent_rank import begun, spawned, started
+from distdiag.events.lifecycle import Finished
+from distdiag.events.ranks import RankSet
+from tests.checks.dia.test_silent_rank import begun, spawned, started
 
 NEVER_ALONE = {"COL001", "COL003", "BAR001", "REP001", "SHD001", "DAT002", "PAR001", "CKP006"}
 ALONE = {"DIA001", "DIA002", "DIA003", "COL010", "HNG001", "HNG002", "HNG004"}

@@ -5,26 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import count
 
-from distdiag.engine.file_races import FileRaces
-from distdiag.event import (
-    CallSite,
+from distdiag.engine.files.races import FileRaces
+from distdiag.events.base import CallSite, Event, Frame
+from distdiag.events.collectives import (
     Collective,
     CollectiveState,
-    Event,
-    FileAccess,
-    FileAction,
-    FileClosed,
-    Frame,
     GroupCreated,
-    HostSynced,
     ProcessGroup,
-    Raised,
-    RankStarted,
     Signature,
-    StoreCall,
 )
-from distdiag.ranks import RankSet
-from distdiag.wire import Canon
+from distdiag.events.files import FileAccess, FileAction, FileClosed, HostSynced, StoreCall
+from distdiag.events.lifecycle import Raised, RankStarted
+from distdiag.events.ranks import RankSet
+from distdiag.record.wire import Canon
 
 MESSAGES = ("send", "recv", "recv_any_source")
 

@@ -16,7 +16,7 @@ def inject(what: str) -> None:
     if what == "nothing":
         return
     from distdiag.probes.base import Probe
-    from distdiag.recorder import Recorder
+    from distdiag.record.recorder import Recorder
 
     if what.startswith("recorder."):
         setattr(Recorder, what.partition(".")[2], explode)

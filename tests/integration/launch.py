@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from distdiag.run_dir import RUNS_FOLDER
+from distdiag.record.run_dir import RUNS_FOLDER
 
 __all__ = ["Outcome", "run_checked", "run_command", "run_plain"]
 

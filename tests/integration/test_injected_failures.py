@@ -63,7 +63,7 @@ def test_a_failure_inside_the_tool_changes_nothing_and_is_reported(what, losses)
 
 
 def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one_rank():
-    # The files probe is there before any script is; tests/probes/test_files.py makes it fail.
+    # The files probe is there before any script is; tests/probes/files/test_files.py makes it fail.
     alone = {"sharding-context", "checkpoint", "compile", "files"}
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
     alone |= {"verify-sequence"}

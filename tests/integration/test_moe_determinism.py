@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.finding import Grade
+from distdiag.findings.finding import Grade
 from distdiag.reports import read_report
 
 SCRIPT = Path(__file__).parent / "programs" / "routed_twice.py"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.parity_task import ParityTask
-from distdiag.routing_task import RoutingTask
+from distdiag.config.tasks import ParityTask, RoutingTask
 from tests.integration.catalogue import PROGRAM_FOLDER
 from tests.integration.launch import run_checked, run_plain
 from tests.integration.records import read_records

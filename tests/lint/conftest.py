@@ -2,8 +2,8 @@ from textwrap import dedent
 
 import pytest
 
+from distdiag.config.selection import Selection
 from distdiag.lint.linting import lint_files
-from distdiag.selection import Selection
 
 HEAD = """
 import os

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.errors import UsageError
+from distdiag.config.selection import Selection
+from distdiag.events.errors import UsageError
 from distdiag.lint.linting import lint_files
-from distdiag.selection import Selection
 
 SICK = "import torch.distributed as dist\nif rank == 0:\n    dist.barrier()\n"
 ALL = Selection()

@@ -4,13 +4,13 @@ import stat
 
 import pytest
 
-from distdiag.dumps.py_spy_json import PySpyJson
 from distdiag.dumps.reading import Dump
-from distdiag.errors import UsageError
-from distdiag.event import Frame, ThreadStack
-from distdiag.live.folder import prepare, save
-from distdiag.live.job_dump import RankStacks, jobs_of
-from distdiag.stack_tree import MAIN
+from distdiag.dumps.stacks.py_spy_json import PySpyJson
+from distdiag.events.base import Frame
+from distdiag.events.errors import UsageError
+from distdiag.events.stacks import ThreadStack
+from distdiag.live.job_dump import RankStacks, jobs_of, prepare, save
+from distdiag.views.stack_tree import MAIN
 from tests.live.test_job_dump import node, stacks, who
 
 THREADS = (

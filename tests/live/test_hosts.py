@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdiag.errors import UsageError
+from distdiag.events.errors import UsageError
 from distdiag.live.hosts import ask_hosts, split_hosts, way_to
 from distdiag.live.job_dump import NodeDump
 

@@ -6,11 +6,12 @@ import sys
 import msgspec
 import pytest
 
-from distdiag.errors import DamagedFileError
-from distdiag.event import Frame, ThreadStack
+from distdiag.events.base import Frame
+from distdiag.events.errors import DamagedFileError
+from distdiag.events.stacks import ThreadStack
 from distdiag.live.job_dump import NodeDump, RankStacks, jobs_of, read_node_dump, take_dump
 from distdiag.live.ranks import LiveRank
-from distdiag.stack_tree import MAIN
+from distdiag.views.stack_tree import MAIN
 
 WAITS = (ThreadStack(MAIN, (Frame("train.py", 57, "main"),)),)
 

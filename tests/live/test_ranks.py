@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from distdiag.errors import UsageError
+from distdiag.events.errors import UsageError
 from distdiag.live.ranks import find_ranks, ranks_of_pids
 
 # Starts children, each a list of words or the code of a Python program, says so, and waits.
@@ -204,7 +204,7 @@ def test_given_processes_that_are_wrong_are_a_mistake_of_usage(node):
 
 AS_NOBODY = """
 import os, sys
-from distdiag.errors import UsageError
+from distdiag.events.errors import UsageError
 from distdiag.live.ranks import find_ranks, ranks_of_pids
 pid = int(sys.argv[1])
 os.setuid(65534)

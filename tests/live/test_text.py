@@ -1,9 +1,10 @@
 """How a dump reads at a terminal."""
 
-from distdiag.event import Frame, ThreadStack
+from distdiag.events.base import Frame
+from distdiag.events.stacks import ThreadStack
 from distdiag.live.job_dump import RankStacks, jobs_of
 from distdiag.live.text import MOST_GROUPS, job_text
-from distdiag.stack_tree import MAIN
+from distdiag.views.stack_tree import MAIN
 from tests.live.test_job_dump import node, stacks, who
 
 MODULE = Frame("train.py", 90, "<module>")

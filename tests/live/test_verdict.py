@@ -2,11 +2,12 @@
 
 from distdiag.checks import load_checks
 from distdiag.checks.base import Check
-from distdiag.event import Collective, Stacks
-from distdiag.finding import Evidence, Outcome, Severity
+from distdiag.events.collectives import Collective
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks
+from distdiag.findings.finding import Evidence, Outcome, Severity
 from distdiag.live.job_dump import jobs_of
 from distdiag.live.verdict import judge
-from distdiag.ranks import RankSet
 from tests.live.test_job_dump import node, stacks
 
 

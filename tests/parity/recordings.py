@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from distdiag.config.tasks import RankSummary
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity_task import RankSummary
-from distdiag.recording import Kind, Record, RecordingWriter
+from distdiag.record.recording import Kind, Record, RecordingWriter
 
 
 class Rank:

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from distdiag.disparity import Difference
-from distdiag.parity.alone import is_mean_of
-from distdiag.parity.explanations import Pair
+from distdiag.events.comparisons import Difference
+from distdiag.parity.explanations import Pair, is_mean_of
 
 FIRST, SECOND = np.random.default_rng(0).normal(size=(2, 8, 4))
 MEAN = (FIRST + SECOND) / 2

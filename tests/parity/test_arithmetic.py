@@ -2,9 +2,8 @@
 
 import pytest
 
-from distdiag.errors import UsageError
-from distdiag.parity.arithmetic import evaluate
-from distdiag.parity.runs import filled_in
+from distdiag.events.errors import UsageError
+from distdiag.parity.runs import evaluate, filled_in
 
 
 def test_a_template_is_filled_in():

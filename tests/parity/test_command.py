@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.finding import Severity
+from distdiag.findings.finding import Severity
 from distdiag.reports import read_report
 
 SCRIPT = Path(__file__).parent / "programs" / "language_model.py"

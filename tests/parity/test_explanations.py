@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distdiag.disparity import Difference
+from distdiag.events.comparisons import Difference
 from distdiag.parity.explanations import Pair, explain, weights_of
 from distdiag.parity.tolerance import distances
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from distdiag.parity.loose_parts import compare_parts
+from distdiag.parity.parts import compare_parts
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.recording import Kind
+from distdiag.record.recording import Kind
 from tests.parity.recordings import Rank
 
 WHOLE = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)

@@ -1,7 +1,7 @@
 """Tests of what the gradients tell of the part of a loss that differs."""
 
-from distdiag.disparity import Difference
-from distdiag.parity.loss_share import share_of
+from distdiag.events.comparisons import Difference
+from distdiag.parity.losses import share_of
 
 
 def gradient(name, ratio, bound=1e-6):

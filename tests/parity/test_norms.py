@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from distdiag.disparity import Subject
+from distdiag.events.comparisons import Subject
 from distdiag.parity.comparison import Comparison
-from distdiag.parity.norms import norm_pairs
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.recording import Kind
+from distdiag.parity.tensors import norm_pairs
+from distdiag.record.recording import Kind
 from tests.parity.recordings import Rank
 
 GRADIENT = np.random.default_rng(0).normal(size=(6, 4))

@@ -4,7 +4,7 @@ import numpy as np
 
 from distdiag.parity.outputs import output_pairs
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.recording import Kind, Record
+from distdiag.record.recording import Kind, Record
 from tests.parity.recordings import Rank
 
 ROWS = np.random.default_rng(3).normal(size=(16, 3)) + 6

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.finding import Grade, Severity
+from distdiag.findings.finding import Grade, Severity
 from distdiag.reports import read_report
 
 SCRIPT = Path(__file__).parent / "programs" / "ragged_pairs.py"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from distdiag.errors import DamagedFileError
+from distdiag.events.errors import DamagedFileError
+from distdiag.events.ranks import RankSet
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.ranks import RankSet
-from distdiag.recording import Kind, Record
+from distdiag.record.recording import Kind, Record
 from tests.parity.recordings import Rank
 
 

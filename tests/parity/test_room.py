@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdiag.parity import room
-from distdiag.parity.room import Need, need_of, slots_for
-from distdiag.parity_task import RankSummary
+from distdiag.config.tasks import RankSummary
+from distdiag.parity import runs as room
+from distdiag.parity.runs import Need, need_of, slots_for
 
 GB = 1_000_000_000
 

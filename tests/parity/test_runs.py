@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distdiag.errors import UsageError
+from distdiag.config.tasks import ParityTask
+from distdiag.events.errors import UsageError
 from distdiag.parity.runs import Configuration, FailedRunError, Planned, Runs, Script
-from distdiag.parity_task import ParityTask
 from tests.parity.recordings import run_of
 
 HELD = {"loss": 1.0, "gradient": np.ones(2), "start": np.ones(2), "update": np.ones(2)}

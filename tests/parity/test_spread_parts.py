@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from distdiag.parity.parts import experts_of, find_spots, num_parts
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.spread_parts import experts_of, find_spots, num_parts
-from distdiag.recording import Kind
+from distdiag.record.recording import Kind
 from tests.parity.recordings import Rank
 
 RANDOM = np.random.default_rng(0)

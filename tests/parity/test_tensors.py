@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from distdiag.disparity import Subject
+from distdiag.events.comparisons import Subject
+from distdiag.events.ranks import RankSet
 from distdiag.parity.comparison import Comparison
-from distdiag.ranks import RankSet
-from distdiag.recording import Kind
+from distdiag.record.recording import Kind
 from tests.parity.recordings import Rank, run_of
 
 GRADIENT = np.random.default_rng(0).normal(size=(40, 25))

@@ -11,14 +11,16 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distdiag.config import Config, Profile
-from distdiag.event import Collective, CollectiveState, Event, FileAccess, FileClosed
-from distdiag.event_reader import EventReader
+from distdiag.events.base import Event
+from distdiag.events.collectives import Collective, CollectiveState
+from distdiag.events.files import FileAccess, FileClosed
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PLANS
-from distdiag.probes.exceptions import ExceptionWatch
-from distdiag.recorder import Recorder
-from distdiag.status_page import StatusPage
-from distdiag.wire import Canon, EventDecoder
+from distdiag.probes.process.exceptions import ExceptionWatch
+from distdiag.record.event_reader import EventReader
+from distdiag.record.recorder import Recorder
+from distdiag.record.status_page import StatusPage
+from distdiag.record.wire import Canon, EventDecoder
 
 E = TypeVar("E", bound=Event)
 

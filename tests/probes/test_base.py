@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from distdiag.event import ProbeDisabled
+from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.probes.base import Probe
 from tests.probes.conftest import Observed
 

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distdiag.config import Config
-from distdiag.event import ProbeDisabled, TorchLoaded
-from distdiag.probes.c10d_ops import OPS
+from distdiag.events.lifecycle import ProbeDisabled, TorchLoaded
 from distdiag.probes.catalogue import PLANS
+from distdiag.probes.collectives.operators import OPS
 from tests.probes.conftest import Observed
 
 TENSOR_PARTS = ("collectives",)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from distdiag.event import ProbeDisabled, StepEnd, Unobserved
+from distdiag.events.lifecycle import ProbeDisabled, StepEnd, Unobserved
 from distdiag.probes.base import Patches
 from tests.probes.conftest import Observed
-from tests.probes.models import ddp
+from tests.probes.sample_models import ddp
 
 pytestmark = pytest.mark.usefixtures("fake_group")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distdiag.event import ProbeDisabled
-from distdiag.probes.in_place import as_it_was
+from distdiag.events.lifecycle import ProbeDisabled
+from distdiag.probes.patching.in_place import as_it_was
 from tests.probes.conftest import Observed
 
 

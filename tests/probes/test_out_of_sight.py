@@ -12,16 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distdiag.probes.exceptions import ExceptionWatch
 from distdiag.probes.guard import guard
-from distdiag.probes.out_of_sight import (
-    in_sight,
-    is_grad_enabled,
-    out_of_sight,
-    reading_attributes,
-)
-from distdiag.probes.tensor_bytes import is_readable
-from distdiag.probes.tensor_content import contents
+from distdiag.probes.out_of_sight import in_sight, is_grad_enabled, out_of_sight, reading_attributes
+from distdiag.probes.process.exceptions import ExceptionWatch
+from distdiag.probes.tensors.bytes import is_readable
+from distdiag.probes.tensors.content import contents
 
 
 class SeenOperations(TorchDispatchMode):

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distdiag.event import ProbeDisabled, StepEnd, Unobserved
-from distdiag.model_event import ModelPlan
-from distdiag.routing_event import Routing
+from distdiag.events.lifecycle import ProbeDisabled, StepEnd, Unobserved
+from distdiag.events.models import ModelPlan
+from distdiag.events.routing import Routing
 from tests.probes.conftest import Observed
-from tests.probes.models import ddp
+from tests.probes.sample_models import ddp
 
 pytestmark = [
     pytest.mark.usefixtures("fake_group"),

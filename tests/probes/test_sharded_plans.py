@@ -12,11 +12,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distdiag.model_event import Basis, Mesh, Policy, TensorPlan
-from distdiag.probes.keepers import WrapTimes
-from distdiag.probes.meshes import mesh_of
-from distdiag.probes.tensor_plans import local_part
-from tests.probes.models import FOUR, PAIR, network, plans
+from distdiag.events.models import Basis, Mesh, Policy, TensorPlan
+from distdiag.probes.models.meshes import mesh_of
+from distdiag.probes.models.tensor_plans import local_part
+from distdiag.probes.models.wrappers import WrapTimes
+from tests.probes.sample_models import FOUR, PAIR, network, plans
 
 
 @pytest.fixture

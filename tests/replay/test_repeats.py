@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.replay.repeats import Repeat, repeats
+from distdiag.replay.source import Repeat, repeats
 
 
 @pytest.mark.parametrize(

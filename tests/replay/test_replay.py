@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.errors import UsageError
-from distdiag.event import Signature
+from distdiag.events.collectives import Signature
+from distdiag.events.errors import UsageError
 from distdiag.replay import replay_source
-from distdiag.replay.statements import statement
+from distdiag.replay.source import statement
 from distdiag.reports import write_report
-from tests.test_cli import REPORT
+from tests.cli.test_cli import REPORT
 
 ROOT = Path(__file__).parents[2]
 SICK = """

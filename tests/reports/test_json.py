@@ -6,10 +6,10 @@ import stat
 
 import pytest
 
-from distdiag.errors import DamagedFileError, UsageError
-from distdiag.finding import Outcome, Report, Run
+from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.findings.finding import Outcome, Report, Run
+from distdiag.findings.report_json import decode_report
 from distdiag.reports import load_reporter, read_report, write_report
-from distdiag.wire import decode_report
 
 
 def report(**changes):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from distdiag.finding import Finding, Grade, Location, Severity
-from distdiag.ranks import RankSet
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Finding, Grade, Location, Severity
 from distdiag.reports import Reporter, load_reporter, one_line, reporter_names
 from distdiag.reports.base import LONGEST_LINE, short, visible
 

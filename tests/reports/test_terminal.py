@@ -5,7 +5,8 @@ import re
 import pytest
 from rich.cells import cell_len
 
-from distdiag.finding import (
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import (
     Evidence,
     Finding,
     Grade,
@@ -16,8 +17,7 @@ from distdiag.finding import (
     Run,
     Severity,
 )
-from distdiag.ranks import RankSet
-from distdiag.reports.terminal import TerminalReporter
+from distdiag.reports.formats.terminal import TerminalReporter
 
 
 def make_run(num_ranks=2, outcome=Outcome.FINISHED, **changes):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.errors import UsageError
+from distdiag.events.errors import UsageError
 from distdiag.testing.mark import read_mark
 from distdiag.testing.plan import Mark
 

@@ -4,25 +4,15 @@ from typing import NamedTuple
 
 import pytest
 
-from distdiag.event import (
-    CallSite,
-    Collective,
-    Exited,
-    Finished,
-    Frame,
-    Heartbeat,
-    Phase,
-    ProbeDisabled,
-    ProcessGroup,
-    Raised,
-    Signature,
-)
-from distdiag.event_file import segment_path
-from distdiag.recorder import Recorder
-from distdiag.run_dir import RunDir
-from distdiag.status_page import DETACHED, EVENTS_STOPPED, FINISHED, RAISED, StatusPage
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.collectives import Collective, ProcessGroup, Signature
+from distdiag.events.lifecycle import Exited, Finished, Heartbeat, ProbeDisabled, Raised
+from distdiag.record.event_file import segment_path
+from distdiag.record.recorder import Recorder
+from distdiag.record.run_dir import RunDir
+from distdiag.record.status_page import DETACHED, EVENTS_STOPPED, FINISHED, RAISED, StatusPage
+from distdiag.record.wire import Canon
 from distdiag.transports.files import BATCH, LocalFiles
-from distdiag.wire import Canon
 
 SECOND = 1_000_000_000
 

@@ -4,10 +4,12 @@ import os
 
 import pytest
 
-from distdiag.errors import DamagedFileError
-from distdiag.event import Exited, Frame, Heartbeat, Phase, Stacks, ThreadStack
+from distdiag.events.base import Frame, Phase
+from distdiag.events.errors import DamagedFileError
+from distdiag.events.lifecycle import Exited, Heartbeat
+from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.record.wire import Canon
 from distdiag.transports.journal import Journal, read_journal
-from distdiag.wire import Canon
 
 STACKS = Stacks(
     rank=3,

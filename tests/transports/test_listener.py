@@ -5,7 +5,7 @@ import socket
 import psutil
 import pytest
 
-from distdiag.transports.listener import listen_host
+from distdiag.transports.tcp import listen_host
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Events from a list."""
 
-from distdiag.event import Finished
+from distdiag.events.lifecycle import Finished
 from distdiag.transports.memory import MemorySource
 
 

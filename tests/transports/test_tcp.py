@@ -6,31 +6,19 @@ from contextlib import suppress
 
 import pytest
 
-from distdiag.event import (
-    CallSite,
-    Collective,
-    Exited,
-    Finished,
-    Frame,
-    Heartbeat,
-    NodeLost,
-    Phase,
-    ProbeDisabled,
-    ProcessGroup,
-    Signature,
-    Stacks,
-    StepEnd,
-)
-from distdiag.event_file import segment_path
-from distdiag.ranks import RankSet
-from distdiag.recorder import Recorder
-from distdiag.run_dir import ReporterAddress, RunDir
-from distdiag.status_page import StatusPage
-from distdiag.transports.forwarder import Forwarder
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.collectives import Collective, ProcessGroup, Signature
+from distdiag.events.lifecycle import Exited, Finished, Heartbeat, NodeLost, ProbeDisabled, StepEnd
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks
+from distdiag.record.event_file import segment_path
+from distdiag.record.recorder import Recorder
+from distdiag.record.run_dir import ReporterAddress, RunDir
+from distdiag.record.status_page import StatusPage
+from distdiag.record.wire import Canon, encode
+from distdiag.transports.forwarder import WINDOW_BYTES, Forwarder, Outbox
 from distdiag.transports.frames import Batch, Hello, Orders, to_bytes
-from distdiag.transports.outbox import WINDOW_BYTES, Outbox
 from distdiag.transports.tcp import CONNECT_NS, LOST_NS, TcpSource
-from distdiag.wire import Canon, encode
 from tests.transports.relay import Relay
 
 SECOND = 1_000_000_000

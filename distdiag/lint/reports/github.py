@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from distdiag.finding import Severity
-from distdiag.lint.finding import LintFinding
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding
 from distdiag.lint.linting import LintResult
 
 _COMMANDS: Final = {

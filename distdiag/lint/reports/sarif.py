@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from distdiag.finding import Severity
-from distdiag.lint.finding import LintFinding, Related
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Related
 from distdiag.lint.linting import LintResult
 from distdiag.lint.rules import load_rules
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from distdiag.finding import Severity
+from distdiag.findings.finding import Severity
 from distdiag.lint.linting import LintResult
 
 

@@ -7,17 +7,15 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule, related
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Rule, related
 from distdiag.lint.bindings import value_of
-from distdiag.lint.finding import LintFinding
+from distdiag.lint.guarded import short
 from distdiag.lint.mentions import mentions
-from distdiag.lint.modules import Function, Module
-from distdiag.lint.nodes import all_nodes
+from distdiag.lint.modules import Function, Module, all_nodes
 from distdiag.lint.operations import Family, operation_of
 from distdiag.lint.reach import EVERY, reach
 from distdiag.lint.sites import Site, sites_of
-from distdiag.lint.wording import short
 
 _CLOCK: Final = re.compile(
     r"^(time\.(time|monotonic|perf_counter)|datetime(\.datetime)?\.now|random\.\w+)$"

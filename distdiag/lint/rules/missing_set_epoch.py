@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule, related
-from distdiag.lint.finding import LintFinding
-from distdiag.lint.modules import Function, Module
-from distdiag.lint.nodes import all_nodes, children, statements
-from distdiag.lint.wording import short
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Rule, related
+from distdiag.lint.guarded import short
+from distdiag.lint.modules import Function, Module, all_nodes, children, statements
 
 _EPOCH: Final = re.compile(r"epoch", re.IGNORECASE)
 

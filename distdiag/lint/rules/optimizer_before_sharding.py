@@ -7,14 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule, related
-from distdiag.lint.finding import LintFinding
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Rule, related
+from distdiag.lint.guarded import short
 from distdiag.lint.mentions import mentions
-from distdiag.lint.modules import Function, Module
-from distdiag.lint.nodes import all_nodes
+from distdiag.lint.modules import Function, Module, all_nodes
 from distdiag.lint.sites import Site, sites_of
-from distdiag.lint.wording import short
 
 _OPTIMIZER: Final = re.compile(
     r"(^|\.)(\w*(Adam|SGD|Adagrad|RMSprop|Lion|Muon|Adafactor)\w*|\w*Optimizer)$"

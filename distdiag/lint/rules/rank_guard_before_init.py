@@ -7,18 +7,16 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from distdiag.checks.rank_guard_before_init import RankGuardBeforeInit as Check
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule, related
-from distdiag.lint.finding import LintFinding
+from distdiag.checks.bar.rank_guard_before_init import RankGuardBeforeInit as Check
+from distdiag.findings.finding import Severity
+from distdiag.frameworks.rank_names import last_name
+from distdiag.lint.base import LintFinding, Rule, related
+from distdiag.lint.guarded import short
 from distdiag.lint.mentions import mentions, mentions_ranks
-from distdiag.lint.modules import Function, Module
-from distdiag.lint.nodes import all_nodes
+from distdiag.lint.modules import Function, Module, all_nodes
 from distdiag.lint.operations import Family
 from distdiag.lint.rank_guesses import asks_whether_ready, guesses_rank
-from distdiag.lint.rank_names import last_name
 from distdiag.lint.sites import Site, sites_of
-from distdiag.lint.wording import short
 
 # What is called to create a process group has such a name; the call itself is then looked at.
 _STARTING: Final = (

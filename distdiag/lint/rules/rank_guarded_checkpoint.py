@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule
-from distdiag.lint.finding import LintFinding
-from distdiag.lint.guarded import GuardedSite, guarded_sites
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Rule
+from distdiag.lint.guarded import (
+    GuardedSite,
+    call_text,
+    guard_text,
+    guarded_sites,
+    places,
+    severity_of,
+)
 from distdiag.lint.modules import Module
 from distdiag.lint.operations import Family
-from distdiag.lint.wording import call_text, guard_text, places, severity_of
 
 # Replicated models get away with these: only what each rank has of its own is lost.
 _TOLERATED: Final = frozenset({"get_state_dict", "save_state"})

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distdiag.checks.rank_guarded_collective import RankGuardedCollective as Check
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule
-from distdiag.lint.finding import LintFinding
-from distdiag.lint.guarded import guarded_sites
+from distdiag.checks.col.rank_guarded_collective import RankGuardedCollective as Check
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Rule
+from distdiag.lint.guarded import call_text, guard_text, guarded_sites, places, severity_of
 from distdiag.lint.modules import Module
 from distdiag.lint.operations import Family
-from distdiag.lint.wording import call_text, guard_text, places, severity_of
 
 
 class RankGuardedCollective(Rule):

@@ -7,17 +7,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from distdiag.checks.unordered_file_access import UnorderedFileAccess as Check
-from distdiag.finding import Severity
-from distdiag.lint.base import Rule, related
+from distdiag.checks.bar.unordered_file_access import UnorderedFileAccess as Check
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Rule, related
 from distdiag.lint.file_accesses import FileAccessSite, Way, file_access
-from distdiag.lint.finding import LintFinding
+from distdiag.lint.guarded import short
 from distdiag.lint.mentions import mentions, mentions_ranks
 from distdiag.lint.modules import Function, Module
 from distdiag.lint.operations import Family
 from distdiag.lint.reach import EVERY, deciding_test, reach
 from distdiag.lint.sites import Site, sites_of
-from distdiag.lint.wording import short
 
 # Whoever calls something of such a name means that ranks meet there.
 _MEETING: Final = re.compile(

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 import torch
 
-from distdiag.event import Stacks
+from distdiag.events.stacks import Stacks
+from distdiag.record.wire import Canon
 from distdiag.transports.carriers import Carriers, plan_carriage
 from distdiag.transports.journal import read_journal
-from distdiag.wire import Canon
 from tests.integration.launch import REPOSITORY, run_checked
 
 WAITING = Path(__file__).with_name("waiting.py")

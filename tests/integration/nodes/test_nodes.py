@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.event import Stacks
-from distdiag.event_reader import EventReader
-from distdiag.monitor import REWRITE_EVERY_S
+from distdiag.events.stacks import Stacks
+from distdiag.monitor.monitor import REWRITE_EVERY_S
+from distdiag.record.event_reader import EventReader
+from distdiag.record.wire import Canon
 from distdiag.transports.journal import read_journal
-from distdiag.wire import Canon
 from tests.integration.nodes.hosts import Hosts, NotPermittedError
 
 TRAINING = Path(__file__).with_name("training.py")

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from distdiag.finding import Severity
-from distdiag.lint.finding import LintFinding, Related
+from distdiag.findings.finding import Severity
+from distdiag.lint.base import LintFinding, Related
 from distdiag.lint.linting import LintResult
 from distdiag.lint.reports import FORMATS
 from distdiag.lint.rules import load_rules

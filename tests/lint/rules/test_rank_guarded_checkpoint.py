@@ -1,6 +1,6 @@
 import pytest
 
-from distdiag.finding import Severity
+from distdiag.findings.finding import Severity
 
 FOUND = {
     "accelerate": """

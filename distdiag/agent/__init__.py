@@ -1,0 +1,1 @@
+"""distdiag in a training process: it starts, keeps the records of one rank, and ends."""

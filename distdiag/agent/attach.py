@@ -1,0 +1,117 @@
+"""Start and stop the agent of this process, whatever stands in the way."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from distdiag.agent.agent import RankAgent
+from distdiag.agent.launch import read_launch
+from distdiag.config import KEYS, Config, load_config
+from distdiag.events.errors import RankError, UsageError
+from distdiag.record.guard import guarded, unobserved
+
+
+def validated(flags: Mapping[str, Any]) -> Config:
+    """Return what these flags and the TOML file ask for.
+
+    Raises:
+        UsageError: that cannot be done.
+
+    """
+    config = load_config(flags)
+    default = Config()
+    if (config.select, config.ignore) != (default.select, default.ignore):
+        from distdiag.checks import load_checks
+        from distdiag.reports import reporter_names
+
+        config.validate(codes=load_checks(), reporters=reporter_names())
+    elif config.report != default.report:
+        from distdiag.reports import reporter_names
+
+        config.validate(codes=(), reporters=reporter_names())
+    return config
+
+
+def start_agent(config: Config, command: tuple[str, ...], main_script: str | None) -> None:
+    """Observe this process from now on. Where that fails it is said, and the script goes on.
+
+    Raises:
+        UsageError: the run directory cannot be used.
+
+    """
+    try:
+        agent = RankAgent(read_launch(os.environ), config, command, main_script=main_script)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
+        unobserved("observation", error)
+        return
+    RankAgent.current = agent
+    try:
+        agent.start()
+    except Exception as error:  # noqa: BLE001 (as above)
+        unobserved("observation", error)
+        detach_agent()
+
+
+def attach_agent(options: Mapping[str, Any]) -> None:
+    """Start the agent of this process, if there is none.
+
+    Raises:
+        RankError: the process that this one was forked from is observed.
+        UsageError: an option is wrong, or the run directory cannot be used.
+
+    """
+    if RankAgent.current is not None and RankAgent.current.is_inherited:
+        raise RankError("this process was forked from one that is observed already")
+    if RankAgent.current is not None or _is_importing_main():
+        return
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    start_agent(
+        validated(_flags(options)),
+        tuple(sys.argv),
+        os.path.join(os.getcwd(), path) if path else None,
+    )
+    if RankAgent.current is not None:
+        guarded(RankAgent.current.exceptions.watch_excepthook, "watching sys.excepthook")
+
+
+def _is_importing_main() -> bool:
+    """Whether a child of multiprocessing imports the script that its parent runs.
+
+    It has the parent's environment, and is no rank for calling what stands in the script's body.
+    """
+    # Not imported here: it keeps the main module of that moment, which is not the script yet.
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and hasattr(process.current_process(), "_inheriting")
+
+
+def _flags(options: Mapping[str, Any]) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in KEYS and name != "config":
+            raise UsageError(f"attach() has no option {name!r}")
+        if value is None or name == "config":
+            flags[name] = value
+            continue
+        kind = KEYS[name]
+        try:
+            flags[name] = msgspec.convert(os.fspath(value) if name == "run_dir" else value, kind)
+        except (msgspec.ValidationError, TypeError) as error:
+            one_of = f"one of {', '.join(map(str, get_args(kind)))}"
+            wanted = one_of if get_origin(kind) is Literal else str(error)
+            raise UsageError(f"attach({name}={value!r}): expected {wanted}") from None
+    return flags
+
+
+def detach_agent() -> None:
+    """Stop the agent of this process, if there is one."""
+    agent, RankAgent.current = RankAgent.current, None
+    if agent is not None:
+        guarded(agent.stop, "detach()")

@@ -1,0 +1,178 @@
+"""Starts the monitor of a node, and tells whether it still lives."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from distdiag.config import Config
+from distdiag.record.run_dir import Launch, LaunchFile, RunDir, write_atomically
+
+# What belongs to the rank alone: the monitor must neither report errors for it nor profile.
+_NOT_INHERITED: Final = frozenset(
+    {"TORCHELASTIC_ERROR_FILE", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME"}
+)
+_GUARD: Final = Path(__file__).parents[1] / "monitor" / "guard.py"
+START_S: Final = 10.0
+"""The guard is there within 50 ms; Python on a busy network file system takes seconds."""
+
+_PR_SET_PTRACER: Final = 0x59616D61
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_CHILD_SUBREAPER: Final = 37
+
+
+class Pid(NamedTuple):
+    """A process, told from later ones that have the same number."""
+
+    number: int
+    start_ticks: int
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        try:
+            text = Path(f"/proc/{self.number}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        # The name in parentheses may hold anything, parentheses included.
+        fields = text.rpartition(")")[2].split()
+        return fields[0] not in "ZX" and int(fields[19]) == self.start_ticks
+
+
+class MonitorProcess:
+    """The monitor of this node and its guard (see `monitor_guard`), as one of its ranks sees them.
+
+    They are found by what the guard writes down: neither is a child of a rank.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        """Know of no monitor yet."""
+        self._run_dir = run_dir
+        self._tracer = 0
+
+    def start(self, launch: Launch, command: tuple[str, ...], config: Config) -> None:
+        """Start it. What it takes a child for is over when this returns: the script meets none.
+
+        Raises:
+            OSError: it cannot be started.
+
+        """
+        launch_file = LaunchFile(
+            launch=launch,
+            command=command,
+            config=msgspec.json.decode(config.to_json()),
+            cwd=os.getcwd(),
+        )
+        write_atomically(self._run_dir.launch, msgspec.json.encode(launch_file))
+        self._spawn()
+
+    def start_again(self, reason: str) -> None:
+        """Start another one in the place of one that is dead, and tell it so.
+
+        Raises:
+            OSError: it cannot be started.
+
+        """
+        self._spawn(reason)
+
+    def _spawn(self, *reason: str) -> None:
+        # -I -S: the guard needs nothing but Python itself, which is then there twice as fast.
+        # -P: a file of the user named like a module of Python must not get in the way.
+        command = [
+            *(sys.executable, "-I", "-S", str(_GUARD), str(self._run_dir.monitor_pids)),
+            *(sys.executable, "-P", "-m", "distdiag.monitor"),
+            *(str(self._run_dir.root), str(self._run_dir.attempt), *reason),
+        ]
+        with _no_subreaper():
+            intermediate = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                stderr=2,
+                start_new_session=True,
+                env=_environment(os.environ),
+            )
+            _wait_for_end(intermediate.pid)
+            try:
+                intermediate.wait(START_S)
+            except subprocess.TimeoutExpired:
+                intermediate.kill()
+                intermediate.wait()
+                raise TimeoutError(f"it has not begun within {START_S:.0f} s") from None
+
+    def _pids(self) -> tuple[Pid, ...]:
+        """Return the guard and the monitor as the guard wrote them down."""
+        try:
+            lines = self._run_dir.monitor_pids.read_text(encoding="ascii").splitlines()
+            return tuple(Pid(*map(int, line.split())) for line in lines)
+        except (OSError, ValueError, TypeError):
+            return ()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the monitor runs, or its guard is about to start it again."""
+        return any(pid.lives for pid in self._pids())
+
+    def let_trace_us(self) -> None:
+        """Let it read this process's stacks where only ancestors may (Yama)."""
+        for pid in self._pids():
+            # What the guard may do its descendants may: monitors that it starts later, py-spy.
+            if pid.lives:
+                if pid.number != self._tracer:
+                    self._tracer = pid.number
+                    _prctl(_PR_SET_PTRACER, self._tracer)
+                return
+
+
+@contextmanager
+def _no_subreaper() -> Iterator[None]:
+    """Let orphans go to init meanwhile, should this process have asked to be given them.
+
+    A rank that is process 1 of its container is given them nevertheless.
+    """
+    value = ctypes.c_int(0)
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(value))
+    if not value.value:
+        yield
+        return
+    _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait until a child ends, for a bounded time; `Popen.wait` looks every 50 ms only."""
+    with suppress(OSError):  # a kernel without pidfds
+        descriptor = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(START_S * 1000)
+        finally:
+            os.close(descriptor)
+
+
+def _prctl(option: int, value: int) -> None:
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the monitor: it must find this package wherever we found it."""
+    result = {name: value for name, value in environ.items() if name not in _NOT_INHERITED}
+    home = str(Path(__file__).parents[2])
+    paths = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if home not in paths and not home.endswith(("site-packages", "dist-packages")):
+        result["PYTHONPATH"] = os.pathsep.join([*paths, home])
+    return result

@@ -1,0 +1,1 @@
+"""Checks of missing barriers."""

@@ -1,0 +1,149 @@
+"""CKP003: weights stay as they were made although a checkpoint was loaded into their model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.replicas import first_and_more
+from distdiag.events.checkpoints import WeightsLoaded
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.alignment import Alignment
+
+_MUCH: Final = 0.2
+"""The share of a model's bytes from which on a renamed part is no exchanged head any more."""
+
+_MEBIBYTE: Final = 1 << 20
+
+
+class _Reason(NamedTuple):
+    text: str
+    fix: str
+    grade: Grade
+    confidence: float
+
+
+class IncompleteLoad(Check):
+    """Weights stay as they were made although a checkpoint was loaded into their model.
+
+    ## What it detects
+    `load_state_dict` with `strict=False`, or with an error that the program caught, after which
+    tensors of the model were neither loaded by another call nor written otherwise until training
+    began. It is a warning where the checkpoint holds them under another prefix, where nothing at
+    all found its place, where layers in the middle are missing, and where a strict load had
+    refused. Else (a new head, an adapter, an encoder of a larger model) it is a note, or nothing.
+
+    ## Why it matters
+    The run trains, or freezes, weights that are random numbers. No exception says so; the loss is
+    merely higher than it should be.
+
+    ## Example
+    `model.load_state_dict(torch.load(path), strict=False)` with a file that was saved from a model
+    inside DDP: all its names begin with `module.`, so none of them fits.
+
+    ## How to fix
+    Load with `strict=True`, or look at the returned `missing_keys` and `unexpected_keys`, and
+    change the names until they fit.
+
+    ## References
+    - https://pytorch.org/docs/stable/generated/torch.nn.Module.html
+    - NVIDIA-NeMo/Megatron-Bridge#6032
+    """
+
+    code = "CKP003"
+    name = "incomplete-load"
+    severity = Severity.WARNING
+    needs = (WeightsLoaded,)
+
+    why = (
+        "With `strict=False`, or when the error is caught, what has no place is left out silently."
+    )
+    fix = "Load with `strict=True`, or compare `missing_keys` with what is meant to be new."
+    fix_changes = "The weights that training begins with."
+    fix_leaves = "Results of runs that began with these weights."
+    disproof = "The tensors named are meant to be new, or were filled from elsewhere."
+
+    def check_alignment(self, alignment: Alignment[WeightsLoaded]) -> Iterator[Finding]:
+        """Judge what each rank has left out, once for ranks that left out the same."""
+        alike: dict[tuple[object, ...], dict[int, WeightsLoaded]] = {}
+        for rank, event in alignment.by_rank.items():
+            key = (event.missing, event.given_prefix, event.num_renamed, event.is_refused)
+            alike.setdefault(key, {})[rank] = event
+        for by_rank in alike.values():
+            yield from self._judge(by_rank)
+
+    def _judge(self, by_rank: dict[int, WeightsLoaded]) -> Iterator[Finding]:
+        ranks, event = RankSet(by_rank), by_rank[min(by_rank)]
+        reason = _reason(event)
+        if reason is None:
+            return
+        location = user_location(event.site.frames)
+        yield self.finding(
+            f"{event.num_missing} of {event.num_tensors} tensors of {event.target} "
+            f"({_size(event.missing_bytes)} of {_size(event.num_bytes)}) were not loaded and train "
+            f"as they were made: {reason.text}",
+            ranks=ranks,
+            step=event.step,
+            location=location,
+            subjects=event.missing,
+            grade=reason.grade,
+            confidence=reason.confidence,
+            fix=reason.fix,
+            evidence=(
+                Evidence(
+                    ranks=ranks,
+                    summary=f"load of {event.num_given} tensors; missing: "
+                    f"{first_and_more(event.missing)}",
+                    location=location,
+                ),
+                Evidence(ranks=ranks, summary=_rest(event)),
+            ),
+        )
+
+
+def _reason(event: WeightsLoaded) -> _Reason | None:
+    grade = Grade.PROVEN if event.num_untouched == event.num_missing else Grade.LIKELY
+    is_nothing = event.num_loaded == 0
+    if event.at_step == 0 and event.num_renamed > 1:
+        change = f"the checkpoint has them under {_prefix(event.given_prefix)} and the model "
+        change += f"under {_prefix(event.wanted_prefix)}"
+        fix = f"Replace the prefix {_prefix(event.given_prefix)} of the names in the checkpoint by "
+        fix += f"{_prefix(event.wanted_prefix)} before it is loaded."
+        if is_nothing or event.renamed_bytes >= _MUCH * event.num_bytes:
+            return _Reason(change, fix, grade, 0.95)
+        return _Reason(change, fix, Grade.NOTE, 0.5)
+    fix = IncompleteLoad.fix
+    if is_nothing and event.num_given:
+        text = f"none of the {event.num_given} tensors of the checkpoint has a name of the model"
+        return _Reason(text, fix, Grade.LIKELY, 0.85)
+    if event.at_step:
+        return None  # what is missing may be trained by now
+    if event.is_refused:
+        text = "a strict load had refused, and the program went on"
+        return _Reason(text, "Let the error of the strict load end the run.", Grade.LIKELY, 0.8)
+    if event.holes:
+        text = f"{first_and_more(event.holes)} are missing between like ones that were loaded"
+        return _Reason(text, fix, Grade.LIKELY, 0.8)
+    if 2 * event.missing_bytes > event.num_bytes:
+        return None  # an adapter, or a part of a larger model
+    return _Reason("they are new, or their names do not fit", fix, Grade.NOTE, 0.4)
+
+
+def _rest(event: WeightsLoaded) -> str:
+    seen = f"{event.num_untouched} of them hold what they held at the load"
+    if event.num_unknown:
+        seen += f", {event.num_unknown} cannot be compared any more"
+    if not event.num_unexpected:
+        return f"{seen}; all that was given has found its place"
+    return f"{seen}; given but not wanted: {first_and_more(event.unexpected)}"
+
+
+def _prefix(prefix: str) -> str:
+    return f"`{prefix}`" if prefix else "no prefix"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _MEBIBYTE:.1f} MiB" if num_bytes >= _MEBIBYTE else f"{num_bytes} bytes"

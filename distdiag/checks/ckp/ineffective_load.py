@@ -1,0 +1,91 @@
+"""CKP004: a model that trains does not hold what was loaded for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.replicas import first_and_more
+from distdiag.events.checkpoints import LoadWasted, Waste
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.alignment import Alignment
+
+_TEXTS: Final = {
+    Waste.UNUSED: (
+        "{api} read tensors for {names} of {target}, but the model trains with what it held before",
+        "The tensors were read into memory that is not the model's, and never put into the model.",
+        "Call `set_model_state_dict` or `load_state_dict` of the model with what was read.",
+    ),
+    Waste.OVERWRITTEN: (
+        "{target} was loaded, but {names} hold something else when training begins",
+        "Something has written other values over what was loaded, such as an initialisation.",
+        "Load after the weights were initialised and moved, not before.",
+    ),
+}
+
+
+class IneffectiveLoad(Check):
+    """A model that trains does not hold what was loaded for it.
+
+    ## What it detects
+    `torch.distributed.checkpoint.load` into tensors that are not those of the model (a full, moved
+    or copied state dict), after which the model still holds what it held before and the values
+    differ; and loads after which the weights were written anew, with values that have nothing in
+    common with what was loaded.
+
+    ## Why it matters
+    The run seems to resume and begins anew.
+
+    ## Example
+    `state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))`, then
+    `dcp.load(state, checkpoint_id=path)`, and no `set_model_state_dict(model, state)`.
+
+    ## How to fix
+    Put what was read into the model, after everything that initialises it.
+
+    ## References
+    - https://pytorch.org/docs/stable/distributed.checkpoint.html
+    """
+
+    code = "CKP004"
+    name = "ineffective-load"
+    severity = Severity.WARNING
+    needs = (LoadWasted,)
+
+    why = "What was read lies beside the model, or something was written over it."
+    fix = "Put what was read into the model, after everything that initialises it."
+    fix_changes = "The weights that training begins with."
+    fix_leaves = "Results of runs that began with other weights."
+    disproof = "The program means to train from other weights than those that it has loaded."
+
+    def check_alignment(self, alignment: Alignment[LoadWasted]) -> Iterator[Finding]:
+        """Name the ranks on which a load came to nothing."""
+        event = alignment.any_event
+        message, why, fix = _TEXTS[event.waste]
+        names = first_and_more(event.names)
+        location = user_location(event.site.frames)
+        # What rank 0 holds is sent to the others: what these had loaded is replaced by it.
+        is_first = 0 in alignment.by_rank or not alignment.missing_ranks
+        is_sure = event.waste is Waste.UNUSED or is_first
+        grade = Grade.PROVEN if event.waste is Waste.UNUSED else Grade.LIKELY
+        yield self.finding(
+            message.format(api=event.api, names=names, target=event.target),
+            ranks=alignment.present_ranks,
+            step=event.step,
+            location=location,
+            subjects=event.names,
+            grade=grade if is_sure else Grade.NOTE,
+            confidence=0.9 if is_sure else 0.4,
+            why=why,
+            fix=fix,
+            evidence=(
+                Evidence(
+                    ranks=alignment.present_ranks,
+                    summary=f"none of {event.num_compared} tensors that were compared holds what "
+                    f"was loaded",
+                    location=location,
+                ),
+            ),
+        )

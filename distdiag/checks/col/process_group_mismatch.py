@@ -1,0 +1,151 @@
+"""COL008: ranks create process groups differently, or in different order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.activities import Activity
+from distdiag.checks.shared.culprits import (
+    all_work,
+    blame,
+    blame_missing,
+    grade_of,
+    group_by,
+    missing_evidence,
+)
+from distdiag.checks.shared.explanations import state_of
+from distdiag.checks.shared.stuck import activity_of_missing
+from distdiag.events.collectives import GroupCreated
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import at, frames_of, user_location, whereabouts
+from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.findings.source import rank_guards
+from distdiag.views.alignment import Alignment, Trigger
+from distdiag.views.rank_states import Fate
+
+
+class ProcessGroupMismatch(Check):
+    """Ranks create process groups differently, or in different order.
+
+    ## What it detects
+    The n-th call that creates a process group asks for other members on one rank than on another,
+    or some ranks never make it. A different description of the same members is a note.
+
+    ## Why it matters
+    `new_group` is a collective of all ranks, members or not. A rank that leaves it out makes the
+    others wait, and all later groups get shifted names, so that ranks meet in the wrong group.
+
+    ## Example
+    `if rank in ranks: group = dist.new_group(ranks)`: only the members make the call.
+
+    ## How to fix
+    Create all groups on all ranks, in one order, from one list; keep the one that holds the rank.
+
+    ## References
+    - `torch.distributed.new_group(use_local_synchronization=...)`
+    - `torch.distributed.device_mesh.init_device_mesh`
+    """
+
+    code = "COL008"
+    name = "process-group-mismatch"
+    severity = Severity.ERROR
+    needs = (GroupCreated,)
+
+    why = "Creating a group is a collective of all ranks, and groups are told apart by their order."
+    fix = (
+        "Call new_group for every group on every rank, in one order. Where only members can call "
+        "it, pass use_local_synchronization=True."
+    )
+    fix_changes = "Ranks also make the calls for groups that they are not in."
+    fix_leaves = "Collectives that used the wrong group before."
+    disproof = "All ranks' records show this call with the same members at the same place in order."
+
+    def check_alignment(self, alignment: Alignment[GroupCreated]) -> Iterator[Finding]:
+        """Group the ranks by the members that they asked for."""
+        if alignment.kind != "group":
+            return
+        camps = group_by(alignment, lambda call: tuple(sorted(call.ranks)))
+        differs = len(camps) > 1 and not _is_split(alignment)
+        if not differs:
+            camps = group_by(alignment, lambda call: (call.ranks, call.desc))
+        if len(camps) < 2 or _is_split(alignment):
+            return
+        verdict = blame(alignment, camps)
+        what = ", ".join(
+            f"{alignment.by_rank[min(c)].api}({list(alignment.by_rank[min(c)].ranks)}) "
+            f"on {c.phrase()}"
+            for c in camps
+        )
+        yield self.finding(
+            f"process group creation #{alignment.key[-1]} differs: {what}",
+            ranks=verdict.culprits,
+            step=alignment.by_rank[min(verdict.culprits)].step,
+            location=_where(alignment.by_rank[min(verdict.culprits)]),
+            grade=grade_of(alignment, verdict) if differs else Grade.NOTE,
+            confidence=verdict.confidence if differs else 0.2,
+            evidence=_evidence(alignment, camps),
+        )
+
+    def check_missing(self, alignment: Alignment[GroupCreated]) -> Iterator[Finding]:
+        """Name the ranks that never made the call."""
+        missing = alignment.missing_ranks
+        fates = {state_of(alignment, rank).fate for rank in missing}
+        if alignment.kind != "group" or fates & {Fate.RAISED, Fate.DIED}:
+            return
+        if activity_of_missing(alignment) not in (None, Activity.INITIALISATION):
+            return
+        call = alignment.any_event
+        verdict = blame_missing(alignment)
+        guards = [g for f in reversed(call.site.user_frames) for g in rank_guards(f)]
+        is_late = alignment.trigger is Trigger.STALLED and all_work(alignment, verdict.culprits)
+        is_note = is_late or alignment.trigger is Trigger.ENDED
+        under = f", under `{guards[0].text}`" if guards else ""
+        place = user_location(frames_of(state_of(alignment, min(verdict.culprits))))
+        odd = alignment.present_ranks if guards and len(missing) >= 2 else verdict.culprits
+        yield self.finding(
+            f"{alignment.present_ranks.phrase()} called {call.api}({list(call.ranks)})"
+            f"{at(_where(call))}{under}, and {missing.phrase()} did not: {missing.phrase()} "
+            f"{whereabouts(state_of(alignment, min(missing)))}",
+            ranks=odd,
+            step=call.step,
+            location=_where(call) if guards else place or _where(call),
+            grade=Grade.NOTE if is_note else grade_of(alignment, verdict),
+            confidence=0.3 if is_note else verdict.confidence,
+            evidence=_evidence(alignment, (alignment.present_ranks,))
+            + tuple(
+                Evidence(
+                    ranks=alignment.present_ranks, summary=f"under {g.text}", location=g.location
+                )
+                for g in guards
+            )
+            + missing_evidence(alignment),
+        )
+
+
+def _evidence(
+    alignment: Alignment[GroupCreated], camps: tuple[RankSet, ...]
+) -> tuple[Evidence, ...]:
+    calls = [(camp, alignment.by_rank[min(camp)]) for camp in camps]
+    return tuple(
+        Evidence(
+            ranks=camp,
+            summary=f"{call.api} of {list(call.ranks)} named {call.desc or 'nothing'}",
+            location=_where(call),
+        )
+        for camp, call in calls
+    )
+
+
+def _where(call: GroupCreated) -> Location | None:
+    return user_location(call.site.frames)
+
+
+def _is_split(alignment: Alignment[GroupCreated]) -> bool:
+    """Say whether one call splits a group into disjoint ones, each rank naming its own."""
+    calls = alignment.by_rank
+    return all(
+        "split" in call.api and rank in call.ranks and calls.get(peer, call).ranks == call.ranks
+        for rank, call in calls.items()
+        for peer in call.ranks
+    )

@@ -1,0 +1,124 @@
+"""COL011: a loop with collectives runs more often on some ranks than on others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.culprits import (
+    is_reliable,
+    location_in,
+    missing_evidence,
+    parting_evidence,
+)
+from distdiag.checks.shared.explanations import UnevenLoop, explain, state_of
+from distdiag.events.collectives import Collective
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import at, call_location, call_phrase, signal_name
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.alignment import Alignment
+from distdiag.views.invariants import clean_module
+
+
+class UnevenIterations(Check):
+    """A loop with collectives runs more often on some ranks than on others.
+
+    ## What it detects
+    A call inside a loop that all ranks passed equally often, and that some ranks now make once more
+    while the others have left the loop: they are at a later call, or have finished.
+
+    ## Why it matters
+    The extra pass has no partner. It hangs, or it pairs with the next collective of the ranks that
+    went on, and then the values are wrong without any error.
+
+    ## Example
+    An iterable dataset is one batch shorter on one rank; early stopping is decided on a local
+    metric; a text generation loop ends at each rank's own end token; a signal reaches one rank.
+
+    ## How to fix
+    Let the ranks agree on every pass: reduce the stop flag or the count, pad to the longest, or
+    drop to the shortest.
+
+    ## References
+    - `torch.distributed.algorithms.Join`
+    - `torch.utils.data.DistributedSampler(drop_last=...)`
+    """
+
+    code = "COL011"
+    name = "uneven-iterations"
+    severity = Severity.ERROR
+    needs = (Collective,)
+
+    why = (
+        "How often the loop runs is decided from something local: the length of this rank's data, "
+        "its loss, its tokens, its signal. Each pass has a collective that all ranks must join."
+    )
+    fix = (
+        "Decide together: all_reduce the stop flag (MAX) or the number of passes before the loop, "
+        "run masked dummy passes on ranks that are done, or bound the loop by an agreed count. For "
+        "DDP, torch.distributed.algorithms.Join does it for uneven inputs."
+    )
+    fix_changes = "Ranks see other numbers of samples per epoch; means must weigh by sample counts."
+    fix_leaves = "Metrics that divide by a local count, which stay wrong."
+    disproof = "The ranks' records show equally many calls from the line in the loop."
+
+    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+        """Judge a call in a loop that met a call behind the loop."""
+        yield from self._judge(alignment)
+
+    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+        """Judge a call in a loop that some ranks never made."""
+        yield from self._judge(alignment)
+
+    def _judge(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+        found = explain(alignment)
+        if not isinstance(found, UnevenLoop):
+            return
+        odd = found.stayers if len(found.stayers) < len(found.leavers) else found.leavers
+        where = call_location(found.call)
+        module = clean_module(found.call.site.module)
+        yield self.finding(
+            f"{found.stayers.phrase()} ran a loop further than {found.leavers.phrase()}: "
+            f"{call_phrase(found.call)}{at(where)} is call {found.num_stayed} from there, after "
+            f"{found.num_left} on {found.leavers.phrase()}{_signal(alignment, found.leavers)}",
+            ranks=odd,
+            step=found.call.step,
+            location=location_in(found.point, odd) or location_in(alignment, odd) or where,
+            subjects=(module,) if module else (),
+            grade=Grade.PROVEN if is_reliable(alignment) else Grade.NOTE,
+            confidence=0.9,
+            evidence=(
+                Evidence(
+                    ranks=found.stayers,
+                    summary=f"made {found.num_stayed} calls from this place of the loop",
+                    location=where,
+                    values={"step": found.call.step},
+                ),
+                *_left(found, alignment),
+                *missing_evidence(alignment),
+                *parting_evidence(alignment),
+            ),
+        )
+
+
+def _left(found: UnevenLoop, alignment: Alignment[Collective]) -> Iterator[Evidence]:
+    summary = f"made {found.num_left} calls from the place in the loop"
+    rank = min(found.leavers)
+    call = found.point.by_rank.get(rank)
+    calls = [*state_of(alignment, rank).recent] if call is None else [call]
+    here = [each for each in calls if each.group == found.call.group]
+    if call is not None:
+        summary += f", then went on to {call_phrase(call)}"
+    yield Evidence(
+        ranks=found.leavers,
+        summary=summary,
+        location=call_location(call) if call is not None else None,
+        # Its last call before this point, or the one that it made instead: not what came later.
+        values={"step": here[-1].step} if here else {},
+    )
+
+
+def _signal(alignment: Alignment[Collective], leavers: RankSet) -> str:
+    signals = [state_of(alignment, rank).signalled for rank in leavers]
+    names = sorted({signal_name(signal.signal) for signal in signals if signal is not None})
+    return f", which had got {', '.join(names)}" if names else ""

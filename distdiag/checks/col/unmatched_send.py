@@ -1,0 +1,124 @@
+"""COL012: a send or a receive has no counterpart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.culprits import (
+    Reason,
+    Verdict,
+    all_work,
+    blame_cycle,
+    blame_missing,
+    is_reliable,
+    location_in,
+    missing_evidence,
+    step_of,
+)
+from distdiag.checks.shared.explanations import state_of
+from distdiag.checks.shared.stuck import activity_of_missing
+from distdiag.events.collectives import Collective
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import (
+    at,
+    blocking_call,
+    call_location,
+    call_phrase,
+    whereabouts,
+)
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.alignment import Alignment, Trigger
+from distdiag.views.rank_states import Fate, RankState
+
+
+class UnmatchedSend(Check):
+    """A send or a receive has no counterpart.
+
+    ## What it detects
+    A point-to-point call whose peer has left, waits itself for the caller, or did not move for the
+    hang threshold, without ever having made the matching call: the same peer, tag and group.
+
+    ## Why it matters
+    A receive without a send waits until the timeout, and so does a large send without a receive.
+
+    ## Example
+    Two neighbours both receive before they send; a pipeline stage sends one micro-batch more than
+    the next one receives; the tags differ.
+
+    ## How to fix
+    Pair every send with one receive. Where two ranks exchange, let one send first, or use
+    `batch_isend_irecv`.
+
+    ## References
+    - `torch.distributed.send`, `torch.distributed.recv`, `torch.distributed.batch_isend_irecv`
+    """
+
+    code = "COL012"
+    name = "unmatched-send"
+    severity = Severity.ERROR
+    needs = (Collective,)
+
+    why = "A message needs both sides, with the same tag, in the same order for each pair of ranks."
+    fix = (
+        "Add the missing side or remove this one. For an exchange use batch_isend_irecv, or let "
+        "one of the two send first and the other receive first."
+    )
+    fix_changes = "The order in which the two ranks communicate."
+    fix_leaves = "Messages that were paired with the wrong one before."
+    disproof = "The peer has a record of the matching call: same group, peer and tag."
+
+    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+        """Name the side that did not come."""
+        if alignment.kind != "message":
+            return
+        call = alignment.any_event
+        peer = min(alignment.missing_ranks)
+        state = state_of(alignment, peer)
+        if state.fate in (Fate.RAISED, Fate.DIED):
+            return  # the failure is the reason, and has a check of its own
+        if activity_of_missing(alignment) is not None:
+            return
+        verdict = self._verdict(alignment, call)
+        is_waiting = blocking_call(state_of(alignment, call.rank)) == call
+        # An asynchronous message that is never picked up harms nobody.
+        is_lost = not call.is_async and state.fate is Fate.FINISHED
+        is_note = (
+            not (is_waiting or is_lost)
+            or (alignment.trigger is Trigger.ENDED and not is_lost)
+            or not is_reliable(alignment)
+            or (alignment.trigger is Trigger.STALLED and all_work(alignment, RankSet([peer])))
+        )
+        yield self.finding(
+            f"rank {call.rank}'s {call_phrase(call)}{at(call_location(call))} has no counterpart: "
+            f"rank {peer} {whereabouts(state)}{_other_tag(call, state)}",
+            ranks=verdict.culprits,
+            step=step_of(alignment, verdict.culprits),
+            location=location_in(alignment, verdict.culprits) or call_location(call),
+            severity=Severity.ERROR if is_waiting else Severity.WARNING,
+            grade=Grade.NOTE if is_note else verdict.grade,
+            confidence=0.3 if is_note else verdict.confidence,
+            evidence=(
+                Evidence(
+                    ranks=RankSet([call.rank]),
+                    summary=f"waits in {call_phrase(call)}" if is_waiting else call_phrase(call),
+                    location=call_location(call),
+                ),
+                *missing_evidence(alignment),
+            ),
+        )
+
+    def _verdict(self, alignment: Alignment[Collective], call: Collective) -> Verdict:
+        if alignment.trigger is Trigger.CYCLE:
+            return blame_cycle(alignment)
+        if "recv" not in call.signature.op:
+            # A send too many looks like a receive too few.
+            return Verdict(alignment.expected_ranks, RankSet(), Reason.UNDECIDED)
+        return blame_missing(alignment)
+
+
+def _other_tag(call: Collective, state: RankState) -> str:
+    for other in state.waiting:
+        if other.signature.peer == call.rank and other.signature.tag != call.signature.tag:
+            return f" (the tags differ: {call.signature.tag} here, {other.signature.tag} there)"
+    return ""

@@ -1,0 +1,79 @@
+"""COL010: an asynchronous collective is never waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from distdiag.checks.base import Check
+from distdiag.events.collectives import Collective, CollectiveState
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import at, call_location, call_phrase
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.rank_states import RankState
+
+
+class UnwaitedWork(Check):
+    """An asynchronous collective is never waited for.
+
+    ## What it detects
+    A call with `async_op=True` in the user's own code whose `Work` was released although nobody had
+    waited for it. Barriers, sends and receives are a note; calls of frameworks stay silent.
+
+    ## Why it matters
+    The result is in the tensor only after `wait()`. Without it the code reads what is there by
+    chance, and an error of the call is never seen.
+
+    ## Example
+    `dist.all_reduce(loss, async_op=True)` followed by `loss.item()`.
+
+    ## How to fix
+    Keep the returned `Work` and call `wait()` before the result is used, or drop `async_op=True`.
+
+    ## References
+    - `torch.distributed`: synchronous and asynchronous collective operations
+    """
+
+    code = "COL010"
+    name = "unwaited-work"
+    severity = Severity.WARNING
+    needs = (CollectiveState, Collective)
+
+    why = "The tensor holds the result only after wait(); before that, its values depend on luck."
+    fix = "Keep the Work that the call returns and call wait() on it before the result is used."
+    fix_changes = "The host, or its stream, waits there for the call to end."
+    fix_leaves = "Values that were read too early in the steps before."
+    disproof = "A wait() on this Work, or a synchronisation of the device, stands before the use."
+
+    def check_event(
+        self, event: Collective | CollectiveState, states: Mapping[int, RankState]
+    ) -> Iterator[Finding]:
+        """Judge a Work that was released."""
+        if not isinstance(event, CollectiveState) or event.state != "dropped":
+            return
+        recent = states[event.rank].recent if event.rank in states else ()
+        call = next((call for call in recent if call.seq == event.call), None)
+        if call is None or not call.is_async or call.api is None or not _is_users_own(call):
+            return
+        location = call_location(call)
+        has_result = call.signature.peer is None and "barrier" not in call.signature.op
+        ranks = RankSet([event.rank])
+        yield self.finding(
+            f"nobody waited for {call_phrase(call)}, which {ranks.phrase()} issued with "
+            f"async_op=True{at(location)}",
+            ranks=ranks,
+            step=call.step,
+            location=location,
+            grade=Grade.LIKELY if has_result else Grade.NOTE,
+            confidence=0.8 if has_result else 0.3,
+            evidence=(
+                Evidence(ranks=ranks, summary="its Work was released unwaited", location=location),
+            ),
+        )
+
+
+def _is_users_own(call: Collective) -> bool:
+    """Say whether the frame that called torch is the user's, and no framework's."""
+    frames = call.site.frames
+    outside = (f for f in frames if "/torch/" not in f.file and "/distdiag/" not in f.file)
+    caller = next(outside, None)
+    return caller is not None and caller.user

@@ -1,0 +1,1 @@
+"""Checks of the data that ranks are fed."""

@@ -1,0 +1,141 @@
+"""DAT003: ranks shuffle one data set differently, so that their parts do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.dat.samples import (
+    has_read_once,
+    num_left_out,
+    num_read_twice,
+    one_of_each_part,
+    place_of,
+    sampler_phrase,
+)
+from distdiag.events.data import EpochFed
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.alignment import Alignment
+
+_FEWEST: Final = 4
+_MANY: Final = 8
+"""A data set may well have some samples twice; then a rank would have them twice, too."""
+
+
+class DivergentSamplerOrder(Check):
+    """Ranks shuffle one data set differently, so that their parts do not fit together.
+
+    ## What it detects
+    Ranks take different parts of one data set, and yet read the same samples: by their indices, or
+    by their contents where the indices differ.
+
+    ## Why it matters
+    Each rank takes its part of the order that it has itself. Where the orders differ, some samples
+    are trained on several times in an epoch and others never.
+
+    ## Example
+    `DistributedSampler(data, seed=rank)`; a data set made from `os.listdir`, whose order is another
+    one on each machine; a set of file names.
+
+    ## How to fix
+    Give the sampler the same seed on all ranks, and sort what the data set is made of.
+
+    ## References
+    - `torch.utils.data.distributed.DistributedSampler`
+    """
+
+    code = "DAT003"
+    name = "divergent-sampler-order"
+    severity = Severity.WARNING
+    needs = (EpochFed,)
+
+    why = "The parts are disjoint only if all ranks cut them out of the same order."
+    fix = "Use one seed and one order of the data set on all ranks."
+    fix_changes = "Which samples each rank reads."
+    fix_leaves = "What was trained on too often or never until now."
+    disproof = "The indices and the order of the data set, printed on each rank, fit together."
+
+    def check_alignment(self, alignment: Alignment[EpochFed]) -> Iterator[Finding]:
+        """Compare what the ranks of different parts read in one pass."""
+        if alignment.kind != "data" or not _are_parts(alignment.by_rank):
+            return
+        parts = one_of_each_part(alignment.by_rank)
+        sizes = {one.num_samples for one in parts.values()}
+        if len(sizes) > 1 or not all(map(has_read_once, parts.values())):
+            return  # each rank has a data set of its own, or samples are drawn with replacement
+        if len({(one.sampler.epoch, one.is_training) for one in parts.values()}) > 1:
+            return  # these are not the same pass
+        twice = num_read_twice(parts.values())
+        if twice is not None and twice > _num_padded(parts) + _FEWEST - 1:
+            left_out = num_left_out(parts.values())
+            also = f", and {left_out} of {min(sizes)} by none" if _are_whole(parts) else ""
+            yield self._differs(parts, f"{twice} samples are read by several ranks{also}", "seed")
+        elif twice is None and _have_seeds_of_their_own(parts):
+            yield self._differs(parts, "parts are cut out of orders with different seeds", "seed")
+        elif twice == 0:
+            number = _num_alike(parts)
+            if number >= _MANY:
+                what = f"{number} samples are the same on several ranks though their indices differ"
+                yield self._differs(parts, what, "order of the data set")
+
+    def _differs(self, parts: Mapping[int, EpochFed], what: str, cause: str) -> Finding:
+        first = parts[min(parts)]
+        is_told = any(one.members for one in parts.values())
+        return self.finding(
+            f"{what} in pass {first.number + 1} over {first.dataset}: the {cause} is not the same",
+            ranks=RankSet(parts),
+            step=first.step,
+            location=place_of(parts),
+            subjects=(first.sampler.chain[-1],),
+            grade=Grade.LIKELY if is_told else Grade.NOTE,
+            confidence=0.9,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"{sampler_phrase(one.sampler)} over {one.num_samples} samples begins "
+                    f"with {', '.join(map(str, one.first))}",
+                    values={"seed": one.sampler.seed, "num_indices": one.num_indices},
+                )
+                for rank, one in parts.items()
+            ),
+        )
+
+
+def _are_parts(by_rank: Mapping[int, EpochFed]) -> bool:
+    samplers = [one.sampler for one in by_rank.values()]
+    numbers = {sampler.num_replicas for sampler in samplers}
+    is_cut = len(numbers) == 1 and None not in numbers and numbers != {1}
+    # A pass that was ended early need not be as long as the others.
+    return is_cut and len({sampler.replica for sampler in samplers}) > 1
+
+
+def _have_seeds_of_their_own(parts: Mapping[int, EpochFed]) -> bool:
+    seeds = {one.sampler.seed for one in parts.values()}
+    is_shuffled = all(one.sampler.shuffle and not one.is_ascending for one in parts.values())
+    return is_shuffled and None not in seeds and len(seeds) > 1
+
+
+def _num_padded(parts: Mapping[int, EpochFed]) -> int:
+    """Return how many samples may be read twice so that all parts are of one length."""
+    total = sum(one.num_indices for one in parts.values())
+    return max(0, total - max(one.num_samples for one in parts.values()))
+
+
+def _are_whole(parts: Mapping[int, EpochFed]) -> bool:
+    is_each = len(parts) == next(iter(parts.values())).sampler.num_replicas
+    return is_each and all(one.is_complete for one in parts.values())
+
+
+def _num_alike(parts: Mapping[int, EpochFed]) -> int:
+    """Count contents that several ranks have read, if no rank has read any twice."""
+    seen: set[str] = set()
+    twice: set[str] = set()
+    for one in parts.values():
+        contents = set(one.contents)
+        if len(contents) < len(one.contents):
+            return 0  # samples of the data set are like one another
+        twice |= seen & contents
+        seen |= contents
+    return len(twice)

@@ -1,0 +1,161 @@
+"""DAT005: samples that fill up the last batch are evaluated as if they were further ones."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.events.base import CallSite
+from distdiag.events.data import RowsGathered
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.source import is_readable, module_of, nodes_around
+from distdiag.views.alignment import Alignment
+
+# Whether code may drop rows of what it has gathered, as far as its text tells.
+
+_DROPPING: Final = re.compile(
+    r"remainder|samples_seen|seen_samples|dup|dedup|unique|truncate|narrow|islice|^set$|^head$"
+    r"|num_pad|padded|^keep$|is_real|real_mask|first_seen",
+    re.IGNORECASE,
+)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def may_drop(site: CallSite) -> bool:
+    """Say whether the functions around a call may drop some of the rows that it returns.
+
+    Seen are those of the stack, those that the innermost one calls by name, and the other methods
+    of its class. Where the text cannot be read they may.
+    """
+    frames = site.user_frames
+    if not frames or not all(is_readable(frame) for frame in frames):
+        return True
+    bodies = [nodes[0] for frame in frames if (nodes := nodes_around(frame))]
+    tree = module_of(frames[0])
+    near = list(_near(bodies[0], tree)) if bodies and tree is not None else []
+    return any(_drops(node) for body in (*bodies, *near) for node in ast.walk(body))
+
+
+def _near(function: ast.AST, tree: ast.Module) -> Iterator[ast.AST]:
+    called = {
+        node.func.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, _FUNCTIONS) and node.name in called:
+            yield node
+        elif isinstance(node, ast.ClassDef) and function in node.body:
+            yield from (each for each in node.body if isinstance(each, _FUNCTIONS))
+
+
+def _drops(node: ast.AST) -> bool:
+    match node:
+        case ast.Subscript(slice=ast.Slice(upper=upper)) if upper is not None:
+            return True
+        case ast.Subscript(slice=ast.Tuple(elts=[ast.Slice(upper=upper), *_])):
+            return upper is not None
+        case ast.Subscript(slice=index, ctx=ast.Store()):
+            return not isinstance(index, ast.Constant)  # results[number] = answer
+        case ast.Subscript(slice=ast.UnaryOp(op=ast.Invert())):
+            return True
+        case ast.Call(func=ast.Name(id="dict"), args=[ast.Call(func=ast.Name(id="zip"))]):
+            return True
+        case ast.DictComp(generators=[ast.comprehension(iter=ast.Call(func=ast.Name(id="zip")))]):
+            return True
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return bool(_DROPPING.search(name))
+        case _:
+            return False
+
+
+# ---
+
+
+class DuplicatedEvaluationSamples(Check):
+    """Samples that fill up the last batch are evaluated as if they were further ones.
+
+    ## What it detects
+    A pass without backward passes over a loader that fills its last batch up so that all ranks
+    have equally many samples, and `Accelerator.gather` of rows of that batch, in code that drops
+    none of them.
+
+    ## Why it matters
+    Some samples count twice: the metric is not that of the data set, and changes with the number
+    of ranks and the batch size.
+
+    ## Example
+    `answers.append(accelerator.gather(logits.argmax(-1)))` for 50 samples in batches of 2 x 8: the
+    metric is one of 64 answers.
+
+    ## How to fix
+    Use `accelerator.gather_for_metrics`, which drops them, for everything that a metric is made of.
+
+    ## References
+    - `accelerate.Accelerator.gather_for_metrics`
+    """
+
+    code = "DAT005"
+    name = "duplicated-evaluation-samples"
+    severity = Severity.WARNING
+    needs = (RowsGathered,)
+
+    why = "A last batch that is too small is filled up with samples from the beginning of the data."
+    fix = "Gather with gather_for_metrics, or cut what was gathered to the length of the data set."
+    fix_changes = "The metric: each sample counts once."
+    fix_leaves = "The training, and metrics that are gathered in another way."
+    disproof = "What was gathered in the whole pass has as many rows as the data set has samples."
+
+    def check_alignment(self, alignment: Alignment[RowsGathered]) -> Iterator[Finding]:
+        """Judge what was gathered of one last batch."""
+        if not isinstance(alignment.any_event, RowsGathered):
+            return
+        first = alignment.by_rank[min(alignment.by_rank)]
+        num_extra = first.num_rows - first.num_real
+        is_proven = _is_of_samples(first) and _is_called_by_user(first) and not may_drop(first.site)
+        ranks = RankSet(alignment.by_rank)
+        yield self.finding(
+            f"the evaluation {'counts' if is_proven else 'may count'} {num_extra} of the "
+            f"{first.num_samples} samples of {first.dataset} twice: {', '.join(first.tensors)} of "
+            f"the last batch is gathered from each rank with the samples that only fill it up",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(first.site.frames),
+            subjects=(first.dataset,),
+            grade=Grade.LIKELY if is_proven else Grade.NOTE,
+            confidence=0.95 if first.is_dropped_elsewhere else 0.85,
+            evidence=(
+                Evidence(
+                    ranks=ranks,
+                    summary=f"{first.num_rows} rows are gathered, and {first.num_real} samples are "
+                    f"left for the last batch" + _ELSEWHERE * first.is_dropped_elsewhere,
+                    location=user_location(first.site.frames),
+                    values={
+                        "num_rows": first.num_rows,
+                        "num_real": first.num_real,
+                        "num_samples": first.num_samples,
+                    },
+                ),
+            ),
+        )
+
+
+_ELSEWHERE = "; other rows of the same batch are gathered without them"
+
+
+def _is_of_samples(gathered: RowsGathered) -> bool:
+    """Say whether a number or an answer of each sample was gathered, not features of it."""
+    return any(
+        " x " not in tensor or tensor.startswith(("int", "uint", "bool"))
+        for tensor in gathered.tensors
+    )
+
+
+def _is_called_by_user(gathered: RowsGathered) -> bool:
+    frames = gathered.site.frames
+    return bool(frames) and frames[0].user

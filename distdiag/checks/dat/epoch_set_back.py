@@ -1,0 +1,89 @@
+"""DAT004: the epoch of a sampler goes back when training is resumed in the middle of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.dat.samples import place_of, sampler_phrase
+from distdiag.events.data import EpochFed
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.alignment import Alignment
+
+
+class EpochSetBack(Check):
+    """The epoch of a sampler goes back when training is resumed in the middle of one.
+
+    ## What it detects
+    A pass that leaves out its first batches, as after a resume, has a lower epoch than the sampler
+    had before.
+
+    ## Why it matters
+    The batches that are left out are those of another order. Some samples are trained on twice in
+    the epoch, others never, and the loss differs from that of a run without interruption.
+
+    ## Example
+    A wrapper that skips batches is a new loader, which counts its epochs from 0 again and calls
+    `set_epoch(0)` on the sampler that had been told the right one.
+
+    ## How to fix
+    Tell the new loader the epoch, after it was made and before it is iterated over.
+
+    ## References
+    - `accelerate.skip_first_batches`
+    - `torch.utils.data.distributed.DistributedSampler.set_epoch`
+    """
+
+    code = "DAT004"
+    name = "epoch-set-back"
+    severity = Severity.WARNING
+    needs = (EpochFed,)
+
+    why = "The order comes from the epoch; which batches to leave out was counted in another one."
+    fix = "Carry the epoch over to the loader that leaves out batches, with set_epoch."
+    fix_changes = "Which samples the rest of the resumed epoch has."
+    fix_leaves = "What was trained on before the resume."
+    disproof = "The indices after the resume are those that an uninterrupted run has there."
+
+    def check_alignment(self, alignment: Alignment[EpochFed]) -> Iterator[Finding]:
+        """Compare the epoch of each rank's pass with what its sampler had before."""
+        if alignment.kind != "data":
+            return
+        found = {rank: one for rank, one in alignment.by_rank.items() if _is_set_back(one)}
+        if not found:
+            return
+        first = found[min(found)]
+        yield self.finding(
+            f"the epoch of {first.sampler.chain[-1]} went back from {first.epoch_before} to "
+            f"{first.sampler.epoch}, and the pass leaves out its first {_num_skipped(first)} "
+            "batches",
+            ranks=RankSet(found),
+            step=first.step,
+            location=place_of(found),
+            subjects=(first.sampler.chain[-1],),
+            grade=Grade.LIKELY,
+            confidence=0.85,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"{sampler_phrase(one.sampler)} begins with "
+                    f"{', '.join(map(str, one.first))}",
+                    values={"epoch": one.sampler.epoch, "epoch_before": one.epoch_before},
+                )
+                for rank, one in found.items()
+            ),
+        )
+
+
+def _num_skipped(one: EpochFed) -> int:
+    # Some loaders fetch one batch ahead, so that the first two are there before the first pass.
+    fetched = one.num_before_training - 1 if one.num_before_training > 2 else 0
+    return one.sampler.num_skipped or fetched
+
+
+def _is_set_back(one: EpochFed) -> bool:
+    epoch, before = one.sampler.epoch, one.epoch_before
+    if epoch is None or before is None or not one.is_training:
+        return False
+    return epoch < before and _num_skipped(one) > 0

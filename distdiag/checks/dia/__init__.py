@@ -1,0 +1,1 @@
+"""What distdiag says of itself."""

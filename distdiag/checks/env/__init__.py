@@ -1,0 +1,1 @@
+"""Checks of how a job was launched."""

@@ -1,0 +1,97 @@
+"""ENV001: ranks were launched together, and each trains alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.events.lifecycle import SteppedAlone
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.alignment import Alignment
+
+
+class UnconnectedRanks(Check):
+    """Ranks were launched together, and each trains a model of its own.
+
+    ## What it detects
+    `WORLD_SIZE` is greater than 1, and at the first optimizer step of two ranks or more
+    `torch.distributed` is not initialised, or accelerate has set itself up for one process and no
+    collective was ever issued. It is taken back when the ranks meet later.
+    A note where a package is imported by which ranks may exchange gradients without one (Horovod,
+    mpi4py, Ray, torch_xla, …).
+
+    ## Why it matters
+    Nothing is averaged: N ranks train N models, often on the same data, and write the same files.
+    The job costs N times as much and is no faster, and the checkpoint is that of whoever wrote
+    last.
+
+    ## Example
+    `torchrun --nproc-per-node 2 train.py` where `train.py` never calls `init_process_group`;
+    accelerate on a machine without GPUs, and without `--multi_cpu` or `Accelerator(cpu=True)`.
+
+    ## How to fix
+    Call `torch.distributed.init_process_group()` before the model is built and wrap the model, or
+    let accelerate do it: `accelerate launch --multi_cpu`, or `Accelerator(cpu=True)`.
+    Where it is meant (independent runs, such as a sweep of hyper-parameters), `--ignore ENV001`.
+
+    ## References
+    - `torch.distributed.init_process_group`, `accelerate launch --multi_cpu`
+    """
+
+    code = "ENV001"
+    name = "unconnected-ranks"
+    severity = Severity.WARNING
+    needs = (SteppedAlone,)
+
+    why = "A launcher starts processes; what connects them is the process group that each creates."
+    fix = (
+        "Call init_process_group() before the model is built, and wrap the model; with accelerate "
+        "on CPUs pass cpu=True or launch with --multi_cpu. If the ranks are meant to train "
+        "independently: --ignore ENV001."
+    )
+    fix_changes = (
+        "The gradients are averaged over the ranks, and the global batch is N times larger."
+    )
+    fix_leaves = "Files that all ranks write: only one rank should."
+    disproof = (
+        "The ranks exchange their gradients in a way that is neither torch.distributed nor RPC."
+    )
+
+    def check_alignment(self, alignment: Alignment[SteppedAlone]) -> Iterator[Finding]:
+        """Name the ranks that train alone, and where they take their first step."""
+        alone = alignment.by_rank
+        if len(alone) < 2:
+            return
+        ranks, first = RankSet(alone), alone[min(alone)]
+        others = sorted({name for event in alone.values() for name in event.others})
+        is_all = ranks == alignment.expected_ranks
+        who = f"all {len(ranks)} ranks train" if is_all else f"{ranks.phrase()} train"
+        so_far = (
+            f", and {', '.join(others)} may connect them, which is not observed" if others else ""
+        )
+        yield self.finding(
+            f"{who} alone: WORLD_SIZE is {first.num_launched} and {_why(first)} at the first "
+            f"optimizer step{so_far}",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(first.site.frames),
+            grade=Grade.NOTE if others else Grade.LIKELY,
+            confidence=0.5 if others else 0.9,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"{_why(event)} at its first optimizer step",
+                    location=user_location(event.site.frames),
+                    values={"WORLD_SIZE": event.num_launched},
+                )
+                for rank, event in alone.items()
+            ),
+        )
+
+
+def _why(event: SteppedAlone) -> str:
+    if event.library:
+        return f"{event.library} has set itself up for one process"
+    return "no process group exists"

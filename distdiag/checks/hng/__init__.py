@@ -1,0 +1,1 @@
+"""Checks of hangs and of ranks that end."""

@@ -1,0 +1,131 @@
+"""HNG018: a node of the job is gone, and the other ranks cannot go on without its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.failures import first_end
+from distdiag.events.lifecycle import NodeLost
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import (
+    at,
+    blocking_call,
+    call_location,
+    call_phrase,
+    whereabouts,
+)
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.rank_states import RankState
+
+WAITS_IN_VAIN_S: Final = 30.0
+"""As long as a job must stand still at least to count as hung."""
+
+
+class LostNode(Check):
+    """A node of the job is gone, and the other ranks cannot go on without its ranks.
+
+    ## What it detects
+    The monitor of a node was heard of before and then fell silent without a good-bye, its ranks had
+    not come to their end, and ranks of other nodes failed after that or wait for them. If the
+    others go on, only the monitor was lost: then nothing is said here.
+
+    ## Why it matters
+    A node that loses its power, its kernel or its network says nothing, and what the others print
+    is about lost connections and timeouts, often half an hour later.
+
+    ## Example
+    One of four nodes is rebooted during training; NCCL waits for it on the other three.
+
+    ## How to fix
+    Look at the node: whether it can be reached, its kernel log, and what the scheduler says of it.
+
+    ## References
+    - `torchrun --max-restarts`, `torchrun --nnodes MIN:MAX`
+    """
+
+    code = "HNG018"
+    name = "lost-node"
+    severity = Severity.ERROR
+    needs = (NodeLost,)
+
+    why = (
+        "The ranks of this node vanished together with the process that watches them: the node, or "
+        "its network, is gone. Errors of the other ranks about connections are consequences."
+    )
+    fix = (
+        "Look at the node itself: whether it answers, its kernel log, and what the scheduler says "
+        "of it (a reboot, a pre-emption, a failed network). Leave it out if it fails again."
+    )
+    fix_changes = "The job keeps its nodes; nothing in the program changes."
+    fix_leaves = "Whatever the ranks of this node did after they were last heard of."
+    disproof = "The node's ranks went on after that, as their own records on that node show."
+
+    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        """Name each lost node, once others have failed or wait for it in vain."""
+        lost = [s for s in states.values() if s.lost is not None and not s.left_ns]
+        if not lost or not _is_the_cause(lost, states):
+            return
+        by_host: dict[str, list[RankState]] = {}
+        for state in lost:
+            by_host.setdefault(state.lost.hostname if state.lost else "", []).append(state)
+        others = [state for state in states.values() if state.lost is None]
+        for host, gone in by_host.items():
+            yield self._finding(host, gone, others)
+
+    def _finding(self, host: str, gone: list[RankState], others: list[RankState]) -> Finding:
+        ranks = RankSet(state.rank for state in gone)
+        silent_s = max(state.lost.silent_s for state in gone if state.lost is not None)
+        return self.finding(
+            f"node {host} with {ranks.phrase()} was lost: nothing was heard of it for "
+            f"{silent_s:.0f} s, and its ranks had not ended",
+            ranks=ranks,
+            step=min(state.step for state in gone),
+            subjects=(host,),
+            grade=Grade.LIKELY,
+            confidence=0.9,
+            evidence=(
+                *(
+                    Evidence(
+                        ranks=RankSet([state.rank]),
+                        summary=f"was last heard of{_last(state)}, in step {state.step}",
+                        location=call_location(state.last_call) if state.last_call else None,
+                        values={"host": host},
+                    )
+                    for state in gone
+                ),
+                *(
+                    Evidence(ranks=RankSet([state.rank]), summary=whereabouts(state))
+                    for state in others
+                ),
+            ),
+        )
+
+
+def _is_the_cause(lost: list[RankState], states: Mapping[int, RankState]) -> bool:
+    """Say whether others failed since, for no reason of their own, or wait in vain."""
+    others = [state for state in states.values() if state.lost is None]
+    since_ns = min(state.lost.time_ns for state in lost if state.lost is not None)
+    end = first_end(states)
+    if end is not None and not _may_come_of_it(states[min(end.ranks)], since_ns):
+        return False
+    gone = {state.rank for state in lost}
+    return any(state.has_failed or _waits_for(state, gone) for state in others)
+
+
+def _may_come_of_it(state: RankState, since_ns: int) -> bool:
+    """Say whether a rank raised since then, inside a library: a user's line has its own reasons."""
+    frames = state.raised.frames if state.raised is not None else ()
+    return bool(frames) and not frames[0].user and state.left_ns >= since_ns
+
+
+def _waits_for(state: RankState, gone: set[int]) -> bool:
+    call = blocking_call(state)
+    is_long = state.idle_s >= WAITS_IN_VAIN_S
+    return call is not None and is_long and not gone.isdisjoint(call.group.ranks)
+
+
+def _last(state: RankState) -> str:
+    call = state.last_call
+    return f" in {call_phrase(call)}{at(call_location(call))}" if call is not None else ""

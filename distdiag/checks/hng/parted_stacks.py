@@ -1,0 +1,146 @@
+"""HNG017: by their stacks, some ranks wait in a collective that others are not in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.hng.stuck_rank import outside_evidence
+from distdiag.checks.shared.activities import doing_by_stack
+from distdiag.events.base import Frame
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks
+from distdiag.findings.descriptions import main_stack, user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.views.rank_states import Fate, RankState
+
+# What one look at the stacks of a job tells, where no records of calls are there.
+
+_COLLECTIVE_FILES: Final = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+)
+_NO_WAIT: Final = frozenset(
+    {"init_process_group", "destroy_process_group", "get_rank", "is_initialized"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Standpoint:
+    """Where some ranks stand: in the function `call` of torch (None: in none), at `location`."""
+
+    call: str | None
+    location: Location | None
+    ranks: RankSet
+
+    def __str__(self) -> str:
+        """Return it as the end of ``rank 3 …``."""
+        place = f" at {self.location}" if self.location is not None else ""
+        return f"waits in {self.call}{place}" if self.call else f"is{place or ' in no known line'}"
+
+
+def standpoints(states: Mapping[int, RankState]) -> tuple[Standpoint, ...]:
+    """Group ranks of which nothing but stacks is known by where they stand, largest group first.
+
+    Empty if records of any rank were read: these say more.
+    """
+    if any(state.fate is not Fate.SILENT for state in states.values()):
+        return ()
+    ranks_at: dict[tuple[str | None, Location | None], list[int]] = {}
+    for rank, state in states.items():
+        stack = main_stack(state.stacks)
+        if stack:
+            ranks_at.setdefault((_call_in(stack), user_location(stack)), []).append(rank)
+    found = [Standpoint(call, place, RankSet(ranks)) for (call, place), ranks in ranks_at.items()]
+    return tuple(sorted(found, key=lambda each: (-len(each.ranks), min(each.ranks))))
+
+
+def _call_in(stack: tuple[Frame, ...]) -> str | None:
+    """Return the public function of torch.distributed that a stack is inside of."""
+    for frame in reversed(stack):
+        if frame.file.replace("\\", "/").endswith(_COLLECTIVE_FILES):
+            name = frame.function
+            if not name.startswith("_") and name not in _NO_WAIT and name != "wrapper":
+                return name
+    return None
+
+
+# ---
+
+
+class PartedStacks(Check):
+    """By their stacks, some ranks wait in a collective that others are not in.
+
+    ## What it detects
+    Speaks where nothing but stacks is known (`distdiag dump`, stack dumps given to `distdiag
+    analyze`): ranks that are inside a function of `torch.distributed`, and ranks that are elsewhere
+    or inside another call. One look cannot tell a wait from a passing moment, so it is never
+    proven.
+
+    ## Why it matters
+    The ranks that are elsewhere are those that the others wait for.
+
+    ## Example
+    Seven ranks are in `all_reduce`; rank 3 is in the evaluation that only it entered.
+
+    ## How to fix
+    Look at the line of the named rank. A second dump some seconds later tells whether it has moved;
+    running the job under `distdiag.check` tells which call is missing.
+
+    ## References
+    - `py-spy dump`
+    """
+
+    code = "HNG017"
+    name = "parted-stacks"
+    severity = Severity.WARNING
+    needs = (Stacks,)
+
+    why = "A collective ends only when all ranks of its group have come to it."
+    fix = (
+        "Look at the line where the named rank is, and take a second dump: if it has not moved, "
+        "find out what it waits for there, or why it took another way than the others."
+    )
+    fix_changes = "Nothing by itself: this tells where to look."
+    fix_leaves = "Which call is missing: run the job under distdiag.check to see it."
+    disproof = "A second dump shows the ranks at other places: the job goes on."
+
+    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        """Name the ranks that are in no call while others are, or the fewer that are in another."""
+        places = standpoints(states)
+        waiting = [place for place in places if place.call is not None]
+        odd = [place for place in places if place.call is None] or _fewest(waiting)
+        if not waiting or not odd:
+            return
+        ranks = RankSet(rank for place in odd for rank in place.ranks)
+        doing = doing_by_stack(states[min(odd[0].ranks)])
+        sign = f" ({doing.activity}, {doing.sign})" if doing is not None else ""
+        others = [place for place in waiting if place not in odd]
+        yield self.finding(
+            f"{odd[0].ranks.phrase()} {odd[0]}{sign}, while {_told(others)}",
+            ranks=ranks,
+            location=odd[0].location,
+            grade=Grade.LIKELY,
+            confidence=0.7 if 2 * len(ranks) < len(states) else 0.5,
+            evidence=tuple(
+                Evidence(ranks=place.ranks, summary=str(place), location=place.location)
+                for place in (*odd, *others)
+            )
+            + outside_evidence(states, ranks),
+        )
+
+
+def _fewest(waiting: Sequence[Standpoint]) -> list[Standpoint]:
+    """Return the calls that fewer ranks are in than in the most frequent one, all on a tie."""
+    if len(waiting) < 2:
+        return []
+    most = len(waiting[0].ranks)
+    return [place for place in waiting if len(place.ranks) < most] or list(waiting)
+
+
+def _told(places: Sequence[Standpoint]) -> str:
+    parts = [f"{place.ranks.phrase()} {place}" for place in places[:3]]
+    more = f"; and {len(places) - 3} more places" if len(places) > 3 else ""
+    return ("; ".join(parts) or "nobody is in the same call") + more

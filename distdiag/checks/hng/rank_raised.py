@@ -1,0 +1,152 @@
+"""HNG001: a rank raised an exception, and the others wait for it or fail in consequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.failures import first_end, is_interruption, was_setting_up
+from distdiag.events.collectives import Collective
+from distdiag.events.lifecycle import Raised
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import (
+    at,
+    blocking_call,
+    raised_phrase,
+    user_location,
+    whereabouts,
+)
+from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
+from distdiag.views.alignment import Alignment
+from distdiag.views.rank_states import Fate, RankState
+
+_WHY_ALL = (
+    "Every rank came to the same line and raised there: this is a fault of the program, or of what "
+    "all ranks are given, and not of how they work together."
+)
+_WHY_APART = (
+    "This rank never became a member of the job: it did not find the store of the job, or the "
+    "others did not come to it. Whoever was there waited in vain, or was stopped by the launcher."
+)
+_FIX_APART = (
+    "Compare MASTER_ADDR, MASTER_PORT and the world size that this rank uses with those of the "
+    "others, see whether rank 0 can be reached there, and look at where the others were."
+)
+_FIX_ALL = "Fix what the exception says; running the script on one rank should show it as well."
+
+
+class RankRaised(Check):
+    """A rank raised an exception, and the others wait for it or fail in consequence.
+
+    ## What it detects
+    The first exception that nobody caught and that is no consequence of another: not a connection
+    that a peer closed, not a timeout, not a collective that contradicted a peer's. If all ranks
+    raised the same at the same line, the fault is not one of distribution and is a note.
+
+    ## Why it matters
+    The other ranks wait, are killed by the launcher, or raise errors about lost connections that
+    hide the first one. The log shows the loudest error, not the cause.
+
+    ## Example
+    One rank gets an empty batch and fails an assertion; the others stand in the next `all_reduce`.
+
+    ## How to fix
+    Fix the exception of the named rank. The errors of the others go away with it.
+
+    ## References
+    - `torch.distributed.elastic.multiprocessing.errors.record`
+    """
+
+    code = "HNG001"
+    name = "rank-raised"
+    severity = Severity.ERROR
+    needs = (Raised, Collective)
+
+    why = (
+        "This exception came first. The others could not go on without the rank: they wait for it, "
+        "lost their connection to it, or were stopped by the launcher."
+    )
+    fix = (
+        "Fix what this exception says on this rank; its data or its shard differs from the others'."
+    )
+    fix_changes = "The other ranks' errors about connections and timeouts disappear as well."
+    fix_leaves = "Exceptions that other ranks would have met later by themselves."
+    disproof = "Another rank has an earlier exception that is not about a connection or a timeout."
+
+    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+        """Name the exception at once when others wait for the rank that raised it."""
+        fates = {alignment.states[r].fate for r in alignment.missing_ranks if r in alignment.states}
+        if Fate.RAISED in fates:
+            yield from self._judge(alignment.states)
+
+    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        """Name the exception as soon as it is known what the other ranks do."""
+        yield from self._judge(states)
+
+    def _judge(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        end = first_end(states)
+        if end is None or states[min(end.ranks)].raised is None:
+            return
+        first = end.ranks
+        others = RankSet(states.keys() - first)
+        if any(_may_raise_too(states[rank]) for rank in others):
+            return
+        state = states[min(first)]
+        is_everybody = not others and len(first) > 1
+        is_note = not others or end.is_outside or is_interruption(state)
+        why, fix = self.why, self.fix
+        if was_setting_up(state):
+            why, fix = _WHY_APART, _FIX_APART
+        elif is_everybody:
+            why, fix = _WHY_ALL, _FIX_ALL
+        location = _line(state)
+        who = f"all {len(first)} ranks" if is_everybody else first.phrase()
+        yield self.finding(
+            f"{who} raised {raised_phrase(state)}{at(location)}"
+            + (f", before {others.phrase()} failed or waited in vain" if others else ""),
+            ranks=first,
+            step=state.step,
+            location=location,
+            grade=Grade.NOTE if is_note else Grade.PROVEN,
+            confidence=0.95,
+            evidence=(
+                *_raised_evidence(states[rank] for rank in first),
+                *(_evidence(states[rank]) for rank in others),
+            ),
+            why=why,
+            fix=fix,
+        )
+
+
+def _may_raise_too(state: RankState) -> bool:
+    """Say whether a rank still runs freely, so that it may be about to raise the same."""
+    is_free = state.fate is Fate.RUNNING and blocking_call(state) is None
+    return is_free and state.idle_s < 1.0 and not state.is_over
+
+
+def _raised_evidence(states: Iterable[RankState]) -> Iterator[Evidence]:
+    """Yield what was raised, once where several ranks raised it with the same message."""
+    alike: dict[str, list[RankState]] = {}
+    for state in states:
+        alike.setdefault(raised_phrase(state), []).append(state)
+    for phrase, each in alike.items():
+        text = each[0].raised.traceback if each[0].raised is not None else ""
+        yield Evidence(
+            ranks=RankSet(state.rank for state in each),
+            summary=f"raised {phrase}",
+            location=_line(each[0]),
+            values={"traceback": shortened(text, LONGEST_TRACEBACK)},
+        )
+
+
+def _evidence(state: RankState) -> Evidence:
+    call = blocking_call(state) or state.last_call
+    location = user_location(call.site.frames) if call is not None else None
+    if state.raised is not None:
+        location = _line(state)
+    return Evidence(ranks=RankSet([state.rank]), summary=whereabouts(state), location=location)
+
+
+def _line(state: RankState) -> Location | None:
+    return user_location(state.raised.frames) if state.raised is not None else None

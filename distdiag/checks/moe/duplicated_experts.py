@@ -1,0 +1,108 @@
+"""MOE005: ranks that should hold different experts start with the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.events.base import Event
+from distdiag.events.models import ModelPlan, ModelState
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.experts import Experts, experts_in, is_of_expert
+from distdiag.views.models import ContentView
+
+
+class DuplicatedExperts(Check):
+    """Ranks that should hold different experts start with the same ones.
+
+    ## What it detects
+    The router of a layer knows more experts than a rank holds, so that the ranks share them out.
+    When training begins, all ranks together hold fewer different experts than the router knows.
+    Layers in which the experts of one rank are the same among themselves (copies of a dense layer)
+    are left alone.
+
+    ## Why it matters
+    There are as many experts as without expert parallelism, and copies of one expert drift apart by
+    the tokens that they happen to get.
+
+    ## Example
+    One seed on all ranks, and each rank draws the weights of its own experts; or each rank loads
+    the first experts of the checkpoint.
+
+    ## How to fix
+    Draw the experts from a generator that is seeded by the rank within the expert-parallel group;
+    load the slice of the checkpoint that belongs to the rank.
+
+    ## References
+    - `torch.distributed.tensor.distribute_tensor`: `Shard(0)` over the experts
+    """
+
+    code = "MOE005"
+    name = "duplicated-experts"
+    severity = Severity.WARNING
+    needs = (ModelState,)
+
+    why = "Experts that are drawn or loaded alike on all ranks are copies, not parts."
+    fix = "Seed or slice the experts by the rank in the expert-parallel group."
+    fix_changes = "The experts of all ranks but one."
+    fix_leaves = "The router and all that is replicated."
+    disproof = "The experts are meant to start as copies of one another."
+    absent = "no parameter was recognised as one of an expert"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for experts among the tensors of a model."""
+        return isinstance(event, ModelPlan) and any(map(is_of_expert, event.tensors))
+
+    def check_contents(self, view: ContentView) -> Iterator[Finding]:
+        """Count the experts that differ."""
+        wrong = [each for each in experts_in(view.by_rank) if _are_duplicated(each)]
+        if not wrong:
+            return
+        first = wrong[0]
+        ranks = _ranks_with_copies(first)
+        layers = list(dict.fromkeys(each.layer or "the model itself" for each in wrong))
+        site = view.sites.get(min(ranks))
+        yield self.finding(
+            f"the experts of {', '.join(layers[:3])} of {view.model} are the same on "
+            f"{ranks.phrase()}: the router knows {first.num_total} experts and each rank holds "
+            f"{first.num_local}, but there are {_num_different(first)} different ones",
+            ranks=ranks,
+            step=view.step,
+            location=user_location(site.frames) if site is not None else None,
+            subjects=tuple(f"{e.layer}.{e.parameter}".lstrip(".") for e in wrong[:16]),
+            grade=Grade.LIKELY,
+            confidence=0.85,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"{first.parameter} of the experts of {first.layer or 'the model'}",
+                    values={str(place): digest for place, digest in enumerate(digests[:8])},
+                )
+                for rank, digests in sorted(first.digests.items())
+            ),
+        )
+
+
+def _are_duplicated(each: Experts) -> bool:
+    if not 0 < each.num_local < each.num_total or each.num_total % each.num_local:
+        return False
+    if len(each.groups) * each.num_local < each.num_total:
+        return False  # replicas, by what is known of them: not the experts are shared out
+    if any(len(set(digests)) < len(digests) for digests in each.digests.values()):
+        return False
+    return _num_different(each) < each.num_total
+
+
+def _num_different(each: Experts) -> int:
+    different = {digest for digests in each.digests.values() for digest in digests}
+    return len(different) * (each.num_local if each.is_stacked else 1)
+
+
+def _ranks_with_copies(each: Experts) -> RankSet:
+    holders: dict[str, set[int]] = {}
+    for rank, digests in each.digests.items():
+        for digest in digests:
+            holders.setdefault(digest, set()).add(rank)
+    return RankSet(rank for ranks in holders.values() if len(ranks) > 1 for rank in ranks)

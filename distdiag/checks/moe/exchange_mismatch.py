@@ -1,0 +1,113 @@
+"""MOE003: tokens are exchanged in numbers that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.moe.exchanges import evidence_of, layer_of, unfit_rows
+from distdiag.events.ranks import RankSet
+from distdiag.events.routing import TokensExchanged
+from distdiag.findings.descriptions import call_location, call_phrase, sizes_phrase
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.invariants import ranks_in
+from distdiag.views.routing import Exchange, RoundTrip, UnfitExchange
+
+_MOST_PAIRS = 3
+
+
+class ExchangeMismatch(Check):
+    """Tokens are exchanged in numbers that do not fit.
+
+    ## What it detects
+    Within a layer that routes: an exchange in which a rank sends another one more or fewer rows
+    than that one expects (the splits of the ranks are not transposes of each other), said before
+    the exchange is over; and a forward pass with one exchange there and one back, in which a rank
+    sends back another number of rows than came to it, or gets back another number than it sent.
+    Experts whose outputs are summed up before they return (one row for each token) are left alone.
+
+    ## Why it matters
+    The first hangs or aborts, or mixes rows of different tokens. The second loses the outputs of
+    some experts, or adds up rows that belong to other tokens.
+
+    ## Example
+    The splits of the way there are used for the way back without swapping them; counts
+    are taken before tokens are dropped; the counts of the ranks are read in another order than the
+    ranks have in the group.
+
+    ## How to fix
+    Exchange the counts of rows for each rank first and use what came as output splits; on the way
+    back swap the two.
+
+    ## References
+    - `torch.distributed.all_to_all_single`: `input_split_sizes` and `output_split_sizes`
+    """
+
+    code = "MOE003"
+    name = "exchange-mismatch"
+    severity = Severity.ERROR
+    needs = (TokensExchanged,)
+
+    why = "What a rank sends and what its peer makes room for come from different counts."
+    fix = "Compute both splits from one exchange of counts, and swap them for the way back."
+    fix_changes = "Which rows each expert gets, and which come back."
+    fix_leaves = "How the tokens are spread over the experts."
+    disproof = "The splits of all ranks, put into a matrix, are transposes of each other."
+
+    def check_unfit_exchange(self, view: UnfitExchange) -> Iterator[Finding]:
+        """Name the pairs of ranks between which rows are lost or awaited in vain."""
+        transfers = unfit_rows(view)
+        if view.is_even or not transfers:
+            return
+        first = view.any_exchange
+        pairs = "; ".join(
+            f"rank {t.source} sends {t.sent} rows to rank {t.target}, which expects {t.expected}"
+            for t in transfers[:_MOST_PAIRS]
+        )
+        more = len(transfers) - _MOST_PAIRS
+        yield self.finding(
+            f"{layer_of(first)} exchanges tokens by {call_phrase(first.call)} with splits that do "
+            f"not fit: {pairs}" + (f"; and {more} more pairs" if more > 0 else ""),
+            ranks=ranks_in(transfers),
+            step=first.event.step,
+            location=call_location(first.call),
+            subjects=tuple(dict.fromkeys(p.event.layer for p in view.by_rank.values())),
+            evidence=evidence_of(view),
+        )
+
+    def check_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
+        """Compare what a rank got and sent back, and what it sent and got back."""
+        there, back = view.there, view.back
+        tokens = there.event.num_tokens
+        if view.is_closed or tokens in (back.rows_in, back.rows_out):
+            return
+        yield self.finding(
+            f"not as many tokens come back as {layer_of(there)} sent: {_difference(view)}",
+            ranks=RankSet([there.call.rank]),
+            step=there.event.step,
+            location=call_location(back.call),
+            subjects=(there.event.layer,),
+            severity=Severity.WARNING,
+            grade=Grade.LIKELY,
+            confidence=0.75,
+            evidence=(_row("there", there), _row("back", back)),
+            disproof="Rows are meant to be summed up or dropped between the two exchanges.",
+        )
+
+
+def _difference(view: RoundTrip) -> str:
+    there, back = view.there, view.back
+    parts = []
+    if back.rows_in != there.rows_out:
+        parts.append(f"it sent {there.rows_out} rows and gets {back.rows_in} back")
+    if back.rows_out != there.rows_in:
+        parts.append(f"it got {there.rows_in} rows and sends {back.rows_out} back")
+    return "; ".join(parts)
+
+
+def _row(way: str, part: Exchange) -> Evidence:
+    return Evidence(
+        ranks=RankSet([part.call.rank]),
+        summary=f"{way}: {call_phrase(part.call)}, {sizes_phrase(part.call)}",
+        location=call_location(part.call),
+    )

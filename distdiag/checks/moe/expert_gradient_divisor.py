@@ -1,0 +1,425 @@
+"""MOE012: the gradients of experts are divided by another number than those of dense parameters."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+
+from distdiag.checks.base import Check
+from distdiag.events.gradients import GradientSums, Passage
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.gradients import (
+    TOLERANCE,
+    Combined,
+    GradientLook,
+    GradientView,
+    Ranks,
+    candidates,
+    combined_on,
+    divisors,
+    one_of,
+)
+
+# Which parameters lie behind the exchanges of a model, as one rank's graph tells.
+#
+# A parameter that gradients reach behind one all-to-all, and not without, is that of an expert: the
+# tokens were sent there. Behind two of them it is on the side of the tokens again.
+
+_ALIKE: Final = 0.01
+"""So close the ratios of sums and of norms are where a gradient was only scaled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPath:
+    """An exchange, by its place among the passages of a rank, and the experts behind it."""
+
+    place: int
+    exchange: Ranks
+    names: frozenset[str]
+
+
+def expert_paths(look: GradientLook, rank: int) -> Iterator[ExpertPath]:
+    """Yield the exchanges of a rank that have experts behind them, the last layer first."""
+    passages, exchanges = look.by_rank[rank].passages, look.exchanges[rank]
+    if not passages:
+        return
+    depths = _depths(passages, exchanges)
+    least: dict[str, int] = {}
+    for place, depth in depths.items():
+        for name in passages[place].parameters:
+            least[name] = min(depth, least.get(name, depth))
+    for place, depth in depths.items():
+        reach = _reach(passages, exchanges, place)
+        if exchanges[place] and depth % 2 == 1 and reach is not None:
+            names = {name for each in reach for name in passages[each].parameters}
+            mine = frozenset(name for name in names if least[name] == depth)
+            if mine:
+                yield ExpertPath(place, exchanges[place], mine)
+
+
+def _depths(passages: Sequence[Passage], exchanges: Sequence[Ranks]) -> dict[int, int]:
+    """Return how many exchanges at least lie between the loss and what is behind each passage."""
+    depths = {0: 0}
+    level, depth = [0], 0
+    while level:
+        deeper = []
+        for place in level:  # it grows meanwhile
+            for below in passages[place].below:
+                if below in depths:
+                    continue
+                if exchanges[below]:
+                    deeper.append(below)
+                else:
+                    depths[below] = depth
+                    level.append(below)
+        depth += 1
+        level = [place for place in dict.fromkeys(deeper) if place not in depths]
+        depths |= dict.fromkeys(level, depth)
+    return depths
+
+
+def _reach(passages: Sequence[Passage], exchanges: Sequence[Ranks], place: int) -> list[int] | None:
+    """Return a passage and all that follow it before the next exchange; None if unknown."""
+    reach = [place]
+    for each in reach:  # it grows meanwhile
+        if not passages[each].is_bounded:
+            return None
+        reach += [b for b in passages[each].below if not exchanges[b] and b not in reach]
+    return reach
+
+
+def factor_of(look: GradientLook, rank: int, path: ExpertPath) -> float | None:
+    """Return by what the backward pass of an exchange multiplies gradients; None if not clear.
+
+    What a rank sends another one receives: over all ranks only a factor changes the norm.
+    """
+    mine = [each.place for each in expert_paths(look, rank) if each.exchange == path.exchange]
+    index = mine.index(path.place)
+    found: list[Passage] = []
+    for other in path.exchange:
+        if other not in look.by_rank:
+            return None
+        theirs = [e for e in expert_paths(look, other) if e.exchange == path.exchange]
+        if len(theirs) != len(mine):
+            return None
+        found.append(look.by_rank[other].passages[theirs[index].place])
+    given = math.hypot(*(each.given.norm for each in found))
+    passed = math.hypot(*(each.passed.norm for each in found))
+    is_whole = sum(e.given.num_elements - e.passed.num_elements for e in found) == 0
+    return passed / given if is_whole and given > 0 and math.isfinite(passed) else None
+
+
+def scales_of(look: GradientLook, rank: int) -> frozenset[float]:
+    """Return by what other functions of the program multiply gradients as a whole."""
+    found: set[float] = set()
+    exchanges = look.exchanges[rank]
+    for place, passage in enumerate(look.by_rank[rank].passages):
+        given, passed = passage.given, passage.passed
+        is_plain = given.num_elements == passed.num_elements > 0 and not exchanges[place]
+        if not is_plain or not given.norm > 0 or given.total == 0:
+            continue
+        by_norm, by_sum = passed.norm / given.norm, passed.total / given.total
+        is_scaled = abs(abs(by_sum) - by_norm) <= _ALIKE * by_norm
+        if is_scaled and abs(by_norm - 1) > _ALIKE:
+            found.add(round(by_norm, 3))
+    return frozenset(found)
+
+
+# By how much the gradients of experts differ from what dense parameters get for the same tokens.
+#
+# A rank's experts get the gradients of all tokens that an all-to-all has brought to it, so that the
+# sum over the ranks of the exchange is made already.
+
+
+class Coverage(Enum):
+    """Whose tokens the gradient of an expert sums up, beside that of a dense parameter."""
+
+    SAME = auto()
+    REPEATED = auto()  # all of them several times
+    OTHER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGradients:
+    """The experts of one rank.
+
+    `exchange` are the ranks whose tokens reach them; `experts` says how their gradients were
+    combined, `dense` how all others were; `factor` is what the backward pass of the exchange
+    multiplies gradients by, `scales` are what other functions do. `are_different`: other ranks of
+    the group hold other experts under the same names. `are_tables`: they are tables of embeddings,
+    of which each sample is sent some rows.
+    """
+
+    rank: int
+    step: int
+    names: tuple[str, ...]
+    exchange: Ranks
+    dense: Combined
+    experts: Combined
+    factor: float
+    scales: frozenset[float]
+    are_different: bool
+    are_tables: bool = False
+
+    @property
+    def excess(self) -> float:
+        """How many times what it would be if they were dense parameters."""
+        return self.factor * self.dense.divisor / self.experts.divisor
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether something that scales gradients elsewhere may make up for it."""
+        return any(abs(self.excess * scale - 1) <= 2 * TOLERANCE for scale in self.scales)
+
+    def multiple(self) -> int:
+        """Return how many times too large they are, negative if too small; 0 if neither."""
+        times = max(self.excess, 1 / self.excess)
+        whole = round(times)
+        if whole < 2 or abs(times - whole) > 2 * TOLERANCE * whole:
+            return 0
+        if len(self.dense.members) % whole:
+            return 0
+        return whole if self.excess > 1 else -whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one look tells of one rank."""
+
+    look: GradientLook
+    names: frozenset[str]
+    exchange: Ranks
+    factors: tuple[float, ...]
+    dense: Combined
+    scales: frozenset[float]
+
+
+def expert_gradients(view: GradientView) -> dict[int, ExpertGradients]:
+    """Return what is known of the experts of each rank."""
+    found = {}
+    for rank in view.ranks:
+        looks = [look for look in view.looks if rank in look.by_rank]
+        parts = [_part(look, rank, looks) for look in looks]
+        known = [part for part in parts if part is not None]
+        result = _of(rank, known) if known else None
+        if result is not None:
+            found[rank] = result
+    return found
+
+
+def coverage(one: ExpertGradients, others: Mapping[int, ExpertGradients]) -> Coverage:
+    """Compare whose tokens are summed up."""
+    if not others.keys() >= set(one.experts.members):
+        return Coverage.OTHER
+    counts = Counter(rank for member in one.experts.members for rank in others[member].exchange)
+    if counts.keys() != set(one.dense.members) or len(set(counts.values())) != 1:
+        return Coverage.OTHER
+    return Coverage.SAME if set(counts.values()) == {1} else Coverage.REPEATED
+
+
+def _part(look: GradientLook, rank: int, looks: Sequence[GradientLook]) -> _Part | None:
+    paths = list(expert_paths(look, rank))
+    if len({path.exchange for path in paths}) != 1:
+        return None
+    factors = [factor_of(look, rank, path) for path in paths]
+    known = [factor for factor in factors if factor is not None]
+    names = frozenset(name for path in paths for name in path.names)
+    # A model with few dense parameters tells it by several looks only.
+    dense = combined_on([look], rank, lambda name: name not in names)
+    dense = dense or combined_on(looks, rank, lambda name: name not in names)
+    if dense is None or len(known) < len(factors) or not _is_shared(look, dense, paths):
+        return None
+    scales = scales_of(look, rank)
+    return _Part(look, names, paths[0].exchange, tuple(known), dense, scales)
+
+
+def _is_shared(look: GradientLook, dense: Combined, paths: Sequence[ExpertPath]) -> bool:
+    """Say whether all ranks that combine dense gradients were seen, those of the exchange too."""
+    return set(paths[0].exchange) <= set(dense.members) <= look.by_rank.keys()
+
+
+def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
+    first = known[0]
+    factor = one_of([factor for part in known for factor in part.factors], fewest=1)
+    if factor is None or any(part.exchange != first.exchange for part in known):
+        return None
+    found = []
+    for members in candidates(first.look, rank):
+        # Clipping scales all gradients by one factor: the ratio to the dense ones stays.
+        ratios = [
+            divisor / part.dense.divisor
+            for part in known
+            if set(members) <= part.look.by_rank.keys()
+            for divisor in divisors(part.look, rank, members, part.names)
+        ]
+        if (ratio := one_of(ratios)) is not None:
+            found.append(Combined(members, ratio * first.dense.divisor))
+    if len(found) != 1:
+        return None
+    return ExpertGradients(
+        rank=rank,
+        step=first.look.step,
+        names=tuple(sorted(first.names)),
+        exchange=first.exchange,
+        dense=first.dense,
+        experts=found[0],
+        factor=factor,
+        scales=frozenset().union(*(part.scales for part in known)),
+        are_different=_are_different(first.look, found[0].members, first.names),
+        are_tables=_are_tables(first, rank),
+    )
+
+
+def _are_tables(part: _Part, rank: int) -> bool:
+    # Of many experts only some gradients are read, though all are known by name.
+    return all(
+        each.is_table for each in part.look.by_rank[rank].gradients if each.name in part.names
+    )
+
+
+def _are_different(look: GradientLook, members: Ranks, names: frozenset[str]) -> bool:
+    for name in sorted(names):
+        there = [look.named(rank).get(name) for rank in members]
+        weights = [each.weight for each in there if each is not None and not each.members]
+        if weights and max(weights) - min(weights) > 1e-6 * max(map(abs, weights)):
+            return True
+    return False
+
+
+# ---
+
+_MOST_NAMES: Final = 8
+
+
+class ExpertGradientDivisor(Check):
+    """The gradients of experts are divided by another number than those of dense parameters.
+
+    ## What it detects
+    In the first steps, the sum of the gradients that the backward passes of all ranks gave, divided
+    by what the optimizer finds, is measured for dense parameters and for experts; so is the factor
+    of the all-to-all's backward pass. Experts get the tokens of all ranks of the exchange. Counted
+    by token, their gradients are a whole number of times as large as those of dense parameters.
+    Nothing is assumed of who divides: hooks, the exchange, a wrapper or the program itself. Tables
+    of embeddings that are spread over the ranks often have a rate of their own: then it is a note.
+
+    ## Why it matters
+    Experts train at a multiple of the learning rate. Adam hides it in the loss; the gradient norm,
+    clipping and weight decay are wrong, and change with the number of ranks.
+
+    ## Example
+    DDP or FSDP averages dense gradients over all ranks, and those of experts over the ranks that
+    hold the same experts only, although each has summed up the tokens of its exchange already.
+
+    ## How to fix
+    Divide the gradients of experts by the number of ranks that dense gradients are averaged over:
+    `set_gradient_divide_factor` of FSDP2, or a division before the step.
+
+    ## References
+    - pytorch/pytorch#160285, NVIDIA/Megatron-LM#5956
+    """
+
+    code = "MOE012"
+    name = "expert-gradient-divisor"
+    severity = Severity.WARNING
+    needs = (GradientSums,)
+
+    why = "An exchange brings the tokens of several ranks, so their gradients are summed already."
+    fix = "Divide expert gradients by as many ranks as dense ones, whoever holds the experts."
+    fix_changes = "The step size of the experts, the gradient norm and what is clipped."
+    fix_leaves = "The gradients of all dense parameters."
+    disproof = "Experts are meant to train at another rate, by this factor."
+
+    def check_gradients(self, view: GradientView) -> Iterator[Finding]:
+        """Compare the experts of each rank with its dense parameters."""
+        known = expert_gradients(view)
+        same = [e for e in known.values() if coverage(e, known) is Coverage.SAME]
+        wrong = [each for each in same if each.multiple() and not each.is_explained]
+        if wrong and len({each.multiple() for each in wrong}) == 1 and len(wrong) == len(same):
+            yield self._divided(view, wrong)
+        mixed = [
+            each
+            for each in known.values()
+            if each.are_different and coverage(each, known) is Coverage.REPEATED
+        ]
+        if mixed:
+            yield self._mixed(view, mixed)
+
+    def _told(
+        self,
+        view: GradientView,
+        message: str,
+        found: Sequence[ExpertGradients],
+        grade: Grade,
+        confidence: float,
+        **texts: Any,  # noqa: ANN401
+    ) -> Finding:
+        first = found[0]
+        names = dict.fromkeys(name for each in found for name in each.names)
+        return self.finding(
+            message,
+            ranks=RankSet(each.rank for each in found),
+            step=first.step,
+            location=user_location(view.looks[0].by_rank[first.rank].site.frames),
+            subjects=tuple(names)[:_MOST_NAMES],
+            grade=grade,
+            confidence=confidence,
+            evidence=tuple(map(_row, found)),
+            **texts,
+        )
+
+    def _divided(self, view: GradientView, wrong: Sequence[ExpertGradients]) -> Finding:
+        first, times = wrong[0], wrong[0].multiple()
+        how = "as large as" if times > 0 else "smaller than"
+        is_clear = not any(each.scales or each.are_tables for each in wrong)
+        what = "tables" if all(each.are_tables for each in wrong) else "experts"
+        return self._told(
+            view,
+            f"the gradients of the {what} of {view.model} are {abs(times)} times {how} those "
+            f"of dense parameters, for the same tokens: an all-to-all over {len(first.exchange)} "
+            f"ranks brings the tokens together, dense gradients are divided by "
+            f"{_number(first.dense.divisor)}, those of {what} by {_number(_total(first))}",
+            grade=Grade.LIKELY if is_clear else Grade.NOTE,
+            confidence=0.9 if is_clear else 0.5,
+            found=wrong,
+        )
+
+    def _mixed(self, view: GradientView, mixed: Sequence[ExpertGradients]) -> Finding:
+        first = mixed[0]
+        return self._told(
+            view,
+            f"gradients of different experts of {view.model} are added up: ranks "
+            f"{RankSet(first.experts.members)} hold different experts under the same names, and "
+            f"their gradients are combined over all of these ranks",
+            grade=Grade.LIKELY,
+            confidence=0.85,
+            why="Each rank of an exchange holds experts of its own, so no other rank has a part "
+            "of their gradients.",
+            fix="Combine the gradients of experts over the ranks that hold the same experts only.",
+            fix_changes="The gradients of all experts.",
+            found=mixed,
+        )
+
+
+def _row(each: ExpertGradients) -> Evidence:
+    return Evidence(
+        ranks=RankSet([each.rank]),
+        summary=f"dense: sum over ranks {RankSet(each.dense.members)} / "
+        f"{_number(each.dense.divisor)}; experts: tokens of ranks {RankSet(each.exchange)}, sum "
+        f"over ranks {RankSet(each.experts.members)} / {_number(each.experts.divisor)}, times "
+        f"{_number(each.factor)} in the backward pass of the exchange",
+        values={"excess": each.excess, "factor": each.factor},
+    )
+
+
+def _total(each: ExpertGradients) -> float:
+    return each.experts.divisor / each.factor
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"

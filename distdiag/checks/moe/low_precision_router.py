@@ -1,0 +1,80 @@
+"""MOE004: a router compares scores of so few bits that many are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.moe.routing import boundary_phrase, by_routers, choice_phrase, layer_names
+from distdiag.events.ranks import RankSet
+from distdiag.events.routing import Routing
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.routing import RoutingView
+
+_LOW: Final = ("bfloat16", "float16", "float8")
+_LEAST_SHARE: Final = 0.01
+
+
+class LowPrecisionRouter(Check):
+    """A router compares scores of so few bits that many are equal.
+
+    ## What it detects
+    The scores from which experts are chosen are of 16 bits or fewer, and at least 1 % of the tokens
+    have equal scores at the boundary between the experts that are chosen and those that are not.
+
+    ## Why it matters
+    Which of equal scores `topk` takes is not defined: another kernel, batch size or rank chooses
+    other experts for these tokens.
+
+    ## Example
+    A softmax over 128 experts in bfloat16.
+
+    ## How to fix
+    Compute the scores in float32: `softmax(logits.float(), -1)`, better with the product before it.
+
+    ## References
+    - `torch.topk`
+    """
+
+    code = "MOE004"
+    name = "low-precision-router"
+    severity = Severity.INFO
+    needs = (Routing,)
+
+    why = "With 8 bits of precision many different scores become the same number."
+    fix = "Compute the router's product and softmax in float32."
+    fix_changes = "The choice for tokens whose scores were equal."
+    fix_leaves = "Scores that are close to one another in float32, too."
+    disproof = "The model is defined with scores of this precision."
+
+    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+        """Look at the ties."""
+        tied = [each for each in by_routers(view.choices) if _is_tied(each)]
+        if not tied:
+            return
+        worst = max(tied, key=lambda each: each.tie_share)
+        ranks = RankSet(each.rank for each in tied)
+        yield self.finding(
+            f"{layer_names(tied)} of {view.model} chooses experts by scores of "
+            f"{worst.choice.dtype}, which are equal at the boundary for up to "
+            f"{worst.tie_share:.0%} of the tokens",
+            ranks=ranks,
+            step=worst.step,
+            location=user_location(worst.site.frames),
+            subjects=tuple(dict.fromkeys(each.layer for each in tied)),
+            grade=Grade.NOTE,
+            confidence=0.8,
+            evidence=(
+                Evidence(
+                    ranks=RankSet([worst.rank]),
+                    summary=f"step {worst.step}: {choice_phrase(worst)}; {boundary_phrase(worst)}",
+                    location=user_location(worst.site.frames),
+                ),
+            ),
+        )
+
+
+def _is_tied(event: Routing) -> bool:
+    return event.choice.dtype.startswith(_LOW) and event.tie_share >= _LEAST_SHARE

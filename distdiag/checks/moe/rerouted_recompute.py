@@ -1,0 +1,125 @@
+"""MOE001: activation checkpointing repeats a forward pass and sends tokens to other experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distdiag.checks.base import Check
+from distdiag.checks.moe.routing import boundary_phrase, choice_phrase, layer_names
+from distdiag.events.base import Event
+from distdiag.events.ranks import RankSet
+from distdiag.events.routing import Routing
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.routing import Rerouting, RoutingView
+
+
+class ReroutedRecompute(Check):
+    """Activation checkpointing repeats a forward pass and sends tokens to other experts.
+
+    ## What it detects
+    Activation checkpointing repeats the forward pass of a layer during the backward pass, and its
+    router chooses experts as no first pass of that step did. Where the gate draws random numbers,
+    or is told to, it is a warning: they are to be the same ones in both passes.
+
+    ## Why it matters
+    Gradients are computed for experts that had no part in the loss. If an expert gets another
+    number of tokens, torch notices (CheckpointError); if the numbers happen to be equal, nobody
+    does.
+
+    ## Example
+    A router that depends on something the first pass changed (a bias, a counter, a cache), or on
+    activations that are not the same to the last bit when they are computed again.
+
+    ## How to fix
+    Keep the router out of what is checkpointed, or save its choice (selective checkpointing with
+    `MUST_SAVE` for `topk`); compute attention deterministically; keep state constant between a
+    forward pass and its repetition. Leave `preserve_rng_state` on where a gate draws noise, and
+    draw from the default generators.
+
+    ## References
+    - `torch.utils.checkpoint.checkpoint`: `preserve_rng_state`, `determinism_check`
+    - `torch.utils.checkpoint.create_selective_checkpoint_contexts`
+    """
+
+    code = "MOE001"
+    name = "rerouted-recompute"
+    severity = Severity.ERROR
+    needs = (Routing,)
+
+    why = "The gradient of a token goes to the experts of the second choice, not of the first."
+    fix = (
+        "Save the choice of experts in the forward pass instead of computing it again, or make "
+        "all that the router depends on the same in both passes."
+    )
+    fix_changes = "The memory for the saved indices."
+    fix_leaves = "What is not deterministic elsewhere."
+    disproof = "The indices of the experts, printed in both passes, are the same."
+    absent = "no choice of experts was repeated by activation checkpointing"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for choices that were repeated."""
+        return isinstance(event, Routing) and event.is_recompute
+
+    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+        """Take all choices together that were not repeated."""
+        sure = [each for each in view.reroutings if not _is_random(each)]
+        wrong = sure or list(view.reroutings)
+        if not wrong:
+            return
+        noise = "" if sure else ", since it draws other random numbers then"
+        first = wrong[0].repeated
+        ranks = RankSet(each.repeated.rank for each in wrong)
+        same = all(each.is_given_the_same for each in wrong)
+        layers = layer_names(each.repeated for each in wrong)
+        tokens = "the same tokens" if same else "activations that are not quite the same"
+        yield self.finding(
+            f"{layers} of {view.model} chooses other experts when activation checkpointing repeats "
+            f"its forward pass on {ranks.phrase()}, given {tokens}: "
+            f"{len(wrong)} of {view.num_repeated} repeated choices{noise}",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(first.site.frames),
+            subjects=tuple(dict.fromkeys(each.repeated.layer for each in wrong)),
+            severity=None if sure else Severity.WARNING,
+            grade=Grade.PROVEN if sure else Grade.LIKELY,
+            confidence=0.95 if sure else 0.8,
+            evidence=_evidence(wrong),
+        )
+
+
+def _is_random(each: Rerouting) -> bool:
+    # What only the repeated pass draws, no gate is meant to draw.
+    return any(event.is_random for event in each.first)
+
+
+def _evidence(wrong: Sequence[Rerouting]) -> tuple[Evidence, ...]:
+    shown: dict[int, Rerouting] = {}
+    for each in wrong:
+        shown.setdefault(each.repeated.rank, each)
+    return tuple(
+        Evidence(
+            ranks=RankSet([rank]),
+            summary=f"step {each.repeated.step}, {each.repeated.layer}: {_how(each)}; "
+            f"{boundary_phrase(each.repeated)}",
+            location=user_location(each.repeated.site.frames),
+            values={
+                "first": each.first[-1].chosen,
+                "repeated": each.repeated.chosen,
+                "tokens_first": each.first[-1].given,
+                "tokens_repeated": each.repeated.given,
+            },
+        )
+        for rank, each in sorted(shown.items())
+    )
+
+
+def _how(each: Rerouting) -> str:
+    scores = {event.scores for event in each.first}
+    if each.repeated.scores in scores:
+        how = "equal scores, other indices"
+    elif each.is_given_the_same:
+        how = "equal tokens, other scores"
+    else:
+        how = "other tokens and scores"
+    return f"{how}, {choice_phrase(each.repeated)}"

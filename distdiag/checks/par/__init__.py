@@ -1,0 +1,1 @@
+"""Checks of what differs between runs on different numbers of ranks."""

@@ -1,0 +1,175 @@
+"""PAR005: batch normalisation uses the statistics of the few samples of one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.events.base import Event
+from distdiag.events.data import ModelFed, NormStatistics
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.data import FeedView
+
+# How far the means of the same layer lie apart on several ranks, and what chance would explain.
+
+_MUCH: Final = 0.5
+_BEYOND: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The spread of means over ranks, relative to the deviation of values and to chance.
+
+    `num_free` values were left to tell the deviation by.
+    """
+
+    of_deviation: float
+    of_chance: float
+    num_free: int
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether it matters, and independent values would hardly ever give it."""
+        # With few values their own deviation is not well known.
+        bound = _BEYOND * (1 + 8 / self.num_free)
+        return self.of_deviation >= _MUCH and self.of_chance >= bound
+
+
+def spread_over_ranks(
+    passes: Sequence[Sequence[tuple[NormStatistics, ...]]], name: str
+) -> Spread | None:
+    """Compare the means of one layer on all ranks, over all passes and channels.
+
+    None: not all ranks tell them in each pass, or there are too few values.
+    """
+    layers = [[_named(norms, name) for norms in by_rank] for by_rank in passes]
+    told = [[each for each in by_rank if each is not None] for by_rank in layers]
+    sizes = {len(each.means) for by_rank in told for each in by_rank}
+    is_whole = all(len(t) == len(by_rank) > 1 for t, by_rank in zip(told, layers, strict=True))
+    if not told or not is_whole or len(sizes) != 1:
+        return None
+    least = min(each.num_values for by_rank in told for each in by_rank)
+    if least < 2:
+        return None
+    between = []
+    for channel in range(sizes.pop()):
+        own = fmean(
+            each.variances[channel] * each.num_values / (each.num_values - 1)
+            for by_rank in told
+            for each in by_rank
+        )
+        if own > 0:
+            apart = [variance(each.means[channel] for each in by_rank) for by_rank in told]
+            between.append(fmean(apart) / own)
+    if not between:
+        return None
+    ratio = fmean(between)
+    num_free = sum(each.num_values - 1 for by_rank in told for each in by_rank)
+    return Spread(math.sqrt(2 * ratio), ratio * least, num_free)
+
+
+def _named(norms: tuple[NormStatistics, ...], name: str) -> NormStatistics | None:
+    return next((each for each in norms if each.name == name), None)
+
+
+# ---
+
+_TINY: Final = 2
+_SMALL: Final = 4
+_LEAST_PASSES: Final = 4
+_MOST_SHOWN: Final = 8
+
+
+class LocalBatchStatistics(Check):
+    """Batch normalisation uses the statistics of the few samples of one rank.
+
+    ## What it detects
+    A model with plain batch normalisation in training mode, whose ranks average their gradients,
+    where layers are given one or two samples on each rank (a note for up to four) and the means
+    that they find differ between the ranks by more than chance explains for so many values.
+
+    ## Why it matters
+    Each rank normalises by the mean and variance of its own samples. Samples differ as wholes (an
+    image is dark, another one bright), so that those of a few say little of all: the same batch on
+    one GPU trains to a better model.
+
+    ## Example
+    A detector with `nn.BatchNorm2d` under DDP, with two images on each GPU.
+
+    ## How to fix
+    Use `nn.SyncBatchNorm`, freeze the statistics, or use a norm that does not look at the batch.
+
+    ## References
+    - `torch.nn.SyncBatchNorm.convert_sync_batchnorm`
+    """
+
+    code = "PAR005"
+    name = "local-batch-statistics"
+    severity = Severity.WARNING
+    needs = (ModelFed,)
+
+    why = "DDP averages gradients; the statistics of a batch are those of each rank's own samples."
+    fix = "Convert the model with SyncBatchNorm.convert_sync_batchnorm, or freeze the statistics."
+    fix_changes = "By what each layer normalises; a little more communication."
+    fix_leaves = "Running statistics that were gathered until now."
+    disproof = "The mean of a layer's input, printed on each rank, is nearly the same."
+    absent = "no layer normalises by the statistics of a batch on one rank"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for models with such layers."""
+        return isinstance(event, ModelFed) and event.num_local_norms > 0
+
+    def check_feeds(self, view: FeedView) -> Iterator[Finding]:
+        """Compare what the layers normalise by on each rank."""
+        if len(view.passes) < _LEAST_PASSES or not all(map(_has_own_samples, view.passes)):
+            return
+        layers = [[by_rank[rank].norms for rank in by_rank] for by_rank in view.passes]
+        few = _few_samples(layers)
+        spreads = {name: spread_over_ranks(layers, name) for name in few}
+        apart = {name: s for name, s in spreads.items() if s is not None and s.is_beyond_chance}
+        if not apart:
+            return
+        last = view.passes[-1]
+        first, number = last[min(last)], max(few[name] for name in apart)
+        most = max(apart, key=lambda name: apart[name].of_deviation)
+        is_sure = number <= _TINY and not view.is_shared_work
+        yield self.finding(
+            f"{first.num_local_norms} layers of {view.model} normalise by the statistics of "
+            f"{number} samples, each rank by its own: the means of {most} are "
+            f"{apart[most].of_deviation:.1f} standard deviations apart",
+            ranks=view.ranks,
+            step=first.step,
+            location=user_location(first.site.frames),
+            subjects=tuple(few)[:_MOST_SHOWN],
+            grade=Grade.LIKELY if is_sure else Grade.NOTE,
+            confidence=0.8,
+            evidence=(_evidence(view, most, apart[most]),),
+        )
+
+
+def _evidence(view: FeedView, name: str, spread: Spread) -> Evidence:
+    return Evidence(
+        ranks=view.ranks,
+        summary=f"in {len(view.passes)} steps the means of {name} differ between the ranks by "
+        f"{spread.of_deviation:.2f} standard deviations, {spread.of_chance:.0f} times the variance "
+        "that chance explains",
+        values={"of_deviation": spread.of_deviation, "of_chance": spread.of_chance},
+    )
+
+
+def _few_samples(layers: Sequence[Sequence[tuple[NormStatistics, ...]]]) -> dict[str, int]:
+    """Return the layers that never have many samples, and how many at most."""
+    most: dict[str, int] = {}
+    for each in (each for by_rank in layers for norms in by_rank for each in norms):
+        most[each.name] = max(each.num_samples, most.get(each.name, 0))
+    return {name: number for name, number in most.items() if number <= _SMALL}
+
+
+def _has_own_samples(by_rank: Mapping[int, ModelFed]) -> bool:
+    fed = list(by_rank.values())
+    return len({each.inputs for each in fed}) == len(fed) > 1

@@ -1,0 +1,134 @@
+"""PAR002: a loss is divided once more than it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.loss_weights import (
+    divides_by,
+    evidence_of,
+    is_close,
+    known_windows,
+    location_of_pass,
+    num_counted,
+    own_factors,
+    total_weight,
+)
+from distdiag.events.losses import Factor, LossPass, LossWeights
+from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.views.losses import LossView, LossWindow
+
+_TWICE: Final = "is divided by the {passes} micro-steps of a step twice"
+_AGAIN: Final = (
+    "is divided by the number of elements of the whole step, and by its {passes} micro-steps again"
+)
+_RANKS: Final = (
+    "is divided by the number of elements of all {ranks} ranks, and the gradients are averaged "
+    "over them again"
+)
+
+
+class RepeatedLossDivision(Check):
+    """A loss is divided twice by the number of micro-steps, or again after a global count.
+
+    ## What it detects
+    The divisions that a loss passes through on its way to the backward pass contain the number of
+    micro-steps twice; or the number of elements of the whole step and the number of micro-steps;
+    or the number of elements of all ranks, though the wrapper averages over the ranks as well. The
+    weights of all elements of a step then add up to that much less than one.
+
+    ## Why it matters
+    The gradient is too small by the number of micro-steps or ranks. Clipping, weight decay and the
+    learning rate mean something else with each size of the job.
+
+    ## Example
+    `accelerator.backward(loss / accumulation_steps)`, where `backward` divides by them, too.
+
+    ## How to fix
+    Divide at one place.
+
+    ## References
+    - huggingface/accelerate#3533
+    - huggingface/transformers#35808
+    - huggingface/transformers#37474
+    """
+
+    code = "PAR002"
+    name = "repeated-loss-division"
+    severity = Severity.WARNING
+    needs = (LossWeights,)
+
+    why = "A count of all elements holds the number of micro-steps and ranks already."
+    fix = "Leave out one of the two divisions, or multiply by the number of ranks that average."
+    fix_changes = "The size of the gradient, and so what clipping and the learning rate do."
+    fix_leaves = "Learning rates that were tuned with the small gradient: they are too high then."
+    disproof = "The weights of all elements of a step are meant to add up to less than one."
+
+    def check_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look for the same verdict in all steps."""
+        windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
+        verdicts = {_verdict(window, view) for window in windows}
+        if len(verdicts) != 1 or not (verdict := verdicts.pop()):
+            return
+        window = windows[-1]
+        is_sure = len(windows) > 1 and not _may_be_half(window)
+        number = len(view.ranks) if verdict is _RANKS else window.num_passes
+        what = verdict.format(passes=number, ranks=number)
+        yield self.finding(
+            f"the loss behind step {window.step} {what}: its elements weigh "
+            f"{total_weight(window):.4g} together, not 1",
+            ranks=view.ranks,
+            step=window.step,
+            location=location_of_pass(view),
+            grade=Grade.LIKELY if is_sure else Grade.NOTE,
+            confidence=0.85 if is_sure else 0.4,
+            evidence=evidence_of(window),
+        )
+
+    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+        """Look the same way where gradients are combined by hand."""
+        if view.is_measured:
+            yield from self.check_losses(view)
+
+
+def _verdict(window: LossWindow, view: LossView) -> str:
+    num_passes, total = window.num_passes, total_weight(window)
+    if not total or not view.is_told:
+        return ""
+    found = {_division(rank, each, window) for rank, each in window.passes() if each.num_counted}
+    division = found.pop() if len(found) == 1 else ""
+    expected = [1 / num_passes, 1 / (num_passes * len(window.by_rank))]
+    if division in (_TWICE, _AGAIN) and any(is_close(total, each) for each in expected):
+        return division
+    if division == _RANKS and is_close(total, 1 / len(window.by_rank)):
+        return "" if view.is_multiplied else division
+    return ""
+
+
+def _division(rank: int, each: LossPass, window: LossWindow) -> str:
+    num_passes, num_ranks = window.num_passes, len(window.by_rank)
+    factors = own_factors(each)
+    of_steps = [f for f in factors if num_passes > 1 and divides_by(f, num_passes)]
+    if len(of_steps) == 2 and len(factors) == 2:
+        # If losses are added up in between, the inner one is the share of one of them.
+        return _TWICE if factors[0].num_terms == 1 else ""
+    of_all = num_counted(p for _, p in window.passes())
+    counts = [f for f in factors if f.op == "/" and f.value == of_all]
+    if num_ranks > 1 and factors == counts and len(counts) == 1:
+        return _RANKS
+    counts = counts or [f for f in factors if f.value == num_counted(window.of(rank))]
+    rest = [f for f in factors if f not in counts and f not in of_steps[:1]]
+    is_left = all(_multiplies_by(f, num_ranks) for f in rest) and len(rest) <= 1
+    return _AGAIN if len(counts) == 1 and of_steps and is_left else ""
+
+
+def _multiplies_by(factor: Factor, number: int) -> bool:
+    return factor.op == "*" and factor.value == number
+
+
+def _may_be_half(window: LossWindow) -> bool:
+    """Say whether one of the divisions may be the half of a squared error."""
+    is_dense = any(each.kind == "dense" for _, each in window.passes())
+    return window.num_passes == 2 and is_dense

@@ -1,0 +1,91 @@
+"""PAR001: tokens weigh unequally between the ranks or micro-steps of one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.loss_weights import (
+    evidence_of,
+    is_beyond_chance,
+    is_per_token,
+    known_windows,
+    location_of_pass,
+    own_mean_ratio,
+)
+from distdiag.events.losses import LossWeights
+from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.views.losses import LossView
+
+_MUCH: Final = 1.5
+_SOME: Final = 1.1
+
+
+class UnequalTokenWeights(Check):
+    """Tokens weigh unequally between ranks or micro-steps, since each divides by its own count.
+
+    ## What it detects
+    Each rank, or each micro-step, takes the mean over its own valid tokens, and these means are
+    averaged again. The weight of a token in the gradient, read in the backward pass, is then one
+    over the count of its rank, and the counts differ.
+
+    ## Why it matters
+    A token on a rank with few targets moves the weights several times as much as one on a rank with
+    many. The result depends on how the data is spread over ranks and micro-steps, and short answers
+    outweigh long ones.
+
+    ## Example
+    `loss = (token_loss * mask).sum() / mask.sum()` on each rank, and then the mean that DDP or FSDP
+    takes over ranks.
+
+    ## How to fix
+    Sum the losses of the tokens, and divide by the number of valid tokens of the whole step: of all
+    ranks and all micro-steps. Multiply by the number of ranks where the wrapper averages.
+
+    ## References
+    - PrimeIntellect-ai/prime-rl#1961
+    - huggingface/transformers#34191
+    """
+
+    code = "PAR001"
+    name = "unequal-token-weights"
+    severity = Severity.WARNING
+    needs = (LossWeights,)
+
+    why = "A mean of means is the mean over all tokens only where all counts are the same."
+    fix = (
+        "Divide the sum over tokens by the count of valid tokens of all ranks and micro-steps, and "
+        "multiply by the number of ranks if gradients are averaged over them."
+    )
+    fix_changes = "The gradient, and with it the loss curve and the best learning rate."
+    fix_leaves = "Weights that differ on purpose, such as a mean over each sequence."
+    disproof = "The mean over each rank's own tokens is the objective that is meant."
+
+    def check_losses(self, view: LossView) -> Iterator[Finding]:
+        """Compare the weights of tokens in the steps that were looked at."""
+        windows = known_windows(view)
+        if not windows or not is_per_token(windows):
+            return
+        ratios = [own_mean_ratio(window) for window in windows]
+        much = [r >= _MUCH and is_beyond_chance(w) for r, w in zip(ratios, windows, strict=True)]
+        often = sum(much) * 2 > len(ratios)
+        if sum(ratio >= _SOME for ratio in ratios) * 2 <= len(ratios):
+            return
+        is_sure = often and len(ratios) > 1 and view.is_told and windows[-1].divisor > 0
+        # The mean over the tokens of a pass with one sequence is the mean over that sequence.
+        is_sure = is_sure and any(p.num_rows != 1 for w in windows for _, p in w.passes())
+        # Void pixels are left out of each image's mean by custom.
+        is_sure = is_sure and not any(p.kind == "pixels" for w in windows for _, p in w.passes())
+        worst = max(range(len(ratios)), key=ratios.__getitem__)
+        yield self.finding(
+            f"of the tokens behind step {windows[worst].step}, some weigh {ratios[worst]:.1f} "
+            "times as much as others: ranks or micro-steps divide by their own counts, and "
+            "these means are averaged",
+            ranks=view.ranks,
+            step=windows[worst].step,
+            location=location_of_pass(view),
+            grade=Grade.LIKELY if is_sure else Grade.NOTE,
+            confidence=0.8 if is_sure else 0.4,
+            evidence=evidence_of(windows[worst]),
+        )

@@ -1,0 +1,351 @@
+"""SEQ012: gradients of a rank's own tokens are never summed over the ranks that hold copies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.replicas import first_and_more
+from distdiag.events.gradients import GradientSum, GradientSums
+from distdiag.events.models import ModelState
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.experts import is_of_expert, routers_in
+from distdiag.views.gradients import (
+    TOLERANCE,
+    GradientLook,
+    GradientView,
+    Ranks,
+    Sum,
+    SumsView,
+    combined_on,
+    divisors,
+)
+
+# Parameters whose gradients the program sums over ranks but for some that it seems to forget.
+#
+# A rank may well train some parameters for itself: a head, its last layers, or all of one kind,
+# such as norms. What is left out is meant to be summed where neither is the case.
+
+FEWEST_SUMS: Final = 3
+FEWEST_SUMMED: Final = 3
+_NUMBER: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
+
+
+def summed_in(view: SumsView) -> tuple[str, ...]:
+    """Return the parameters that are summed at all looks, and whose copies stay equal."""
+    return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.apart))
+
+
+def forgotten_in(view: SumsView) -> tuple[str, ...]:
+    """Return the parameters whose gradients are never summed although they should be."""
+    plans = {name: plan for name, plan in view.plans.items() if not is_of_expert(plan)}
+    summed = summed_in(view)
+    own = set(_all_are(view, Sum.OWN, view.apart & plans.keys()))
+    is_regular = all(len(set(view.sums[name])) <= 1 for name in plans)
+    is_minority = len(summed) >= FEWEST_SUMMED and 2 * len(own) <= len(summed)
+    if view.has_shards or not is_regular or not is_minority:
+        return ()
+    torn = {name for name in own if _is_torn_out(view, name, summed)}
+    routers = own & routers_in(tuple(view.plans.values()))
+    # Who trains gates and other parts for itself has tasks of its own.
+    return tuple(sorted(torn | routers if own == torn | routers else torn))
+
+
+def doubt_of(view: SumsView, names: Sequence[str]) -> str:
+    """Say why these may be meant to be left out all the same."""
+    if view.is_more_sent:
+        return "more was sent between them in a later step"
+    has_own = any(is_of_expert(view.plans[name]) for name in view.apart & view.plans.keys())
+    if has_own and routers_in(tuple(view.plans.values())) >= set(names):
+        return "each rank trains experts for itself, too, which were the same at first"
+    return ""
+
+
+def _all_are(view: SumsView, wanted: Sum, names: Iterable[str]) -> Iterator[str]:
+    for name in sorted(names):
+        sums = view.sums[name]
+        if len(sums) >= FEWEST_SUMS and set(sums) == {wanted}:
+            yield name
+
+
+def _is_torn_out(view: SumsView, name: str, summed: Sequence[str]) -> bool:
+    """Say whether both others of its kind and others in each of its blocks are summed."""
+    mine, kind = view.plans[name], _NUMBER.sub("#", name)
+    beside = [other for other in summed if view.plans[other].owners == mine.owners]
+    kin = [o for o in beside if _NUMBER.sub("#", o) == kind and view.plans[o].shape == mine.shape]
+    blocks = [name[: match.end() + 1] for match in _NUMBER.finditer(name)]
+    return bool(kin) and all(any(o.startswith(block) for o in beside) for block in blocks)
+
+
+# Parameters that work on parts of sequences, and whose gradients stay those of one part.
+#
+# Where parts are gathered, the backward pass of the gather gives back one part of a gradient; where
+# they are scattered, it makes a whole of them. So the graph tells which parameters work on some of
+# the tokens only, with copies on other ranks for the rest, and which work on all, as shards do.
+
+FEWEST_LOOKS: Final = 2
+_EQUAL: Final = 1e-9
+_APART: Final = 1e-3
+_LAYER_NUMBER: Final = re.compile(r"(^|\.)\d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class PartGradients:
+    """Parameters that these ranks hold copies of and apply gradients of their own part to.
+
+    `num_shards` other parameters, which work on all tokens, were read beside them.
+    """
+
+    ranks: Ranks
+    names: tuple[str, ...]
+    num_shards: int
+    step: int
+
+
+class _Tokens(Enum):
+    """On which tokens of a group what lies behind a passage works."""
+
+    PART = auto()
+    WHOLE = auto()
+    UNKNOWN = auto()
+
+
+_OTHER: Final = {_Tokens.PART: _Tokens.WHOLE, _Tokens.WHOLE: _Tokens.PART}
+
+
+def part_gradients(view: GradientView) -> Iterator[PartGradients]:
+    """Yield, for each group that gathers parts, what began alike and is never summed over it."""
+    groups = {group for look in view.looks for found in look.gathers.values() for group in found}
+    for group in sorted(group for group in groups if len(group) > 1):
+        looks = [look for look in view.looks if set(group) <= look.by_rank.keys()]
+        if len(looks) < FEWEST_LOOKS:
+            continue
+        regions = [_regions(looks[0], rank, group) for rank in group]
+        parts, shards = (
+            set.intersection(*(_named(each, tokens) for each in regions)) - view.placed
+            for tokens in (_Tokens.PART, _Tokens.WHOLE)
+        )
+        names = [name for name in sorted(parts) if _are_copies(looks, group, name)]
+        found = tuple(name for name in names if _are_own(looks, group, name, shards))
+        if found:
+            yield PartGradients(group, found, len(shards), looks[0].step)
+
+
+# On which tokens a parameter works
+
+
+def _regions(look: GradientLook, rank: int, group: Ranks) -> dict[str, set[_Tokens]]:
+    """Return on which tokens each parameter works, by each way on which gradients reach it."""
+    found: dict[str, set[_Tokens]] = {}
+    for place, passage in enumerate(look.by_rank[rank].passages):
+        if place and not _crosses(look, rank, place):
+            continue  # those above it tell what lies behind it
+        tokens = _behind(look, rank, group, place)
+        reach = _reach(look, rank, place)
+        beyond = {
+            _behind(look, rank, group, below)
+            for each in reach
+            for below in look.by_rank[rank].passages[each].below
+            if below not in reach
+        }
+        if place == 0 and len(beyond) == 1:
+            tokens = _OTHER.get(beyond.pop(), _Tokens.UNKNOWN)
+        elif tokens in beyond or not passage.is_bounded:
+            tokens = _Tokens.UNKNOWN
+        for name in (n for each in reach for n in look.by_rank[rank].passages[each].parameters):
+            found.setdefault(name, set()).add(tokens)
+    return found
+
+
+def _named(regions: dict[str, set[_Tokens]], tokens: _Tokens) -> set[str]:
+    return {name for name, found in regions.items() if found == {tokens}}
+
+
+def _crosses(look: GradientLook, rank: int, place: int) -> bool:
+    return bool(look.gathers[rank][place] or look.exchanges[rank][place])
+
+
+def _behind(look: GradientLook, rank: int, group: Ranks, place: int) -> _Tokens:
+    """Return on which tokens works what lies behind a passage, where it gathers or scatters."""
+    passage = look.by_rank[rank].passages[place]
+    given, passed = passage.given.num_elements, passage.passed.num_elements
+    if look.gathers[rank][place] != group or not given or not passed:
+        return _Tokens.UNKNOWN
+    if given == passed * len(group):
+        return _Tokens.PART
+    return _Tokens.WHOLE if passed == given * len(group) else _Tokens.UNKNOWN
+
+
+def _reach(look: GradientLook, rank: int, place: int) -> list[int]:
+    """Return a passage and those behind it that send nothing to other ranks."""
+    passages = look.by_rank[rank].passages
+    reach = [place]
+    for each in reach:  # it grows meanwhile
+        below = [b for b in passages[each].below if not _crosses(look, rank, b)]
+        reach += [b for b in below if b not in reach]
+    return reach
+
+
+# What is done with its gradient
+
+
+def _are_copies(looks: Sequence[GradientLook], group: Ranks, name: str) -> bool:
+    """Say whether a parameter of a layer was the same at first and is not any more.
+
+    Tables of positions, and others outside of layers, may be split as the sequence is.
+    """
+    first, last = (_on(look, group, name) for look in (looks[0], looks[-1]))
+    is_plain = not any(each.is_table or each.members for each in first)
+    if not _LAYER_NUMBER.search(name) or not first or not last or not is_plain:
+        return False
+    begun, ended = ([each.weight for each in found] for found in (first, last))
+    most = max(map(abs, begun))
+    is_alike = max(begun) - min(begun) <= _EQUAL * most
+    return is_alike and max(ended) - min(ended) > _EQUAL * most
+
+
+def _on(look: GradientLook, group: Ranks, name: str) -> list[GradientSum]:
+    found = [look.named(rank).get(name) for rank in group]
+    there = [each for each in found if each is not None]
+    return there if len(there) == len(group) else []
+
+
+def _are_own(looks: Sequence[GradientLook], group: Ranks, name: str, shards: set[str]) -> bool:
+    """Say whether a gradient is treated as those of shards are, and differs between ranks."""
+    told = [_is_own(look, group, name, shards) for look in looks]
+    return told.count(True) >= FEWEST_LOOKS and False not in told
+
+
+def _is_own(look: GradientLook, group: Ranks, name: str, shards: set[str]) -> bool | None:
+    found = _on(look, group, name)
+    if not found or not all(each.norm > 0 for each in found):
+        return None
+    for rank, own in zip(group, found, strict=True):
+        combined = combined_on([look], rank, shards.__contains__)
+        if combined is None or set(combined.members) & set(group) != {rank}:
+            return None
+        values = list(divisors(look, rank, combined.members, [name]))
+        if combined.members == (rank,) and own.applied and not own.left:
+            values = [own.given / own.applied]
+        if not values:
+            return None
+        if abs(values[0] - combined.divisor) > TOLERANCE * combined.divisor:
+            return False
+    applied = [each.applied for each in found]
+    return max(applied) - min(applied) > _APART * max(map(abs, applied))
+
+
+# ---
+
+
+class ForgottenGradientSum(Check):
+    """Gradients of a rank's own tokens are never summed over the ranks that hold copies.
+
+    ## What it detects
+    Parameters that are the same on all ranks of a group at first, get another gradient on each of
+    them, and drift apart, since the optimizer applies these as they are. That it is not meant is
+    told by one of two things. Either the graph of the loss tells that they are parameters of layers
+    that work on parts of sequences, which are gathered for shards of other parameters. Or the
+    program sums the gradients of others over these ranks: of routers it leaves out, or of some
+    parameters whose like in other layers is summed, and others in the same layer, too. Where it
+    sends more in some later step, it may be meant to be summed now and then; and routers may be
+    each rank's own where experts are, too, that were the same at first: these are notes. Up to 24
+    parameters of a model are looked at in the first way. Gathers by functional collectives, or
+    within compiled code or reentrant checkpointing, are not followed.
+
+    ## Why it matters
+    Each copy is trained on one part of the tokens. The ranks go on with different models, and what
+    is saved is one of them.
+
+    ## Example
+    Layer norms, routers and biases between the reduce-scatter and the next all-gather of sequence
+    parallelism; a loop over parameters that leaves some of them out.
+
+    ## How to fix
+    All-reduce these gradients over the group after the backward pass, before clipping and the step.
+
+    ## References
+    - NVIDIA/Megatron-LM#656
+    - bigcode-project/Megatron-LM#37
+    """
+
+    code = "SEQ012"
+    name = "forgotten-gradient-sum"
+    severity = Severity.ERROR
+    needs = (GradientSums, ModelState)
+
+    why = "A backward pass gives each rank the gradient of its own tokens."
+    fix = "All-reduce the gradients of these parameters over these ranks before each step."
+    fix_changes = "The gradient of every copy: it becomes that of all tokens."
+    fix_leaves = "The copies that differ already since earlier steps."
+    disproof = "Each rank is meant to train these parameters for itself."
+
+    def check_gradients(self, view: GradientView) -> Iterator[Finding]:
+        """Look for parameters that work on parts of sequences."""
+        for found in part_gradients(view):
+            ranks = RankSet(found.ranks)
+            yield self.finding(
+                f"the gradient of {first_and_more(found.names)} of {view.model} is that of each "
+                f"rank's own part of the sequences, and is not summed over {ranks.phrase()}, "
+                "which hold copies of it: one sum before each step was expected",
+                ranks=ranks,
+                step=found.step,
+                location=user_location(view.looks[0].by_rank[found.ranks[0]].site.frames),
+                subjects=found.names,
+                grade=Grade.LIKELY,
+                confidence=0.9,
+                evidence=(self._given(view, found), *_applied(view, found)),
+            )
+
+    def _given(self, view: GradientView, found: PartGradients) -> Evidence:
+        return Evidence(
+            ranks=RankSet(found.ranks),
+            summary=f"{len(found.names)} parameters work on parts of sequences that are gathered "
+            f"over these ranks for {found.num_shards} others; all of them were the same at first, "
+            f"and were different before step {view.looks[-1].step}",
+        )
+
+    def check_sums(self, view: SumsView) -> Iterator[Finding]:
+        """Look for parameters that a program leaves out of its sums."""
+        names, summed = forgotten_in(view), summed_in(view)
+        if not names:
+            return
+        ranks = RankSet(view.ranks)
+        doubt = doubt_of(view, names)
+        but = f"; but {doubt}" if doubt else ""
+        yield self.finding(
+            f"the gradient of {first_and_more(names)} of {view.model} is not summed over "
+            f"{ranks.phrase()}, which hold copies of it, while those of {len(summed)} other "
+            f"parameters are: one sum before each step was expected{but}",
+            ranks=ranks,
+            step=view.step,
+            location=user_location(view.site.frames),
+            subjects=names,
+            severity=Severity.WARNING,
+            grade=Grade.NOTE if doubt else Grade.LIKELY,
+            confidence=0.4 if doubt else 0.85,
+            evidence=(
+                Evidence(
+                    ranks=ranks,
+                    summary=f"{len(names)} parameters were the same at first, had different "
+                    f"gradients at {len(view.sums[names[0]])} steps and differ since then; "
+                    f"summed are {', '.join(summed[:3])} and others",
+                ),
+            ),
+        )
+
+
+def _applied(view: GradientView, found: PartGradients) -> Iterator[Evidence]:
+    for rank in found.ranks:
+        own = view.looks[0].named(rank)[found.names[0]]
+        yield Evidence(
+            ranks=RankSet([rank]),
+            summary=f"{own.name}: the backward pass gave a gradient whose weighted sum is "
+            f"{own.given:.4g}, the optimizer found {own.applied:.4g}",
+        )

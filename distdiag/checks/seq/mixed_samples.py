@@ -1,0 +1,94 @@
+"""SEQ006: ranks that share sequences draw different samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.sequences import are_mixed, members_of, phrase_of
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import SequenceUse
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.sequences import Likeness, SequenceView
+
+_FEWEST: Final = 2
+_IN_ORDER: Final = ("SequentialSampler", "shuffle=False")
+
+
+class MixedSamples(Check):
+    """Ranks that share sequences draw different samples from the data set.
+
+    ## What it detects
+    In several steps the data loaders of ranks that exchange parts of sequences around attention
+    give different indices and different contents, the model is given batches of that size, and
+    nothing but floating-point numbers is exchanged in between. Without shuffling it is a note:
+    neighbouring samples may be parts of one text. So it is where keys and values are gathered:
+    samples may be meant to attend to those of other ranks.
+
+    ## Why it matters
+    Attention joins the part of one sample to that of another one, as if they were one text. Shapes
+    fit, and the loss falls.
+
+    ## Example
+    A `DistributedSampler` over all ranks, in place of one over the groups of ranks that share
+    sequences.
+
+    ## How to fix
+    Give the sampler the number of groups and the number of this rank's group, so that all ranks of
+    a group draw the same samples; or gather the samples in the group, as adapters of frameworks do.
+
+    ## References
+    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
+    - `torch.utils.data.distributed.DistributedSampler`
+    """
+
+    code = "SEQ006"
+    name = "mixed-samples"
+    severity = Severity.ERROR
+    needs = (SequenceUse,)
+
+    why = "The sampler counts the ranks that share a sequence as ranks with data of their own."
+    fix = "Divide the data by the groups that share sequences, not by ranks."
+    fix_changes = "What the ranks read: fewer samples in a step, each of them whole."
+    fix_leaves = "The model, and the number of tokens on each rank."
+    disproof = "The indices of the samples, printed on the ranks of a group, are parts of one text."
+
+    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+        """Compare the samples of the ranks that share sequences."""
+        if view.is_fed_by_others or view.likeness is Likeness.OTHER_MODELS:
+            return
+        for members in members_of(view):
+            mixed = [each for each in view.feeds if are_mixed(each, members)]
+            if len(mixed) < _FEWEST or len(mixed) < len(view.feeds):
+                continue
+            last = mixed[-1]
+            first = last[members[0]]
+            use = view.passes[-1][members[0]].uses[0]
+            is_ordered = any(word in first.stream for word in _IN_ORDER)
+            doubt = ""
+            if is_ordered:
+                doubt = "; they are read in order, so they may be parts of one text"
+            elif view.how == "all_gather":
+                doubt = ", unless samples are meant to attend to those of other ranks"
+            yield self.finding(
+                f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, but draw "
+                f"different samples in {len(mixed)} of {len(view.feeds)} steps: the same ones were "
+                f"expected on all of them{doubt}",
+                ranks=RankSet(members),
+                step=first.step,
+                location=user_location(first.site.frames),
+                grade=Grade.NOTE if doubt else Grade.LIKELY,
+                confidence=0.5 if doubt else 0.85,
+                evidence=tuple(
+                    Evidence(
+                        ranks=RankSet([rank]),
+                        summary=f"backward pass {fed.number}: {fed.num_batch} of {fed.num_samples} "
+                        f"samples from {fed.stream}",
+                        location=user_location(use.site.frames),
+                        values={"indices": fed.batch, "sample": fed.samples[0]},
+                    )
+                    for rank, fed in last.items()
+                ),
+            )

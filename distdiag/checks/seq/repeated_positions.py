@@ -1,0 +1,101 @@
+"""SEQ011: ranks hold different parts of a sequence, but place their tokens alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.sequences import members_of, phrase_of
+from distdiag.events.base import Event
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import SequenceUse
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.sequences import SequenceView, Uses
+
+_FEWEST: Final = 2
+
+
+class RepeatedPositions(Check):
+    """Ranks hold different parts of a sequence, but place their tokens at the same positions.
+
+    ## What it detects
+    In several passes the modules around attention are given positions, or tables of rotary angles,
+    for as many tokens as a rank holds, and these are equal to the byte on all ranks that share the
+    sequence, while what they exchange differs. Positions that a module may move on by its rank are
+    left out. Where a function that places tokens may move them on, or attention is given a mask or
+    the bounds of documents, it is a note.
+
+    ## Why it matters
+    Each part is placed at the beginning of the sequence. Distances between tokens of different
+    parts are wrong, and a model that was trained on whole sequences gets worse.
+
+    ## Example
+    `position_ids = torch.arange(input_ids.shape[1])` in a model that is given the rank's part of
+    `input_ids`.
+
+    ## How to fix
+    Make the positions of the whole sequence, and split them as the ids are split; or make the table
+    of angles from them.
+
+    ## References
+    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
+    - `torch.distributed.tensor.experimental.context_parallel`
+    """
+
+    code = "SEQ011"
+    name = "repeated-positions"
+    severity = Severity.WARNING
+    needs = (SequenceUse,)
+
+    why = "Positions are counted within the rank's part, or are not split with the ids."
+    fix = "Split the positions of the whole sequence in the same way as its tokens."
+    fix_changes = "What attention computes between tokens of different parts."
+    fix_leaves = "The layers and their exchanges."
+    disproof = "The positions that reach attention, printed on each rank, differ."
+    absent = "no positions of tokens were given to a module with shared attention"
+
+    def concerns(self, event: Event) -> bool:
+        """Look for positions beside attention."""
+        return isinstance(event, SequenceUse) and any(use.positions for use in event.uses)
+
+    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+        """Compare the positions of the ranks' tokens in the first layer of each pass."""
+        for members in members_of(view):
+            same = [each for each in view.passes if _is_same(each, members)]
+            if len(same) < max(_FEWEST, len(view.passes)):
+                continue
+            first = view.passes[-1][members[0]]
+            use = first.uses[0]
+            location = user_location(use.site.frames)
+            yield self.finding(
+                f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)} around "
+                f"attention and hold different tokens, but the same positions: in {len(same)} of "
+                f"{len(view.passes)} passes those of all ranks were equal to the byte, and each "
+                f"rank's own part of them was expected{f'; but {use.doubt}' * bool(use.doubt)}",
+                ranks=RankSet(members),
+                step=first.step,
+                location=location,
+                grade=Grade.NOTE if use.doubt else Grade.LIKELY,
+                confidence=0.4 if use.doubt else 0.85,
+                evidence=(
+                    Evidence(
+                        ranks=RankSet(members),
+                        summary=f"pass {first.number}: the module with attention is given the same "
+                        f"{len(use.positions)} tensors of positions or angles on all of them",
+                        location=location,
+                        values={"contents": " ".join(use.positions)},
+                    ),
+                ),
+            )
+
+
+def _is_same(by_rank: Uses, members: tuple[int, ...]) -> bool:
+    """Say whether the ranks bring different tokens to the same positions."""
+    uses = [by_rank[rank].uses[0] for rank in members if by_rank[rank].uses]
+    if len(uses) < len(members) or any("" in (*use.given, *use.positions) for use in uses):
+        return False
+    is_placed = all(use.given and use.positions for use in uses)
+    is_split = len({use.given for use in uses}) == len(uses)
+    return is_placed and is_split and len({use.positions for use in uses}) == 1

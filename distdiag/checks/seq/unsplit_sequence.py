@@ -1,0 +1,101 @@
+"""SEQ005: ranks that should hold parts of a sequence all hold the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.sequences import members_of, phrase_of
+from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import AttentionUse, SequenceUse
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.sequences import SequenceView, Uses
+
+_FEWEST: Final = 2
+
+
+class UnsplitSequence(Check):
+    """Ranks that should hold parts of a sequence all hold the same tokens.
+
+    ## What it detects
+    In several passes all ranks of a group give the same content to the exchange before attention,
+    where each should give that of its own tokens. Content in which all tokens are alike is left
+    out.
+
+    ## Why it matters
+    Attention sees each token once for each rank, and all ranks compute the same: nothing is gained,
+    the loss looks healthy, and causal attention finds the tokens that it should predict behind
+    them in another copy.
+
+    ## Example
+    The sequence-parallel attention is installed, but the batch goes to the model as it came from
+    the data loader.
+
+    ## How to fix
+    Give each rank its own part of ids, labels and positions, once, before the model or at its
+    beginning.
+
+    ## References
+    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
+    - `torch.distributed.tensor.experimental.context_parallel`
+    """
+
+    code = "SEQ005"
+    name = "unsplit-sequence"
+    severity = Severity.ERROR
+    needs = (SequenceUse,)
+
+    why = "Nothing splits the sequence between the data loader and attention."
+    fix = "Take this rank's part of each sequence before the model, with its labels and positions."
+    fix_changes = "What each rank computes: a part of the tokens, each of them once."
+    fix_leaves = "The layers and their exchanges."
+    disproof = "The token ids that reach the first layer, printed on each rank, differ."
+
+    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+        """Compare what ranks gave in the first layer of each pass."""
+        for members in members_of(view):
+            same = [number for each in view.passes if (number := _num_same(each, members))]
+            contents = {each[members[0]].uses[0].given for each in view.passes}
+            if len(same) < len(view.passes) or len(contents) < _FEWEST:
+                continue
+            first = view.passes[-1][members[0]]
+            use = first.uses[0]
+            location = user_location(use.site.frames)
+            yield self.finding(
+                f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)} around "
+                f"attention, but all of them bring the same tokens: in {len(same)} of "
+                f"{len(view.passes)} passes what they exchanged was equal to the byte, and "
+                "different parts were expected",
+                ranks=RankSet(members),
+                step=first.step,
+                location=location,
+                grade=Grade.LIKELY,
+                confidence=0.9,
+                evidence=(
+                    Evidence(
+                        ranks=RankSet(members),
+                        summary=f"pass {first.number}: {same[-1]} of {len(use.given)} tensors that "
+                        f"were exchanged before attention are the same on all of them",
+                        location=location,
+                        values={
+                            "contents": " ".join(use.given),
+                            "rows that differ": use.num_distinct,
+                        },
+                    ),
+                ),
+            )
+
+
+def _num_same(by_rank: Uses, members: tuple[int, ...]) -> int:
+    """Return how many tensors are the same on all ranks, 0 if that says nothing."""
+    uses = [by_rank[rank].uses[0] for rank in members if by_rank[rank].uses]
+    if len(uses) < len(members) or not all(map(_has_tokens, uses)):
+        return 0
+    columns = zip(*(use.given for use in uses), strict=False)
+    return sum(len(set(column)) == 1 and column[0] != "" for column in columns)
+
+
+def _has_tokens(use: AttentionUse) -> bool:
+    return use.num_distinct > use.num_repeated

@@ -1,0 +1,214 @@
+"""Which rank ended first and by itself, and which ends are only consequences of another."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from distdiag.events.collectives import Collective
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import blocking_call, user_location
+from distdiag.findings.finding import Location
+from distdiag.views.alignment import Alignment
+from distdiag.views.invariants import contradiction
+from distdiag.views.rank_states import TOLD_TO_END, Fate, RankState, says_told_to_end
+
+# What a rank's backend says when a peer of its has gone, or did not come.
+_PEER_IS_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe"
+    r"|tim(ed|e) ?out|remote process exited|nccl communicator was aborted|watchdog"
+    r"|socket|failed to (recv|send)|enforce fail|CollectiveMismatchError",
+    re.IGNORECASE,
+)
+# What the job's store says on a rank that looks for it at the wrong place.
+_CANNOT_REACH = re.compile(
+    r"while trying to connect to|failed to connect to|client socket has|failed to resolve"
+    r"|hostname of the client socket|name or service not known|name resolution",
+    re.IGNORECASE,
+)
+_INTERRUPTIONS = frozenset({"KeyboardInterrupt", "SignalException", "SystemExit"})
+_SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store"})
+
+TOGETHER_NS: Final = 1_000_000_000
+"""Ranks that one signal to the whole job ends are gone within this time.
+
+Launchers that end the others of a rank that was killed do so by SIGTERM first.
+"""
+GRACE_NS: Final = 30_000_000_000
+"""Launchers and schedulers kill a rank that has not obeyed by then; what fails later is another
+matter."""
+UNKNOWN_TOGETHER_NS: Final = 100_000_000
+"""The same where the signal is not known: torchelastic looks at its ranks this often."""
+SETTLED_S: Final = 1.0
+"""So long after a rank has left or was killed it is clear which others do so as well."""
+
+States = Mapping[int, RankState]
+GroupId = tuple[str, int, int]
+EndKey = tuple[str, int | None, Location | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstEnd:
+    """The ranks that ended first, all in one way; what others met later is a consequence.
+
+    `is_outside`: somebody ended the ranks of the job; none of them did so by itself.
+    """
+
+    ranks: RankSet
+    is_outside: bool = False
+
+
+def first_end(states: States) -> FirstEnd | None:
+    """Return how the end of the job began, if one of its ranks has ended badly.
+
+    A rank that raised, left with a failing status or crashed did so by itself, and comes before
+    those that a signal told to end, whenever that was seen: their launcher did it.
+    """
+    failed = sorted((s for s in states.values() if s.has_failed), key=_by_time)
+    own = [s for s in failed if not (_was_told_to_end(s) or is_consequence(s, states))]
+    # A launcher that has lost patience kills, too: only the first such death is a cause.
+    own = [s for s in own if not _may_be_killed_by_launcher(s) or s.left_ns == failed[0].left_ns]
+    if own:
+        ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
+        return FirstEnd(ranks, is_outside=_is_massacre(own[0], ranks, states))
+    if any(state.lost is not None for state in states.values()):
+        return None  # what others met since their peers' node was lost came of that
+    if failed and _was_told_to_end(failed[0]):
+        # Who did not obey was killed.
+        ended = [s for s in failed if _was_told_to_end(s) or _may_be_killed_by_launcher(s)]
+        is_all = len(ended) == len(failed) and not _running(states)
+        return FirstEnd(RankSet(s.rank for s in ended), is_outside=is_all or len(ended) > 1)
+    # All that is known then is who waited in vain for a peer to come, or that one went somehow.
+    waited = [s for s in failed if s.raised is not None and was_setting_up(s)]
+    unknown = [s for s in failed if s.fate is Fate.DIED and s.exit_status is None]
+    left = [*waited, *unknown]
+    return FirstEnd(RankSet([left[0].rank])) if left else None
+
+
+def is_settled(end: FirstEnd, states: States) -> bool:
+    """Say whether all ranks that end in this way have been seen to do so."""
+    first = states[min(end.ranks)]
+    since_s = min(states[rank].idle_s for rank in end.ranks)
+    if _was_told_to_end(first):
+        return since_s >= GRACE_NS / 1e9 or not _running(states)
+    if _may_be_killed_by_launcher(first):
+        return since_s >= SETTLED_S or not _running(states)
+    # A rank that waits in a call will neither leave nor crash by itself.
+    return since_s >= SETTLED_S or all(blocking_call(state) for state in _running(states))
+
+
+def is_consequence(state: RankState, states: States) -> bool:
+    """Say whether a rank failed because a peer was gone, or its call contradicted a peer's."""
+    if state.raised is None or not _inside_torch(state):
+        return False
+    text = f"{state.raised.type}: {state.raised.message}"
+    if was_setting_up(state) and _CANNOT_REACH.search(text):
+        return False
+    return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
+
+
+def is_interruption(state: RankState) -> bool:
+    """Say whether the exception only passes on that somebody ended the run."""
+    return state.raised is not None and state.raised.type.rsplit(".", 1)[-1] in _INTERRUPTIONS
+
+
+def contradicting_rank(state: RankState, states: States) -> int | None:
+    """Return a rank whose record of one of this rank's last collectives contradicts its own."""
+    mine = {_key(call): call for call in state.recent if call.collective_seq_id >= 0}
+    for rank, other in states.items():
+        pairs = ((mine[_key(c)], c) for c in other.recent if _key(c) in mine)
+        if rank != state.rank and any(_contradict(*pair) for pair in pairs):
+            return rank
+    return None
+
+
+def has_contradiction(states: States) -> bool:
+    """Say whether the last collectives of any two ranks contradict one another."""
+    first: dict[GroupId, Collective] = {}
+    calls = (call for state in states.values() for call in state.recent)
+    return any(
+        _contradict(first.setdefault(_key(call), call), call)
+        for call in calls
+        if call.collective_seq_id >= 0
+    )
+
+
+def _by_time(state: RankState) -> tuple[int, int]:
+    return (state.left_ns, state.rank)
+
+
+def _was_told_to_end(state: RankState) -> bool:
+    """Say whether a rank ended because a signal asked it to, in whatever way it obeyed."""
+    told = state.signalled
+    if told is not None and told.signal in TOLD_TO_END and state.left_ns - told.time_ns <= GRACE_NS:
+        return True
+    if state.fate is Fate.RAISED:
+        return is_interruption(state)
+    return says_told_to_end(state.exit_status)
+
+
+def _may_be_killed_by_launcher(state: RankState) -> bool:
+    return state.fate is Fate.DIED and state.exit_status in (None, -signal.SIGKILL)
+
+
+def _ended_alike(first: RankState, other: RankState) -> bool:
+    """Say whether two ranks ended in the same way: raised the same, left alike, died together."""
+    if _end_key(first) != _end_key(other):
+        return False
+    together_ns = TOGETHER_NS if other.exit_status else UNKNOWN_TOGETHER_NS
+    return first.fate is not Fate.DIED or other.left_ns - first.left_ns <= together_ns
+
+
+def _end_key(state: RankState) -> EndKey:
+    if state.raised is not None:
+        return (state.raised.type, None, user_location(state.raised.frames))
+    frames = state.finished.frames if state.finished is not None else ()
+    return (state.fate, state.exit_status, user_location(frames))
+
+
+def _is_massacre(first: RankState, ranks: RankSet, states: States) -> bool:
+    """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
+    if not _may_be_killed_by_launcher(first) or len(states) < 2:
+        return False
+    return ranks == _still_there(states.values()) and not any(s.oom_kills for s in states.values())
+
+
+def _running(states: States) -> list[RankState]:
+    """Return the ranks of which more may be heard."""
+    return [s for s in states.values() if s.fate is Fate.RUNNING and not s.is_over]
+
+
+def _still_there(states: Iterable[RankState]) -> RankSet:
+    """Return the ranks that had not come to the end of their script."""
+    return RankSet(s.rank for s in states if s.has_failed or s.fate is Fate.RUNNING)
+
+
+def _contradict(mine: Collective, theirs: Collective) -> bool:
+    if mine.signature == theirs.signature and mine.site.module == theirs.site.module:
+        return False
+    pair = Alignment(
+        kind="collective",
+        key=(mine.group.label, mine.collective_seq_id),
+        by_rank={mine.rank: mine, theirs.rank: theirs},
+        expected_ranks=RankSet((mine.rank, theirs.rank)),
+    )
+    return contradiction(pair) is not None
+
+
+def _key(call: Collective) -> GroupId:
+    return (call.group.name, call.group.generation, call.collective_seq_id)
+
+
+def _inside_torch(state: RankState) -> bool:
+    frames = state.raised.frames if state.raised is not None else ()
+    # The strict mode raises in the tool's own frames, below torch's.
+    return not frames or not frames[0].user
+
+
+def was_setting_up(state: RankState) -> bool:
+    """Say whether a rank raised before it had become a member of the job."""
+    frames = state.raised.frames if state.raised is not None else ()
+    return any(not frame.user and frame.function in _SETTING_UP for frame in frames)

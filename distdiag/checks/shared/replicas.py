@@ -1,0 +1,194 @@
+"""Which rank holds the wrong content, what it looks like, and how that reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from distdiag.events.models import Basis, Content, TensorPlan, kept_ranks
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Grade, Location
+from distdiag.views.models import ContentView, Disagreement, ModelView, ReplicaView, ScalingView
+
+MOST_SHOWN: Final = 5
+_WIDE: Final = ("float32", "float64", "bfloat16", "complex64", "complex128")
+_HUGE: Final = 1e15
+_MANY: Final = 0.5
+_FEW: Final = 0.1
+_SOME: Final = 0.05
+
+_BASES: Final = {
+    Basis.MESH: "the tensor is replicated over them on its mesh",
+    Basis.WRAPPER: "one wrapper keeps them together",
+    Basis.UNSYNCED: "DDP keeps them together, but reduces not every gradient",
+    Basis.BYPASSED: "DDP keeps them together, but its forward pass was not called",
+    Basis.LONE: "DDP was given a group of one rank, so that it reduces nothing",
+    Basis.REDUCED: "the program itself reduces its gradient over them",
+    Basis.SENT: "the program itself has sent the tensor round",
+    Basis.MARKED: "it is not marked as a part, as others of its model are",
+    Basis.MODEL: "other tensors of the same model are sharded over them",
+    Basis.BESIDE: "the frozen model stands beside one that they train together",
+    Basis.OWN: "it is marked as a part of one rank's own",
+    Basis.ROUTER: "the weight of the router beside it is trained, and stays the same on them",
+    Basis.LAYER: "it is marked as a rank's own part, but routes to experts of all of them, was the "
+    "same at first, and the rest of its layer is trained and stays the same on them",
+    Basis.SIBLING: "the ranks of the groups beside theirs reduce their gradients",
+    Basis.WORLD: "nothing tells which ranks should hold the same, all are compared",
+}
+
+
+_INFERRED: Final = (
+    Basis.BESIDE,
+    Basis.MODEL,
+    Basis.MARKED,
+    Basis.LONE,
+    Basis.ROUTER,
+    Basis.LAYER,
+)
+
+NOT_REDUCED: Final = (Basis.WORLD, Basis.BESIDE, Basis.SENT)
+"""Nothing tells that gradients are reduced over the ranks that hold such tensors."""
+
+
+def basis_phrase(basis: Basis) -> str:
+    """Say why these ranks should hold the same."""
+    return _BASES[basis]
+
+
+def grade_of(view: ReplicaView, *, has_culprit: bool) -> Grade:
+    """Say how sure it is that the ranks should hold the same."""
+    # Stages of a pipeline are marked in the same way, and do not begin alike; nor do models that
+    # ranks train for themselves.
+    is_guess = view.basis in (Basis.MARKED, Basis.LONE) and view.alike_at is None
+    if view.apart_for:
+        return Grade.LIKELY
+    if view.basis in (Basis.WORLD, Basis.UNSYNCED) or is_guess:
+        return Grade.NOTE
+    return Grade.PROVEN if has_culprit and view.basis not in _INFERRED else Grade.LIKELY
+
+
+def is_garbage(plan: TensorPlan, content: Content) -> bool:
+    """Say whether values look like memory that nobody has written, zeros aside."""
+    if plan.dtype not in _WIDE or content.num_elements == 0:
+        return False  # the small numbers of a narrow type may well be meant
+    extremes = [abs(value) for value in (content.least, content.greatest) if math.isfinite(value)]
+    is_huge = plan.is_parameter and any(value > _HUGE for value in extremes)
+    return content.nan_share > 0 or content.subnormal_share > _SOME or is_huge
+
+
+def is_unwritten(plan: TensorPlan, content: Content) -> bool:
+    """Say whether values look like memory that nobody has written, be it all zeros."""
+    is_told = plan.is_parameter or plan.basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+    is_zero = content.zero_share == 1.0 and content.num_elements > 1 and plan.dtype in _WIDE
+    return (is_zero and is_told) or is_garbage(plan, content)
+
+
+def unwritten_ranks(tensors: Sequence[Disagreement]) -> RankSet:
+    """Return the ranks some of whose tensors look unwritten while those of others do not."""
+    ranks: set[int] = set()
+    for tensor in tensors:
+        bad = {r for r, content in tensor.by_rank.items() if is_unwritten(tensor.plan, content)}
+        if bad != set(tensor.by_rank):
+            ranks |= bad
+    return RankSet(ranks)
+
+
+def odd_ranks(tensors: Sequence[Disagreement]) -> tuple[RankSet, bool]:
+    """Return the culprits, and whether they are a minority: without one all ranks are returned."""
+    unwritten = unwritten_ranks(tensors)
+    if unwritten:
+        return unwritten, True
+    camps = tensors[0].camps
+    if len(camps[0]) > len(camps[1]):
+        return RankSet(rank for camp in camps[1:] for rank in camp), True
+    return RankSet(tensors[0].by_rank), False
+
+
+def names_of(tensors: Sequence[Disagreement]) -> tuple[str, ...]:
+    """Return the names of the tensors."""
+    return tuple(tensor.plan.name for tensor in tensors)
+
+
+def first_and_more(names: Sequence[str]) -> str:
+    """Return ``layers.0.weight and 11 more``."""
+    more = len(names) - 1
+    return names[0] + (f" and {more} more" if more else "")
+
+
+def figures(content: Content) -> str:
+    """Describe the values of a tensor in a few words."""
+    words = [
+        f"mean {content.mean:.4g}",
+        f"from {content.least:.4g} to {content.greatest:.4g}",
+    ]
+    for share, word in (
+        (content.nan_share, "NaN"),
+        (content.zero_share, "zero"),
+        (content.subnormal_share, "subnormal"),
+    ):
+        if share > 0:
+            words.append(f"{share:.0%} {word}")
+    return ", ".join(words)
+
+
+def evidence_of(view: ReplicaView, tensors: Sequence[Disagreement]) -> tuple[Evidence, ...]:
+    """Return what each group of ranks holds, and why the ranks are compared."""
+    lines = [
+        Evidence(
+            ranks=camp,
+            summary=f"{tensor.plan.name}: {figures(tensor.by_rank[min(camp)])}",
+            location=location_on(view, camp),
+            values={"digest": tensor.by_rank[min(camp)].digest, "dtype": tensor.plan.dtype},
+        )
+        for tensor in tensors[:MOST_SHOWN]
+        for camp in tensor.camps
+    ]
+    why = (
+        f"{len(tensors)} of {view.num_compared} tensors of {view.model} differ; "
+        f"{basis_phrase(view.basis)}"
+    )
+    return (*lines, Evidence(ranks=view.ranks, summary=why))
+
+
+def location_on(
+    view: ReplicaView | ModelView | ContentView | ScalingView, ranks: RankSet
+) -> Location | None:
+    """Return where the first of these ranks was when its models were looked at."""
+    sites = [view.sites[rank] for rank in ranks if rank in view.sites]
+    sites += view.sites.values()
+    return user_location(sites[0].frames) if sites else None
+
+
+Suspects = dict[int, list[tuple[TensorPlan, Content]]]
+
+
+def suspects_of(view: ContentView) -> Suspects:
+    """Return, by rank, the tensors that look unwritten.
+
+    Zeros are suspicious only on a rank most of whose parameters are, while other ranks have few.
+    Of a flat parameter they are not: the piece of one rank may be biases and padding alone.
+    """
+    garbage = {
+        rank: [pair for pair in held if is_garbage(*pair)] for rank, held in view.by_rank.items()
+    }
+    unwritten = {
+        rank: [pair for pair in held if _is_counted(pair[0]) and is_unwritten(*pair)]
+        for rank, held in view.by_rank.items()
+    }
+    shares = {
+        rank: len(unwritten[rank]) / max(1, sum(_is_counted(plan) for plan, _ in held))
+        for rank, held in view.by_rank.items()
+    }
+    plans = [plan for held in view.by_rank.values() for plan, _ in held]
+    is_rare = bool(kept_ranks(plans)) and min(shares.values(), default=0.0) <= _FEW
+    found = {
+        rank: unwritten[rank] if is_rare and shares[rank] >= _MANY else garbage[rank]
+        for rank in view.by_rank
+    }
+    return {rank: pairs for rank, pairs in found.items() if pairs}
+
+
+def _is_counted(plan: TensorPlan) -> bool:
+    return plan.is_parameter and not plan.is_flat_part

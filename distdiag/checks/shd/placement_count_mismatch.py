@@ -1,0 +1,71 @@
+"""SHD010: a parameter has not one placement for each dimension of its mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.replicas import first_and_more, location_on
+from distdiag.events.models import ModelPlan
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.views.models import ModelView
+
+
+class PlacementCountMismatch(Check):
+    """A parameter has not one placement for each dimension of its mesh.
+
+    ## What it detects
+    A DTensor parameter whose number of placements is not the number of dimensions of its mesh.
+
+    ## Why it matters
+    How the tensor lies along the other dimensions is then undefined. Operations fail later with
+    messages about placements that nobody wrote, or reduce over too few ranks.
+
+    ## Example
+    `DTensor.from_local(shard, mesh, [Shard(0)])` on a mesh of two dimensions.
+
+    ## How to fix
+    Give one placement for each dimension, `Replicate()` where nothing is split.
+
+    ## References
+    - pytorch/torchtitan#2329
+    """
+
+    code = "SHD010"
+    name = "placement-count-mismatch"
+    severity = Severity.ERROR
+    needs = (ModelPlan,)
+
+    why = "A placement says what happens along one dimension of the mesh, in their order."
+    fix = "Pass as many placements as the mesh has dimensions."
+    fix_changes = "Which ranks hold which part, and over whom gradients are reduced."
+    fix_leaves = "Tensors that were built from the wrong layout before."
+    disproof = "`len(tensor.placements)` equals `tensor.device_mesh.ndim`."
+
+    def check_model(self, view: ModelView) -> Iterator[Finding]:
+        """Count placements and dimensions."""
+        wrong: dict[str, str] = {}
+        ranks: set[int] = set()
+        for rank, plans in view.by_rank.items():
+            for plan in plans:
+                if plan.mesh is not None and len(plan.placements) != len(plan.mesh.sizes):
+                    ranks.add(rank)
+                    wrong[plan.name] = f"({', '.join(plan.placements)}) on mesh {plan.mesh}"
+        if not wrong:
+            return
+        names = tuple(wrong)
+        where = RankSet(ranks)
+        location = location_on(view, where)
+        yield self.finding(
+            f"{first_and_more(names)} of {view.model}: not one placement for each dimension of the "
+            f"mesh: {wrong[names[0]]}",
+            ranks=where,
+            step=view.step,
+            location=location,
+            subjects=names,
+            evidence=tuple(
+                Evidence(ranks=where, summary=f"{name}: {what}", location=location)
+                for name, what in list(wrong.items())[:5]
+            ),
+        )

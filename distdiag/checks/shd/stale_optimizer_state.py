@@ -1,0 +1,79 @@
+"""SHD007: an optimizer keeps its state for parameters that it does not hold any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.replicas import first_and_more
+from distdiag.events.models import OptimizerState
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.views.alignment import Alignment
+
+
+class StaleOptimizerState(Check):
+    """An optimizer keeps its state for parameters that it does not hold any more.
+
+    ## What it detects
+    An optimizer whose state has entries of parameters that are in none of its groups, while none of
+    the parameters in its groups has state.
+
+    ## Why it matters
+    The history of these parameters (moments, accumulators, step counts) is lost: they start anew,
+    or the optimizer fails. The old entries keep whole, unsharded tensors alive.
+
+    ## Example
+    Sharding replaces the parameters in `optimizer.param_groups` and leaves `optimizer.state`, which
+    Adagrad fills when it is made, keyed by the old ones.
+
+    ## How to fix
+    Make the optimizer after sharding, or move each entry of the state to the new parameter and
+    shard its tensors alike.
+
+    ## References
+    - huggingface/accelerate#4142
+    """
+
+    code = "SHD007"
+    name = "stale-optimizer-state"
+    severity = Severity.ERROR
+    needs = (OptimizerState,)
+
+    why = "The state of an optimizer is keyed by parameter objects, and these were replaced."
+    fix = "Re-key the state with the new parameters, or make the optimizer after sharding."
+    fix_changes = "The next updates: they continue from the history instead of starting anew."
+    fix_leaves = "The steps that were taken without it."
+    disproof = "Every key of `optimizer.state` is in one of `optimizer.param_groups`."
+
+    def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
+        """Name the parameters that lack what stale entries hold."""
+        # A part that was replaced, a new head, may well begin anew.
+        stale = {r: s for r, s in alignment.by_rank.items() if _has_lost_all(s)}
+        if not stale:
+            return
+        ranks = RankSet(stale)
+        first = stale[min(stale)]
+        location = user_location(first.site.frames)
+        yield self.finding(
+            f"{first.optimizer} has the state of {first.num_stale_states} parameters that it does "
+            f"not hold, and none of {first_and_more(first.stateless)}",
+            ranks=ranks,
+            step=first.step,
+            location=location,
+            subjects=first.stateless,
+            evidence=(
+                Evidence(
+                    ranks=ranks,
+                    summary=f"{first.num_stale_states} stale entries, {len(first.stateless)} "
+                    "parameters without state",
+                    location=location,
+                ),
+            ),
+        )
+
+
+def _has_lost_all(state: OptimizerState) -> bool:
+    is_whole = state.num_stale_states >= state.num_stateless == state.num_parameters
+    return is_whole and bool(state.stateless)

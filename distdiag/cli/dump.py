@@ -1,0 +1,149 @@
+"""``distdiag dump``: where the ranks of a job are now, though it runs without the agent."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from distdiag.events.errors import UsageError
+from distdiag.live.hosts import ask_hosts, split_hosts, split_words
+from distdiag.live.job_dump import JobDump, NodeDump, jobs_of, prepare, save, take_dump
+from distdiag.live.ranks import LiveRank, find_ranks, ranks_of_pids
+from distdiag.live.text import job_text
+from distdiag.live.verdict import judge
+from distdiag.reports import load_reporter
+from distdiag.reports.base import visible
+
+REACHING_S: Final = 15
+"""A host has so many seconds more than its ranks: to be reached, and to start Python."""
+INCOMPLETE_STATUS: Final = 1
+
+
+@click.command()
+@click.option(
+    "--pid",
+    "pids",
+    type=click.IntRange(min=1),
+    multiple=True,
+    help="Look at this process (more than once for several ranks) instead of searching.",
+)
+@click.option("--job", help="Only this job, as the command names it (node0:29500).")
+@click.option("--hosts", help="Look at these hosts instead of this one: node0,node1,...")
+@click.option(
+    "--via",
+    default="ssh",
+    metavar="ssh|srun|COMMAND",
+    help="How to reach a host; {host} in a command of yours stands for its name [ssh].",
+)
+@click.option(
+    "--remote",
+    default="distdiag",
+    metavar="COMMAND",
+    help="What distdiag is called on the hosts [distdiag].",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(min=1),
+    default=20,
+    metavar="SECONDS",
+    help="Give up on the ranks of a host after this long [20].",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Keep the stacks of each rank in this new folder, for distdiag analyze.",
+)
+@click.option("--all-threads", is_flag=True, help="Show the other threads, too.")
+@click.option("--json", "as_json", is_flag=True, help="Write the stacks as one line of JSON.")
+def dump(  # noqa: PLR0913 (click passes each option by name)
+    pids: tuple[int, ...],
+    job: str | None,
+    hosts: str | None,
+    via: str,
+    remote: str,
+    timeout_s: int,
+    out: Path | None,
+    all_threads: bool,
+    as_json: bool,
+) -> int:
+    """Show where the ranks of a running job are, though it runs without distdiag.
+
+    Exits with 0 if the stacks of all ranks that were found could be taken, else with 1, and with
+    2 if no rank was found.
+    """
+    if hosts is not None and pids:
+        raise UsageError("--pid names processes of this host; it does not go with --hosts")
+    if out is not None:
+        prepare(out)
+    if hosts is not None:
+        dumps, is_complete = _of_hosts(split_hosts(hosts), via, remote, job, timeout_s)
+    else:
+        dumps, is_complete = [_of_this_node(pids, job, timeout_s)], True
+    jobs = jobs_of(dumps)
+    if as_json:
+        ranks = tuple(stacks for dumped in jobs for stacks in dumped.ranks.values())
+        click.echo(NodeDump(hostname=platform.node(), ranks=ranks).to_json())
+    else:
+        _show(jobs, all_threads=all_threads)
+    if out is not None:
+        num_files = save(jobs, out)
+        _say(f"the stacks of {num_files} rank{'' if num_files == 1 else 's'} are in {out}")
+    is_complete &= not any(stacks.error for dumped in jobs for stacks in dumped.ranks.values())
+    return 0 if is_complete else INCOMPLETE_STATUS
+
+
+def _of_this_node(pids: Sequence[int], job: str | None, timeout_s: int) -> NodeDump:
+    ranks = ranks_of_pids(pids) if pids else _found(job)
+    return take_dump(ranks, timeout_s=timeout_s, say=_say)
+
+
+def _found(job: str | None) -> Sequence[LiveRank]:
+    search = find_ranks()
+    ranks = [rank for rank in search.ranks if job in (None, rank.job)]
+    if ranks:
+        return ranks
+    others = ", ".join(sorted({rank.job for rank in search.ranks}))
+    problem = f"no rank of {f'job {job}' if job else 'any job'} was found on {platform.node()}"
+    if others:
+        problem += f" (there are: {others})"
+    if search.num_hidden:
+        problem += (
+            f"; {search.num_hidden} Python processes belong to others: run this as the user of the "
+            "job or as root"
+        )
+    raise UsageError(f"{problem}; --pid names ranks whose environment does not tell RANK")
+
+
+def _of_hosts(
+    hosts: Sequence[str], via: str, remote: str, job: str | None, timeout_s: int
+) -> tuple[list[NodeDump], bool]:
+    command = [*split_words(remote, "--remote"), "dump", "--json", "--timeout", str(timeout_s)]
+    command += ["--job", job] if job is not None else []
+    answers = ask_hosts(hosts, via=via, command=command, timeout_s=timeout_s + REACHING_S, say=_say)
+    dumps = [answer.dump for answer in answers if answer.dump is not None]
+    if not dumps:
+        raise UsageError(f"none of the {len(hosts)} hosts gave a dump")
+    return dumps, len(dumps) == len(hosts)
+
+
+def _show(jobs: Sequence[JobDump], *, all_threads: bool) -> None:
+    for dumped in jobs:
+        click.echo(job_text(dumped, all_threads=all_threads))
+        report = judge(dumped)
+        if report.findings:
+            click.echo(load_reporter("terminal")().render(report))
+        elif report.checked:
+            click.echo(
+                f"  nothing found by the checks that judge stacks: {', '.join(report.checked)}\n"
+            )
+        else:
+            click.echo("  no check judges stacks alone: compare the groups above\n")
+
+
+def _say(text: str) -> None:
+    click.echo(f"distdiag: {visible(text)}", err=True)

@@ -1,0 +1,100 @@
+"""The ``[sequence]`` table: which functions of the program split and gather sequences, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from distdiag.events.sequences import Reduction
+
+# The ``[routing]`` table: which modules route tokens to experts, where names do not tell.
+
+Pattern = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class RoutingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Patterns of the names of modules that are given the experts of tokens, or return them.
+
+    ``*`` stands for anything, dots too. What is read is the first tensor of integers with a row for
+    each token, or of booleans with a column for each expert: of the arguments, else of the result.
+    """
+
+    modules: tuple[Pattern, ...] = ()
+
+
+def routing_plan_of(table: object) -> RoutingPlan:
+    """Return what a ``[routing]`` table says.
+
+    Raises:
+        ValueError: the table is no such plan; the message names the key.
+
+    """
+    try:
+        return msgspec.convert(table, RoutingPlan)
+    except msgspec.ValidationError as error:
+        raise ValueError(f'key "routing": {error}') from None
+
+
+# ---
+
+MOST_TOKENS: Final = 8192
+MOST_ATTENDING: Final = 1024
+"""So many tokens at most are numbered, and so many where attention is looked at."""
+_MANY: Final = 32
+"""With more ranks a row has fewer tokens for each."""
+
+Dtype = Literal["float64", "float32", "float16", "bfloat16", "int64", "int32"]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+_REFERENCE: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+Reference = Annotated[str, msgspec.Meta(pattern=_REFERENCE)]
+
+
+class SequencePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to verify: the n-th split with the n-th gather and, if any are named, attention.
+
+    Functions are named as ``package.module:function``. The numbered tensor has the dimensions
+    batch, heads and hidden (0: has none), with the length, in tokens, put in at `dim`; a length of
+    0 means eight tokens for each rank. `group` are the ranks that share a sequence, or a function
+    that returns them; without it they are those of the process group that the functions use.
+    """
+
+    split: tuple[Reference, ...] = ()
+    gather: tuple[Reference, ...] = ()
+    attention: tuple[Reference, ...] = ()
+    group: Annotated[str, msgspec.Meta(pattern=_REFERENCE + "|^$")] = ""
+    dim: Annotated[int, msgspec.Meta(ge=0, le=3)] = 1
+    length: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] = 0
+    batch: Count = 2
+    heads: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] = 0
+    hidden: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] = 8
+    dtype: Dtype = "float32"
+    causal: bool = False
+    documents: tuple[Count, ...] = ()
+    reduction: Reduction = ""
+    backward: bool = True
+
+    def length_over(self, num_ranks: int) -> int:
+        """Return how many tokens a row has on so many ranks."""
+        return self.length or sum(self.documents) or num_ranks * (8 if num_ranks <= _MANY else 2)
+
+
+def sequence_plan_of(table: object) -> SequencePlan:
+    """Return what a ``[sequence]`` table says.
+
+    Raises:
+        ValueError: the table is no such plan; the message names the key.
+
+    """
+    try:
+        plan = msgspec.convert(table, SequencePlan)
+    except msgspec.ValidationError as error:
+        raise ValueError(f'key "sequence": {error}') from None
+    if len(plan.split) != len(plan.gather):
+        raise ValueError(
+            f'key "sequence": split names {len(plan.split)} and gather {len(plan.gather)}: each '
+            "function needs its counterpart"
+        )
+    if len(plan.attention) not in (0, len(plan.split)):
+        raise ValueError('key "sequence": name an attention for each pair, or none')
+    return plan

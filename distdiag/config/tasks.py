@@ -1,0 +1,133 @@
+"""What the ranks of a parity run are told to do: what to record, and which batches to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from distdiag.events.errors import UNDECODABLE, UsageError
+
+# What the ranks of a run are told whose choices of experts are compared with another run's.
+
+
+class RoutingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of the runs of a script that are compared.
+
+    Each rank writes what it records below `folder`, and ends after `num_steps` optimizer steps.
+    `seed` seeds the default generators before the script does; None leaves them.
+    """
+
+    folder: str
+    num_steps: int
+    seed: int | None = None
+
+    def write(self, path: Path) -> None:
+        """Keep the task in a file for the ranks."""
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: str) -> RoutingTask:
+        """Return the task in a file.
+
+        Raises:
+            UsageError: it cannot be read, or is something else.
+
+        """
+        try:
+            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+        except (OSError, *UNDECODABLE) as error:
+            raise UsageError(f"{path}: not the task of a recording: {error}") from None
+
+
+# ---
+
+Dropout = Literal["on", "off"]
+
+
+class ParityTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run of a script among those that are compared.
+
+    Each rank writes what it records below `folder`, and ends after `num_steps` optimizer steps.
+    `replayed` is the folder of a recorded run whose batches are used instead of the script's own:
+    those of the ranks `sources`, one for each of its data coordinates, joined in this order and
+    dealt out evenly to the data coordinates of this run. `nudge` seeds a change of all initial
+    parameters by one unit of rounding, of `nudge_dtype` where that is the coarser one; None leaves
+    them. `padding` has the values by which batches
+    of unequal lengths are filled up, by the last part of the name. With `dropout` off nothing is
+    dropped.
+    """
+
+    folder: str
+    num_steps: int
+    replayed: str = ""
+    sources: tuple[int, ...] = ()
+    nudge: int | None = None
+    nudge_dtype: str = ""
+    padding: dict[str, float] = {}
+    dropout: Dropout = "on"
+    keeps_batches: bool = True
+
+    def write(self, path: Path) -> None:
+        """Keep the task in a file for the ranks."""
+        path.write_bytes(msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: str) -> ParityTask:
+        """Return the task in a file.
+
+        Raises:
+            UsageError: it cannot be read, or is something else.
+
+        """
+        try:
+            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+        except (OSError, *UNDECODABLE) as error:
+            raise UsageError(f"{path}: not a parity task: {error}") from None
+
+
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says of its recording at the end.
+
+    `data_group` are the ranks that its model's wrapper feeds with different data (empty if no
+    wrapper tells), `lengths` what `len()` of each data loader was, by the order of their first
+    use. `draws_in_forward`: random numbers were drawn between a batch and its backward pass.
+    `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
+    that the parameters are on. `devices` are the types of devices that were used, `peak_memory`
+    the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
+    module returned something in or gradients were rounded to. `unreadable` are tensors that could
+    not be recorded, with why. `padded` are the parts of batches, by their paths, that were filled
+    up with a value that the program never named, and `padded_at` the first step that got one.
+    """
+
+    rank: int
+    world_size: int
+    num_steps: int
+    num_batches: int
+    data_group: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    draws_in_forward: bool = False
+    num_microsteps: tuple[int, ...] = ()
+    mesh_sizes: dict[str, int] = {}
+    devices: tuple[str, ...] = ()
+    peak_memory: int = 0
+    compute_dtype: str = ""
+    unreadable: dict[str, str] = {}
+    problem: str = ""
+    padded: tuple[str, ...] = ()
+    padded_at: int = 0
+
+    def to_json(self) -> bytes:
+        """Return the form in which it is kept."""
+        return msgspec.json.encode(self)
+
+
+def read_summary(data: bytes) -> RankSummary:
+    """Return the summary in these bytes.
+
+    Raises:
+        msgspec.MsgspecError: they are something else.
+
+    """
+    return msgspec.json.decode(data, type=RankSummary)

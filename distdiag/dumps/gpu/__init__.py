@@ -1,0 +1,1 @@
+"""What the GPU driver knows of the GPUs of a node."""

@@ -1,0 +1,1 @@
+"""What launchers say of a job that failed."""

@@ -1,0 +1,148 @@
+"""The summary of failures that torchrun prints when a job has failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from distdiag.dumps.log_lines import Line, lines_with
+from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
+from distdiag.events.base import Value
+from distdiag.events.lifecycle import Exited
+from distdiag.events.stacks import Observed
+from distdiag.events.union import AnyEvent
+
+_EXITCODE: Final = b"exitcode"
+_WORDS: Final = (_EXITCODE, b"Root Cause", b"  time ", b"  host ", b"  rank ")
+_FIELD: Final = re.compile(r"\s{0,8}(time|host|rank|exitcode)\s{1,8}: (.{1,300})$")
+_ROOT: Final = "Root Cause (first observed failure)"
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)_(\d\d:\d\d:\d\d)", re.ASCII)
+_RANK: Final = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
+_EXIT: Final = re.compile(r"(-?\d{1,10}) \(pid: (\d{1,10})\)(?:\s{1,4}\((\w{1,20})\))?")
+# The line that is logged at once, and all that there is where the summary was cut off.
+_AT_ONCE: Final = re.compile(
+    r"failed \(exitcode: (-?\d{1,10})\) local_rank: (\d{1,6}) \(pid: (\d{1,10})\)"
+)
+_SIGTERM: Final = -15
+
+
+@dataclass(frozen=True)
+class _Failure:
+    rank: int | None
+    local_rank: int
+    exitcode: int
+    pid: int
+    signal: str = ""
+    host: str = ""
+    time_ns: int = 0
+    is_first: bool = False
+
+    @property
+    def reason(self) -> str:
+        """How the process ended, in a few words."""
+        if self.exitcode >= 0:
+            return f"exit code {self.exitcode}"
+        name = self.signal or f"signal {-self.exitcode}"
+        by_launcher = self.exitcode == _SIGTERM and not self.is_first
+        return f"killed by {name}" + (" from its launcher" if by_launcher else "")
+
+    def events(self, source: str) -> Iterator[AnyEvent]:
+        rank = UNKNOWN_RANK if self.rank is None else self.rank
+        values: dict[str, Value] = {
+            "exitcode": self.exitcode,
+            "pid": self.pid,
+            "local_rank": self.local_rank,
+            "is_first_failure": self.is_first,
+        }
+        values |= {"host": self.host} if self.host else {}
+        said = "the first failure that torchrun observed: " if self.is_first else ""
+        yield Observed(
+            rank=rank,
+            seq=-1,
+            time_ns=self.time_ns,
+            source=source,
+            summary=said + self.reason,
+            values=values,
+        )
+        # The clock has seconds only; what torchrun calls the first failure came first.
+        time_ns = self.time_ns + (not self.is_first) if self.time_ns else 0
+        yield Exited(rank=rank, seq=-1, time_ns=time_ns, reason=self.reason, status=self.exitcode)
+
+
+class TorchelasticText(DumpReader):
+    """Read how each failed rank ended, and which one torchrun saw fail first."""
+
+    name = "torchelastic"
+
+    def recognises(self, dump: Dump) -> bool:
+        """Look for the exit code of a process."""
+        return _EXITCODE in dump.data
+
+    def read(self, dump: Dump) -> Iterator[RankDump]:
+        """Yield one end for each failed rank."""
+        found = {(f.rank, f.host): f for f in _failures(lines_with(dump, _WORDS))}
+        for failure in list(found.values()) or _at_once(lines_with(dump, [_EXITCODE])):
+            yield RankDump(
+                rank=failure.rank,
+                local_rank=failure.local_rank,
+                pid=failure.pid,
+                events=tuple(failure.events(self.name)),
+                path=dump.path,
+                source=self.name,
+            )
+
+
+def _failures(log: Iterator[Line]) -> Iterator[_Failure]:
+    fields: dict[str, str] = {}
+    is_first = False
+    for _, text in log:
+        if _ROOT in text:
+            is_first = True
+        match = _FIELD.match(text)
+        if match is None:
+            continue
+        if match[1] == "time":
+            fields = {}
+        fields[match[1]] = match[2]
+        if match[1] == "exitcode" and (failure := _failure(fields, is_first=is_first)):
+            yield failure
+            is_first = False
+
+
+def _failure(fields: dict[str, str], *, is_first: bool) -> _Failure | None:
+    rank = _RANK.match(fields.get("rank", ""))
+    ended = _EXIT.match(fields["exitcode"])
+    if rank is None or ended is None:
+        return None
+    return _Failure(
+        rank=int(rank[1]),
+        local_rank=int(rank[2]),
+        exitcode=int(ended[1]),
+        pid=int(ended[2]),
+        signal=ended[3] or "",
+        host=fields.get("host", "").strip(),
+        time_ns=_time_ns(fields.get("time", "")),
+        is_first=is_first,
+    )
+
+
+def _time_ns(text: str) -> int:
+    """Return the time since 1970 of a wall clock whose zone is not told, in whole seconds."""
+    match = _TIME.match(text)
+    if match is None:
+        return 0
+    try:
+        time = datetime.fromisoformat(f"{match[1]}T{match[2]}+00:00")
+    except ValueError:
+        return 0
+    return max(0, int(time.timestamp())) * 1_000_000_000
+
+
+def _at_once(log: Iterator[Line]) -> Iterator[_Failure]:
+    for _, text in log:
+        if match := _AT_ONCE.search(text):
+            exitcode, local_rank, pid = (int(number) for number in match.groups())
+            yield _Failure(rank=None, local_rank=local_rank, exitcode=exitcode, pid=pid)

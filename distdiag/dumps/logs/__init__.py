@@ -1,0 +1,1 @@
+"""What launchers, libraries and ranks write to logs."""

@@ -1,0 +1,1 @@
+"""What the RAS subsystem of NCCL knows of a job."""

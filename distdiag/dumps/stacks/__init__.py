@@ -1,0 +1,1 @@
+"""Stacks: dumped from processes, and read from text and JSON."""

@@ -1,0 +1,1 @@
+"""Aligns collectives, messages and the creation of process groups."""

@@ -1,0 +1,443 @@
+"""Align the calls that create process groups: all ranks of a scope must make them in one order."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from distdiag.engine.clocks import Clock, Gate, Joiner, Stamp
+from distdiag.engine.collectives.sync_edges import Senders
+from distdiag.events.base import CallSite, Frame
+from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Alignment
+
+# Align the collectives of each process group by `collective_seq_id`.
+
+GroupKey = tuple[str, int, tuple[int, ...]]
+CollectiveAlignment = Alignment[Collective]
+
+
+def group_key(group: ProcessGroup) -> GroupKey:
+    """Tell groups apart: names are used again after a new initialisation."""
+    return (group.name, group.generation, group.ranks)
+
+
+class Places:
+    """The part of a call site that two ranks are compared by: the user's frames and the module."""
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._by_site: dict[int, tuple[CallSite, tuple[tuple[Frame, ...], str | None]]] = {}
+
+    def of(self, site: CallSite) -> tuple[tuple[Frame, ...], str | None]:
+        """Return the place of a call site."""
+        known = self._by_site.get(id(site))
+        if known is None:
+            # The site itself is kept, so that its id stays its own.
+            known = self._by_site[id(site)] = (site, (site.user_frames, site.module))
+        return known[1]
+
+
+class GroupStream:
+    """The collectives of one process group, as far as they are not settled."""
+
+    def __init__(self, group: ProcessGroup, world: RankSet, places: Places) -> None:
+        """Start with nothing seen; only the ranks of `world` are observed."""
+        self.group = group
+        self.ranks = RankSet(set(group.ranks) & set(world))
+        self.broken = False
+        self.parted: CollectiveAlignment | None = None
+        self._places = places
+        self._open: dict[int, dict[int, Collective]] = {}
+        self._known: set[tuple[tuple[int, int, int], ...]] = set()
+
+    def add(self, call: Collective) -> CollectiveAlignment | None:
+        """Take in one call; return the alignment if it completes one that the ranks disagree on."""
+        seq_id = call.collective_seq_id
+        by_rank = self._open.setdefault(seq_id, {})
+        by_rank[call.rank] = call
+        if len(by_rank) < len(self.ranks):
+            return None
+        del self._open[seq_id]
+        if self.broken or self._agree(by_rank):
+            return None
+        pattern = tuple(sorted((rank, id(c.signature), id(c.site)) for rank, c in by_rank.items()))
+        alignment = self._alignment(seq_id, by_rank)
+        seen_before = pattern in self._known
+        self._known.add(pattern)
+        self._part(alignment)
+        return None if seen_before else alignment
+
+    def _agree(self, by_rank: dict[int, Collective]) -> bool:
+        first, *others = by_rank.values()
+        place = self._places.of(first.site)
+        if any(self._places.of(other.site) != place for other in others):
+            return False
+        self.parted = None
+        return all(other.signature is first.signature for other in others)
+
+    def _part(self, alignment: CollectiveAlignment) -> None:
+        """Remember where the call sites parted, until they meet again."""
+        if len({self._places.of(call.site) for call in alignment.by_rank.values()}) == 1:
+            self.parted = None
+        elif self.parted is None:
+            self.parted = alignment
+
+    def _alignment(self, seq_id: int, by_rank: dict[int, Collective]) -> CollectiveAlignment:
+        return Alignment(
+            kind="collective",
+            key=(self.group.label, seq_id),
+            by_rank=dict(sorted(by_rank.items())),
+            expected_ranks=self.ranks,
+            parted=self.parted,
+        )
+
+    def first_open(self) -> CollectiveAlignment | None:
+        """Return the first point that not all ranks have reached."""
+        if self.broken or not self._open:
+            return None
+        seq_id = min(self._open)
+        return self._alignment(seq_id, self._open[seq_id])
+
+    def waiting(self, rank: int) -> Iterator[Collective]:
+        """Yield the calls of a rank that other ranks have not made yet."""
+        for by_rank in self._open.values():
+            if rank in by_rank:
+                yield by_rank[rank]
+
+
+class CollectiveStreams:
+    """All process groups of a run."""
+
+    def __init__(self, world: RankSet) -> None:
+        """Start with no group; only the ranks of `world` are observed."""
+        self._world = world
+        self._places = Places()
+        self._streams: dict[GroupKey, GroupStream] = {}
+
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank: it runs, and is not observed."""
+        self._world = RankSet(set(self._world) - {rank})
+
+    def stream(self, group: ProcessGroup) -> GroupStream:
+        """Return the stream of a group, made at its first call."""
+        key = group_key(group)
+        if key not in self._streams:
+            self._streams[key] = GroupStream(group, self._world, self._places)
+        return self._streams[key]
+
+    def all(self) -> tuple[GroupStream, ...]:
+        """Return every group's stream, in order of their first calls."""
+        return tuple(self._streams.values())
+
+    def same_place(self, alignment: CollectiveAlignment) -> bool:
+        """Whether all ranks made the call at one place of the program."""
+        return len({self._places.of(call.site) for call in alignment.by_rank.values()}) == 1
+
+
+# Match the calls of several ranks that belong together, and keep what each rank knew then.
+
+
+class Meeting(Gate):
+    """One collective, one message or one creation of a group.
+
+    `stamps` holds what each rank that has come knew then, `expected` the observed ranks that come;
+    `is_whole` says that there are no others.
+    """
+
+    __slots__ = ("_clocks", "_wanted", "expected", "is_whole", "num_expected", "number", "stamps")
+
+    def __init__(self, number: int, expected: RankSet, *, is_whole: bool = True) -> None:
+        """Wait for these ranks."""
+        super().__init__()
+        self.number = number
+        self.expected = expected
+        self.num_expected = len(expected)
+        self.is_whole = is_whole
+        self.stamps: dict[int, Stamp] = {}
+        self._clocks: dict[Senders, Clock] = {}
+        self._wanted: set[int] = set()
+
+    def is_awaited(self, rank: int) -> bool:
+        """Whether somebody may go on now that this rank has come."""
+        is_last = len(self.stamps) == self.num_expected
+        return is_last or rank in self._wanted
+
+    def is_ready(self, senders: Senders) -> bool:
+        """Whether all these ranks have come."""
+        stamps = self.stamps
+        if senders is None:
+            return len(stamps) == self.num_expected
+        return all(rank in stamps or rank not in self.expected for rank in senders)
+
+    def want(self, senders: Senders) -> None:
+        """Note that somebody waits for these ranks."""
+        if senders is not None:
+            self._wanted.update(senders)
+
+    def missing(self, senders: Senders) -> Iterator[int]:
+        """Yield which of these ranks have not come yet."""
+        ranks = self.expected if senders is None else senders
+        return (rank for rank in ranks if rank not in self.stamps and rank in self.expected)
+
+    def known_to(self, waiting: Stamp, senders: Senders, joiner: Joiner) -> Clock:
+        """Return what a rank knows that has waited for these, and knew so much before."""
+        learnt = self._clocks.get(senders)
+        if learnt is None:
+            ranks = self.stamps if senders is None else senders
+            stamps = (self.stamps[rank] for rank in ranks if rank in self.stamps)
+            learnt = self._clocks[senders] = joiner.meet(stamps)
+        if senders is None and self.stamps[waiting.rank].known is waiting.known:
+            return learnt  # all that it knows it has brought along
+        return joiner.join(waiting.known, learnt)
+
+
+class _Group:
+    """The observed members of a process group, and its meetings that not all have come to."""
+
+    __slots__ = ("expected", "is_whole", "open", "value")
+
+    def __init__(self, value: ProcessGroup, world: RankSet) -> None:
+        self.value = value
+        self.expected = RankSet(set(value.ranks) & set(world))
+        self.is_whole = len(self.expected) == len(set(value.ranks))
+        self.open: dict[int, Meeting] = {}
+
+
+class Meetings:
+    """All meetings that somebody may still come to."""
+
+    def __init__(self, world: RankSet) -> None:
+        """Start with none; only the ranks of `world` are observed."""
+        self._world = world
+        self._numbers = count()
+        self._by_id: dict[int, _Group] = {}
+        self._by_key: dict[Hashable, _Group] = {}
+        self._messages: dict[Hashable, Meeting] = {}
+        self._turns: Counter[Hashable] = Counter()
+        self._creations: dict[Hashable, Meeting] = {}
+
+    def collective(self, call: Collective, stamp: Stamp) -> Meeting:
+        """Let a rank come to the meeting of its collective."""
+        group = self._group(call.group)
+        meeting = group.open.get(call.collective_seq_id)
+        if meeting is None:
+            number = next(self._numbers)
+            meeting = Meeting(number, group.expected, is_whole=group.is_whole)
+            group.open[call.collective_seq_id] = meeting
+        meeting.stamps[call.rank] = stamp
+        if len(meeting.stamps) == meeting.num_expected:
+            del group.open[call.collective_seq_id]
+        return meeting
+
+    def message(self, call: Collective, peer: int, stamp: Stamp) -> Meeting:
+        """Let a sender or receiver come to the meeting with its peer."""
+        is_send = call.signature.op == "send"
+        # NCCL has no tags: it pairs by order alone.
+        tag = 0 if "nccl" in call.group.backend else call.signature.tag or 0
+        ends = (call.rank, peer) if is_send else (peer, call.rank)
+        lane = (id(self._group(call.group)), *ends, tag)
+        turn = self._turns[lane, is_send]
+        self._turns[lane, is_send] += 1
+        meeting = self._messages.pop((lane, turn), None)
+        if meeting is None:
+            meeting = Meeting(next(self._numbers), RankSet(ends))
+            self._messages[lane, turn] = meeting
+        meeting.stamps[call.rank] = stamp
+        return meeting
+
+    def creation(self, call: GroupCreated, stamp: Stamp) -> Meeting:
+        """Let a rank come to the creation of a group, which all of its scope make in one order."""
+        scope = (call.scope, call.generation)
+        turn = self._turns[scope, call.rank]
+        self._turns[scope, call.rank] += 1
+        meeting = self._creations.get((scope, turn))
+        if meeting is None:
+            expected = RankSet(set(call.scope) & set(self._world))
+            meeting = self._creations[scope, turn] = Meeting(next(self._numbers), expected)
+        meeting.stamps[call.rank] = stamp
+        if len(meeting.stamps) == meeting.num_expected:
+            del self._creations[scope, turn]
+        return meeting
+
+    def _group(self, value: ProcessGroup) -> _Group:
+        group = self._by_id.get(id(value))
+        if group is None or group.value is not value:
+            group = self._by_key.setdefault(group_key(value), _Group(value, self._world))
+            if group.value is value:
+                self._by_id[id(value)] = group
+        return group
+
+
+# Pair sends with receives by process group, source, destination and tag.
+
+MessageAlignment = Alignment[Collective]
+_Lane = tuple[GroupKey, int, int, int]
+
+
+@dataclass(slots=True)
+class _Queues:
+    sends: deque[Collective] = field(default_factory=deque)
+    receives: deque[Collective] = field(default_factory=deque)
+    num_paired: int = 0
+
+
+class Messages:
+    """The sends and receives that have not met yet."""
+
+    def __init__(self, world: RankSet) -> None:
+        """Start with none; only messages between the ranks of `world` are observed."""
+        self._world = world
+        self._lanes: dict[_Lane, _Queues] = {}
+        self._open_receives: dict[tuple[GroupKey, int, int], deque[Collective]] = {}
+
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank: it runs, and is not observed."""
+        self._world = RankSet(set(self._world) - {rank})
+
+    def add(self, call: Collective) -> MessageAlignment | None:
+        """Take in a send or receive; return the pair if it completes one that disagrees."""
+        tag = _tag(call)
+        group = group_key(call.group)
+        if call.signature.op == "recv_any_source":
+            self._add_open_receive(call, group, tag)
+            return None
+        peer = call.signature.peer
+        if peer is None or peer not in self._world:
+            return None
+        is_send = call.signature.op == "send"
+        source, destination = (call.rank, peer) if is_send else (peer, call.rank)
+        if is_send and self._take_open_receive(group, destination, tag):
+            return None
+        lane = (group, source, destination, tag)
+        queues = self._lanes.setdefault(lane, _Queues())
+        mine, theirs = (
+            (queues.sends, queues.receives) if is_send else (queues.receives, queues.sends)
+        )
+        if not theirs:
+            mine.append(call)
+            return None
+        other = theirs.popleft()
+        queues.num_paired += 1
+        pair = _alignment(lane, queues.num_paired - 1, call, other)
+        return None if _agree(call, other) else pair
+
+    def _add_open_receive(self, call: Collective, group: GroupKey, tag: int) -> None:
+        # Which send it gets is decided by arrival: any one that waits for this rank will do.
+        for (lane_group, _, destination, lane_tag), queues in self._lanes.items():
+            if (lane_group, destination, lane_tag) == (group, call.rank, tag) and queues.sends:
+                queues.sends.popleft()
+                return
+        self._open_receives.setdefault((group, call.rank, tag), deque()).append(call)
+
+    def _take_open_receive(self, group: GroupKey, destination: int, tag: int) -> bool:
+        waiting = self._open_receives.get((group, destination, tag))
+        if not waiting:
+            return False
+        waiting.popleft()
+        return True
+
+    def unmatched(self) -> Iterator[MessageAlignment]:
+        """Yield for each lane the first call that has no counterpart."""
+        for lane, queues in self._lanes.items():
+            for queue in (queues.sends, queues.receives):
+                if queue:
+                    yield _alignment(lane, queues.num_paired, queue[0])
+
+    def waiting(self, rank: int) -> Iterator[Collective]:
+        """Yield the calls of a rank that have no counterpart yet."""
+        for queues in self._lanes.values():
+            yield from (call for call in (*queues.sends, *queues.receives) if call.rank == rank)
+
+
+def _tag(call: Collective) -> int:
+    # NCCL has no tags: it pairs by order alone.
+    return 0 if "nccl" in call.group.backend else call.signature.tag or 0
+
+
+def _agree(call: Collective, other: Collective) -> bool:
+    mine, theirs = call.signature, other.signature
+    return (mine.input_sizes or mine.output_sizes) == (
+        theirs.input_sizes or theirs.output_sizes
+    ) and mine.dtypes == theirs.dtypes
+
+
+def _alignment(lane: _Lane, index: int, *calls: Collective) -> MessageAlignment:
+    _, source, destination, tag = lane
+    return Alignment(
+        kind="message",
+        key=(calls[0].group.label, source, destination, tag, index),
+        by_rank={call.rank: call for call in calls},
+        expected_ranks=RankSet((source, destination)),
+    )
+
+
+# ---
+
+GroupAlignment = Alignment[GroupCreated]
+_Scope = tuple[tuple[int, ...], int]
+
+
+class GroupCalls:
+    """The group-creating calls that not all ranks of their scope have made yet."""
+
+    def __init__(self, world: RankSet) -> None:
+        """Start with none; only the ranks of `world` are observed."""
+        self._world = world
+        self._counts: Counter[tuple[int, _Scope]] = Counter()
+        self._open: dict[tuple[_Scope, int], dict[int, GroupCreated]] = {}
+        self._broken: set[_Scope] = set()
+
+    def leave_out(self, rank: int) -> None:
+        """Expect nothing of a rank: it runs, and is not observed."""
+        self._world = RankSet(set(self._world) - {rank})
+
+    def add(self, call: GroupCreated) -> GroupAlignment | None:
+        """Take in one call; return the alignment if it completes one that the ranks disagree on."""
+        if call.done or call.api.startswith("destroy"):
+            return None
+        scope = (call.scope, call.generation)
+        # Destroying is not done by all, so the calls are numbered here, without it.
+        ordinal = self._counts[call.rank, scope]
+        self._counts[call.rank, scope] += 1
+        by_rank = self._open.setdefault((scope, ordinal), {})
+        by_rank[call.rank] = call
+        if len(by_rank) < len(self._observed(scope)):
+            return None
+        del self._open[scope, ordinal]
+        alike = {(other.ranks, other.desc) for other in by_rank.values()}
+        if len(alike) == 1 or scope in self._broken:
+            return None
+        if len({other.ranks for other in by_rank.values()}) > 1:
+            # From here on the ranks' calls are paired wrongly: the rest would be consequences.
+            self._broken.add(scope)
+        return self._alignment(scope, ordinal, by_rank)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether ranks created different groups by the same call."""
+        return bool(self._broken)
+
+    def unmatched(self) -> Iterator[GroupAlignment]:
+        """Yield for each scope the first call that not all of its ranks have made."""
+        seen = set(self._broken)
+        for (scope, ordinal), by_rank in sorted(self._open.items(), key=lambda item: item[0][1]):
+            if scope not in seen:
+                seen.add(scope)
+                yield self._alignment(scope, ordinal, by_rank)
+
+    def _observed(self, scope: _Scope) -> RankSet:
+        return RankSet(set(scope[0]) & set(self._world))
+
+    def _alignment(
+        self, scope: _Scope, ordinal: int, by_rank: dict[int, GroupCreated]
+    ) -> GroupAlignment:
+        return Alignment(
+            kind="group",
+            key=(ordinal,),
+            by_rank=dict(sorted(by_rank.items())),
+            expected_ranks=self._observed(scope),
+        )

@@ -1,0 +1,1 @@
+"""Finds accesses to files that nothing orders."""

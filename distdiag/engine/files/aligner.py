@@ -1,0 +1,208 @@
+"""What the engine knows of files: races, tests whether they exist, and files that are missing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from distdiag.engine.files.conflicts import Place, RaceKey, place_of
+from distdiag.engine.files.races import FileRaces
+from distdiag.events.base import Event
+from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.files import FileAccess, FileAction, StoreCall
+from distdiag.events.lifecycle import Exited, Finished, Raised
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Alignment
+from distdiag.views.files import MissingFile, Race
+
+# Put side by side what ranks found when they tested at one place whether a file exists.
+
+ExistenceAlignment = Alignment[FileAccess]
+
+_MOST_OPEN: Final = 10_000
+_ENDING: Final = (Collective, GroupCreated, StoreCall, Finished, Exited)
+
+_Test = tuple[str, Place]
+
+
+class ExistenceTests:
+    """The tests that not all ranks have made yet.
+
+    A rank may test again and again until the file is there: its last answer before it goes on to
+    other ranks counts.
+    """
+
+    def __init__(self, world: RankSet) -> None:
+        """Expect these ranks."""
+        self._world = world
+        self._current: dict[int, dict[_Test, FileAccess]] = {rank: {} for rank in world}
+        self._counts: Counter[tuple[int, _Test]] = Counter()
+        self._open: OrderedDict[tuple[_Test, int], dict[int, FileAccess]] = OrderedDict()
+        self._complete: list[ExistenceAlignment] = []
+
+    def feed(self, event: Event) -> None:
+        """Take in one event of one rank."""
+        current = self._current[event.rank]
+        if isinstance(event, FileAccess):
+            if event.action is FileAction.TEST and event.found is not None:
+                current[event.path, place_of(event.site)] = event
+        elif current and isinstance(event, _ENDING):
+            self._go_on(event.rank)
+
+    def _go_on(self, rank: int) -> None:
+        current, self._current[rank] = self._current[rank], {}
+        for test, event in current.items():
+            index = self._counts[rank, test]
+            self._counts[rank, test] += 1
+            by_rank = self._open.setdefault((test, index), {})
+            by_rank[rank] = event
+            if len(by_rank) == len(self._world):
+                del self._open[test, index]
+                self._compare(test, index, by_rank)
+            elif len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+
+    def _compare(self, test: _Test, index: int, by_rank: dict[int, FileAccess]) -> None:
+        if len({event.found for event in by_rank.values()}) == 1:
+            return
+        self._complete.append(
+            Alignment(
+                kind="test",
+                key=(test[0], index),
+                by_rank=dict(sorted(by_rank.items())),
+                expected_ranks=self._world,
+            )
+        )
+
+    def finish(self) -> None:
+        """No rank goes on any more."""
+        for rank in self._world:
+            self._go_on(rank)
+
+    def take(self) -> list[ExistenceAlignment]:
+        """Return those that all ranks have made and that found different things, once."""
+        complete, self._complete = self._complete, []
+        return complete
+
+
+# Files that a rank needed and that were never there: who wrote one of that name elsewhere.
+
+RECENT: Final = 64
+MOST_NAMES: Final = 10_000
+
+_MAKING: Final = frozenset(
+    {FileAction.WRITE, FileAction.APPEND, FileAction.RENAME, FileAction.LINK}
+)
+_ABSENT: Final = ("FileNotFoundError", "No such file", "does not exist", "not found")
+_QUOTED: Final = re.compile(r"""['"](/[^'"]+)['"]""")
+
+
+class MissingFiles:
+    """Remembers who wrote which file, and what each rank accessed last."""
+
+    def __init__(self) -> None:
+        """Know of no file."""
+        self._made: dict[str, dict[int, FileAccess]] = defaultdict(dict)
+        self._recent: dict[int, deque[FileAccess]] = defaultdict(lambda: deque(maxlen=RECENT))
+
+    def add(self, access: FileAccess) -> None:
+        """Take in an access of a rank."""
+        if access.action in _MAKING:
+            name = PurePosixPath(access.path).name
+            if name in self._made or len(self._made) < MOST_NAMES:
+                self._made[name][access.rank] = access
+        else:
+            self._recent[access.rank].append(access)
+
+    def explain(self, raised: Raised) -> MissingFile | None:
+        """Return the file for lack of which a rank ended, if others wrote one of that name."""
+        if not any(sign in f"{raised.type}: {raised.message}" for sign in _ABSENT):
+            return None
+        path = self._path_of(raised)
+        if path is None:
+            return None
+        made = self._made.get(PurePosixPath(path).name, {})
+        if any(access.path == path for access in made.values()):
+            return None  # it was written, sooner or later: a matter of order
+        others = {rank: access for rank, access in made.items() if rank != raised.rank}
+        return MissingFile(raised.rank, path, raised, others) if others else None
+
+    def _path_of(self, raised: Raised) -> str | None:
+        recent = self._recent[raised.rank]
+        for access in reversed(recent):
+            if access.path in raised.message or access.written in raised.message:
+                return access.path
+        quoted = _QUOTED.search(raised.message)
+        return quoted[1] if quoted is not None else None
+
+
+# ---
+
+
+class FileWatch:
+    """Feed events as they come, and ask for what there is to judge from time to time."""
+
+    def __init__(self, world: RankSet) -> None:
+        """Watch these ranks."""
+        self._races = FileRaces(world)
+        self._tests = ExistenceTests(world)
+        self._missing = MissingFiles()
+        self._raised: list[Raised] = []
+        self._has_accesses = False
+        self._is_over = False
+
+    @property
+    def problem(self) -> str:
+        """Why not all accesses were compared, or an empty string."""
+        return self._races.problem
+
+    def feed(self, event: Event) -> None:
+        """Take in one event of one rank."""
+        kind = type(event)
+        if kind is CollectiveState and event.state == "issued":  # type: ignore[attr-defined]
+            return  # the most frequent of all events, and nothing for anybody here
+        if kind is FileAccess or kind is Raised:
+            self._feed_rare(event)
+        if self._has_accesses:
+            self._tests.feed(event)
+        self._races.order.feed(event)
+
+    def _feed_rare(self, event: Event) -> None:
+        if isinstance(event, FileAccess):
+            self._has_accesses = True
+            self._missing.add(event)
+        elif isinstance(event, Raised):
+            self._raised.append(event)
+            self._races.note_end(event)
+
+    def doubt(self, since_ns: int) -> None:
+        """From this time on calls are paired wrongly: the order that they make is not known."""
+        self._races.order.doubt(since_ns)
+
+    def advance(self, now_ns: int, unseen: Collection[int]) -> None:
+        """Let time pass; nothing can be heard now of the ranks in `unseen`."""
+        self._races.order.advance(now_ns, unseen)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self._races.finish()
+        self._tests.finish()
+        self._is_over = True
+
+    def races(self) -> Iterator[tuple[RaceKey, Race]]:
+        """Yield the races that are new or have grown."""
+        return self._races.changed()
+
+    def tests(self) -> list[ExistenceAlignment]:
+        """Return the tests that found different things, once."""
+        return self._tests.take()
+
+    def missing(self) -> Iterator[MissingFile]:
+        """Yield, at the end, the files for lack of which ranks ended."""
+        for raised in self._raised if self._is_over else ():
+            missing = self._missing.explain(raised)
+            if missing is not None:
+                yield missing

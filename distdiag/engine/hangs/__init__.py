@@ -1,0 +1,1 @@
+"""Who waits for whom, and when a job counts as standing still."""

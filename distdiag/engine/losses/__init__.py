@@ -1,0 +1,1 @@
+"""Puts losses and gradients side by side."""

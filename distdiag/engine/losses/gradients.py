@@ -1,0 +1,297 @@
+"""Finds gradients that ranks apply as they are while they sum those of other parameters by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from distdiag.engine.aligner import Watch
+from distdiag.engine.collectives.traffic import Surplus, element_bytes
+from distdiag.engine.models.models import RankModels
+from distdiag.engine.models.replicas import (
+    Copies,
+    are_apart,
+    are_equal,
+    has_one_owner,
+    is_zero,
+    sum_of,
+)
+from distdiag.engine.runner import Judges
+from distdiag.events.base import CallSite, Event
+from distdiag.events.collectives import Collective
+from distdiag.events.gradients import GradientSums
+from distdiag.events.lifecycle import ProbeDisabled, StepEnd
+from distdiag.events.models import Basis, Content, ModelPlan, ModelState, Moment, TensorPlan
+from distdiag.events.ranks import RankSet
+from distdiag.views.experts import is_of_expert
+from distdiag.views.gradients import GradientLook, GradientView, Ranks, Sum, SumsView
+
+# Puts gradients of all ranks side by side, with the exchanges that their passages made.
+
+_MOST_LOOKS: Final = 8
+_MOST_OPEN: Final = 32
+_MOST_CALLS: Final = 4096
+_REDUCING: Final = ("all_reduce", "reduce_scatter")
+_GATHERING: Final = (*_REDUCING, "all_gather")
+_UNPLACED: Final = (Basis.WORLD, Basis.REDUCED, Basis.SENT)
+
+
+class _Told(NamedTuple):
+    """What one rank tells of one step, and what it issued in each of its passages."""
+
+    event: GradientSums
+    exchanges: tuple[Ranks, ...]
+    gathers: tuple[Ranks, ...]
+
+
+class GradientWatch(Watch):
+    """Feed sums as they come; a step is judged when all ranks have told theirs."""
+
+    kinds = (GradientSums, Collective, ModelPlan, ProbeDisabled)
+
+    def __init__(self, world: RankSet, judges: Judges) -> None:
+        """Watch the gradients of these ranks."""
+        self._world = frozenset(world)
+        self._judges = judges
+        self._calls: dict[int, dict[int, Ranks]] = {rank: {} for rank in world}
+        self._gathers: dict[int, dict[int, Ranks]] = {rank: {} for rank in world}
+        self._placed: dict[str, set[str]] = {}
+        self._groups: set[Ranks] = set()
+        self._open: dict[tuple[str, int], dict[int, _Told]] = {}
+        self._looks: dict[str, tuple[GradientLook, ...]] = {}
+        self._has_exchanged = False
+        self._blind: set[int] = set()
+
+    @property
+    def not_checked(self) -> dict[str, str]:
+        """The checks of gradients, where they saw nothing to judge, and why."""
+        codes = {check.code for check in self._judges.needing(GradientSums)}
+        if self._blind:
+            why = f"the gradients of {RankSet(self._blind).phrase()} are not observed wholly"
+        elif not self._has_exchanged:
+            why = "no gradient was seen that passes an all-to-all"
+            codes -= {check.code for check in self._judges.needing(ModelState)}
+        else:
+            return {}
+        return dict.fromkeys(sorted(codes), why)
+
+    def feed(self, event: Event) -> None:
+        """Take in one event of one rank."""
+        match event:
+            case Collective():
+                self._note(event)
+            case ProbeDisabled(probe="gradient-sums"):
+                self._blind.add(event.rank)
+            case ModelPlan():
+                names = {plan.name for plan in event.tensors if plan.basis not in _UNPLACED}
+                self._placed.setdefault(event.model, set()).update(names)
+            case GradientSums():
+                self._add(event)
+
+    def _note(self, call: Collective) -> None:
+        op = call.signature.op
+        if op.startswith("all_to_all"):
+            _keep(self._calls[call.rank], call)
+        elif op.startswith(_GATHERING):
+            _keep(self._gathers[call.rank], call)
+        if op.startswith(_REDUCING):
+            self._groups.add(tuple(sorted(call.group.ranks)))
+
+    def _add(self, event: GradientSums) -> None:
+        key = (event.model, event.step)
+        exchanges, gathers = (
+            tuple(_groups_of(calls[event.rank], *passage.calls) for passage in event.passages)
+            for calls in (self._calls, self._gathers)
+        )
+        self._has_exchanged = self._has_exchanged or any(exchanges)
+        by_rank = self._open.setdefault(key, {})
+        by_rank[event.rank] = _Told(event, exchanges, gathers)
+        if by_rank.keys() >= self._world:
+            self._judge(event.model, event.step)
+        while len(self._open) > _MOST_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def _judge(self, model: str, step: int) -> None:
+        found = self._open.pop((model, step))
+        look = GradientLook(
+            step,
+            {rank: told.event for rank, told in sorted(found.items())},
+            {rank: told.exchanges for rank, told in found.items()},
+            frozenset(self._groups),
+            {rank: told.gathers for rank, told in found.items()},
+        )
+        # The first looks are kept: those that come later are few.
+        self._looks[model] = looks = (*self._looks.get(model, ()), look)[:_MOST_LOOKS]
+        ranks = RankSet(rank for each in looks for rank in each.by_rank)
+        placed = frozenset(self._placed.get(model, ()))
+        self._judges.judge_gradients(GradientView(model, ranks, looks, placed))
+
+    def finish(self) -> None:
+        """Judge what not all ranks have told."""
+        for model, step in list(self._open):
+            self._judge(model, step)
+
+
+def _keep(calls: dict[int, Ranks], call: Collective) -> None:
+    calls[call.seq] = tuple(sorted(call.group.ranks))
+    if len(calls) > _MOST_CALLS:
+        del calls[next(iter(calls))]
+
+
+def _groups_of(calls: dict[int, Ranks], first: int, last: int) -> Ranks:
+    """Return the ranks that the calls with these numbers went over, if it is one group."""
+    found = {calls[seq] for seq in range(first, last) if seq in calls}
+    return found.pop() if len(found) == 1 else ()
+
+
+# ---
+
+FIRST_STEPS: Final = 3
+FEWEST_STEPS: Final = 4
+"""In a run that is over after fewer steps nothing can be known to be never summed."""
+
+_WITHOUT_GROUP: Final = (Basis.WORLD, Basis.REDUCED)
+
+Held = Mapping[str, tuple[TensorPlan, Content]]
+_Look = tuple[Moment, int]
+
+
+class PartlySummed(Watch):
+    """Feed events as they come; models are judged after a hundred steps and at the end."""
+
+    kinds = (ModelPlan, ModelState, Collective, StepEnd, ProbeDisabled)
+
+    def __init__(self, world: RankSet, judges: Judges) -> None:
+        """Know of no model yet."""
+        self._judges = judges
+        self._models = {rank: RankModels() for rank in world}
+        self._looks: dict[str, dict[_Look, dict[int, Held]]] = {}
+        self._sites: dict[tuple[str, int], CallSite] = {}
+        self._groups: set[Ranks] = set()
+        self._surplus = Surplus(FIRST_STEPS)
+        self._num_steps = 0
+        self._is_blind = False
+        self._has_looked = False
+
+    @property
+    def not_checked(self) -> dict[str, str]:
+        """The checks that saw no gradients of several ranks side by side, and why."""
+        if self._has_looked and not self._is_blind:
+            return {}
+        why = "no gradients were compared but what wrappers combine"
+        if self._is_blind:
+            why = "models, or what is sent between ranks, are not observed wholly"
+        steps = {check.code for check in self._judges.needing(ModelState)}
+        return {c.code: why for c in self._judges.needing(GradientSums) if c.code in steps}
+
+    def feed(self, event: Event) -> None:
+        """Take in one event of one rank."""
+        match event:
+            case ModelPlan():
+                self._models[event.rank].add_plan(event)
+            case ModelState():
+                self._note(event)
+            case Collective():
+                self._surplus.add(event)
+                if event.signature.op.startswith(_REDUCING) and len(event.group.ranks) > 1:
+                    self._groups.add(tuple(sorted(event.group.ranks)))
+            case StepEnd():
+                self._num_steps = max(self._num_steps, event.step + 1)
+            case ProbeDisabled(probe="models" | "collectives" | "collective-fronts"):
+                self._is_blind = True
+
+    def finish(self) -> None:
+        """Judge all models once more: more is known of what was sent."""
+        for model in self._looks:
+            self._judge(model)
+
+    def _note(self, event: ModelState) -> None:
+        models = self._models[event.rank]
+        complete = models.add_state(event)
+        if complete is None:
+            return
+        (model, moment, step, _), contents = complete
+        held = {
+            plan.name: (plan, content)
+            for plan, content in zip(models.plans[model], contents, strict=True)
+            if content is not None and plan.requires_grad and not plan.tied_to
+            if plan.basis in _WITHOUT_GROUP
+        }
+        looks = self._looks.setdefault(model, {})
+        looks.setdefault((moment, step), {})[event.rank] = held
+        if moment is Moment.GRADIENT:
+            self._sites.setdefault((model, event.rank), event.site)
+        for late in [look for look in looks if FIRST_STEPS <= look[1] < step]:
+            del looks[late]  # of the later ones the last is kept
+        is_late = moment is Moment.STEP and step >= FIRST_STEPS
+        if is_late and looks[moment, step].keys() >= self._models.keys():
+            self._judge(model)
+
+    def _judge(self, model: str) -> None:
+        if self._is_blind or self._num_steps < FEWEST_STEPS:
+            return
+        summing: list[set[int]] = []
+        for group in sorted(self._groups, key=lambda ranks: (-len(ranks), ranks)):
+            if any(set(group) < larger for larger in summing):
+                continue  # it tells what is not summed here, either
+            view = self._view(model, group)
+            if view is not None:
+                self._judges.judge_sums(view)
+                if any(Sum.SUMMED in found for found in view.sums.values()):
+                    summing.append(set(group))
+
+    def _view(self, model: str, group: Ranks) -> SumsView | None:
+        looks = {
+            look: _side_by_side([by_rank[rank] for rank in group], group)
+            for look, by_rank in self._looks[model].items()
+            if by_rank.keys() >= set(group)
+        }
+        steps = sorted(step for moment, step in looks if moment is Moment.GRADIENT)
+        start = looks.get((Moment.START, 0), {})
+        if not steps or not start:
+            return None
+        self._has_looked = True
+        first = looks[Moment.GRADIENT, steps[0]]
+        names = [n for n in start if are_equal(start[n]) and n in first and has_one_owner(first[n])]
+        later = [found for (moment, step), found in looks.items() if moment is Moment.STEP and step]
+        apart = [n for n in names if later and all(n in f and are_apart(f[n]) for f in later)]
+        return SumsView(
+            model,
+            group,
+            {name: first[name][group[0]][0] for name in names},
+            {name: tuple(_sums(looks, steps, name)) for name in names},
+            frozenset(apart),
+            steps[0],
+            self._sites[model, group[0]],
+            any(
+                not are_equal(each) and not is_of_expert(each[group[0]][0])
+                for each in start.values()
+            ),
+            self._is_more_sent(group, [start[name][group[0]] for name in apart]),
+        )
+
+    def _is_more_sent(self, group: Ranks, tensors: Sequence[tuple[TensorPlan, Content]]) -> bool:
+        size = sum(c.num_elements * element_bytes(plan.dtype) for plan, c in tensors)
+        return 2 * self._surplus.between(frozenset(group)) >= size
+
+
+def _side_by_side(held: Sequence[Held], group: Ranks) -> dict[str, Copies]:
+    """Return the contents by rank of what all of them hold."""
+    names = set.intersection(*(set(each) for each in held))
+    return {
+        name: {rank: each[name] for rank, each in zip(group, held, strict=True)}
+        for name in sorted(names)
+    }
+
+
+def _sums(
+    looks: Mapping[_Look, Mapping[str, Copies]], steps: Sequence[int], name: str
+) -> Iterator[Sum]:
+    """Yield what is done with a gradient, for each look that all ranks have one at."""
+    for step in steps:
+        copies = looks[Moment.GRADIENT, step].get(name)
+        before = looks.get((Moment.BACKWARD, step), {}).get(name)
+        if copies is None:
+            yield Sum.OTHER
+        elif not is_zero(copies):
+            yield sum_of(copies, before)

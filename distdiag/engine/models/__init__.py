@@ -1,0 +1,1 @@
+"""Puts models, their optimizers and their checkpoints side by side."""

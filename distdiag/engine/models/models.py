@@ -1,0 +1,363 @@
+"""What the engine knows of models: plans, contents and gradients, put side by side."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from distdiag.engine.models.replicas import Siblings, TrainedTogether
+from distdiag.events.base import CallSite, Event
+from distdiag.events.models import (
+    Basis,
+    Content,
+    ModelPlan,
+    ModelState,
+    Moment,
+    TensorPlan,
+    kept_ranks,
+)
+from distdiag.events.ranks import RankSet
+from distdiag.views.models import (
+    ContentView,
+    Disagreement,
+    ModelView,
+    ReplicaView,
+    ScalingView,
+    View,
+)
+
+# Stages of a pipeline, told from copies of one model by the names of their tensors.
+
+WAYS_OF_DDP: Final = (Basis.UNSYNCED, Basis.BYPASSED)
+
+Plans = tuple[TensorPlan, ...]
+Seen = Mapping[int, tuple[TensorPlan, Content]]
+
+
+def told_apart(
+    basis: Basis, names: Mapping[str, Seen], plans: Mapping[int, Plans]
+) -> dict[Basis, dict[str, Seen]]:
+    """Return the tensors that all these ranks have, by what tells that they hold the same."""
+    whole = {name: seen for name, seen in names.items() if _is_whole(seen, len(plans))}
+    told = {plan.basis for seen in whole.values() for plan, _ in seen.values()}
+    # What any of the ranks knows of how DDP was used holds for all of them.
+    basis = next((each for each in WAYS_OF_DDP if each in told), basis)
+    if basis is not Basis.MARKED or not stages_in(plans):
+        return {basis: whole}
+    # The layers of stages have the same names, and are not the same.
+    shared = {name: seen for name, seen in whole.items() if is_shared(seen)}
+    return {basis: shared, Basis.WORLD: {n: whole[n] for n in whole if n not in shared}}
+
+
+def stages_in(plans: Mapping[int, Plans]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks whose models have the same tensors, empty if all ranks' models do.
+
+    Tensors that some of them share tell nothing.
+    """
+    stages: dict[frozenset[str], list[int]] = {}
+    for rank, each in plans.items():
+        own = frozenset(plan.name for plan in each if not plan.is_shared)
+        stages.setdefault(own, []).append(rank)
+    return tuple(tuple(sorted(ranks)) for ranks in stages.values()) if len(stages) > 1 else ()
+
+
+def is_shared(seen: Seen) -> bool:
+    """Say whether some stages share a tensor, under names of their own."""
+    return any(plan.is_shared for plan, _ in seen.values())
+
+
+def _is_whole(seen: Seen, num_ranks: int) -> bool:
+    return len(seen) == num_ranks or (is_shared(seen) and len(seen) > 1)
+
+
+# Puts the parts of plans and states of models together again, for each rank.
+
+Key = tuple[str, Moment, int, int]
+"""A model, a moment, a step, and how often it had come in that step before."""
+
+
+@dataclass(slots=True)
+class RankModels:
+    """The models of one rank as far as they have been told."""
+
+    plans: dict[str, tuple[TensorPlan, ...]] = field(default_factory=dict)
+    _plan_parts: dict[str, list[TensorPlan]] = field(default_factory=dict)
+    _state_parts: dict[tuple[str, Moment], list[Content | None]] = field(default_factory=dict)
+    _counts: dict[tuple[str, Moment, int], int] = field(default_factory=dict)
+
+    def add_plan(self, event: ModelPlan) -> bool:
+        """Take in a part of a plan; return whether the plan is complete now."""
+        parts = self._plan_parts.setdefault(event.model, [])
+        if event.first == 0:
+            parts.clear()
+        parts += event.tensors
+        if event.first + len(event.tensors) < event.total or len(parts) != event.total:
+            return False
+        self.plans[event.model] = tuple(parts)
+        return True
+
+    def add_state(self, event: ModelState) -> tuple[Key, list[Content | None]] | None:
+        """Take in a part of a state; return the state when it is complete and its plan is known."""
+        parts = self._state_parts.setdefault((event.model, event.moment), [])
+        if event.first == 0:
+            parts.clear()
+        parts += event.contents
+        if event.first + len(event.contents) < event.total or len(parts) != event.total:
+            return None
+        if len(self.plans.get(event.model, ())) != event.total:
+            return None
+        seen = (event.model, event.moment, event.step)
+        count = self._counts[seen] = self._counts.get(seen, -1) + 1
+        return (*seen, count), list(parts)
+
+
+# ---
+
+FEWEST: Final = 8
+MOST_OPEN: Final = 16
+"""So many moments may wait for further ranks; the oldest are given up."""
+
+ROUNDING: Final = {Moment.START: -1.0, Moment.STEP: 1e-5, Moment.GRADIENT: 1e-3}
+"""Ranks may differ by so much, relative to the largest value, once they have computed."""
+
+_SPREAD: Final = 0.02
+
+
+@dataclass(slots=True)
+class _State:
+    plans: tuple[TensorPlan, ...]
+    contents: Sequence[Content | None]
+    site: CallSite
+
+    def expected(self) -> set[int]:
+        return kept_ranks(self.plans).union(*(plan.replicas for plan in self.plans))
+
+    def held(self) -> tuple[tuple[TensorPlan, Content], ...]:
+        pairs = zip(self.plans, self.contents, strict=True)
+        return tuple((plan, content) for plan, content in pairs if content is not None)
+
+
+class Models:
+    """Feed the events of models as they come; each yields the views that it completes."""
+
+    def __init__(self, siblings: Siblings | None = None) -> None:
+        """Know of no model yet; `siblings` sees what all ranks hold in their first steps."""
+        self._siblings = siblings or Siblings()
+        self._together = TrainedTogether()
+        self._ranks: dict[int, RankModels] = {}
+        self._open: dict[Key, dict[int, _State]] = {}
+        self._begun: dict[tuple[int, str], int] = {}
+        self._starts: dict[tuple[str, int], dict[int, tuple[Plans, CallSite]]] = {}
+        self._gradients: dict[tuple[int, str], tuple[int, _State]] = {}
+        self._scalings: dict[tuple[str, int], dict[int, float]] = {}
+        self._shown: set[tuple[str, Moment, Basis, RankSet, bool]] = set()
+        self._alike: dict[tuple[str, str, RankSet], int] = {}
+        self.compared: set[Moment] = set()
+        """The moments at which copies of a tensor were put side by side."""
+
+    def feed(self, event: Event) -> Iterator[View]:
+        """Take in one event of one rank."""
+        if isinstance(event, ModelPlan):
+            is_complete = self._of(event.rank).add_plan(event)
+            if is_complete and event.moment is Moment.START:
+                yield from self._plans(event)
+        elif isinstance(event, ModelState):
+            yield from self._feed_state(event)
+
+    def plans(self) -> Mapping[int, Mapping[str, Plans]]:
+        """Return the last plan of each model, by rank."""
+        return {rank: models.plans for rank, models in self._ranks.items()}
+
+    def _of(self, rank: int) -> RankModels:
+        return self._ranks.setdefault(rank, RankModels())
+
+    def plans_of(self, rank: int) -> Iterator[TensorPlan]:
+        """Yield the plans of all tensors of a rank, as it told them last."""
+        for plans in self._of(rank).plans.values():
+            yield from plans
+
+    # Plans
+
+    def _plans(self, event: ModelPlan) -> Iterator[View]:
+        """Compare the plans with which a model was begun; it may begin again, wrapped anew."""
+        begun = (event.rank, event.model)
+        count = self._begun[begun] = self._begun.get(begun, -1) + 1
+        starts = self._starts.setdefault((event.model, count), {})
+        starts[event.rank] = (self._of(event.rank).plans[event.model], event.site)
+        groups = {frozenset(kept_ranks(plans)) for plans, _ in starts.values()}
+        for group in sorted(groups, key=sorted):
+            if len(group) > 1 and event.rank in group and group <= starts.keys():
+                by_rank = {rank: starts[rank][0] for rank in sorted(group)}
+                sites = {rank: starts[rank][1] for rank in sorted(group)}
+                yield ModelView(event.model, event.moment, event.step, by_rank, sites)
+
+    # Contents
+
+    def _feed_state(self, event: ModelState) -> Iterator[View]:
+        models = self._of(event.rank)
+        complete = models.add_state(event)
+        if complete is None:
+            return
+        key, contents = complete
+        state = _State(models.plans[event.model], contents, event.site)
+        yield from self._gradient(event, state)
+        if event.moment is Moment.BACKWARD:
+            return
+        states = self._open.setdefault(key, {})
+        states[event.rank] = state
+        if event.moment is Moment.START:
+            yield from self._contents(key, states, state.expected() | {event.rank})
+        yield from self._compare(key, states, state)
+        yield from self._siblings.add(key[:3], event.rank, state.held(), event.site)
+        yield from self._together.add(key[:3], event.rank, state.held(), event.site)
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+
+    def _contents(
+        self, key: Key, states: Mapping[int, _State], expected: set[int]
+    ) -> Iterator[View]:
+        if expected <= states.keys():
+            held = {rank: states[rank].held() for rank in sorted(expected)}
+            sites = {rank: states[rank].site for rank in sorted(expected)}
+            yield ContentView(key[0], key[2], held, sites)
+
+    def _compare(self, key: Key, states: Mapping[int, _State], newest: _State) -> Iterator[View]:
+        """Compare the tensors of which the newest state is the last one to come."""
+        model, moment, step, _ = key
+        groups = {(_basis(plan), plan.replicas) for plan in newest.plans if len(plan.replicas) > 1}
+        for basis, ranks in sorted(groups):
+            if not states.keys() >= set(ranks):
+                continue
+            names: dict[str, dict[int, tuple[TensorPlan, Content]]] = {}
+            for rank in ranks:
+                for plan, content in states[rank].held():
+                    if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
+                        names.setdefault(_common_name(plan), {})[rank] = (plan, content)
+            plans = {rank: states[rank].plans for rank in ranks}
+            sites = {rank: states[rank].site for rank in ranks}
+            for told, whole in told_apart(basis, names, plans).items():
+                if whole:
+                    self.compared.add(moment)
+                view = ReplicaView(
+                    model, moment, step, told, RankSet(ranks), (), len(whole), sites=sites
+                )
+                yield from self._judge_group(view, whole)
+            if basis is Basis.MARKED:
+                view = ReplicaView(model, moment, step, basis, RankSet(ranks), (), 0, sites=sites)
+                yield from self._stages(view, names, plans)
+
+    def _stages(
+        self, view: ReplicaView, names: Mapping[str, Seen], plans: Mapping[int, Plans]
+    ) -> Iterator[View]:
+        """Judge the stages of a pipeline, each by itself, once reductions tell that it is one."""
+        for ranks in stages_in(plans):
+            if len(ranks) < 2:
+                continue
+            of_stage = {
+                name: {rank: seen[rank] for rank in ranks}
+                for name, seen in names.items()
+                if seen.keys() >= set(ranks) and not is_shared(seen)
+            }
+            sites = {rank: view.sites[rank] for rank in ranks}
+            own = replace(view, ranks=RankSet(ranks), num_compared=len(of_stage), sites=sites)
+            views = tuple(self._judge_group(own, of_stage))
+            # At the start nothing was reduced yet: what was alike then is only taken note of.
+            if self._siblings.are_joined(ranks):
+                yield from views
+
+    def _judge_group(self, view: ReplicaView, names: Mapping[str, Seen]) -> Iterator[View]:
+        """Show what differs: once what was alike before, and once what never was."""
+        differing: dict[bool, list[tuple[Disagreement, int | None]]] = {True: [], False: []}
+        for name, seen in names.items():
+            plan = next(iter(seen.values()))[0]
+            is_kept = plan.is_parameter or plan.is_routing_bias
+            if view.moment is not Moment.START and not is_kept:
+                continue  # statistics of the data that each rank has seen
+            found = Disagreement(plan, {rank: content for rank, (_, content) in seen.items()})
+            place = (view.model, f"{view.moment}:{name}", view.ranks)
+            if is_alike(found.by_rank):
+                self._alike[place] = view.step
+            elif are_comparable(found.by_rank) and found.difference > ROUNDING[view.moment]:
+                start = self._alike.get((view.model, f"{Moment.START}:{name}", view.ranks))
+                alike_at = self._alike.get(place, start)
+                differing[alike_at is None].append((found, alike_at))
+        for is_new, pairs in differing.items():
+            shown = (view.model, view.moment, view.basis, view.ranks, is_new)
+            if pairs and shown not in self._shown:
+                self._shown.add(shown)
+                known = [step for _, step in pairs if step is not None]
+                tensors = tuple(found for found, _ in pairs)
+                yield replace(view, tensors=tensors, alike_at=max(known, default=None))
+
+    # Gradients
+
+    def _gradient(self, event: ModelState, state: _State) -> Iterator[View]:
+        place = (event.rank, event.model)
+        if event.moment is Moment.BACKWARD:
+            self._gradients[place] = (event.step, state)
+        elif event.moment is Moment.GRADIENT:
+            step, before = self._gradients.get(place, (-1, state))
+            factor = scaling(before.contents, state.contents) if step == event.step else None
+            group = kept_ranks(state.plans)
+            if factor is None or len(group) < 2:
+                return
+            by_rank = self._scalings.setdefault((event.model, event.step), {})
+            by_rank[event.rank] = factor
+            if group <= by_rank.keys():
+                del self._scalings[event.model, event.step]
+                mine = {rank: by_rank[rank] for rank in sorted(group)}
+                sites = {event.rank: event.site}
+                yield ScalingView(event.model, event.step, mine, sites)
+
+
+def _common_name(plan: TensorPlan) -> str:
+    return f"shared {plan.shape}" if plan.is_shared else plan.name
+
+
+def _basis(plan: TensorPlan) -> Basis:
+    return Basis.WRAPPER if plan.basis in WAYS_OF_DDP else plan.basis
+
+
+def is_alike(contents: Mapping[int, Content]) -> bool:
+    """Say whether all ranks hold the same bytes."""
+    return len({content.digest for content in contents.values()}) == 1
+
+
+def are_comparable(contents: Mapping[int, Content]) -> bool:
+    """Say whether the digests were made in the same way."""
+    return len({content.digest[:1] for content in contents.values()}) == 1
+
+
+def scaling(before: Sequence[Content | None], after: Sequence[Content | None]) -> float | None:
+    """Return the one factor by which gradients were multiplied, None if it is not one factor."""
+    pairs = [
+        (early, late)
+        for early, late in zip(before, after, strict=False)
+        if early is not None and late is not None and peak(early) not in (0.0, math.inf)
+    ]
+    if all(early.num_elements < FEWEST for early, _ in pairs):
+        return None  # of a few numbers any change is a factor
+    factors = [peak(late) / peak(early) for early, late in pairs if peak(late) != math.inf]
+    if not factors or len(factors) < len(pairs):
+        return None
+    middle = statistics.median(factors)
+    if middle <= 0 or not all(_is_scaled(early, late, middle) for early, late in pairs):
+        return None
+    return middle
+
+
+def _is_scaled(early: Content, late: Content, factor: float) -> bool:
+    rounding = _SPREAD * peak(late)
+    return all(
+        abs(getattr(late, figure) - factor * getattr(early, figure)) <= rounding
+        for figure in ("least", "greatest", "mean")
+    )
+
+
+def peak(content: Content) -> float:
+    """Return the largest absolute value, infinite if there is no finite one."""
+    largest = max(abs(content.least), abs(content.greatest))
+    return math.inf if math.isnan(largest) else largest

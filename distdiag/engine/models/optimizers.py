@@ -1,0 +1,154 @@
+"""What optimizers hold and never got a gradient for, over all looks at their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from distdiag.events.base import CallSite
+from distdiag.events.models import MOST_NAMES, Basis, OptimizerState, TensorPlan
+from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import Alignment
+from distdiag.views.models import UntrainedView
+
+# Puts the same step of an optimizer on all ranks side by side.
+
+MOST_OPEN: Final = 256
+
+OptimizerAlignment = Alignment[OptimizerState]
+
+
+class OptimizerSteps:
+    """Collect the states of optimizers until all ranks that keep the model have told theirs."""
+
+    def __init__(self, world: RankSet) -> None:
+        """Expect these ranks where nothing tells who keeps a model."""
+        self._world = world
+        self._open: dict[tuple[str, int], dict[int, OptimizerState]] = {}
+        self._judged: dict[tuple[str, int], set[int]] = {}
+
+    def add(self, event: OptimizerState) -> OptimizerAlignment | None:
+        """Take in one event; return the alignment that it completes."""
+        key = (event.optimizer, event.step)
+        states = self._open.setdefault(key, {})
+        states.setdefault(event.rank, event)
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        group = set(event.members or self._world)
+        if not group <= states.keys():
+            return None
+        self._judged.setdefault(key, set()).update(group)
+        if states.keys() >= set(self._world):
+            self._open.pop(key, None)
+        return _alignment(key, {rank: states[rank] for rank in sorted(group)})
+
+    def rest(self) -> Iterator[OptimizerAlignment]:
+        """Yield, at the end, those that not all ranks have reached."""
+        for key, states in self._open.items():
+            groups: dict[tuple[int, ...], dict[int, OptimizerState]] = {}
+            for rank, state in states.items():
+                if rank not in self._judged.get(key, ()):
+                    groups.setdefault(state.members, {})[rank] = state
+            for group in groups.values():
+                yield _alignment(key, group)
+        self._open.clear()
+
+
+def _alignment(key: tuple[str, int], states: dict[int, OptimizerState]) -> OptimizerAlignment:
+    return Alignment("optimizer", key, states, RankSet(states))
+
+
+# ---
+
+FEWEST_LOOKS: Final = 2
+_COPIES: Final = (Basis.MESH, Basis.WRAPPER, Basis.REDUCED)
+_UNKNOWN: Final = (-1,)
+_LEAVE_OUT: Final = ("FSDP1", "ZeRO")
+"""Wrappers whose ranks may have gradients of parts only, or keep them elsewhere."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    never: dict[str, None]
+    at_times: set[str]
+    site: CallSite
+    members: tuple[int, ...]
+    num_looks: int = 1
+
+    def add(self, state: OptimizerState) -> None:
+        lacking = dict.fromkeys(state.without_gradient)
+        self.never = {name: None for name in self.never if name in lacking}
+        self.at_times.update(lacking)
+        self.members = state.members
+        self.num_looks += 1
+
+
+class Untrained:
+    """Collect the looks; what never had a gradient is known at the end."""
+
+    def __init__(self) -> None:
+        """Nothing was looked at yet."""
+        self._seen: dict[str, dict[int, _Seen]] = {}
+
+    def add(self, state: OptimizerState) -> None:
+        """Take in one look, if some of the parameters had a gradient that the others could have."""
+        is_idle = state.num_without_gradient == state.num_parameters or not state.num_backwards
+        if is_idle or state.num_foreign:
+            return
+        ranks = self._seen.setdefault(state.optimizer, {})
+        seen = ranks.get(state.rank)
+        if seen is None:
+            lacking = dict.fromkeys(state.without_gradient)
+            ranks[state.rank] = _Seen(lacking, set(lacking), state.site, state.members)
+        else:
+            seen.add(state)
+
+    def views(self, plans_of: Callable[[int], Iterable[TensorPlan]]) -> Iterator[UntrainedView]:
+        """Yield, for each optimizer and the ranks that keep its model, what never had a gradient.
+
+        `plans_of` tells what is known of the tensors of a rank.
+        """
+        for optimizer, ranks in self._seen.items():
+            groups: dict[tuple[int, ...], dict[int, _Seen]] = {}
+            for rank, seen in ranks.items():
+                if seen.num_looks >= FEWEST_LOOKS:
+                    groups.setdefault(seen.members, {})[rank] = seen
+            for group in groups.values():
+                if any(seen.never for seen in group.values()):
+                    yield _view(optimizer, group, plans_of)
+
+
+def _view(
+    optimizer: str, group: dict[int, _Seen], plans_of: Callable[[int], Iterable[TensorPlan]]
+) -> UntrainedView:
+    parted: dict[str, RankSet] = {}
+    if all(len(seen.at_times) < MOST_NAMES for seen in group.values()):
+        held = {rank: _copies(optimizer, plans_of(rank)) for rank in group}
+        for name in dict.fromkeys(name for seen in group.values() for name in seen.never):
+            without = [rank for rank, seen in group.items() if name in seen.never]
+            always = [rank for rank, seen in group.items() if name not in seen.at_times]
+            # Who has no gradient may not have been seen to reduce it.
+            told = {held[rank].get(name, ()) for rank in always}
+            told |= {held[rank].get(name, ()) for rank in without} - {_UNKNOWN}
+            if always and len(told) == 1 and {*without, *always} <= set(*told):
+                parted[name] = RankSet(always)
+    return UntrainedView(
+        optimizer,
+        {rank: tuple(seen.never) for rank, seen in sorted(group.items())},
+        parted,
+        min(seen.num_looks for seen in group.values()),
+        {rank: seen.site for rank, seen in sorted(group.items())},
+    )
+
+
+def _copies(optimizer: str, plans: Iterable[TensorPlan]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks that hold copies of each parameter of an optimizer, where that is known."""
+    return {
+        plan.name: _UNKNOWN if plan.basis is Basis.WORLD else plan.replicas
+        for plan in plans
+        if optimizer in plan.owners
+        and plan.basis in (*_COPIES, Basis.WORLD)
+        and plan.keeper not in _LEAVE_OUT
+        and not plan.is_late
+    }

@@ -1,0 +1,1 @@
+"""Puts the routing of tokens to experts side by side."""

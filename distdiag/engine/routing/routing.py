@@ -1,0 +1,203 @@
+"""Puts choices of experts side by side: those of a repeated pass, and those of other ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from distdiag.engine.aligner import Watch
+from distdiag.engine.runner import Judges
+from distdiag.events.base import Event
+from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
+from distdiag.events.ranks import RankSet
+from distdiag.events.routing import AuxLoss, CounterWritten, CountsHeld, Routing
+from distdiag.views.routing import Divergence, Recount, Rerouting, RoutingView
+
+_MOST_KEPT: Final = 256
+_MOST_LOOKS: Final = 64
+_LAG: Final = 2
+"""So many steps later what a device has computed is written down, too."""
+
+Key = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one model."""
+
+    steps: dict[int, dict[int, list[Routing]]] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+    reroutings: list[Rerouting] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
+    choices: deque[Routing] = field(default_factory=lambda: deque(maxlen=4 * _MOST_KEPT))
+    counters: dict[int, dict[int, list[CounterWritten]]] = field(default_factory=dict)
+    recounts: list[Recount] = field(default_factory=list)
+    aux: dict[tuple[str, int], deque[AuxLoss]] = field(default_factory=dict)
+    used: dict[str, AuxLoss] = field(default_factory=dict)
+    num_repeated: int = 0
+    num_compared: int = 0
+
+
+class RoutingWatch(Watch):
+    """Feed choices as they come; a step is judged when all ranks have gone on."""
+
+    kinds = (Routing, CounterWritten, AuxLoss, StepEnd, Finished, ProbeDisabled)
+
+    def __init__(self, world: RankSet, judges: Judges) -> None:
+        """Watch the routing of these ranks."""
+        self._world = world
+        self._judges = judges
+        self._models: dict[str, _Known] = {}
+        self._reached: dict[int, int] = dict.fromkeys(world, 0)
+        self._finished: set[int] = set()
+        self._blind: set[int] = set()
+
+    @property
+    def not_checked(self) -> dict[str, str]:
+        """The checks of routing, where no routing was seen, and why."""
+        if self._blind:
+            why = f"the routing of {RankSet(self._blind).phrase()} is not observed wholly"
+        elif not self._models:
+            why = "no choice of experts was seen"
+        else:
+            why = "no balancing loss was seen"
+            has_aux = any(known.aux or known.used for known in self._models.values())
+            return {} if has_aux else {c.code: why for c in self._judges.needing(AuxLoss)}
+        kinds = (Routing, CountsHeld)
+        return {check.code: why for kind in kinds for check in self._judges.needing(kind)}
+
+    def feed(self, event: Event) -> None:
+        """Take in one event of one rank."""
+        match event:
+            case ProbeDisabled(probe="routing"):
+                self._blind.add(event.rank)
+            case Routing():
+                known = self._models.setdefault(event.model, _Known())
+                known.ranks.add(event.rank)
+                known.steps.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
+            case CounterWritten():
+                known = self._models.setdefault(event.model, _Known())
+                known.ranks.add(event.rank)
+                known.counters.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
+            case AuxLoss():
+                known = self._models.setdefault(event.model, _Known())
+                known.ranks.add(event.rank)
+                _keep(known, event)
+            case StepEnd():
+                self._reached[event.rank] = event.step
+                if self._models:
+                    self._judge_until(min(self._reached.values()) - _LAG)
+            case Finished(exit_status=0):
+                self._finished.add(event.rank)
+
+    def finish(self) -> None:
+        """Judge all that is left."""
+        self._judge_until(None)
+
+    def _judge_until(self, last: int | None) -> None:
+        for name, known in self._models.items():
+            steps = known.steps.keys() | known.counters.keys()
+            ripe = [step for step in steps if last is None or step <= last]
+            for step in sorted(ripe):
+                self._take(known, known.steps.pop(step, {}))
+                for counters in known.counters.pop(step, {}).values():
+                    known.recounts.extend(_recounts(counters))
+                del known.recounts[_MOST_KEPT:]
+            if ripe or (last is None and known.aux):
+                num_steps = self._num_steps(known.ranks) if last is None else 0
+                self._judges.judge_routing(_view(name, known, num_steps))
+
+    def _num_steps(self, ranks: set[int]) -> int:
+        """Return how many steps ranks took that ran to their end, 0 if some did not."""
+        return min(self._reached[r] for r in ranks) + 1 if ranks <= self._finished else 0
+
+    def _take(self, known: _Known, by_rank: dict[int, list[Routing]]) -> None:
+        for events in by_rank.values():
+            known.num_repeated += sum(event.is_recompute for event in events)
+            known.reroutings.extend(_reroutings(events))
+            last = {(e.layer, e.number): e for e in events if not e.is_recompute}
+            known.choices.extend(last.values())
+        first = [e for events in by_rank.values() for e in events if not e.is_recompute]
+        for divergence in _alike(first):
+            known.num_compared += 1
+            if len({event.chosen for event in divergence.by_rank.values()}) > 1:
+                known.divergences.append(divergence)
+        del known.reroutings[_MOST_KEPT:], known.divergences[_MOST_KEPT:]
+
+
+def _keep(known: _Known, event: AuxLoss) -> None:
+    """Keep the looks at a balancing loss until it is used."""
+    if event.num_used:
+        known.used.setdefault(event.layer, event)
+        for place in [place for place in known.aux if place[0] == event.layer]:
+            del known.aux[place]
+    if event.layer not in known.used:
+        place = (event.layer, event.rank)
+        known.aux.setdefault(place, deque(maxlen=_MOST_LOOKS)).append(event)
+
+
+def _view(name: str, known: _Known, num_steps: int) -> RoutingView:
+    return RoutingView(
+        model=name,
+        ranks=RankSet(known.ranks),
+        reroutings=tuple(known.reroutings),
+        num_repeated=known.num_repeated,
+        divergences=tuple(known.divergences),
+        num_compared=known.num_compared,
+        choices=tuple(known.choices),
+        recounts=tuple(known.recounts),
+        aux=(*known.used.values(), *(event for aux in known.aux.values() for event in aux)),
+        num_steps=num_steps,
+    )
+
+
+def _reroutings(events: Sequence[Routing]) -> Iterator[Rerouting]:
+    """Yield the repeated choices of one rank and step that no first pass made.
+
+    Which repeated pass belongs to which first one is not known: where more were repeated than were
+    seen at first, nothing is said.
+    """
+    first: dict[Key, list[Routing]] = {}
+    repeated: dict[Key, list[Routing]] = {}
+    for event in events:
+        place: Key = (event.layer, event.number, event.choice)
+        (repeated if event.is_recompute else first).setdefault(place, []).append(event)
+    for place, again in repeated.items():
+        before = first.get(place, [])
+        known = {event.chosen for event in before}
+        if not before or len(again) > len(before) or "" in known:
+            continue
+        for event in again:
+            if event.chosen and event.chosen not in known:
+                yield Rerouting(event, tuple(before))
+
+
+def _recounts(events: Sequence[CounterWritten]) -> Iterator[Recount]:
+    """Yield the counters of one rank and step that repeated passes have changed once more."""
+    first: dict[Key, list[CounterWritten]] = {}
+    repeated: dict[Key, list[CounterWritten]] = {}
+    for event in events:
+        place: Key = (event.layer, event.name)
+        (repeated if event.is_recompute else first).setdefault(place, []).append(event)
+    for place, again in repeated.items():
+        before = first.get(place, [])
+        known = {event.after for event in before}
+        if not before or len(again) > len(before) or "" in known:
+            continue
+        for event in again:
+            if event.after and event.after not in known:
+                yield Recount(event, tuple(before))
+
+
+def _alike(events: Sequence[Routing]) -> Iterator[Divergence]:
+    """Yield the choices that ranks made for the same tokens."""
+    groups: dict[Key, dict[int, Routing]] = {}
+    for e in events:
+        if e.given and e.chosen and e.choice.num_tokens and not e.is_random:
+            group: Key = (e.layer, e.call, e.number, e.choice, e.given, e.members)
+            groups.setdefault(group, {}).setdefault(e.rank, e)
+    for by_rank in groups.values():
+        if len(by_rank) > 1:
+            yield Divergence(dict(sorted(by_rank.items())))

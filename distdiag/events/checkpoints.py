@@ -1,0 +1,130 @@
+"""What probes observe of checkpoints: what was loaded, what came of it, and what was saved."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from distdiag.events.base import CallSite, Event
+
+
+class WeightsLoaded(Event, frozen=True, kw_only=True):
+    """What a load into a model has left out, as the next optimizer step finds it.
+
+    `target` is the class of the model, with `num_tensors` of `num_bytes` that a checkpoint should
+    hold; of the `num_given` tensors `num_loaded` fitted. `missing` (at most so many that they can
+    be read) were not given and nobody has loaded them since; `num_untouched` of the `num_missing`
+    still hold what they held at the load, for `num_unknown` this cannot be told. `unexpected` were
+    given and have no place. `num_renamed` of these fit missing ones of the same shape if the prefix
+    `given_prefix` is replaced by `wanted_prefix`. `holes` are missing ones of whose like, with the
+    same shape, those with a lower and with a higher number were loaded. `is_refused`: a strict load
+    raised, and the program went on. `at_step` is the step of the load.
+    """
+
+    target: str
+    num_tensors: int
+    num_bytes: int
+    num_given: int
+    num_loaded: int
+    missing: tuple[str, ...]
+    num_missing: int
+    missing_bytes: int
+    num_untouched: int
+    num_unknown: int
+    unexpected: tuple[str, ...]
+    num_unexpected: int
+    given_prefix: str
+    wanted_prefix: str
+    num_renamed: int
+    renamed_bytes: int
+    holes: tuple[str, ...]
+    is_refused: bool
+    at_step: int
+    site: CallSite
+
+
+class Waste(StrEnum):
+    """How a load came to nothing."""
+
+    UNUSED = "unused"  # what was read never reached the model that has tensors of these names
+    OVERWRITTEN = "overwritten"  # the model held it, and holds something unlike it now
+
+
+class LoadWasted(Event, frozen=True, kw_only=True):
+    """A model does not hold what was loaded for it when an optimizer steps for the first time.
+
+    `api` is how it was loaded, `target` the class of the model; `names` are the `num_compared`
+    tensors that were compared, none of which holds what was loaded.
+    """
+
+    api: str
+    waste: Waste
+    target: str
+    names: tuple[str, ...]
+    num_compared: int
+    site: CallSite
+
+
+class StateEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One value of a state that is not sharded.
+
+    `kind` is the name of its type; `text` is the value, shortened, and `digest` that of the whole.
+    `is_stateful`: an object with a state of its own gave it.
+    """
+
+    key: str
+    kind: str
+    digest: str
+    text: str
+    is_stateful: bool = False
+
+
+class StateSaved(Event, frozen=True, kw_only=True):
+    """What a rank gives to a distributed checkpoint beside sharded tensors and weights.
+
+    `number` counts the saves of these `members`; `checkpoint` is where it goes, where known.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    checkpoint: str
+    entries: tuple[StateEntry, ...]
+    site: CallSite
+
+
+class StateRestored(Event, frozen=True, kw_only=True):
+    """What a rank got back otherwise than it had given it to the same distributed checkpoint.
+
+    The text of an entry tells both.
+    """
+
+    checkpoint: str
+    entries: tuple[StateEntry, ...]
+    site: CallSite
+
+
+class TrainingResumed(Event, frozen=True, kw_only=True):
+    """An optimizer that steps for the first time, after something was loaded.
+
+    `num_parameters` are those that it holds, of which the weights of `num_loaded` were loaded and
+    `num_stateless` have no state yet. `was_restored`: a state was loaded into this optimizer.
+    `num_lost` entries of state were loaded into other optimizers of the same class that have never
+    stepped. `offered` are the entries of state that the checkpoints with the weights held, -1 if
+    that is not known. `schedule_step` is where a loaded scheduler of this optimizer stands, -1 if
+    none was loaded.
+    """
+
+    optimizer: str
+    num_parameters: int
+    num_loaded: int
+    num_stateless: int
+    was_restored: bool
+    num_lost: int
+    offered: int
+    schedule_step: int
+    site: CallSite
+
+
+CheckpointEvent = WeightsLoaded | LoadWasted | StateSaved | StateRestored | TrainingResumed
+KINDS = (WeightsLoaded, LoadWasted, StateSaved, StateRestored, TrainingResumed)

@@ -1,0 +1,106 @@
+"""What probes observe of collectives and of the process groups in which they run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from distdiag.events.base import CallSite, Event
+
+Sizes = tuple[tuple[int, ...], ...]
+
+
+class ProcessGroup(msgspec.Struct, frozen=True, array_like=True):
+    """A process group as one rank knows it.
+
+    `ranks` are global ranks in group order. `generation` counts the initialisations of the default
+    group, since names are used again after `destroy_process_group`.
+    """
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+    generation: int = 0
+
+    @property
+    def label(self) -> str:
+        """The group's description if it has one, else its name."""
+        return self.desc if self.desc and self.desc != "undefined" else self.name
+
+
+class Signature(msgspec.Struct, frozen=True, array_like=True):
+    """What a collective or point-to-point call asks for.
+
+    `op` is the name of the public torch function (``all_gather_into_tensor``). `root` and `peer`
+    are global ranks. `input_splits` and `output_splits` count rows of dim 0. `reduce_op` is None
+    where the call did not pass through Python (DDP's reducer).
+    """
+
+    op: str
+    input_sizes: Sizes = ()
+    output_sizes: Sizes = ()
+    dtypes: tuple[str, ...] = ()
+    reduce_op: str | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    input_splits: tuple[int, ...] = ()
+    output_splits: tuple[int, ...] = ()
+
+
+class GroupCreated(Event, frozen=True, kw_only=True):
+    """A call that creates or destroys process groups, made by all `scope` ranks in one order.
+
+    `ordinal` numbers these calls within `scope`. `ranks` are those asked for, in the order given;
+    `done` is false while the call has not returned (`GroupCreated` is written before and after).
+    """
+
+    api: str
+    ordinal: int
+    scope: tuple[int, ...]
+    ranks: tuple[int, ...]
+    desc: str
+    generation: int
+    site: CallSite
+    done: bool = False
+    timeout_s: float | None = None
+    backend: str = ""
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether a process stands behind each rank, which torch's fake and threaded groups lack.
+
+        What destroys a group names no backend.
+        """
+        return bool(self.backend) and "fake" not in self.backend and "threaded" not in self.backend
+
+
+class Collective(Event, frozen=True, kw_only=True):
+    """A collective or point-to-point call, written before it was issued.
+
+    Example: ``Collective(rank=1, seq=42, time_ns=…, group=ProcessGroup("0", "default_pg", (0, 1),
+    "gloo"), collective_seq_id=7, signature=Signature("all_reduce", ((4,),), …), site=…)``.
+    `collective_seq_id` counts the collectives of the group; point-to-point calls have -1 and are
+    matched by peer and tag. `api` is the function that the user or a framework called, where known.
+    """
+
+    group: ProcessGroup
+    collective_seq_id: int
+    signature: Signature
+    site: CallSite
+    is_async: bool = False
+    thread: str = "MainThread"
+    api: str | None = None
+
+
+class CollectiveState(Event, frozen=True, kw_only=True):
+    """The call with event number `call` went on.
+
+    issued: the backend took it. waited: the host waited for it. completed: the backend says so.
+    failed: issuing or waiting raised. dropped: its Work was released and nobody had waited for it.
+    """
+
+    call: int
+    state: Literal["issued", "waited", "completed", "failed", "dropped"]

@@ -1,0 +1,285 @@
+"""What probes observe of models: how each tensor is sharded, who owns it, and what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from distdiag.events.base import CallSite, Event
+
+# What probes observe of the sharding plans that programs have themselves.
+
+
+class PlanSource(StrEnum):
+    """Who takes a plan."""
+
+    PARALLELIZE_MODULE = "parallelize_module"
+    VEOMNI = "VeOmni"
+    TRANSFORMERS = "transformers"
+
+
+class PlanFault(StrEnum):
+    """What may be wrong about a pattern that matches."""
+
+    CLASH = "clash"  # an earlier pattern has taken the name and says something else
+    UNEVEN = "uneven"  # the size of the axis does not divide what it splits
+    UNLIKE = "unlike"  # the tensor is not as the pattern says
+
+
+class NamedFault(msgspec.Struct, frozen=True, array_like=True):
+    """A fault of one tensor or module; `text` says what is there."""
+
+    fault: PlanFault
+    name: str
+    text: str
+
+
+class PatternMatches(msgspec.Struct, frozen=True, array_like=True):
+    """One pattern of a plan: what it wants, how much of the model it matches, and the first few.
+
+    `closest` is a name that is probably meant, if nothing matches.
+    """
+
+    pattern: str
+    wanted: str
+    num_matches: int
+    matches: tuple[str, ...] = ()
+    closest: str = ""
+    faults: tuple[NamedFault, ...] = ()
+
+
+class PlanPatterns(Event, frozen=True, kw_only=True):
+    """A program applies a plan to a model, or part of one, of class `model`."""
+
+    source: PlanSource
+    model: str
+    patterns: tuple[PatternMatches, ...]
+    site: CallSite
+
+
+# ---
+
+MOST_NAMES: Final = 64
+"""So many parameters an event names at most, of those that it only counts otherwise."""
+
+
+class Moment(StrEnum):
+    """When the content of a model's tensors was looked at."""
+
+    START = "start"  # when it was wrapped, or else before its first backward pass
+    STEP = "step"  # parameters and buffers as an optimizer step finds them
+    BACKWARD = "backward"  # gradients as a backward pass leaves them
+    GRADIENT = "gradient"  # gradients as an optimizer step finds them
+
+
+class Basis(StrEnum):
+    """From what it is known which ranks hold the same tensor."""
+
+    MESH = "mesh"  # the placements of a DTensor
+    WRAPPER = "wrapper"  # the process group of DDP, FSDP or ZeRO
+    UNSYNCED = "unsynced"  # DDP's, but the model has stepped on gradients that it did not reduce
+    BYPASSED = "bypassed"  # DDP's, but nobody called its forward pass for this step
+    LONE = "lone"  # DDP was given a group of one rank, though there are more
+    REDUCED = "reduced"  # the program itself reduced its gradient for this step
+    SENT = "sent"  # the program itself once sent the parameter round
+    MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model
+    MODEL = "model"  # other tensors of the same model are sharded over these ranks
+    BESIDE = "beside"  # a frozen model beside one that all ranks train together
+    OWN = "own"  # no others: it is marked as what ranks with the same experts alone hold
+    ROUTER = "router"  # the router beside it is trained, and stays the same on them
+    LAYER = "layer"  # the rest of its layer is, and does, and its experts are spread over them
+    SIBLING = "sibling"  # the groups that were made beside theirs reduce gradients
+    WORLD = "world"  # nothing: all ranks, by guess
+
+
+class Mesh(msgspec.Struct, frozen=True, array_like=True):
+    """A device mesh as one rank knows it. `ranks` are global ranks in row-major order."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return " x ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
+
+
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """How a wrapper was told to compute with a tensor and to keep it; empty: as it is.
+
+    `reshard_after_forward` is ``True``, ``False`` or the number of ranks of a smaller group.
+    """
+
+    param_dtype: str = ""
+    reduce_dtype: str = ""
+    offload: str = ""
+    reshard_after_forward: str = ""
+
+
+class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter or buffer of a model: how it is kept on one rank.
+
+    `name` is the FQN as the user knows it, `shape` the global one. `keeper` is what synchronises it
+    (``FSDP2``, ``DDP``, …, or an empty string), `unit` the FQN of the module that was wrapped.
+    `replicas` are the global ranks that hold the same content. `owners` are the optimizers that
+    hold the parameter. `is_late`: it was added after its model had been sharded. `untied_from` is
+    the tensor that it should be one with, by the configuration of the model, and is not.
+    `is_shared`: it is marked as one of several copies that stages hold under names of their own.
+    `heads_divided_by`: its module has so many times fewer attention heads than at first, or than
+    its configuration says, and is itself not sharded. `policy` is that of its unit.
+    `is_routing_bias`: no gradient trains it, and a router adds it to scores that choose experts.
+    `is_ignored`: the wrapper around it was told to leave it to each rank.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_parameter: bool = True
+    requires_grad: bool = False
+    keeper: str = ""
+    unit: str = ""
+    placements: tuple[str, ...] = ()
+    mesh: Mesh | None = None
+    replicas: tuple[int, ...] = ()
+    basis: Basis = Basis.WORLD
+    owners: tuple[str, ...] = ()
+    tied_to: str = ""
+    is_late: bool = False
+    untied_from: str = ""
+    is_shared: bool = False
+    heads_divided_by: int = 1
+    policy: Policy = Policy()
+    is_routing_bias: bool = False
+    is_ignored: bool = False
+
+    @property
+    def is_flat_part(self) -> bool:
+        """Whether it is what one rank has of a flat parameter: a piece that may begin anywhere."""
+        return self.keeper == "FSDP1" and self.is_parameter and not self.replicas
+
+
+_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.BYPASSED, Basis.MODEL)
+
+
+def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
+    """Return the ranks that keep a model together, as its plan tells; empty if it does not."""
+    ranks: set[int] = set()
+    for plan in plans:
+        if plan.mesh is not None:
+            ranks.update(plan.mesh.ranks)
+        if plan.basis in _TOLD:
+            ranks.update(plan.replicas)
+    return ranks
+
+
+class ModelPlan(Event, frozen=True, kw_only=True):
+    """A part of the plan of one model: its tensors from number `first` on, of `total`.
+
+    `model` is the name of its class after those of its wrappers, with a number if there are several
+    of them; `site` is where the program was then.
+    """
+
+    model: str
+    moment: Moment
+    first: int
+    total: int
+    tensors: tuple[TensorPlan, ...]
+    site: CallSite
+
+
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank's part of a tensor holds.
+
+    Equal bytes have equal digests if the digests begin with the same letter. The figures are over
+    finite values (nan if there are none), the shares from 0 to 1; of a large tensor they may be
+    those of a sample.
+    """
+
+    digest: str
+    num_elements: int
+    least: float
+    greatest: float
+    mean: float
+    nan_share: float = 0.0
+    zero_share: float = 0.0
+    subnormal_share: float = 0.0
+
+
+class ModelState(Event, frozen=True, kw_only=True):
+    """What the tensors of a model hold, from number `first` on in its last plan.
+
+    At `BACKWARD` and `GRADIENT` these are the gradients. None: there is no gradient, or nothing
+    that can be read.
+    """
+
+    model: str
+    moment: Moment
+    first: int
+    total: int
+    contents: tuple[Content | None, ...]
+    site: CallSite
+
+
+class OptimizerState(Event, frozen=True, kw_only=True):
+    """An optimizer right before it stepped; `step` counts its own steps.
+
+    `members` are the ranks that keep its model together, where known.
+    `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are parameters of
+    models that have a gradient and no owner, while the optimizer holds parameters that belong to no
+    model any more. `least_count` and `greatest_count` are the step counters in its state, -1 if
+    there are none; `num_backwards` passes were made since the step before, and `num_gradients`
+    parameters of all models have a gradient. It has stepped `num_steps` times before,
+    `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
+    state are those of parameters that neither it nor a model holds; `num_stateless` parameters have
+    none, of which `stateless` are some. `forgotten` are parameters with a gradient that no
+    optimizer holds and that were made after all of them. `without_gradient` are trainable
+    parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle` looks
+    in a row, this one included, none of its parameters had a gradient; `was_fed`: some had, at a
+    look before.
+    """
+
+    optimizer: str
+    members: tuple[int, ...]
+    num_backwards: int
+    num_gradients: int
+    num_steps: int
+    num_zero_steps: int
+    num_stale_states: int
+    num_stateless: int
+    stateless: tuple[str, ...]
+    forgotten: tuple[str, ...]
+    num_parameters: int
+    num_without_gradient: int
+    num_foreign: int
+    replaced: tuple[str, ...]
+    learning_rates: tuple[float, ...]
+    least_count: int
+    greatest_count: int
+    site: CallSite
+    without_gradient: tuple[str, ...] = ()
+    num_idle: int = 0
+    was_fed: bool = False
+
+
+class PartialRead(Event, frozen=True, kw_only=True):
+    """The program took a number out of a DTensor that is only this rank's part of a sum or norm.
+
+    `api` is the method (``item``); `placements` are those of the tensor.
+    """
+
+    api: str
+    placements: tuple[str, ...]
+    site: CallSite
+
+
+class SliceSaved(Event, frozen=True, kw_only=True):
+    """The program saves this rank's parts of sharded parameters as plain tensors.
+
+    `names` are the parameters, `members` the global ranks that hold their parts.
+    """
+
+    names: tuple[str, ...]
+    members: tuple[int, ...]
+    site: CallSite

@@ -1,0 +1,37 @@
+"""What is seen of a rank from outside: stacks of its threads, and facts of its process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from distdiag.events.base import Event, Frame, Value
+
+
+class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
+    """The stack of one thread, innermost frame first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    holds_gil: bool = False
+    active: bool = False
+
+
+class Stacks(Event, frozen=True, kw_only=True):
+    """The stacks of all threads of a rank. `source` names the tool; `error` why there are none."""
+
+    source: str
+    threads: tuple[ThreadStack, ...] = ()
+    error: str = ""
+
+
+class Observed(Event, frozen=True, kw_only=True):
+    """What somebody outside of a rank's process saw of it, such as the kernel or the GPU's driver.
+
+    `source` names who saw it, `summary` is one sentence, `values` are its figures by name (units in
+    the names: ``rss_bytes``); `error` says why there is nothing.
+    """
+
+    source: str
+    summary: str = ""
+    values: dict[str, Value] = msgspec.field(default_factory=dict)
+    error: str = ""

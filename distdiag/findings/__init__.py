@@ -1,0 +1,1 @@
+"""What checks conclude, how it is kept, and how it reads."""

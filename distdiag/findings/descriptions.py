@@ -1,0 +1,174 @@
+"""How calls, places and fates read in a sentence of a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from signal import Signals
+
+from distdiag.events.base import Frame, Phase
+from distdiag.events.collectives import Collective
+from distdiag.events.stacks import Stacks
+from distdiag.findings.finding import Location
+from distdiag.findings.source import location_of
+from distdiag.views.rank_states import Fate, Help, RankState, says_told_to_end
+
+MENTIONED_S = 0.1
+MENTIONED_BYTES = 1 << 20
+"""What is less than one digit of a sentence is not told."""
+
+
+def call_phrase(call: Collective) -> str:
+    """Return ``all_reduce #12 in group dp``, or ``send to rank 1 with tag 0 in group dp``."""
+    signature = call.signature
+    if signature.peer is None:
+        return f"{signature.op} #{call.collective_seq_id} in group {call.group.label}"
+    way = "from" if "recv" in signature.op else "to"
+    tag = f" with tag {signature.tag}" if signature.tag else ""
+    return f"{signature.op} {way} rank {signature.peer}{tag} in group {call.group.label}"
+
+
+def sizes_phrase(call: Collective) -> str:
+    """Return the sizes and dtypes that a call asks for, without those that it has not."""
+    signature = call.signature
+    parts = []
+    if signature.input_sizes:
+        parts.append(f"input sizes {_sizes(signature.input_sizes)}")
+    if signature.output_sizes:
+        parts.append(f"output sizes {_sizes(signature.output_sizes)}")
+    if signature.input_splits or signature.output_splits:
+        parts.append(
+            f"splits {list(signature.input_splits)} in, {list(signature.output_splits)} out"
+        )
+    if signature.dtypes:
+        parts.append("dtype " + "/".join(dict.fromkeys(signature.dtypes)))
+    return ", ".join(parts) or "no tensors"
+
+
+def call_location(call: Collective) -> Location | None:
+    """Return the innermost line of the user's code that made the call."""
+    frame = call.site.location
+    return location_of(frame) if frame is not None else None
+
+
+def at(location: Location | None) -> str:
+    """Return `` at train.py:12``, or nothing where the place is not known."""
+    return f" at {location}" if location is not None else ""
+
+
+def main_stack(stacks: Stacks | None) -> tuple[Frame, ...]:
+    """Return the frames of the thread that runs the script, innermost first."""
+    threads = stacks.threads if stacks is not None else ()
+    main = [thread for thread in threads if thread.name == "MainThread"]
+    with_user = [t for t in threads if any(frame.user for frame in t.frames)]
+    return next((thread.frames for thread in [*main, *with_user]), ())
+
+
+def other_threads(state: RankState) -> list[tuple[str, Location]]:
+    """Return the threads beside the main one that run the user's code, with the line."""
+    threads = state.stacks.threads if state.stacks is not None else ()
+    places = [(t.name, user_location(t.frames)) for t in threads if t.name != "MainThread"]
+    return [(name, place) for name, place in places if place is not None]
+
+
+def blocking_call(state: RankState) -> Collective | None:
+    """Return the call that keeps the rank's host from going on, if one does."""
+    if state.fate is not Fate.RUNNING:
+        return None
+    last = state.last_call or (state.waiting[-1] if state.waiting else None)
+    if last is None or last.is_async or last.seq not in {call.seq for call in state.waiting}:
+        return None
+    return last if state.last_call_state in ("", "scheduled", "issued") else None
+
+
+def frames_of(state: RankState) -> tuple[Frame, ...]:
+    """Return where a rank is now or was last seen, innermost frame first; empty if unknown."""
+    if state.raised is not None:
+        return state.raised.frames
+    if state.fate in (Fate.FINISHED, Fate.SILENT):
+        return ()
+    call = blocking_call(state)
+    return call.site.frames if call is not None else main_stack(state.stacks)
+
+
+def user_location(frames: tuple[Frame, ...]) -> Location | None:
+    """Return the innermost line of the user's own code among frames."""
+    return next((location_of(frame) for frame in frames if frame.user), None)
+
+
+def whereabouts(state: RankState) -> str:
+    """Return what a rank does or what became of it, as the end of ``rank 3 …``."""
+    status = state.exit_status
+    match state.fate:
+        case Fate.SILENT:
+            return "was never heard of"
+        case Fate.FINISHED:
+            return f"exited{exit_phrase(status)}" if status else "has finished its script"
+        case Fate.RAISED:
+            return f"raised {raised_phrase(state)}"
+        case Fate.DIED:
+            return ("was ended" if says_told_to_end(status) else "died") + exit_phrase(status)
+        case Fate.RUNNING:
+            return _activity(state)
+
+
+def each_whereabouts(states: Sequence[RankState]) -> str:
+    """Return ``rank 1 has finished its script; rank 2 died``, for not more than three ranks."""
+    parts = [f"rank {state.rank} {whereabouts(state)}" for state in states[:3]]
+    return "; ".join(parts) + (f"; and {len(states) - 3} more" if len(states) > 3 else "")
+
+
+def raised_phrase(state: RankState) -> str:
+    """Return ``ValueError: bad batch``: the first line of what a rank raised, shortened."""
+    if state.raised is None:
+        return "an exception"
+    first_line = state.raised.message.strip().split("\n", maxsplit=1)[0]
+    text = f"{state.raised.type}: {first_line}" if first_line else state.raised.type
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def exit_phrase(status: int | None) -> str:
+    """Return `` by SIGKILL`` or `` with status 1``, or nothing where it is not known."""
+    if status is None or status == 0:
+        return ""
+    return f" by {signal_name(-status)}" if status < 0 else f" with status {status}"
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGUSR1``, or ``signal 99`` for a number without a name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _activity(state: RankState) -> str:
+    call = blocking_call(state)
+    if call is not None:
+        return f"waits in {call_phrase(call)}{at(call_location(call))}"
+    place = user_location(main_stack(state.stacks))
+    if state.gil_held:
+        return f"holds the GIL and runs no Python thread{at(place)}"
+    doing = "computes" if state.is_working else "is"
+    phase = "" if state.phase is Phase.SCRIPT else f" in phase {state.phase}"
+    helped = f", while {help_phrase(state.help)}" if state.help is not None else ""
+    if place is not None or phase:
+        return f"{doing}{at(place)}{phase}{helped}"
+    return f"{doing} somewhere outside of collectives{helped}"
+
+
+def help_phrase(help_: Help) -> str:
+    """Return ``its 8 child processes used 14.0 s of processor time in the last 15 s``."""
+    parts = []
+    if help_.children_cpu_s >= MENTIONED_S:
+        count = f"{help_.num_children} " if help_.num_children else ""
+        children = "child process" if help_.num_children == 1 else "child processes"
+        parts.append(f"its {count}{children} used {help_.children_cpu_s:.1f} s of processor time")
+    who = "it and its children" if help_.num_children else "it"
+    if help_.io_bytes >= MENTIONED_BYTES or not parts:
+        parts.append(f"{who} read and wrote {help_.io_bytes / (1 << 20):.1f} MiB")
+    return f"{' and '.join(parts)} in the last {help_.seconds:.0f} s"
+
+
+def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
+    shown = ", ".join(str(list(size)) for size in sizes[:4])
+    return shown + (f", … ({len(sizes)} tensors)" if len(sizes) > 4 else "")

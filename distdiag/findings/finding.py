@@ -1,0 +1,138 @@
+"""What checks conclude, what each conclusion rests on, and the report that holds them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from distdiag.events.base import Value
+from distdiag.events.ranks import RankSet
+
+
+class Severity(StrEnum):
+    """How much a finding threatens the run."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def weight(self) -> int:
+        """A number that is larger for the worse severity."""
+        return {"info": 0, "warning": 1, "error": 2}[self.value]
+
+
+class Grade(StrEnum):
+    """How sure a finding is. A `note` always has severity info."""
+
+    PROVEN = "proven"
+    LIKELY = "likely"
+    NOTE = "note"
+
+
+class Outcome(StrEnum):
+    """How a run ended, or that it has not."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    HUNG = "hung"
+    ABORTED = "aborted"
+    KILLED = "killed"
+
+
+class Location(msgspec.Struct, frozen=True):
+    """A line of the user's code; `source` is its text, stripped."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One observation that a reader can verify, with the ranks that made it."""
+
+    ranks: RankSet
+    summary: str
+    location: Location | None = None
+    values: dict[str, Value] = {}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One conclusion of one check. `ranks` are the culprits only; the others stand in the evidence.
+
+    Example: ``Finding(code="COL003", name="collective-shape-mismatch", message="all_gather #12 in
+    group default_pg …", ranks=RankSet({3}), …)``.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    grade: Grade
+    confidence: float
+    message: str
+    ranks: RankSet
+    evidence: tuple[Evidence, ...]
+    step: int | None = None
+    location: Location | None = None
+    subjects: tuple[str, ...] = ()
+    why: str = ""
+    fix: str = ""
+    fix_changes: str = ""
+    fix_leaves: str = ""
+    disproof: str = ""
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes two findings the same one, seen again."""
+        place = (self.location.file, self.location.line) if self.location else None
+        return (self.code, place, self.subjects, self.ranks)
+
+
+class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a rank is. `axes` holds its mesh coordinates by axis name, where known."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    hostname: str
+    pid: int
+    axes: dict[str, int] = {}
+    fate: str = "running"
+    last: str = ""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Which run a report is about. Times are RFC 3339 in UTC.
+
+    `dump_transport` is the way by which stacks of a hang came from other nodes, if any did.
+    """
+
+    id: str
+    command: tuple[str, ...]
+    world_size: int
+    ranks: tuple[RankInfo, ...]
+    torch: str
+    started: str
+    ended: str | None
+    outcome: Outcome
+    attempts: int = 1
+    active_modes: tuple[str, ...] = ()
+    dump_transport: str = ""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run showed: findings, what was checked, and what was not and why."""
+
+    schema_version: int = 1
+    complete: bool = False
+    run: Run
+    findings: tuple[Finding, ...] = ()
+    checked: tuple[str, ...] = ()
+    not_checked: dict[str, str] = {}
+    silent_ranks: RankSet = msgspec.field(default_factory=RankSet)

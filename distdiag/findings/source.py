@@ -1,0 +1,282 @@
+"""What a line of user code stands in: its text, the conditions before it, the loops around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+
+from distdiag.events.base import Frame
+from distdiag.findings.finding import Location
+
+# A script is never this long; a generated or hostile file must not cost seconds or memory.
+_MAX_BYTES = 2_000_000
+
+# Terms that tell one rank from another. A name counts by its parts: `dp_rank`, `rank_zero_first`.
+_RANK_TERM = re.compile(
+    r"(^|_)(rank|rank0|ranks)(_|$)|process_index|main_process|is_master|master_process|is_main$|process_zero"
+    r"|global_zero|should_save|is_chief|is_coordinator|is_leader|is_primary|first_stage|last_stage"
+    r"|stage_(id|index|idx|num)|get_coordinate|(^|_)coord(s|inates?)?$|is_writer|procid|localid",
+    re.IGNORECASE,
+)
+# The rank of a matrix or an adapter, which is no rank of the job.
+_OTHER_RANK = re.compile(r"lora|low_rank|matrix_rank|adapter|max_rank|rank_(ratio|dim|decay)")
+_DECORATOR = re.compile(r"rank_?(zero|0)|main_process|on_(local_)?process|master|only_on")
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition that decides whether a call is reached. `by_rank`: it tells ranks apart."""
+
+    location: Location
+    text: str
+    by_rank: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    lines: tuple[str, ...] = ()
+    tree: ast.Module | None = None
+
+
+def location_of(frame: Frame) -> Location:
+    """Return the frame's place with the text of its line, as far as that can be read."""
+    return _location(_read(frame.file), frame, frame.line)
+
+
+def is_readable(frame: Frame) -> bool:
+    """Say whether the conditions and loops around this frame can be known at all."""
+    return _read(frame.file).tree is not None
+
+
+def module_of(frame: Frame) -> ast.Module | None:
+    """Return the whole of the file that the frame is in."""
+    return _read(frame.file).tree
+
+
+def nodes_around(frame: Frame) -> tuple[ast.AST, ...]:
+    """Return the nodes around the frame's line, from its function (or module) to the innermost."""
+    return tuple(_chain(_read(frame.file), frame.line))
+
+
+def rank_guards(frame: Frame) -> tuple[Guard, ...]:
+    """Return the conditions on the rank that the frame's line stands under, outermost first."""
+    return tuple(guard for guard in guards(frame) if guard.by_rank)
+
+
+@lru_cache(maxsize=512)
+def guards(frame: Frame) -> tuple[Guard, ...]:
+    """Return every condition that the frame's line stands under in its function, outermost first.
+
+    An earlier ``if …: return`` (or continue, break, raise) counts too: the line is behind it.
+    """
+    source = _read(frame.file)
+    chain = _chain(source, frame.line)
+    if not chain:
+        return ()
+    names = _rank_names(source, chain[0])
+    found: list[Guard] = []
+    for node, child in zip(chain, [*chain[1:], None], strict=True):
+        for test in _tests_before(node, child, frame.line):
+            by_rank = _is_decorator_of(node, test) or _depends_on_rank(test, names)
+            where = _location(source, frame, test.lineno)
+            found.append(Guard(where, where.source or ast.unparse(test), by_rank))
+    return tuple(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=512)
+def loop_lines(frame: Frame, *, with_head: bool = False) -> frozenset[tuple[str, int]]:
+    """Return the file and first line of every loop that holds the frame's line in its function.
+
+    `with_head`: also where the line is the loop's first, which fetches the next item.
+    """
+    chain = _chain(_read(frame.file), frame.line)
+    return frozenset(
+        (frame.file, node.lineno)
+        for node in chain
+        if isinstance(node, _LOOPS) and (with_head or _is_inside_loop(node, frame.line))
+    )
+
+
+def are_exclusive(first: Frame, second: Frame) -> bool:
+    """Say whether two lines stand in the two branches of one condition: neither skips the other."""
+    if first.file != second.file:
+        return False
+    source = _read(first.file)
+    around = _chain(source, first.line), _chain(source, second.line)
+    shared = [n for n in around[0] if isinstance(n, ast.If) and n in around[1] and n.orelse]
+    if not shared:
+        return False
+    body = shared[-1].body
+    last = body[-1].end_lineno or body[-1].lineno
+    in_body = [body[0].lineno <= frame.line <= last for frame in (first, second)]
+    return in_body[0] != in_body[1]
+
+
+@lru_cache(maxsize=64)
+def _read(path: str) -> _Source:
+    # Only Python files: a foreign dump could name any file and have a line of it in a report.
+    file = Path(path)
+    try:
+        if file.suffix != ".py" or not file.is_file() or file.stat().st_size > _MAX_BYTES:
+            return _Source()
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+    except (OSError, ValueError):
+        return _Source()
+    lines = tuple(text.splitlines())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the user's invalid escapes are not our subject
+            return _Source(lines, ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _Source(lines)
+
+
+def _location(source: _Source, frame: Frame, line: int) -> Location:
+    text = source.lines[line - 1].strip() if 0 < line <= len(source.lines) else ""
+    return Location(file=frame.file, line=line, function=frame.function, source=text)
+
+
+def _chain(source: _Source, line: int) -> list[ast.AST]:
+    """Return the nodes around a line, from its function (or the module) to the innermost."""
+    node: ast.AST | None = source.tree
+    chain: list[ast.AST] = []
+    while node is not None:
+        chain = [node] if isinstance(node, _FUNCTIONS) else [*chain, node]
+        node = _child_at(node, line)
+    return chain
+
+
+def _child_at(node: ast.AST, line: int) -> ast.AST | None:
+    # Where several stand on one line, the last one is the body behind its condition.
+    holding = [child for child in ast.iter_child_nodes(node) if _holds(child, line)]
+    with_call = [child for child in holding if any(_calls(child, line))]
+    return next(reversed(with_call or holding), None)
+
+
+def _holds(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+    if first is None or last is None:
+        # Groups without a place of their own: the cases of a match, the parts of a comprehension.
+        return any(_holds(child, line) for child in ast.iter_child_nodes(node))
+    return bool(first <= line <= last)
+
+
+def _calls(node: ast.AST, line: int) -> Iterator[ast.Call]:
+    """Yield the calls on a line that may lead to a collective: all but those that ask the rank."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and _holds(part, line) and not _is_term(part.func):
+            yield part
+
+
+def _tests_before(node: ast.AST, child: ast.AST | None, line: int) -> Iterator[ast.expr]:
+    if isinstance(node, _FUNCTIONS):
+        yield from (d for d in node.decorator_list if _DECORATOR.search(ast.unparse(d)))
+    yield from _exits_before(node, child)
+    match node:
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if child is not test:
+            if child is not None and (isinstance(node, ast.stmt) or _holds_all(node, child, line)):
+                yield test
+        case ast.BoolOp(values=values) if child in values and child is not values[0]:
+            if _holds_all(node, child, line):
+                yield from takewhile(lambda value: value is not child, values)
+        case ast.Match(subject=subject) if child is not subject:
+            yield subject
+        case _:
+            pass
+
+
+def _holds_all(node: ast.AST, child: ast.AST | None, line: int) -> bool:
+    # A frame has no column: where a line calls something outside the branch too, nothing is sure.
+    inside = len(list(_calls(child, line))) if child is not None else 0
+    return 0 < inside == len(list(_calls(node, line)))
+
+
+def _exits_before(node: ast.AST, child: ast.AST | None) -> Iterator[ast.expr]:
+    for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+        if not isinstance(block, list) or child not in block:
+            continue
+        for statement in block[: block.index(child)]:
+            if isinstance(statement, ast.If) and _leaves(statement.body) != _leaves(
+                statement.orelse
+            ):
+                yield statement.test
+
+
+def _leaves(block: list[ast.stmt]) -> bool:
+    return bool(block) and isinstance(block[-1], ast.Return | ast.Continue | ast.Break | ast.Raise)
+
+
+def _is_inside_loop(loop: ast.AST, line: int) -> bool:
+    if isinstance(loop, ast.For | ast.AsyncFor | ast.While):
+        return any(_holds(statement, line) for statement in loop.body)
+    return True
+
+
+def _is_decorator_of(node: ast.AST, test: ast.expr) -> bool:
+    return isinstance(node, _FUNCTIONS) and test in node.decorator_list
+
+
+def _rank_names(source: _Source, function: ast.AST) -> frozenset[str]:
+    """Return the names that were given a value which only says which rank this is."""
+    names: set[str] = set()
+    for _ in range(2):  # a name may stand for a name that stands for the rank
+        for target, value in _assignments(source, function):
+            if _is_rank_value(value, frozenset(names)):
+                names.add(ast.unparse(target))
+    return frozenset(names)
+
+
+def _assignments(source: _Source, function: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield target and value: those of the function and the module, and of attributes anywhere."""
+    near = set(ast.walk(function)) | set(source.tree.body if source.tree else ())
+    for node in ast.walk(source.tree or function):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if node in near or isinstance(target, ast.Attribute):
+                    yield target, node.value
+
+
+def _is_rank_value(value: ast.expr, names: frozenset[str]) -> bool:
+    match value:
+        case ast.Name() | ast.Attribute():
+            return _is_term(value) or ast.unparse(value) in names
+        case ast.Compare() | ast.BoolOp() | ast.UnaryOp() | ast.BinOp():
+            parts = [part for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr)]
+            return any(_is_rank_value(part, names) for part in parts)
+        case ast.Call(func=ast.Name(id="int" | "bool"), args=[inner]):
+            return _is_rank_value(inner, names)
+        case ast.Call(func=func):
+            return _is_term(func) or (
+                "environ" in ast.unparse(func) and _depends_on_rank(value, names)
+            )
+        case ast.Subscript():
+            return _depends_on_rank(value, names)
+        case _:
+            return False
+
+
+def _depends_on_rank(test: ast.expr, names: frozenset[str]) -> bool:
+    for node in ast.walk(test):
+        if isinstance(node, ast.Name | ast.Attribute) and (
+            _is_term(node) or ast.unparse(node) in names
+        ):
+            return True
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_variable = node.value.isupper()  # RANK, LOCAL_RANK and their like in os.environ
+            if is_variable and _RANK_TERM.search(node.value):
+                return True
+    return False
+
+
+def _is_term(node: ast.expr) -> bool:
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return bool(_RANK_TERM.search(name)) and not _OTHER_RANK.search(name)

@@ -1,0 +1,133 @@
+"""The findings of a run as they come, are replaced and are taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+
+# Makes one finding of several that tell of one cause: the surest stands, the others support it.
+
+Covers = Mapping[str, Collection[str]]
+"""By code, the codes whose findings at the same line have the same cause."""
+
+
+def folded(findings: Iterable[Finding], covers: Covers) -> tuple[Finding, ...]:
+    """Return the findings without those that another one covers, which become its evidence."""
+    found = tuple(findings)
+    by_cover: dict[int, list[Finding]] = {}
+    for place, each in enumerate(found):
+        cover = _cover(place, found, covers)
+        others = by_cover.setdefault(cover, [])
+        if cover != place:
+            others.append(each)
+    return tuple(_with(found[place], others) for place, others in sorted(by_cover.items()))
+
+
+def _cover(place: int, found: Sequence[Finding], covers: Covers) -> int:
+    """Return the place of the surest finding that covers one, or its own if that is surer."""
+    mine = found[place]
+    ways = [
+        other
+        for other, each in enumerate(found)
+        if mine.code in covers.get(each.code, ())
+        and each.location is not None
+        and each.location == mine.location
+    ]
+
+    def rank(other: int) -> tuple[int, float, bool, int]:
+        each = found[other]
+        return each.severity.weight, each.confidence, each.code != mine.code, -other
+
+    return max((place, *ways), key=rank)
+
+
+def _with(finding: Finding, others: Sequence[Finding]) -> Finding:
+    if not others:
+        return finding
+    alike = [o for o in others if (o.code, o.severity) == (finding.code, finding.severity)]
+    more = tuple(
+        Evidence(ranks=each.ranks, summary=each.message, location=each.location) for each in others
+    )
+    return msgspec.structs.replace(
+        finding,
+        ranks=RankSet(rank for each in (finding, *alike) for rank in each.ranks),
+        evidence=(*finding.evidence, *more),
+    )
+
+
+# ---
+
+Identity = tuple[object, ...]
+
+_LATER: Final = "(the job went on later: it was slow, not stuck)"
+
+
+class Conclusions:
+    """What the checks have concluded so far."""
+
+    def __init__(self, covers: Mapping[str, Collection[str]]) -> None:
+        """Begin with nothing; by code, `covers` says which codes tell of the same cause."""
+        self._covers = covers
+        self._findings: dict[Identity, Finding] = {}
+        self._withdrawn: set[Identity] = set()
+        self._newly_withdrawn: list[Finding] = []
+        self._revised: dict[object, list[Finding]] = {}
+
+    def all(self) -> tuple[Finding, ...]:
+        """Return each finding once: those that stand, in their order, then those that may grow.
+
+        Of those with one cause one is returned.
+        """
+        found = dict(self._findings)
+        for findings in self._revised.values():
+            for finding in findings:
+                _take(found, finding)
+        return folded(found.values(), self._covers)
+
+    def add(self, finding: Finding) -> None:
+        """Take in a finding; one that stands already stays, unless it was but a note."""
+        if finding.identity in self._withdrawn:
+            self._withdrawn.discard(finding.identity)
+            del self._findings[finding.identity]
+        _take(self._findings, finding)
+
+    def revise(self, subject: object, findings: list[Finding]) -> None:
+        """Replace what was concluded about something that has grown since."""
+        self._revised[subject] = findings
+
+    def alarms(self) -> set[Identity]:
+        """Return which findings stand that are warnings or worse."""
+        return {
+            identity
+            for identity, finding in self._findings.items()
+            if finding.severity is not Severity.INFO
+        }
+
+    def withdraw(self, identities: Iterable[Identity]) -> None:
+        """Take back to a note what was said of a wait, since it ended after all."""
+        for identity in self.alarms() & set(identities):
+            finding = self._findings[identity]
+            self._withdrawn.add(identity)
+            note = self._findings[identity] = msgspec.structs.replace(
+                finding,
+                severity=Severity.INFO,
+                grade=Grade.NOTE,
+                message=f"{finding.message} {_LATER}",
+            )
+            self._newly_withdrawn.append(note)
+
+    def take_withdrawn(self) -> list[Finding]:
+        """Return the notes that are left of what was withdrawn since the last call."""
+        withdrawn, self._newly_withdrawn = self._newly_withdrawn, []
+        return withdrawn
+
+
+def _take(findings: dict[Identity, Finding], finding: Finding) -> None:
+    known = findings.setdefault(finding.identity, finding)
+    if known.grade is Grade.NOTE and finding.grade is not Grade.NOTE:
+        findings[finding.identity] = finding

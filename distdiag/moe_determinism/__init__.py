@@ -1,1 +1,0 @@
-"""Runs a script twice and compares how it routes tokens to experts."""

@@ -1,0 +1,1 @@
+"""distdiag beside the ranks of one node: it reads, compares, and dumps what hangs."""

@@ -1,0 +1,362 @@
+"""Watches the ranks of one node: ``python -m distdiag.monitor RUN_DIR ATTEMPT``.
+
+A process of its own: it follows what the ranks leave behind, takes their stacks when something goes
+wrong, and tells of it. It outlives killed and stuck ranks, and ends by itself when they are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import msgspec
+
+from distdiag.checks import Check, load_checks
+from distdiag.config import Config
+from distdiag.dumps.process.proc import wait_for_pid_file
+from distdiag.engine import Engine
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.events.union import AnyEvent
+from distdiag.findings.finding import Evidence, Finding, Report, Severity
+from distdiag.monitor.dump_transport import DumpTransporter
+from distdiag.monitor.forwarding import ForwardingMonitor
+from distdiag.monitor.local_ranks import LocalRanks
+from distdiag.monitor.peers import listen_for_others
+from distdiag.monitor.takeover import Takeover
+from distdiag.record.run_dir import LaunchFile, RunDir, write_atomically
+from distdiag.record.wire import Canon
+from distdiag.reports import one_line
+from distdiag.reports.builder import RunReporter, crash_finding, say
+from distdiag.transports.frames import Orders
+from distdiag.transports.journal import Journal
+
+# A second look at hung ranks, with native frames: slow, so it runs beside everything else.
+
+MOST_RANKS: Final = 8
+"""Each rank stands still while it is read, and ranks that hang together mostly look alike."""
+MOST_FRAMES: Final = 12
+
+_MAIN: Final = "MainThread"
+
+
+class NativePass:
+    """Takes the stacks once, on a thread of its own."""
+
+    def __init__(self, look: Callable[[Iterable[int]], tuple[Stacks, ...]]) -> None:
+        """Take them by `look`, which is given the ranks."""
+        self._look = look
+        self._thread: threading.Thread | None = None
+        self.stacks: tuple[Stacks, ...] = ()
+
+    def start(self, ranks: Iterable[int]) -> None:
+        """Begin, unless it was begun before."""
+        if self._thread is None:
+            few = sorted(ranks)[:MOST_RANKS]
+            # A daemon: a reading that never ends must not keep the monitor from ending.
+            self._thread = threading.Thread(target=self._run, args=(few,), daemon=True)
+            self._thread.start()
+
+    def _run(self, ranks: list[int]) -> None:
+        self.stacks = self._look(ranks)
+
+    def added_to(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        """Return the findings, with what was seen of their ranks as further evidence."""
+        return tuple(self._extended(finding) for finding in findings)
+
+    def _extended(self, finding: Finding) -> Finding:
+        if finding.severity is Severity.INFO or not self.stacks:
+            return finding
+        seen = tuple(
+            Evidence(ranks=RankSet([each.rank]), summary=f"native frames: {_told(each)}")
+            for each in self.stacks
+            if each.rank in finding.ranks
+        )
+        return msgspec.structs.replace(finding, evidence=finding.evidence + seen)
+
+
+def _told(stacks: Stacks) -> str:
+    if stacks.error:
+        return f"nothing could be seen: {stacks.error}"
+    main = [thread for thread in stacks.threads if thread.name == _MAIN]
+    return _chain(next(iter(main or stacks.threads)))
+
+
+def _chain(thread: ThreadStack) -> str:
+    names = [frame.function for frame in thread.frames[:MOST_FRAMES]]
+    more = " < …" if len(thread.frames) > MOST_FRAMES else ""
+    return " < ".join(names) + more
+
+
+# ---
+
+T = TypeVar("T")
+_log = logging.getLogger("distdiag.monitor")  # this module runs as ``__main__``
+
+UNKILLABLE_S: Final = 10.0
+"""A rank that was killed may stay, in the kernel, for ever: so long it is waited for."""
+DESERTED_S: Final = 0.5
+REWRITE_EVERY_S: Final = 5.0
+"""The report is written again this often, so that it is fresh if the monitor itself is killed."""
+HANG_DUMP_S: Final = 10.0
+PREDECESSOR_S: Final = 5.0
+
+
+class Monitor:
+    """The watch over one attempt of a run, on the node of rank 0: it compares all ranks."""
+
+    def __init__(
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, before: Takeover
+    ) -> None:
+        """Prepare to watch; nothing is read of the ranks yet."""
+        self._config = config
+        canon = Canon()
+        self._local = LocalRanks(run_dir, launch_file, config, canon)
+        self._native = NativePass(self._local.see_native)
+        self._journal = Journal(run_dir.journal)
+        self._others = listen_for_others(run_dir, launch_file.launch, canon)
+        self._transporter = DumpTransporter(
+            run_dir.folder,
+            config.dump_transport,
+            self._local.ranks,
+            self._others.source,
+            canon,
+        )
+        ranks = RankSet({*self._local.ranks, *self._others.ranks})
+        self._reporter = RunReporter(run_dir, launch_file, config, ranks)
+        self._reporter.problem = self._others.problem
+        self._attendance = self._reporter.attendance
+        self._own_findings = list(before.findings())
+        catalogue: Mapping[str, type[Check]] = self._guarded(load_checks, MappingProxyType({}))
+        selects = config.selection.selects
+        self._left_out = {
+            code: "left out by --select or --ignore" for code in catalogue if not selects(code)
+        }
+        self._engine = Engine(
+            [check() for code, check in catalogue.items() if selects(code)],
+            ranks,
+            hang_timeout_s=config.hang_timeout_s,
+            rules=config.plan,
+            only_start=config.profile == "light",
+        )
+        self._announced: set[tuple[object, ...]] = set()
+        for told in before.told():
+            self._announced |= {_news_of(told), (False, *_news_of(told)[1:])}
+        for event in before.seen(canon):
+            self._engine.feed(event)
+        self._has_verdict = False
+        self._written_s = self._aborted_s = self._deserted_s = 0.0
+
+    def run(self) -> None:
+        """Watch until all ranks have ended, and leave the report and the verdict."""
+        if not self._guarded(self._attend, False):
+            self._outlive()
+        self._conclude()
+
+    def _attend(self) -> bool:
+        while True:
+            has_news = self._look()
+            if self._is_over():
+                break
+            self._local.wait(self._attendance.gone, has_news=has_news)
+        if not self._reporter.aborted:
+            for event in self._others.end():
+                self._engine.feed(event)
+            self._engine.finish()
+        return True
+
+    def _look(self) -> bool:
+        """Take in what is new and act on it; return whether anything was."""
+        has_news = False
+        for event in self._events():
+            has_news = has_news or event.seq >= 0
+            self._reporter.feed(event)
+            if not self._reporter.aborted:
+                # What the abort itself does to the ranks is no finding.
+                self._engine.feed(event)
+        self._reporter.pids = self._local.pids
+        self._see_last_stacks()
+        is_early = self._others.is_early(self._local.pids, self._attendance)
+        if not (self._reporter.aborted or is_early):
+            self._engine.tick(time.monotonic_ns(), self._others.out_of_sight)
+            is_urgent = self._config.on_hang == "abort"
+            timeout_s = self._engine.evidence_s if is_urgent else HANG_DUMP_S
+            self._see_stacks(self._engine.evidence_wanted, timeout_s)
+        self._attendance.settle(is_hung=self._engine.is_hung)
+        self._announce()
+        self._act_on_hang()
+        self._release_rank_0()
+        return has_news
+
+    def _events(self) -> Iterator[AnyEvent]:
+        for event in self._local.poll():
+            if event.seq < 0:
+                self._journal.write(event)
+            yield event
+        for event in self._others.poll():
+            self._transporter.saw(event)
+            yield event
+        self._reporter.lost = self._others.lost
+        yield from self._transporter.poll()
+
+    def _is_over(self) -> bool:
+        over = self._attendance.over
+        now_s = time.monotonic()
+        if self._attendance.is_over:
+            return True
+        if self._aborted_s and now_s - self._aborted_s > UNKILLABLE_S:
+            return True
+        return self._local.are_over(over) and not self._others.may_go_on(self._attendance)
+
+    def _see_last_stacks(self) -> None:
+        """When a rank raised or died, see where its peers are before the launcher ends them."""
+        if not self._reporter.aborted:
+            for event in self._local.see_last(self._attendance):
+                self._take_in(event)
+        for rank in self._local.unanswered(self._attendance):
+            self._reporter.acknowledge(rank)
+
+    def _see_stacks(self, ranks: Iterable[int], timeout_s: float) -> None:
+        """Take the evidence of a hang on this node, and have it brought from the others."""
+        new = self._transporter.ask(ranks)
+        events = tuple(self._local.see(new, timeout_s)) if new else ()
+        for event in events:
+            self._journal.write(event)
+        for event in self._transporter.pass_on(events):
+            self._engine.feed(event)
+
+    def _take_in(self, event: AnyEvent) -> None:
+        self._journal.write(event)
+        self._engine.feed(event)
+
+    def _announce(self) -> None:
+        for note in self._engine.take_withdrawn():
+            news = _news_of(note)
+            if (True, *news[1:]) in self._announced:
+                say(f"{one_line(note)}\n")
+                self._announced.discard((True, *news[1:]))  # it may become true again
+                self._written_s = 0.0
+        findings = {_news_of(finding): finding for finding in self._findings()}
+        new = {news: findings[news] for news in findings if news not in self._announced}
+        if not new and time.monotonic() - self._written_s < REWRITE_EVERY_S:
+            return
+        self._publish()
+        for news, finding in new.items():
+            # What is softened later is no news; what turns out to be worse than a note is.
+            self._announced |= {news, (False, *news[1:])}
+            say(f"{one_line(finding)}\n")
+
+    def _publish(self, *, complete: bool = False) -> Report:
+        self._written_s = time.monotonic()
+        self._reporter.dump_transport = self._transporter.way
+        self._reporter.unobserved = self._engine.unobserved
+        report = self._reporter.build(
+            self._findings(),
+            self._guarded(self._engine.states, {}),
+            checks=self._engine.checked,
+            not_checked=self._left_out | self._engine.not_checked,
+            complete=complete,
+        )
+        self._reporter.write(report)
+        return report
+
+    def _findings(self) -> tuple[Finding, ...]:
+        return (*self._native.added_to(self._engine.findings), *self._own_findings)
+
+    def _act_on_hang(self) -> None:
+        if not self._engine.is_hung or self._reporter.aborted:
+            return
+        if self._config.on_hang != "abort":
+            self._native.start(self._local.ranks)
+            return
+        self._reporter.aborted = True
+        self._aborted_s = time.monotonic()
+        self._publish()
+        say("distdiag: the run hangs and --on-hang abort is set: its ranks are killed now\n")
+        self._others.want(Orders(abort=True))
+        self._local.kill(self._attendance.gone)
+
+    def _release_rank_0(self) -> None:
+        """Let rank 0 go when its exit must not be delayed: another rank waits for it, or it failed.
+
+        A launcher ends the other ranks of a job as soon as one has failed, wherever they are.
+        """
+        if self._has_verdict or 0 not in self._attendance.ended:
+            return
+        states = self._engine.states()
+        has_failed = self._attendance.exit_status.get(0, 0) != 0
+        if not has_failed and not any(
+            0 in call.group.ranks
+            for rank in self._attendance.undisturbed
+            for call in states[rank].waiting
+        ):
+            self._deserted_s = 0.0
+            return
+        now_s = time.monotonic()
+        self._deserted_s = self._deserted_s or now_s
+        if now_s - self._deserted_s > DESERTED_S:
+            self._has_verdict = True
+            self._reporter.save_verdict(self._findings())
+
+    def _conclude(self) -> None:
+        self._guarded(self._announce, None)
+        report = self._publish(complete=True)
+        self._guarded(lambda: self._reporter.show(report), None)
+        self._reporter.release()
+        self._reporter.save_verdict(self._findings())
+        self._others.close()
+        self._transporter.close()
+
+    def _outlive(self) -> None:
+        """Only wait until the ranks of this node have ended, after the monitor itself failed."""
+        for end in self._local.ends():
+            self._attendance.feed(end)
+        self._attendance.settle(is_hung=False)
+
+    def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 - the report must exist even so (STYLE 4.11)
+            _log.exception("the monitor failed")
+            self._own_findings.append(crash_finding(error))
+            return otherwise
+
+
+def _news_of(finding: Finding) -> tuple[object, ...]:
+    """Return what makes a finding worth a line: a race of files grows rank by rank, in silence."""
+    is_alarm = finding.severity is not Severity.INFO
+    if finding.code.startswith("BAR"):
+        return (is_alarm, *finding.identity[:2])
+    return (is_alarm, *finding.identity)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the monitor of a run directory and an attempt; what befell those before it may follow."""
+    root, attempt, *deaths = arguments
+    run_dir = RunDir(Path(root), int(attempt))
+    # What ends the ranks must not end the one who tells of it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(5)
+    logging.raiseExceptions = False  # a full disk must not fill stderr
+    handler = logging.FileHandler(run_dir.monitor_log, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.getLogger("distdiag").addHandler(handler)
+    with suppress(OSError):
+        write_atomically(run_dir.monitor_pid, str(os.getpid()).encode())
+    launch_file = msgspec.json.decode(run_dir.launch.read_bytes(), type=LaunchFile)
+    config = Config.from_json(msgspec.json.encode(launch_file.config))
+    # The monitor of the attempt before this one must have finished its report.
+    wait_for_pid_file(RunDir(run_dir.root, run_dir.attempt - 1).monitor_pid, PREDECESSOR_S)
+    role = Monitor if 0 in launch_file.launch.local_ranks else ForwardingMonitor
+    role(run_dir, launch_file, config, Takeover(run_dir, tuple(deaths))).run()
+    return 0

@@ -1,0 +1,1 @@
+"""Compares how two runs of one script route tokens to experts."""

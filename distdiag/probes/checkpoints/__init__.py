@@ -1,0 +1,1 @@
+"""Observe what is loaded and saved."""

@@ -1,0 +1,540 @@
+"""Observes what is loaded into models and optimizers, and what came of it when they are used."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from distdiag.events.base import CallSite
+from distdiag.events.checkpoints import LoadWasted, TrainingResumed, Waste, WeightsLoaded
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.call_sites import frames_of
+from distdiag.probes.checkpoints.model_loads import ModelLoads, Outcome, outcome_of, refusal_of
+from distdiag.probes.guard import guarded
+from distdiag.probes.models.modules import Slot, clean_name, slots_of
+from distdiag.probes.models.tensor_plans import address_of, local_part
+from distdiag.probes.models.wrappers import unwrapped
+from distdiag.probes.optimizers.state import parameters_of
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
+from distdiag.probes.tensors.bytes import is_readable, sample
+from distdiag.probes.tensors.content import Content, Pending, contents
+from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.record.recorder import Recorder
+
+# Which parts of a checkpoint reached the optimizers before they stepped for the first time.
+
+_MOST_FILES: Final = 8
+_MOST_TENSORS: Final = 10_000
+_DEEPEST: Final = 4
+
+
+class _File(NamedTuple):
+    addresses: frozenset[int]
+    num_states: int
+
+
+@dataclass(slots=True)
+class _Given:
+    """A state that was given to an optimizer, which need not live any more."""
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    kind: type
+    shapes: list[tuple[int, ...]]
+    num_states: int
+    has_stepped: bool = False
+
+
+class Resumes:
+    """What was loaded into optimizers and schedulers, and what the files with weights held."""
+
+    def __init__(self, loads: ModelLoads, roots: Callable[[], list[nn.Module]]) -> None:
+        """Know of nothing that was loaded."""
+        self._loads = loads
+        self._roots = roots
+        self._files: deque[_File] = deque(maxlen=_MOST_FILES)
+        self._offered = -1
+        self._restored: WeakMembers[torch.optim.Optimizer] = WeakMembers()
+        self._given: list[_Given] = []
+        self._schedules: WeakMap[torch.optim.Optimizer, int]
+        self._schedules = WeakMap()
+        self._stepped: WeakMembers[torch.optim.Optimizer] = WeakMembers()
+        self._seen: WeakMap[torch.optim.Optimizer, dict[str, Any]]
+        self._seen = WeakMap()
+
+    def read_file(self, found: object) -> None:
+        """Take note of what `torch.load` has returned."""
+        states = max(_num_states(found, _DEEPEST), default=0)
+        addresses = (address_of(tensor) for tensor in _tensors(found, _DEEPEST))
+        few = [address for _, address in zip(range(_MOST_TENSORS), addresses, strict=False)]
+        self._files.append(_File(frozenset(few) - {None}, states))  # type: ignore[arg-type]
+
+    def gave_weights(self, given: Mapping[str, Any]) -> None:
+        """Take note of the tensors that were given to a model."""
+        tensors = (each for each in given.values() if isinstance(each, torch.Tensor))
+        addresses = {address_of(tensor) for tensor in tensors}
+        for file in self._files:
+            if not addresses.isdisjoint(file.addresses):
+                self._offered = max(self._offered, file.num_states)
+
+    def gave_state(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:
+        """Take note of the state that was given to an optimizer."""
+        state = state_dict.get("state") if isinstance(state_dict, Mapping) else None
+        if isinstance(state, Mapping) and state:
+            self._restored.add(optimizer)
+            of = weakref.ref(optimizer)
+            self._given.append(_Given(of, type(optimizer), _shapes(optimizer), len(state)))
+
+    def gave_schedule(self, scheduler: object) -> None:
+        """Take note of a scheduler that continues where it stood."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        step = getattr(scheduler, "last_epoch", -1)
+        if isinstance(optimizer, torch.optim.Optimizer) and isinstance(step, int):
+            self._schedules[optimizer] = step
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *, is_first: bool) -> None:
+        """Look at an optimizer that has not stepped before."""
+        if optimizer in self._stepped:
+            return
+        self._stepped.add(optimizer)
+        for each in self._given:
+            each.has_stepped = each.has_stepped or each.optimizer() is optimizer
+        if not is_first or not (self._loads.count or self._given or self._schedules):
+            return
+        held = {id(each) for each in parameters_of(optimizer)}
+        stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
+        slots = (each for root in self._roots() for each in slots_of(root))
+        loaded = {id(tensor) for _, slot, tensor in slots if self._loads.wrote(slot)}
+        self._seen[optimizer] = {
+            "optimizer": type(optimizer).__name__,
+            "num_parameters": len(held),
+            "num_loaded": len(held & loaded),
+            "num_stateless": len(held - stateful),
+            "was_restored": optimizer in self._restored,
+            "num_lost": self._num_lost(optimizer),
+            "offered": self._offered,
+            "schedule_step": self._schedules.get(optimizer, -1),
+        }
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return what was seen, if this is an optimizer that keeps a state at all."""
+        fields = self._seen.pop(optimizer, {})
+        return fields if optimizer.state else {}
+
+    def _num_lost(self, optimizer: torch.optim.Optimizer) -> int:
+        shapes = _shapes(optimizer)
+        others = [
+            each.num_states
+            for each in self._given
+            if (each.kind, each.shapes) == (type(optimizer), shapes) and self._is_idle(each)
+        ]
+        return max(others, default=0)
+
+    def _is_idle(self, given: _Given) -> bool:
+        optimizer = given.optimizer()
+        return not given.has_stepped and (optimizer is None or optimizer not in self._stepped)
+
+
+def _shapes(optimizer: torch.optim.Optimizer) -> list[tuple[int, ...]]:
+    return [tuple(each.shape) for each in parameters_of(optimizer)]
+
+
+def _num_states(value: object, depth: int) -> Iterator[int]:
+    if not isinstance(value, Mapping) or not depth:
+        return
+    state = value.get("state")
+    if "param_groups" in value and isinstance(state, Mapping):
+        yield len(state)
+        return
+    for item in value.values():
+        yield from _num_states(item, depth - 1)
+        if isinstance(item, list | tuple):
+            yield from (n for each in item for n in _num_states(each, depth - 1))
+
+
+def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
+    items: Sequence[object] | Iterator[object] = ()
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        items = iter(value.values())
+    elif depth and isinstance(value, list | tuple):
+        items = value
+    for item in items:
+        yield from _tensors(item, depth - 1)
+
+
+# Loads that come to nothing: read beside the model, or written over before training begins.
+
+_MOST_COMPARED: Final = 6
+_MOST_BYTES: Final = 1 << 26
+_LEAST_ELEMENTS: Final = 16
+_MOST_VALUES: Final = 1024
+_UNLIKE: Final = 0.6
+"""The correlation of values below which they have nothing in common."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """A tensor that was read for a place in a model, and what the model held then."""
+
+    name: str
+    slot: Slot
+    given: Pending
+    held: Pending
+
+
+@dataclass(slots=True)
+class _Written:
+    name: str
+    slot: Slot
+    values: torch.Tensor
+
+
+@dataclass(slots=True)
+class _Watched:
+    module: weakref.ref[nn.Module]
+    api: str
+    waste: Waste
+    tensors: Sequence[_Read | _Written]
+    count: int
+    site: CallSite
+
+
+class WastedLoads:
+    """What was loaded before training began, until it is seen whether the models hold it."""
+
+    def __init__(self, loads: ModelLoads, roots: Callable[[], list[nn.Module]]) -> None:
+        """Know of no load; `roots` are the models that there are."""
+        self._loads = loads
+        self._roots = roots
+        self._watched: list[_Watched] = []
+
+    def wrote(self, module: nn.Module, site: CallSite) -> None:
+        """Remember some of what a load has just put into a module."""
+        found = [
+            each
+            for each in slots_of(module)
+            if self._loads.wrote(each[1], self._loads.count - 1) and _has_values(each[2])
+        ]
+        tensors = [
+            _Written(name, slot, values)
+            for name, slot, tensor in _spread(found)
+            if _varies(values := _values(tensor))
+        ]
+        self._watched = [each for each in self._watched if each.module() is not module]
+        self._watch(module, "load_state_dict", Waste.OVERWRITTEN, tensors, site)
+
+    def read(self, api: str, state_dict: Mapping[str, Any], site: CallSite) -> None:
+        """Take note of tensors that were read into a state dict."""
+        leaves = [(clean_name(name), each) for name, each in _tensors_of(state_dict, "", 6)]
+        addresses = {address_of(local_part(tensor)) for _, tensor in leaves} - {None}
+        for root in self._roots():
+            places = {clean_name(n): (slot, t) for n, slot, t in slots_of(root)}
+            inside = [s for s, t in places.values() if address_of(local_part(t)) in addresses]
+            if inside:
+                self._loads.mark(inside)  # it was read right into the model
+                continue
+            found = [(name, *places[name], t) for name, t in _placed(leaves, places)]
+            tensors = [
+                _Read(name, slot, _reading(_part_like(given, held)), _reading(held))
+                for name, slot, held, given in _spread(found)
+            ]
+            self._watch(root, api, Waste.UNUSED, tensors, site)
+
+    def _watch(
+        self,
+        module: nn.Module,
+        api: str,
+        waste: Waste,
+        tensors: Sequence[_Read | _Written],
+        site: CallSite,
+    ) -> None:
+        if len(tensors) > 1:
+            reference = weakref.ref(module)
+            self._watched.append(_Watched(reference, api, waste, tensors, self._loads.count, site))
+
+    def settle(self, held: set[int]) -> Iterator[tuple[dict[str, Any], CallSite]]:
+        """Yield what has come to nothing; `held` are the parameters of the optimizer, by id."""
+        rest = []
+        for each in self._watched:
+            module = each.module()
+            if module is None:
+                continue
+            if not any(id(parameter) in held for parameter in module.parameters()):
+                rest.append(each)
+            elif all(self._is_wasted(tensor, each.count) for tensor in each.tensors):
+                fields = {
+                    "api": each.api,
+                    "waste": each.waste,
+                    "target": type(unwrapped(module)).__name__,
+                    "names": tuple(clean_name(tensor.name) for tensor in each.tensors),
+                    "num_compared": len(each.tensors),
+                }
+                yield fields, each.site
+        self._watched = rest
+
+    def _is_wasted(self, tensor: _Read | _Written, count: int) -> bool:
+        now = tensor.slot.tensor()
+        if now is None or self._loads.wrote(tensor.slot, count):
+            return False
+        if isinstance(tensor, _Written):
+            return _has_values(now) and _are_unlike(tensor.values, _values(now))
+        current, given, held = (_taken(e) for e in (_reading(now), tensor.given, tensor.held))
+        if current is None or given is None or held is None:
+            return False
+        return current.digest == held.digest and _differ(current, given)
+
+
+def _placed(
+    leaves: Sequence[tuple[str, torch.Tensor]], places: Mapping[str, tuple[Slot, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what has the name, below some prefix, and the shape of a tensor of the model."""
+    for path, tensor in leaves:
+        parts = path.split(".")
+        names = (".".join(parts[start:]) for start in range(len(parts)))
+        name = next((name for name in names if name in places), None)
+        if name is not None:
+            wanted = places[name][1]
+            if (wanted.shape, wanted.dtype) == (tensor.shape, tensor.dtype):
+                yield name, tensor
+
+
+def _tensors_of(value: object, path: str, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif depth and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors_of(item, f"{path}.{key}" if path else str(key), depth - 1)
+
+
+def _spread(found: Sequence[Any]) -> list[Any]:
+    """Choose a few, from the first one to the last one."""
+    step = max(1, math.ceil(len(found) / _MOST_COMPARED))
+    return list(found[::step])
+
+
+def _part_like(given: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    """Return of a whole tensor the part that this rank holds of a sharded one."""
+    if is_dtensor(given) or not is_dtensor(held):
+        return given
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    whole: Any = held
+    shape, offset = compute_local_shape_and_global_offset(
+        whole.shape, whole.device_mesh, whole.placements
+    )
+    places = zip(offset, shape, strict=True)
+    with out_of_sight():
+        return given[tuple(slice(start, start + size) for start, size in places)]
+
+
+def _reading(tensor: torch.Tensor) -> Pending:
+    local = local_part(tensor)
+    pending = contents([local] if local.nbytes <= _MOST_BYTES else [])
+    pending.guard()
+    return pending
+
+
+def _taken(pending: Pending) -> Content | None:
+    found = pending.take()
+    return found[0] if found else None
+
+
+def _differ(one: Content, other: Content) -> bool:
+    return one.digest[0] == other.digest[0] and one.digest != other.digest
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """Say whether values can be read at once."""
+    local = local_part(tensor)
+    is_number = local.is_floating_point() and local.device.type == "cpu"
+    return is_number and local.numel() >= _LEAST_ELEMENTS and is_readable(local)
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    with out_of_sight():
+        return sample(local_part(tensor).detach())[:_MOST_VALUES].to(torch.float64, copy=True)
+
+
+def _varies(values: torch.Tensor) -> bool:
+    with out_of_sight():
+        return bool(values.isfinite().all()) and float(values.std()) > 0
+
+
+def _are_unlike(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if before.shape != after.shape or not _varies(after):
+        return False
+    with out_of_sight():
+        one, other = before - before.mean(), after - after.mean()
+        return abs(float(one.dot(other) / (one.norm() * other.norm()))) < _UNLIKE
+
+
+# ---
+
+
+class _Inside(threading.local):
+    depth = 0
+
+
+class LoadWatch(Probe):
+    """Writes down what loads have left out or lost, when the next optimizer step begins."""
+
+    name: ClassVar[str] = "loads"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of no load yet."""
+        super().__init__(recorder)
+        self._loads = ModelLoads()
+        self._wasted = WastedLoads(self._loads, self._roots)
+        self._resumes = Resumes(self._loads, self._roots)
+        self._inside = _Inside()
+        self._handles: list[Any] = []
+        self._num_settled = 0
+
+    def _install(self) -> None:
+        self._patches.wrap(nn.Module, "load_state_dict", self._around_load)
+        optimizer = torch.optim.Optimizer
+        self._tell_after(optimizer, self._restored)
+        for kind in list(vars(lr_scheduler).values()):
+            is_kind = isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
+            if is_kind and "load_state_dict" in vars(kind):
+                self._tell_after(kind, self._scheduled)
+        self._patches.wrap_everywhere(torch.serialization, "load", self._around_read)
+        self.recorder.after_read = self._read
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+
+    def uninstall(self) -> None:
+        """Remove the hooks."""
+        super().uninstall()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _roots(self) -> list[nn.Module]:
+        live = self.recorder.live_models
+        return [] if live is None else live()
+
+    def _site(self, frame: FrameType) -> CallSite:
+        return CallSite(frames_of(frame, self.recorder.main_script))
+
+    # What is loaded
+
+    def _around_load(self, original: AnyCallable) -> AnyCallable:
+        inside = self._inside
+
+        @wrap_like(original)
+        def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.is_off or inside.depth or torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            inside.depth += 1
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                self._loaded(args, kwargs, refusal_of(error), sys._getframe())
+                raise
+            finally:
+                inside.depth -= 1
+            self._loaded(args, kwargs, outcome_of(result), sys._getframe())
+            return result
+
+        return load_state_dict
+
+    @guarded
+    def _loaded(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outcome: Outcome | None,
+        frame: FrameType,
+    ) -> None:
+        module, given = _arguments(*args, **kwargs)
+        if outcome is None or not isinstance(given, Mapping):
+            return
+        self._loads.add(module, given, outcome, self.recorder.step, self._site(frame))
+        self._resumes.gave_weights(given)
+        if self.recorder.step == 0:
+            self._wasted.wrote(module, self._site(frame))
+
+    def _tell_after(self, kind: type, tell: Callable[..., None]) -> None:
+        def telling(original: AnyCallable) -> AnyCallable:
+            @wrap_like(original)
+            def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+                result = original(*args, **kwargs)
+                tell(*_arguments(*args, **kwargs))
+                return result
+
+            return load_state_dict
+
+        self._patches.wrap(kind, "load_state_dict", telling)
+
+    @guarded
+    def _restored(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:
+        self._resumes.gave_state(optimizer, state_dict)
+
+    @guarded
+    def _scheduled(self, scheduler: object, _: object) -> None:
+        self._resumes.gave_schedule(scheduler)
+
+    def _around_read(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def load(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(*args, **kwargs)
+            self._opened(result)
+            return result
+
+        return load
+
+    @guarded
+    def _opened(self, found: object) -> None:
+        self._resumes.read_file(found)
+
+    @guarded
+    def _read(self, state_dict: Mapping[str, Any], frame: FrameType) -> None:
+        if self.recorder.step == 0:
+            api = "torch.distributed.checkpoint.load"
+            self._wasted.read(api, state_dict, self._site(frame))
+
+    # What came of it
+
+    @guarded
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not self.recorder.num_backwards:
+            return  # not a step of the training: it makes the states of the optimizer
+        for fields, site in self._loads.settle():
+            self.recorder.event(WeightsLoaded, site=site, **fields)
+        held = {id(parameter) for parameter in parameters_of(optimizer)}
+        for fields, site in self._wasted.settle(held):
+            self.recorder.event(LoadWasted, site=site, **fields)
+        self._resumes.before_step(optimizer, is_first=self.recorder.step == 0)
+
+    @guarded
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        fields = self._resumes.after_step(optimizer)
+        if fields:
+            site = self._site(sys._getframe(1))
+            self.recorder.event(TrainingResumed, site=site, **fields)
+
+
+def _arguments(
+    self: Any,  # noqa: ANN401
+    state_dict: object = None,
+    *_: object,
+    **__: object,
+) -> tuple[Any, object]:
+    return self, state_dict

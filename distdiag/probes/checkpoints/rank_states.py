@@ -1,0 +1,242 @@
+"""What each rank gives to a distributed checkpoint under names that all ranks share."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+
+from distdiag.events.base import CallSite
+from distdiag.events.checkpoints import StateEntry, StateRestored, StateSaved
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.call_sites import frames_of, is_own_file
+from distdiag.probes.guard import guard
+from distdiag.probes.tensors.content import contents
+from distdiag.record.recorder import Recorder
+
+_DEEPEST: Final = 8
+_MOST_ENTRIES: Final = 2_000
+_MOST_BYTES: Final = 1 << 24
+_LONGEST: Final = 60
+_DCP: Final = "torch.distributed.checkpoint"
+
+
+class _Call(threading.local):
+    now: tuple[tuple[int, ...], str, FrameType] | None = None
+
+
+class RankStates(Probe):
+    """Writes down numbers, texts and bytes that are saved, and those that come back otherwise."""
+
+    name: ClassVar[str] = "rank-states"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing was saved yet."""
+        super().__init__(recorder)
+        self._call = _Call()
+        self._saved: dict[str, dict[str, StateEntry]] = {}
+        self._counts: dict[tuple[int, ...], int] = {}
+
+    def _install(self) -> None:
+        from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+        for name in ("save", "async_save"):
+            self._patches.wrap_everywhere(state_dict_saver, name, self._around_save)
+        self._patches.wrap(state_dict_saver, "_stateful_to_state_dict", self._after)
+        self._patches.wrap_everywhere(state_dict_loader, "_load_state_dict", self._around_load)
+
+    # Saving
+
+    def _around_save(self, original: AnyCallable) -> AnyCallable:
+        call = self._call
+
+        @wrap_like(original)
+        def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.is_off or call.now is not None:
+                return original(*args, **kwargs)
+            call.now = self._described(kwargs, sys._getframe(1))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                call.now = None
+
+        return save
+
+    def _described(
+        self, kwargs: dict[str, Any], frame: FrameType | None
+    ) -> tuple[tuple[int, ...], str, FrameType] | None:
+        try:
+            while frame is not None and is_own_file(frame.f_code.co_filename):
+                frame = frame.f_back
+            if frame is None or str(frame.f_globals.get("__name__")).startswith(_DCP):
+                return None  # the thread of an asynchronous save, which was seen before
+            if kwargs.get("no_dist") or not dist.is_initialized():
+                return None
+            group = kwargs.get("process_group")
+            members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+            writer = kwargs.get("storage_writer")
+            return members, _place(kwargs.get("checkpoint_id"), writer), frame
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+            return None
+
+    def _after(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def collect(state_dict: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(state_dict, *args, **kwargs)
+            call = self._call.now
+            if not self.is_off and call is not None:
+                with guard(self.fail):
+                    self._write(state_dict, result, *call)
+            return result
+
+        return collect
+
+    def _write(
+        self,
+        given: Mapping[str, Any],
+        states: Mapping[str, Any],
+        members: tuple[int, ...],
+        place: str,
+        frame: FrameType,
+    ) -> None:
+        plain = {k: v for k, v in states.items() if not isinstance(given.get(k), _WEIGHTS)}
+        stateful = {k for k in plain if plain[k] is not given.get(k)}
+        entries = tuple(entries_of(plain, stateful))
+        number = self._counts[members] = self._counts.get(members, 0) + 1
+        if place:
+            self._saved[place] = {entry.key: entry for entry in entries}
+        if entries:
+            site = CallSite(frames_of(frame, self.recorder.main_script))
+            self.recorder.event(
+                StateSaved,
+                number=number,
+                members=members,
+                checkpoint=place,
+                entries=entries,
+                site=site,
+            )
+
+    # Loading
+
+    def _around_load(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def load(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(*args, **kwargs)
+            after_read = self.recorder.after_read
+            if after_read is not None:
+                after_read(args[0] if args else kwargs.get("state_dict"), sys._getframe(1))
+            if not self.is_off and self._saved:
+                with guard(self.fail):
+                    self._compare(*args[:2], frame=sys._getframe(1), **kwargs)
+            return result
+
+        return load
+
+    def _compare(
+        self,
+        state_dict: Mapping[str, Any],
+        storage_reader: object = None,
+        *,
+        frame: FrameType,
+        **_: object,
+    ) -> None:
+        place = _place(None, storage_reader)
+        saved = self._saved.get(place, {})
+        changed = []
+        for entry in entries_of(state_dict, set()):
+            before = saved.get(entry.key)
+            if before is not None and before.digest != entry.digest:
+                text = f"{before.text} came back as {entry.text}"
+                changed.append(
+                    StateEntry(entry.key, entry.kind, entry.digest, text, before.is_stateful)
+                )
+        if changed:
+            site = CallSite(frames_of(frame, self.recorder.main_script))
+            self.recorder.event(StateRestored, checkpoint=place, entries=tuple(changed), site=site)
+
+
+_WEIGHTS: Final = (nn.Module, torch.optim.Optimizer)
+
+
+def entries_of(states: Mapping[str, Any], stateful: set[str]) -> Iterator[StateEntry]:
+    """Yield what is neither sharded nor a weight: numbers, texts, bytes and tensors of integers."""
+    count = 0
+    for key, value in _leaves(states, "", _DEEPEST):
+        entry = _entry(key, value, is_stateful=key.split(".")[0] in stateful)
+        if entry is not None:
+            yield entry
+            count += 1
+            if count >= _MOST_ENTRIES:
+                return
+
+
+def _leaves(value: object, path: str, depth: int) -> Iterator[tuple[str, object]]:
+    items: Iterator[tuple[object, object]]
+    if depth and isinstance(value, Mapping):
+        items = iter(value.items())
+    elif depth and isinstance(value, list | tuple):
+        items = iter(enumerate(value))
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from _leaves(item, f"{path}.{key}" if path else str(key), depth - 1)
+
+
+def _entry(key: str, value: object, *, is_stateful: bool) -> StateEntry | None:
+    kind = type(value).__name__
+    if isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return StateEntry(key, kind, _digest(text.encode()), _short(text), is_stateful)
+    if isinstance(value, torch.Tensor):
+        return _tensor_entry(key, value, is_stateful=is_stateful)
+    if isinstance(value, io.BytesIO):
+        value = value.getvalue()
+    if isinstance(value, bytes | bytearray) and len(value) <= _MOST_BYTES:
+        text = f"{len(value)} bytes"
+        return StateEntry(key, kind, _digest(bytes(value)), text, is_stateful)
+    if kind == "ndarray" and getattr(value, "nbytes", _MOST_BYTES) < _MOST_BYTES:
+        array: Any = value
+        if array.dtype.kind in "iub":
+            text = f"{array.dtype} array {array.shape}"
+            return StateEntry(key, kind, _digest(array.tobytes()), text, is_stateful)
+    return None
+
+
+def _tensor_entry(key: str, value: torch.Tensor, *, is_stateful: bool) -> StateEntry | None:
+    # Weights that differ are found elsewhere; reading from a device would wait for it.
+    is_plain = type(value) is torch.Tensor and value.device.type == "cpu"
+    if not is_plain or value.is_floating_point() or value.is_complex():
+        return None
+    if value.nbytes > _MOST_BYTES:
+        return None
+    found = contents([value]).take()
+    if not found or found[0] is None:
+        return None
+    text = f"{value.dtype} tensor {tuple(value.shape)}".replace("torch.", "")
+    return StateEntry(key, "Tensor", found[0].digest, text, is_stateful)
+
+
+def _place(checkpoint: object, storage: object) -> str:
+    for found in (checkpoint, getattr(storage, "checkpoint_id", None)):
+        if isinstance(found, str | os.PathLike):
+            return os.path.abspath(found)
+    return ""
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128(data).hexdigest()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

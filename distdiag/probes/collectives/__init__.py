@@ -1,0 +1,1 @@
+"""Observe collectives, process groups and the store of the job."""

@@ -1,0 +1,181 @@
+"""Collectives seen where torch's dispatcher chooses a backend.
+
+A Python kernel at the dispatch key ``BackendSelect`` sees what is issued by the C++ reducer of DDP,
+by functional collectives and by compiled code, on every thread and every group, with all arguments.
+It costs as much as all the rest of a record, so the kernels are put in place when the first such
+caller shows up; what Python code issues itself is seen by the fronts.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import DispatchKey
+from torch._C._distributed_c10d import HashStore as _HashStore
+
+from distdiag.events.errors import CollectiveMismatchError
+from distdiag.events.lifecycle import TorchLoaded
+from distdiag.probes.call_sites import find_site
+from distdiag.probes.collectives.functional import KEY, FunctionalTap
+from distdiag.probes.collectives.operators import ASYNC_MESSAGES, OPS, Layout
+from distdiag.probes.collectives.strict import StrictGate
+from distdiag.probes.collectives.tap import Tap, TapError
+from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
+from distdiag.record.event_file import ISSUED, WAITED
+from distdiag.record.recorder import Recorder
+from distdiag.record.thread_context import ThreadContext
+
+Kernel = Callable[..., Any]
+
+_unbox = dist.ProcessGroup.unbox
+_TESTED = "allreduce_"
+
+
+class DispatcherTap(Tap):
+    """Registers a kernel for each operator of the namespace ``c10d``."""
+
+    def __init__(
+        self, recorder: Recorder, functional: FunctionalTap, gate: StrictGate | None = None
+    ) -> None:
+        """Register nothing yet."""
+        super().__init__(recorder, functional, gate)
+        self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+        self._library: Any = None
+        self._engaging = threading.Lock()
+
+    def can_observe(self) -> bool:
+        """Issue one collective with a kernel of ours in the way, and take the kernel out again."""
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{_TESTED}", KEY):
+            return False
+        with out_of_sight():
+            return self._sees_calls()
+
+    def _sees_calls(self) -> bool:
+        fake = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
+        create = getattr(fake, "_create_internal", None)
+        if create is None:
+            return True  # a torch without it is tested by its first real call
+        redispatch = torch.ops.c10d.allreduce_.default._handle.redispatch_boxed
+        seen: list[bool] = []
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            seen.append(True)
+            return redispatch(keyset & self._after, *args, **kwargs)
+
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl(_TESTED, kernel, KEY, with_keyset=True)
+        try:
+            group = dist.ProcessGroup(_HashStore(), 0, 1)
+            group._register_backend(
+                torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, create(0, 1)
+            )
+            group.allreduce([torch.zeros(1, device="cpu")])
+        finally:
+            library._destroy()
+        return bool(seen)
+
+    def _install(self) -> None:
+        if not self.can_observe():
+            raise TapError(f"the dispatcher does not call our kernels at {KEY}")
+        self._functional.before_first_call = self.engage
+        self.recorder.event(TorchLoaded, torch=str(torch.__version__), tap="dispatcher")
+
+    def engage(self) -> None:
+        """Put the kernels in place, once."""
+        if self._library is not None or self.is_off or not self._engaging.acquire(blocking=False):
+            return
+        try:
+            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+            for name in OPS:
+                op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+                if op is not None:
+                    kernel = self._kernel(Layout(name, op._schema), op)
+                    library.impl(name, kernel, KEY, with_keyset=True)
+            self._library = library
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+        finally:
+            self._engaging.release()
+
+    def uninstall(self) -> None:
+        """Take the kernels out of the dispatcher."""
+        super().uninstall()
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
+
+    def _kernel(self, layout: Layout, op: Any) -> Kernel:  # noqa: ANN401
+        # Looked up here once: each attribute costs in a place where microseconds count.
+        after, before = self._after, self._before
+        mark, failed = self.mark, self.failed
+        redispatch = op._handle.redispatch_boxed
+        recorder, here = self.recorder, self.recorder.here
+        returns_late = layout.is_async is None and not layout.spec.is_message
+
+        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            call: int | None = None
+            context = here.context
+            if context.is_recorded:
+                context.is_recorded = False
+            elif not self.off and not recorder.closed:
+                try:
+                    with reading_attributes():
+                        given = layout.bind(args, kwargs) if kwargs else args
+                        call = before(context, layout, given)
+                except CollectiveMismatchError:
+                    raise
+                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                    self.fail(error)
+            if call is None:
+                return redispatch(keyset & after, *args, **kwargs)
+            try:
+                result = redispatch(keyset & after, *args, **kwargs)
+            except BaseException:
+                failed(call)
+                raise
+            mark(call, ISSUED)
+            if returns_late:
+                mark(call, WAITED)  # a monitored barrier returns when all ranks were there
+            return result
+
+        return kernel
+
+    def _before(self, context: ThreadContext, layout: Layout, args: tuple[Any, ...]) -> int | None:
+        inputs, outputs = layout.inputs(args), layout.outputs(args)
+        shown = inputs or outputs
+        if shown and shown[0].is_meta:
+            return None  # a compiler asks for shapes; nothing is issued
+        group = self._group(_unbox(args[layout.process_group]))
+        if group is None:
+            return None
+        spec = layout.spec
+        key = (
+            spec.public,
+            tuple([tensor.shape for tensor in inputs]),
+            tuple([tensor.shape for tensor in outputs]),
+            tuple([tensor.dtype for tensor in shown]),
+            layout.details(args, group.value.ranks) if layout.has_details else None,
+            context.reduce_op,
+        )
+        # On a thread of C++ nothing of Python called the kernel.
+        site = find_site(self.recorder, context, sys._getframe(1).f_back)
+        return self._write(
+            context,
+            group,
+            key,
+            site,
+            is_message=spec.is_message,
+            is_async=self._is_async(layout, args, site.api),
+            results=outputs or shown,
+        )
+
+    @staticmethod
+    def _is_async(layout: Layout, args: tuple[Any, ...], api: str | None) -> bool:
+        if layout.is_async is not None:
+            return bool(layout.is_async.of(args))
+        return layout.spec.is_message and api in ASYNC_MESSAGES

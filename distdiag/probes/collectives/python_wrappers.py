@@ -1,0 +1,189 @@
+"""The Python methods of a process group: where nearly all collectives of Python code come by.
+
+The functions of `torch.distributed` stay as they are: Dynamo recognises them by identity, and
+users have imported them by name. All of them end in these methods.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+
+from distdiag.events.errors import CollectiveMismatchError
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
+from distdiag.probes.collectives.tap import Tap, TapError
+from distdiag.probes.collectives.work import WorkWatch
+from distdiag.probes.out_of_sight import reading_attributes
+from distdiag.record.event_file import ISSUED, WAITED
+from distdiag.record.recorder import Recorder
+from distdiag.record.thread_context import Calls, ThreadContext
+
+_Work: Final = dist.Work
+_SHARING: Final = frozenset({"allreduce", "broadcast", "allreduce_coalesced", "reduce"})
+_EXCHANGES: Final = frozenset(
+    name
+    for name, method in METHODS.items()
+    if method.public.startswith(("all_", "reduce_scatter", "send"))
+)
+_NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
+
+
+class CollectiveFronts(Probe):
+    """Lets the tap write each call down, and tells the work probe which Work came back.
+
+    What goes on to collectives in C++ (the reducer of DDP and its helpers) does not come by here:
+    the tap is told before they begin.
+    """
+
+    name: ClassVar[str] = "collective-fronts"
+
+    def __init__(self, recorder: Recorder, tap: Tap, works: WorkWatch) -> None:
+        """Hand each call to `tap` and each Work to `works`."""
+        super().__init__(recorder)
+        self._tap = tap
+        self._works = works
+
+    def _install(self) -> None:
+        kind = dist.ProcessGroup
+        for name, method in METHODS.items():
+            if name in vars(kind):
+                self._need(self._patches.wrap(kind, name, partial(self._front, method=method)))
+        if "_start_coalescing" in vars(kind) and "_end_coalescing" in vars(kind):
+            self._need(self._patches.wrap(kind, "_start_coalescing", self._start_front))
+            self._need(self._patches.wrap(kind, "_end_coalescing", self._end_front))
+        self._watch_native_callers()
+
+    def _need(self, is_wrapped: bool) -> None:
+        """Go on only if all that is there is seen: a call without a number shifts later ones."""
+        if not is_wrapped:
+            raise TapError("a method of process groups cannot be observed")
+
+    def _front(self, original: AnyCallable, method: Method) -> AnyCallable:
+        # Looked up here once: each attribute costs in a place where microseconds count.
+        here, recorder, tap = self.recorder.here, self.recorder, self._tap
+        record, frame, returned, mark = tap.record, sys._getframe, self._returned, tap.mark
+        may_share = original.__name__ in _SHARING
+        may_exchange = original.__name__ in _EXCHANGES
+
+        @wrap_like(original)
+        def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.off or tap.off or recorder.closed:
+                return original(self_, *args, **kwargs)
+            context, made = here.context, None
+            try:
+                with reading_attributes():
+                    given = bind(method, args, kwargs) if kwargs else args
+                    made = record(context, method, self_, given, frame(1))
+            except CollectiveMismatchError:
+                raise
+            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                tap.fail(error)
+            if made is None:
+                return original(self_, *args, **kwargs)
+            if may_share:
+                self._share(args[0] if args else None, self_)
+            if may_exchange and recorder.on_exchange is not None:
+                self._exchange(method, given, self_, frame(1))
+            context.is_recorded = True
+            try:
+                work = original(self_, *args, **kwargs)
+            except BaseException:
+                tap.failed(made[0])
+                raise
+            finally:
+                context.is_recorded = False
+            mark(made[0], ISSUED)
+            returned(context, work, [made[:2]], made[2])
+            return work
+
+        return front
+
+    def _share(self, tensors: object, group: object) -> None:
+        if self.recorder.before_share is not None:
+            self.recorder.before_share(tensors, group)
+        for tell in self.recorder.on_share:
+            tell()
+
+    def _exchange(
+        self, method: Method, given: tuple[Any, ...], group: object, frame: FrameType
+    ) -> None:
+        tell = self.recorder.on_exchange
+        if tell is not None:
+            peer = given[1] if method.is_message else -1
+            name = "uneven" if method.has_splits and _is_uneven(given) else method.public
+            tell(name, flatten(given[method.input]), group, peer, frame)
+
+    def _returned(
+        self,
+        context: ThreadContext,
+        work: Any,  # noqa: ANN401
+        calls: Calls,
+        is_async: bool,
+    ) -> None:
+        try:
+            if context.coalesced is not None:
+                context.coalesced += calls
+            elif isinstance(work, _Work):
+                if is_async:
+                    self._works.remember(work, calls)
+                else:
+                    self._works.expect_wait(work, calls)
+            elif not is_async:
+                for call, _ in calls:  # the backend waits by itself and returns nothing
+                    self.recorder.mark(call, WAITED)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _start_front(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not self.is_off:
+                self.recorder.here.context.coalesced = []
+            return original(self_, *args, **kwargs)
+
+        return method
+
+    def _end_front(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            context = self.recorder.here.context
+            calls, context.coalesced = context.coalesced, None
+            work = original(self_, *args, **kwargs)
+            if calls and not self.is_off:
+                # Whether its user wants to wait is not known here: never counted as dropped.
+                self._returned(context, work, calls, is_async=False)
+            return work
+
+        return method
+
+    # What calls collectives from C++
+
+    def _watch_native_callers(self) -> None:
+        bindings: Any = torch._C._distributed_c10d
+        names = [name for name in _NATIVE_CALLERS if name in vars(bindings)]
+        are_seen = self._patches.wrap_all(bindings, dict.fromkeys(names, self._engaging))
+        reducer = getattr(bindings, "Reducer", None)
+        are_seen &= reducer is None or self._patches.wrap(reducer, "__init__", self._engaging)
+        if not are_seen:
+            self._tap.engage()  # from the beginning: when they begin is not seen
+
+    def _engaging(self, original: AnyCallable) -> AnyCallable:
+        tap = self._tap
+
+        @wrap_like(original)
+        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            tap.engage()
+            return original(*args, **kwargs)
+
+        return function
+
+
+def _is_uneven(given: tuple[Any, ...]) -> bool:
+    """Say whether an all-to-all has parts of unlike sizes."""
+    return len({*whole_numbers(given[2]), *whole_numbers(given[3])}) > 1

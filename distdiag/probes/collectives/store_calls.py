@@ -1,0 +1,185 @@
+"""Calls of the job's key-value store: what one rank sets and another reads orders the two."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple
+
+from torch._C import _distributed_c10d as c10d
+
+from distdiag.events.files import StoreCall
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.call_sites import caller, is_own_file
+from distdiag.record.recorder import Recorder
+
+
+class Method(NamedTuple):
+    """A method of stores. `publishes`: written before; `learns`: written after it returned."""
+
+    publishes: bool
+    learns: bool
+
+
+METHODS: Final = {
+    "set": Method(publishes=True, learns=False),
+    "multi_set": Method(publishes=True, learns=False),
+    "append": Method(publishes=True, learns=False),
+    "queue_push": Method(publishes=True, learns=False),
+    "delete_key": Method(publishes=True, learns=False),
+    "add": Method(publishes=True, learns=True),
+    "compare_set": Method(publishes=True, learns=True),
+    "get": Method(publishes=False, learns=True),
+    "multi_get": Method(publishes=False, learns=True),
+    "queue_pop": Method(publishes=False, learns=True),
+    "wait": Method(publishes=False, learns=True),
+    "check": Method(publishes=False, learns=True),
+}
+"""A `check` that found nothing has learnt nothing: it is not written."""
+
+_PLURAL: Final = {"multi_set": "set", "multi_get": "get"}
+
+
+class StoreCalls(Probe):
+    """Records the calls that Python makes of a store, those of torch itself included.
+
+    Where they are made in C++ (by the backends of process groups) they are not seen.
+    """
+
+    name: ClassVar[str] = "store-calls"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know no store yet."""
+        super().__init__(recorder)
+        self._places: dict[int, tuple[weakref.ref[object], _Place]] = {}
+
+    def _install(self) -> None:
+        kind = c10d.Store
+        for name, method in METHODS.items():
+            if name in vars(kind):
+                make = partial(self._front, name=name, method=method)
+                self._patches.wrap(kind, name, make)
+        self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
+        if "clone" in vars(kind):
+            self._patches.wrap(kind, "clone", self._cloning)
+
+    def _front(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
+        action = _PLURAL.get(name, name)
+
+        @wrap_like(original)
+        def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.is_off or is_own_file(caller().f_code.co_filename):
+                return original(self_, *args, **kwargs)
+            given = (*args, *kwargs.values())
+            if method.publishes:
+                self._write(action, self_, given, _published(action, given), done=False)
+            result = original(self_, *args, **kwargs)
+            if method.learns and (name != "check" or result):
+                self._write(action, self_, given, _digest(result), done=True)
+            return result
+
+        return front
+
+    def _write(
+        self, action: str, store: object, given: tuple[Any, ...], value: str, *, done: bool
+    ) -> None:
+        try:
+            place = self._place_of(store)
+            if place is None or not given:
+                return
+            keys = [given[0]] if isinstance(given[0], str) else given[0]
+            self.recorder.event(
+                StoreCall,
+                action=action,
+                store=place.store,
+                keys=tuple(_printable(place.prefix + key) for key in keys),
+                value=value,
+                done=done,
+            )
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    # Which store it is
+
+    def _place_of(self, store: object) -> _Place | None:
+        """Return where the keys of a store lie; None if no other process sees them."""
+        known = self._places.get(id(store))
+        if known is not None and known[0]() is store:
+            return known[1]
+        if isinstance(store, c10d.TCPStore):
+            return self._remember(store, _Place(f"{store.host}:{store.port}", ""))
+        if isinstance(store, c10d.FileStore):
+            path: str = vars(c10d.FileStore)["path"].__get__(store)
+            return self._remember(store, _Place(path, ""))
+        return None  # in memory, or a prefix that was put before it out of our sight
+
+    def _remember(self, store: object, place: _Place) -> _Place:
+        number = id(store)
+        self._places[number] = (weakref.ref(store, lambda _: self._forget(number)), place)
+        return place
+
+    def _forget(self, number: int) -> None:
+        known = self._places.get(number)
+        if known is not None and known[0]() is None:
+            del self._places[number]
+
+    def _prefixing(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(self_, *args, **kwargs)
+            if not self.is_off:
+                self._follow(self_, (*args, *kwargs.values()))
+            return result
+
+        return method
+
+    def _follow(self, made: object, given: tuple[Any, ...]) -> None:
+        try:
+            prefix = next(each for each in given if isinstance(each, str))
+            base = next(each for each in given if isinstance(each, c10d.Store))
+            place = self._place_of(base)
+            if place is not None:
+                self._remember(made, _Place(place.store, f"{place.prefix}{prefix}/"))
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _cloning(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def clone(self_: Any) -> Any:  # noqa: ANN401
+            result = original(self_)
+            place = None if self.is_off else self._place_of(self_)
+            if place is not None:
+                self._remember(result, place)
+            return result
+
+        return clone
+
+
+class _Place(NamedTuple):
+    """The store below all prefixes, and what these make of a key."""
+
+    store: str
+    prefix: str
+
+
+def _published(action: str, given: tuple[Any, ...]) -> str:
+    """Return the digest of what a call is about to put into the store."""
+    return "" if action in ("add", "delete_key") else _digest(given[-1])
+
+
+def _digest(value: Any) -> str:  # noqa: ANN401
+    """Return a number as it is, and of anything longer what tells it from other values."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"{zlib.crc32(value):08x}:{len(value)}"
+    if isinstance(value, list | tuple):
+        return ",".join(_digest(each) for each in value)
+    return ""
+
+
+def _printable(key: str) -> str:
+    return key.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,253 @@
+"""What all taps of collectives share: process groups, signatures, and the record of a call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from itertools import count
+from types import FrameType
+from typing import Any, ClassVar
+
+import torch
+from torch.distributed import distributed_c10d
+
+from distdiag.events.base import CallSite
+from distdiag.events.collectives import ProcessGroup, Signature
+from distdiag.events.errors import CollectiveMismatchError
+from distdiag.probes.base import Probe
+from distdiag.probes.call_sites import find_site
+from distdiag.probes.collectives.functional import FunctionalTap
+from distdiag.probes.collectives.operators import (
+    ASYNC_MESSAGES,
+    NO_DETAILS,
+    Method,
+    details_of,
+    flatten,
+    options_of,
+    reduce_op_of,
+)
+from distdiag.probes.collectives.strict import StrictGate
+from distdiag.record.recorder import Recorder, Site
+from distdiag.record.thread_context import ThreadContext
+
+Front = tuple[int, bool, bool]
+"""A call from Python: its event number, whether the user's own code made it, and whether the caller
+will wait for it by himself."""
+
+SignatureKey = tuple[Any, ...]
+"""Op, input shapes, output shapes, dtypes, `Details` or None, reduce op: cheap to make."""
+
+
+class TapError(Exception):
+    """A way of observing collectives does not work here."""
+
+
+class Group:
+    """A process group that has been seen.
+
+    Found by the id of its handle, which is held weakly: keeping a group alive would change when
+    the user's `destroy_process_group` takes effect.
+    """
+
+    __slots__ = ("handle", "next_seq_id", "value")
+
+    def __init__(
+        self, value: ProcessGroup, handle: weakref.ref[Any], counter: Iterator[int]
+    ) -> None:
+        self.value = value
+        self.handle = handle
+        self.next_seq_id = counter.__next__
+
+
+class Tap(Probe):
+    """Records each collective before it is issued. Its subclasses differ in where they see it."""
+
+    name: ClassVar[str] = "collectives"
+
+    def __init__(
+        self, recorder: Recorder, functional: FunctionalTap, gate: StrictGate | None = None
+    ) -> None:
+        """Tell `functional` where results will lie; `gate` may refuse a call (``--strict``)."""
+        super().__init__(recorder)
+        self._functional = functional
+        self._gate = gate
+        self._groups: dict[int, Group] = {}
+        self._counters: dict[tuple[str, int], Iterator[int]] = {}
+        self._signatures: dict[int, Signature] = {}
+
+    def can_observe(self) -> bool:
+        """Try this way on a group that no counter of torch knows about."""
+        raise NotImplementedError
+
+    def engage(self) -> None:
+        """Be ready for calls that come from C++: those from Python pass the fronts."""
+
+    def record(
+        self,
+        context: ThreadContext,
+        method: Method,
+        handle: Any,  # noqa: ANN401
+        args: tuple[Any, ...],
+        frame: FrameType,
+    ) -> Front | None:
+        """Write down a call that Python makes of a method of this group, from this frame.
+
+        Returns None for a call that is not observed.
+        """
+        inputs = flatten(args[method.input]) if method.input >= 0 else ()
+        outputs = flatten(args[method.output]) if method.output >= 0 else ()
+        shown = inputs or outputs
+        group = self._groups.get(id(handle))
+        if group is None or group.handle() is not handle:
+            group = self._learn(handle)
+        if group is None or (shown and _only_has_shape(shown[0])):
+            return None
+        options = options_of(args)
+        key = (
+            method.public,
+            tuple([tensor.shape for tensor in inputs]),
+            tuple([tensor.shape for tensor in outputs]),
+            tuple([tensor.dtype for tensor in shown]),
+            details_of(method, args, options, group.value.ranks) if method.has_details else None,
+            reduce_op_of(method, args, options) if method.reduces else None,
+        )
+        site = find_site(self.recorder, context, frame)
+        is_async = _is_async(method, options, site)
+        call = self._write(
+            context,
+            group,
+            key,
+            site,
+            is_message=method.is_message,
+            is_async=is_async,
+            results=outputs or shown,
+        )
+        return call, site.is_own_call, is_async
+
+    def mark(self, call: int, mark: int) -> None:
+        """Write down that a call went on, before anything else happens on its thread."""
+        if not self.off:
+            try:
+                self.recorder.mark(call, mark)
+            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                self.fail(error)
+
+    def failed(self, call: int) -> None:
+        """Write down that a call raised."""
+        if not self.off:
+            try:
+                self.recorder.state(call, "failed")
+            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                self.fail(error)
+
+    def _group(self, handle: Any) -> Group | None:  # noqa: ANN401
+        group = self._groups.get(id(handle))
+        if group is None or group.handle() is not handle:
+            return self._learn(handle)
+        return group
+
+    def _learn(self, handle: Any) -> Group | None:  # noqa: ANN401
+        world = distributed_c10d._world
+        if handle not in world.pg_map or handle not in world.pg_group_ranks:
+            return None  # made by hand: nobody can say who its members are
+        by_rank = world.pg_group_ranks[handle]
+        value = ProcessGroup(
+            name=handle.group_name,
+            desc=handle.group_desc,
+            ranks=tuple(sorted(by_rank, key=by_rank.__getitem__)),
+            backend=str(world.pg_map[handle][0]),
+            generation=self.recorder.generation,
+        )
+        # setdefault: another thread may have been as fast, and there must be one counter.
+        counter = self._counters.setdefault((value.name, value.generation), count(1))
+        group = self._groups[id(handle)] = Group(value, weakref.ref(handle), counter)
+        return group
+
+    def _write(  # noqa: PLR0913 (a struct would cost a microsecond for each call)
+        self,
+        context: ThreadContext,
+        group: Group,
+        key: SignatureKey,
+        site: Site,
+        *,
+        is_message: bool,
+        is_async: bool,
+        results: Any,  # noqa: ANN401
+    ) -> int:
+        """Write the call down, let the strict mode look at it, and return its event number."""
+        recorder, tables = self.recorder, self.recorder.tables
+        signature = tables.signatures.get(key)
+        if signature is None:
+            signature = self._define(key)
+        group_number = tables.groups.get(group)
+        if group_number is None:
+            group_number = recorder.define_group(group, group.value)
+        seq_id = -1 if is_message else group.next_seq_id()
+        call = recorder.call(
+            group_number, seq_id, signature, site.number, is_async, context.name, site.api
+        )
+        if recorder.after_call is not None:
+            recorder.after_call(call, key[0])
+        if context.is_functional:
+            self._functional.remember(results, call)
+        if self._gate is not None and seq_id >= 0:
+            self._pass_gate(call, group.value, seq_id, signature, site)
+        return call
+
+    def _pass_gate(
+        self, call: int, group: ProcessGroup, seq_id: int, signature: int, site: Site
+    ) -> None:
+        assert self._gate is not None
+        place = CallSite(site.frames, self.recorder.here.context.module)
+        try:
+            self._gate.compare(group, seq_id, self._signatures[signature], place)
+        except CollectiveMismatchError:
+            self.failed(call)
+            raise
+
+    def _define(self, key: tuple[Any, ...]) -> int:
+        op, inputs, outputs, dtypes, details, reduce_op = key
+        if op.startswith("all_to_all") or (op.startswith(_GATHERS) and _are_parts(inputs, dtypes)):
+            self.recorder.has_exchanged = True
+        root, peer, tag, input_splits, output_splits = details or NO_DETAILS
+        signature = Signature(
+            op=op,
+            input_sizes=tuple(tuple(map(int, shape)) for shape in inputs),
+            output_sizes=tuple(tuple(map(int, shape)) for shape in outputs),
+            dtypes=tuple(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+            reduce_op=reduce_op,
+            root=root,
+            peer=peer,
+            tag=tag,
+            input_splits=input_splits,
+            output_splits=output_splits,
+        )
+        number = self.recorder.define_signature(key, signature)
+        if self._gate is not None:
+            self._signatures[number] = signature
+        return number
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_GATHERS = ("all_gather", "reduce_scatter")
+
+
+def _are_parts(shapes: Any, dtypes: Any) -> bool:  # noqa: ANN401
+    """Say whether these may be parts of activations: wrappers gather flat parameters."""
+    is_flat = all(len(shape) < 2 for shape in shapes)
+    return not is_flat and all(dtype.is_floating_point for dtype in dtypes)
+
+
+def _is_async(method: Method, options: Any, site: Site) -> bool:  # noqa: ANN401
+    if method.is_message:
+        return site.api in ASYNC_MESSAGES
+    return method.is_async if options is None else bool(options.asyncOp)
+
+
+def _only_has_shape(tensor: Any) -> bool:  # noqa: ANN401
+    """Whether a compiler or a simulation made it: nothing will be sent."""
+    return bool(tensor.is_meta) or (type(tensor) not in _PLAIN and _is_fake(tensor))
+
+
+def _is_fake(tensor: Any) -> bool:  # noqa: ANN401
+    return any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)

@@ -1,0 +1,158 @@
+"""What becomes of an asynchronous collective after it was issued.
+
+A `Work` is remembered by weak reference only: the tool never prolongs its life, nor that of the
+tensors that it holds.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, ClassVar, Final
+
+import torch.distributed as dist
+
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.record.event_file import WAITED
+from distdiag.record.recorder import Recorder
+from distdiag.record.thread_context import Calls
+
+_WAITS: Final = ("wait", "synchronize")
+_LOOKS: Final = (
+    "result",
+    "exception",
+    "is_success",
+    "get_future",
+    "get_future_result",
+    "block_current_stream",
+)
+
+_NOTHING: Final[tuple[int, Calls]] = (0, [])
+
+
+class _Handle(weakref.ref[Any]):
+    """A weak reference to a Work and the calls that it stands for."""
+
+    __slots__ = ("calls", "is_completed", "is_observed", "is_waited", "key")
+
+    calls: Calls
+    is_completed: bool
+    is_observed: bool
+    is_waited: bool
+    key: int
+
+
+class WorkWatch(Probe):
+    """Records that a Work was waited for, completed, failed, or dropped without a look at it."""
+
+    name: ClassVar[str] = "work"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know no Work yet."""
+        super().__init__(recorder)
+        self._handles: dict[int, _Handle] = {}
+
+    def _install(self) -> None:
+        kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
+        for kind in kinds:
+            for name in _WAITS:
+                self._patch(kind, name, self._waiting)
+            for name in _LOOKS:
+                self._patch(kind, name, self._looking)
+            self._patch(kind, "is_completed", self._asking)
+
+    def _patch(self, kind: Any, name: str, make: Any) -> None:  # noqa: ANN401
+        original = vars(kind).get(name)
+        if callable(original):
+            self._patches.wrap(kind, name, lambda each: wrap_like(each)(make(each)))
+
+    def remember(self, work: object, calls: Calls) -> None:
+        """Follow the Work that an asynchronous front gave its caller; `calls` are those it made."""
+        handle = _Handle(work, self._released)
+        handle.key = id(work)
+        handle.calls = calls
+        handle.is_observed = handle.is_waited = handle.is_completed = False
+        self._handles[handle.key] = handle
+
+    def expect_wait(self, work: object, calls: Calls) -> None:
+        """Note that the front itself will wait for this Work now; nobody else gets it."""
+        self.recorder.here.context.awaited = (id(work), calls)
+
+    def _released(self, handle: _Handle) -> None:
+        if self._handles.get(handle.key) is handle:
+            del self._handles[handle.key]
+        if not handle.is_observed and not self.is_off:
+            # What torch or a framework drops is its own affair.
+            self._write([call for call in handle.calls if call[1]], "dropped")
+
+    def _write(self, calls: Calls, state: str) -> None:
+        try:
+            for call, _ in calls:
+                self.recorder.state(call, state)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _look(self, work: object) -> _Handle | None:
+        handle = None if self.is_off else self._handles.get(id(work))
+        if handle is not None:
+            handle.is_observed = True
+        return handle
+
+    def _waiting(self, original: AnyCallable) -> AnyCallable:
+        here, recorder = self.recorder.here, self.recorder
+
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.off or recorder.closed:
+                return original(self_, *args, **kwargs)
+            context = here.context
+            key, calls = context.awaited
+            is_front = key == id(self_)
+            if is_front:
+                context.awaited = _NOTHING
+            else:
+                calls = self._calls_to_wait_for(self_)
+            if not calls:
+                return original(self_, *args, **kwargs)
+            try:
+                result = original(self_, *args, **kwargs)
+            except BaseException:
+                self._write(calls, "failed")
+                raise
+            if is_front:
+                self._mark_waited(calls)
+            else:
+                self._write(calls, "waited")
+            return result
+
+        return method
+
+    def _calls_to_wait_for(self, work: object) -> Calls:
+        handle = self._look(work)
+        if handle is None or handle.is_waited:
+            return []
+        handle.is_waited = True
+        return handle.calls
+
+    def _mark_waited(self, calls: Calls) -> None:
+        try:
+            for call, _ in calls:
+                self.recorder.mark(call, WAITED)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _looking(self, original: AnyCallable) -> AnyCallable:
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self._look(self_)
+            return original(self_, *args, **kwargs)
+
+        return method
+
+    def _asking(self, original: AnyCallable) -> AnyCallable:
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            handle = self._look(self_)
+            result = original(self_, *args, **kwargs)
+            if handle is not None and result and not handle.is_completed:
+                handle.is_completed = True
+                self._write(handle.calls, "completed")
+            return result
+
+        return method

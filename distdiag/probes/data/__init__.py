@@ -1,0 +1,1 @@
+"""Observe the data that ranks are fed."""

@@ -1,0 +1,461 @@
+"""Which samples a rank reads, in which order: what data loaders ask their samplers for.
+
+Everything is seen in the main process, where indices are drawn whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, ClassVar, Final, Self
+
+import torch
+import xxhash
+from torch.utils.data import DataLoader, dataloader
+
+from distdiag.events.base import CallSite
+from distdiag.events.data import MOST_INDICES, EpochFed, SamplerState
+from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
+from distdiag.probes.call_sites import frames_of
+from distdiag.probes.data.feeds import Batch, StepFeeds
+from distdiag.probes.data.sample_rows import rows_of
+from distdiag.probes.guard import guard
+from distdiag.probes.models.own_steps import is_due
+from distdiag.probes.optimizers.state import parameters_of
+from distdiag.probes.out_of_sight import is_grad_enabled
+from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.record.recorder import Recorder
+
+# What a pass over the data has trained: the parameters of the optimizer that stepped.
+
+
+class Trained:
+    """The parameters of one optimizer, kept by weak references: an id alone may be used again."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Remember these parameters."""
+        self._parameters = [weakref.ref(each) for each in parameters]
+
+    @classmethod
+    def by(cls, optimizer: object) -> Self | None:
+        """Return what an optimizer trains; None: there is none, or it holds nothing."""
+        held = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
+        return cls(held) if held else None
+
+    def overlaps(self, other: Trained) -> bool:
+        """Say whether some parameter, still alive, belongs to both."""
+        mine = {id(p) for each in self._parameters if (p := each()) is not None}
+        theirs = {id(p) for each in other._parameters if (p := each()) is not None}
+        return not mine.isdisjoint(theirs)
+
+
+def may_overlap(one: Trained | None, other: Trained | None) -> bool:
+    """Say whether two passes may have trained the same; it is not known of all what they train."""
+    return one is None or other is None or one.overlaps(other)
+
+
+# The indices of one pass over a data set, as they go by.
+
+_SHOWN: Final = 8
+
+
+class IndexStream:
+    """Takes note of indices in their order; `is_opaque` if they are no numbers."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        """Have seen none yet; `keeps`: remember which ones they are."""
+        self.is_opaque = False
+        self.is_ascending = True
+        self.num = 0
+        self.first: tuple[int, ...] = ()
+        self.fetched: deque[tuple[str, int]] = deque()
+        """Digests and sizes of batches that were asked for and have not been handed out yet."""
+        self._keeps = keeps
+        self._last = -1
+        self._state = xxhash.xxh3_64()
+        self._all = array("q")
+
+    def add(self, index: Any) -> None:  # noqa: ANN401
+        """Take note of one index, or of those of a batch."""
+        if self.is_opaque:
+            return
+        whole = index if isinstance(index, list | tuple) else [index]
+        try:
+            # The number in a tensor may lie on a device.
+            batch = array("q", [] if any(isinstance(i, torch.Tensor) for i in whole) else whole)
+        except (TypeError, OverflowError):
+            self.is_opaque = True
+            return
+        if not batch:
+            self.is_opaque = bool(whole)
+            return
+        content = batch.tobytes()
+        self._state.update(content)
+        self.num += len(batch)
+        self.fetched.append((xxhash.xxh3_64_hexdigest(content), len(batch)))
+        if self.is_ascending:
+            row = [self._last, *batch]
+            self.is_ascending = all(a < b for a, b in itertools.pairwise(row))
+            self._last = batch[-1]
+        if len(self.first) < _SHOWN:
+            self.first = (*self.first, *batch)[:_SHOWN]
+        if self._keeps and self.num <= MOST_INDICES:
+            self._all.extend(batch)
+
+    @property
+    def digest(self) -> str:
+        """A digest of all indices in their order."""
+        return self._state.hexdigest()
+
+    def bitmap(self) -> bytes:
+        """Return which indices there were, one bit for each; nothing if they are not known."""
+        if len(self._all) != self.num or not self._all or min(self._all) < 0:
+            return b""
+        largest = max(self._all)
+        if largest >= MOST_INDICES:
+            return b""
+        bits = bytearray(largest // 8 + 1)
+        for index in self._all:
+            bits[index >> 3] |= 1 << (index & 7)
+        return bytes(bits)
+
+
+# What samplers say of themselves, read from their attributes: nothing of theirs is called.
+
+_INSIDE: Final = ("batch_sampler", "sampler", "base_sampler", "_sampler", "_base_sampler")
+_DEEPEST: Final = 6
+_NOT_ORDER: Final = ("__init__", "set_epoch", "state_dict", "load_state_dict", "__repr__")
+_NAMES: Final = {
+    "epoch": ("epoch", "_epoch"),
+    "seed": ("seed", "initial_seed", "_seed"),
+    "num_replicas": ("num_replicas", "num_processes", "world_size"),
+    "replica": ("rank", "process_index"),
+    "num_skipped": ("skip_batches", "start_index", "start_iter", "consumed_samples"),
+}
+
+
+def chain_of(sampler: object) -> Iterator[object]:
+    """Yield a sampler and those that it takes its indices from."""
+    for _ in range(_DEEPEST):
+        yield sampler
+        inner = next((i for name in _INSIDE if (i := _own(sampler).get(name)) is not None), None)
+        if inner is None:
+            return
+        sampler = inner
+
+
+def state_of(sampler: object) -> SamplerState:
+    """Return what a sampler and those inside it say of themselves."""
+    chain = list(chain_of(sampler))
+    found: dict[str, Any] = {field: _first_int(chain, names) for field, names in _NAMES.items()}
+    found["num_skipped"] = found["num_skipped"] or 0
+    shuffle = next((s for one in chain if isinstance(s := _own(one).get("shuffle"), bool)), None)
+    found["uses_epoch"] = any(map(_uses_epoch, chain))
+    return SamplerState(tuple(type(one).__name__ for one in chain), shuffle=shuffle, **found)
+
+
+def _uses_epoch(sampler: object) -> bool:
+    """Say whether what a sampler does to yield its indices reads an epoch, by its code."""
+    for kind in type(sampler).__mro__:
+        methods = [each for each in vars(kind).values() if inspect.isfunction(each)]
+        names = {n for m in methods if m.__name__ not in _NOT_ORDER for n in m.__code__.co_names}
+        if any("epoch" in name for name in names):
+            return True
+        own = vars(kind).get("__iter__")
+        if (
+            own is not None
+            and "super" not in getattr(own, "__code__", _uses_epoch.__code__).co_names
+        ):
+            return False  # what its bases do plays no part
+    return False
+
+
+def _first_int(chain: list[object], names: tuple[str, ...]) -> int | None:
+    for one in chain:
+        for name in names:
+            value = _own(one).get(name)
+            if type(value) is int:
+                return value
+    return None
+
+
+def _own(one: object) -> dict[str, Any]:
+    return getattr(one, "__dict__", None) or {}
+
+
+# ---
+
+_MOST_ROWS: Final = 512
+_MOST_STREAMS: Final = 256
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One pass over a data set that is under way, or over."""
+
+    stream: str
+    number: int
+    dataset: str
+    num_samples: int
+    sampler: SamplerState
+    indices: IndexStream
+    epoch_before: int | None
+    num_backwards: int
+    site: CallSite
+    has_grad: bool
+    iterator: Callable[[], object]
+    num_batches: int = 0
+    num_before_training: int = 0
+    is_exhausted: bool = False
+    is_over: bool = False
+    trained: Trained | None = None
+    contents: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What is known of the passes over one stream."""
+
+    count: int = 0
+    last_digest: str = ""
+    last_epoch: int | None = None
+    last_trained: Trained | None = None
+
+
+class SamplerWatch(Probe):
+    """Writes down each pass over a data set that has indices."""
+
+    name: ClassVar[str] = "samplers"
+
+    def __init__(self, recorder: Recorder, feeds: StepFeeds) -> None:
+        """Know of no pass yet; `feeds` is told of each batch."""
+        super().__init__(recorder)
+        self._feeds = feeds
+        self._passes: WeakMap[Any, _Pass] = WeakMap()
+        self._open: list[_Pass] = []
+        self._streams: dict[str, _Stream] = {}
+        self._datasets: dict[int, tuple[int, Callable[[], object] | None]] = {}
+        self._num_datasets = 0
+        self._epochs: WeakMap[Any, int] = WeakMap()
+
+    def _install(self) -> None:
+        kind = dataloader._BaseDataLoaderIter
+        self._patches.wrap(kind, "_next_index", self._indices)
+        self._patches.wrap(kind, "__next__", self._batches)
+        self._patches.wrap(kind, "_reset", self._restarts)
+        self._patches.wrap(DataLoader, "__init__", self._making)
+        self.recorder.on_step.append(self._after_step)
+
+    def flush(self) -> None:
+        """Write down the passes that have not come to their end."""
+        if not self.is_off:
+            self._settle(all_of_them=True)
+
+    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
+        with guard(self.fail):
+            action(*args)
+
+    # What data loaders do
+
+    def _making(self, original: AnyCallable) -> AnyCallable:
+        @like(original)
+        def init(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+            original(self_, *args, **kwargs)
+            if not self.is_off:
+                self._guard(self._made, self_)
+
+        return init
+
+    def _made(self, loader: Any) -> None:  # noqa: ANN401
+        self._remember_epoch(loader._index_sampler)
+
+    def _restarts(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def reset(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            # Loaders that keep their workers use one iterator for all passes.
+            mine = self._passes.pop(self_, None)
+            if mine is not None:
+                mine.is_over = True
+            return original(self_, *args, **kwargs)
+
+        return reset
+
+    def _indices(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def next_index(self_: Any) -> Any:  # noqa: ANN401
+            if self.is_off:
+                return original(self_)
+            self._guard(self._before_index, self_, sys._getframe(1))
+            index = original(self_)
+            self._guard(self._after_index, self_, index)
+            return index
+
+        return next_index
+
+    def _batches(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+            try:
+                batch = original(self_)
+            except StopIteration:
+                if not self.is_off:
+                    self._guard(self._exhausted, self_)
+                raise
+            if not self.is_off:
+                self._guard(self._after_batch, self_, batch)
+            return batch
+
+        return next_batch
+
+    def _before_index(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+        if iterator not in self._passes:
+            self._begin(iterator, frame)
+
+    def _after_index(self, iterator: Any, index: Any) -> None:  # noqa: ANN401
+        self._passes[iterator].indices.add(index)
+
+    def _after_batch(self, iterator: Any, batch: Any) -> None:  # noqa: ANN401
+        mine = self._passes.get(iterator)
+        if mine is None:
+            return
+        mine.num_batches += 1
+        if self.recorder.num_backwards == mine.num_backwards:
+            mine.num_before_training += 1
+        fetched = mine.indices.fetched
+        digest, size = fetched.popleft() if fetched else ("", 0)
+        room = _MOST_ROWS - len(mine.contents)
+        if mine.number == 0 and 0 < size <= room and mine.sampler.num_replicas:
+            mine.contents += rows_of(batch, size)
+        if is_grad_enabled():
+            self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
+
+    def _exhausted(self, iterator: Any) -> None:  # noqa: ANN401
+        mine = self._passes.get(iterator)
+        if mine is not None:
+            mine.is_exhausted = True
+            self._remember_epoch(iterator._index_sampler)
+
+    # Passes
+
+    def _begin(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+        self._settle()
+        sampler = iterator._index_sampler
+        state = state_of(sampler)
+        dataset = type(iterator._dataset).__name__
+        base = f"{dataset} {self._number(iterator._dataset)} by {' of '.join(state.chain)}"
+        if not is_grad_enabled():
+            base += " without gradients"  # one rank may evaluate alone, with the same loader
+        stream, others = base, {each.stream for each in self._open}
+        while stream in others:
+            stream += " beside it"
+        if len(self._streams) > _MOST_STREAMS:
+            self._streams.clear()
+        known = self._streams.setdefault(stream, _Stream())
+        mine = _Pass(
+            stream=stream,
+            number=known.count,
+            dataset=dataset,
+            num_samples=_length(iterator),
+            sampler=state,
+            indices=IndexStream(keeps=is_due(known.count)),
+            epoch_before=self._epoch_of(sampler),
+            num_backwards=self.recorder.num_backwards,
+            site=CallSite(frames_of(frame, self.recorder.main_script)),
+            has_grad=is_grad_enabled(),
+            iterator=weakref.ref(iterator),
+        )
+        known.count += 1
+        self._remember_epoch(sampler)
+        self._passes[iterator] = mine
+        self._open.append(mine)
+
+    def _number(self, dataset: object) -> int:
+        known = self._datasets.get(id(dataset))
+        if known is None or (known[1] is not None and known[1]() is not dataset):
+            try:
+                reference: Callable[[], object] | None = weakref.ref(dataset)
+            except TypeError:
+                reference = None  # a list, for one
+            known = self._datasets[id(dataset)] = (self._num_datasets, reference)
+            self._num_datasets += 1
+        return known[0]
+
+    def _epoch_of(self, sampler: object) -> int | None:
+        return self._epochs.get(list(chain_of(sampler))[-1])
+
+    def _remember_epoch(self, sampler: object) -> None:
+        chain = list(chain_of(sampler))
+        epoch = state_of(sampler).epoch
+        if epoch is not None:
+            self._epochs[chain[-1]] = epoch
+
+    # Writing
+
+    def _after_step(self) -> None:
+        if self.is_off:
+            return
+        self._guard(self._note_trained)
+        if any(each.is_exhausted for each in self._open):
+            self._guard(self._settle)
+
+    def _note_trained(self) -> None:
+        for each in self._open:
+            each.trained = each.trained or Trained.by(self.recorder.stepped())
+
+    def _settle(self, *, all_of_them: bool = False) -> None:
+        """Write down passes that are over: the last batch of them was used by now."""
+        for mine in list(self._open):
+            is_over = mine.is_exhausted or mine.is_over or mine.iterator() is None
+            if is_over or all_of_them:
+                self._open.remove(mine)
+                self._write(mine)
+
+    def _write(self, mine: _Pass) -> None:
+        indices, known = mine.indices, self._streams.get(mine.stream, _Stream())
+        if indices.is_opaque or not indices.num:
+            return
+        num_backwards = self.recorder.num_backwards - mine.num_backwards if mine.has_grad else 0
+        self.recorder.event(
+            EpochFed,
+            stream=mine.stream,
+            number=mine.number,
+            dataset=mine.dataset,
+            num_samples=mine.num_samples,
+            sampler=mine.sampler,
+            num_indices=indices.num,
+            num_batches=mine.num_batches,
+            digest=indices.digest,
+            first=indices.first,
+            indices=indices.bitmap(),
+            contents=tuple(mine.contents),
+            is_complete=mine.is_exhausted,
+            is_ascending=indices.is_ascending,
+            last_digest=known.last_digest if may_overlap(mine.trained, known.last_trained) else "",
+            last_epoch=known.last_epoch,
+            epoch_before=mine.epoch_before,
+            num_before_training=mine.num_before_training,
+            num_backwards=num_backwards,
+            members=self._feeds.members if num_backwards else (),
+            site=mine.site,
+        )
+        if num_backwards:
+            known.last_trained = mine.trained
+            known.last_digest = indices.digest if mine.is_exhausted else ""
+            known.last_epoch = mine.sampler.epoch
+
+
+def _length(iterator: Any) -> int:  # noqa: ANN401
+    """Return how many samples there are, -1 if the data set does not say."""
+    if iterator._dataset_kind == dataloader._DatasetKind.Iterable:
+        return -1
+    try:
+        return len(iterator._dataset)
+    except Exception:  # noqa: BLE001 (the code is the user's, and need not have it)
+        return -1

@@ -1,0 +1,1 @@
+"""Observe accesses to files."""

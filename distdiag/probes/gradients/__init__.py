@@ -1,0 +1,1 @@
+"""Observe gradients between backward pass and optimizer step."""

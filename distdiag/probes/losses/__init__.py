@@ -1,0 +1,1 @@
+"""Observe losses and what each element of them weighs."""

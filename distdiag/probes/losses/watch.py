@@ -1,0 +1,358 @@
+"""Writes down how much each element of a loss weighs in the gradient of an optimizer step."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, ClassVar, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from distdiag.events.base import CallSite
+from distdiag.events.losses import LossWeights
+from distdiag.probes.base import Probe
+from distdiag.probes.guard import guard, guarded
+from distdiag.probes.losses.aux_terms import (
+    NO_BALANCE,
+    Aux,
+    Balance,
+    Numbers,
+    aux_terms,
+    parts_of,
+    without_aux,
+)
+from distdiag.probes.losses.graph import losses_of
+from distdiag.probes.losses.held_numbers import held_numbers
+from distdiag.probes.losses.labels import LabelTensors
+from distdiag.probes.losses.reading import LossReading
+from distdiag.probes.losses.score_marks import Origin, origin_of
+from distdiag.probes.losses.terms import Step, number
+from distdiag.probes.models.own_steps import OwnSteps, is_due
+from distdiag.probes.models.wrappers import keeper_of, param_groups
+from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.tensors.bytes import is_readable
+from distdiag.record.coefficient_names import is_coefficient
+from distdiag.record.recorder import Recorder
+from distdiag.record.user_code import is_user_file
+
+# Over which ranks the wrapper of a model combines gradients, and what it divides their sum by.
+
+Averaging = tuple[tuple[int, ...], float]
+
+UNKNOWN: Averaging = ((), 0.0)
+_MOST_GROUPS: Final = 64
+
+
+def averaging_of(steps: OwnSteps, optimizer: torch.optim.Optimizer) -> Averaging:
+    """Return the ranks and the divisor for the models of an optimizer; 0 if it is not known."""
+    roots = steps.roots_of(optimizer)
+    found = {averaging_in(root) for root in roots}
+    if len(found) != 1:
+        return UNKNOWN
+    members, divisor = found.pop()
+    is_local = any(map(steps.is_local, roots))
+    return members, 0.0 if is_local else divisor
+
+
+def known_groups() -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each process group that this rank belongs to."""
+    groups = {tuple(sorted(ranks)) for ranks in distributed_c10d._world.pg_group_ranks.values()}
+    return tuple(sorted(groups)[:_MOST_GROUPS])
+
+
+def averaging_in(root: nn.Module) -> Averaging:
+    """Return the ranks and the divisor for one model."""
+    found: set[Averaging] = set()
+    for module in root.modules():
+        keeper = keeper_of(module, "")
+        if keeper is not None and (keeper.kind != "FSDP2" or param_groups(module)):
+            found.add((keeper.ranks, _divisor(module, keeper.kind, len(keeper.ranks))))
+    return found.pop() if len(found) == 1 else UNKNOWN
+
+
+def _divisor(module: Any, kind: str, num_ranks: int) -> float:  # noqa: ANN401
+    if isinstance(module, DistributedDataParallel):
+        return 0.0 if getattr(module, "_comm_hooks", None) else float(num_ranks)
+    if kind == "FSDP2":
+        divisors = {_given(group, num_ranks) for group in param_groups(module)}
+        return divisors.pop() if len(divisors) == 1 else 0.0
+    if kind == "FSDP1":
+        is_plain = getattr(module, "_comm_hook", None) is None
+        is_hybrid = "HYBRID" in getattr(module.sharding_strategy, "name", "HYBRID")
+        return float(num_ranks) if is_plain and not is_hybrid else 0.0
+    return 0.0
+
+
+def _given(group: Any, num_ranks: int) -> float:  # noqa: ANN401
+    if getattr(group, "_all_reduce_hook", None) is not None:
+        return 0.0
+    given = getattr(group, "gradient_divide_factor", None)
+    return float(num_ranks) if given is None else float(given)
+
+
+# Reads how much balancing losses weigh that a function of the program injects into a pass.
+#
+# Such a function passes a tensor on, and gives a loss beside it a gradient of its own choice.
+
+_MOST_AWAITED: Final = 1024
+_MOST_TERMS: Final = 8
+
+
+class InjectedAux:
+    """What forward passes have injected, and the gradients that the next pass gives it."""
+
+    def __init__(self, fail: Callable[[Exception], None]) -> None:
+        """Nothing was injected yet."""
+        self._fail = fail
+        self._num_awaited = 0
+        self._found: list[Aux] = []
+
+    @property
+    def is_awaited(self) -> bool:
+        """Say whether anything was injected since the last step."""
+        return self._num_awaited > 0
+
+    def see(self, node: Any) -> None:  # noqa: ANN401
+        """Watch the node of a loss that was injected."""
+        origin = origin_of(node)
+        if origin is not None and self._num_awaited < _MOST_AWAITED:
+            self._num_awaited += 1
+            node.register_prehook(self._prehook(origin, parts_of(node)))
+
+    def _prehook(
+        self, origin: Origin, parts: list[tuple[Step, ...]]
+    ) -> Callable[[Sequence[torch.Tensor | None]], None]:
+        def prehook(gradients: Sequence[torch.Tensor | None]) -> None:
+            with guard(self._fail):
+                gradient = gradients[0]
+                is_one = gradient is not None and gradient.numel() == 1
+                is_one = is_one and len(self._found) < _MOST_TERMS
+                if gradient is not None and is_one and is_readable(gradient):
+                    share = Step("/", number(gradient.detach().double().reciprocal()))
+                    self._found += [Aux(origin, (share, *way), 0, True) for way in parts]
+
+        return prehook
+
+    def take(self) -> list[Aux]:
+        """Return what a pass has come by, since it was asked last."""
+        found, self._found = self._found, []
+        return found
+
+    def forget(self) -> None:
+        """Begin anew with a step."""
+        self._num_awaited, self._found = 0, []
+
+
+# The numbers that the modules and settings of a program hold as coefficients, by their names.
+
+_MOST_MODULES: Final = 512
+_MOST_NAMES: Final = 256
+_SETTINGS: Final = ("config", "cfg", "args")
+
+
+def named_coefficients(
+    frame: FrameType | None, main_script: str | None, models: Iterable[nn.Module]
+) -> frozenset[float]:
+    """Return what modules, their settings, arguments and globals of the stack name coefficients."""
+    found = set(_of_arguments())
+    known: set[int] = set()
+    while frame is not None:
+        namespace = frame.f_globals
+        if id(namespace) not in known and is_user_file(frame.f_code.co_filename, main_script):
+            known.add(id(namespace))
+            found.update(_of_names(namespace))
+            for value in list(namespace.values()):
+                found.update(_of_settings(value))
+        frame = frame.f_back
+    for root in models:
+        for module in islice(root.modules(), _MOST_MODULES):
+            found.update(_of_names(vars(module)))
+            for name in _SETTINGS:
+                found.update(_of_settings(vars(module).get(name)))
+    return frozenset(found)
+
+
+def _of_arguments() -> Iterator[float]:
+    for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
+        name, _, value = argument.rpartition("=")
+        if is_coefficient(name or before):
+            try:
+                yield float(value)
+            except ValueError:
+                continue
+
+
+def _of_settings(value: Any) -> Iterator[float]:  # noqa: ANN401
+    # By types and not by attributes: a proxy would answer for what it stands for, or raise.
+    kind = type(value)
+    if issubclass(kind, dict):
+        yield from _of_names(value)
+    elif not issubclass(kind, (ModuleType, FunctionType, nn.Module)):
+        with suppress(AttributeError):
+            yield from _of_names(object.__getattribute__(value, "__dict__"))
+
+
+def _of_names(values: Any) -> Iterator[float]:  # noqa: ANN401
+    for name, value in list(values.items())[:_MOST_NAMES]:
+        if type(value) is float and value and type(name) is str and is_coefficient(name):
+            yield value
+
+
+# ---
+
+MOST_PASSES: Final = 64
+_MOST_WAITING: Final = 8
+
+
+class LossWatch(Probe):
+    """Reads the losses of the backward passes before the first steps and every hundredth."""
+
+    name: ClassVar[str] = "losses"
+
+    def __init__(self, recorder: Recorder, steps: OwnSteps) -> None:
+        """Know of no pass yet; `steps` knows which models an optimizer trains."""
+        super().__init__(recorder)
+        self._models = steps
+        self._num_passes = 0
+        self._passes: list[LossReading] = []
+        self._places: dict[Hashable, int] = {}
+        self._site = CallSite(())
+        self._running: LossReading | None = None
+        self._given = LabelTensors()
+        self._labels: WeakMap[Any, str] = WeakMap()
+        self._num_labels: dict[str, int] = {}
+        self._injected = InjectedAux(self.fail)
+        self._waiting: deque[tuple[dict[str, Any], list[LossReading]]] = deque()
+
+    def _install(self) -> None:
+        self.recorder.on_step.append(self._forget)
+        self.recorder.on_given.append(self._see)
+        self.recorder.on_injected.append(self._see_injected)
+
+    @guarded
+    def flush(self) -> None:
+        """Write down what has been read by now."""
+        self._write()
+
+    @guarded
+    def _see(self, given: object) -> None:
+        if is_due(self.recorder.step):
+            self._given.see(given)
+
+    @guarded
+    def _see_injected(self, node: object) -> None:
+        if dist.is_initialized() and is_due(self.recorder.step):
+            self._injected.see(node)
+
+    @guarded
+    def before_backward(self, outputs: object) -> None:
+        """Look at the graph that a pass is about to differentiate."""
+        self._write()
+        if not dist.is_initialized():
+            return
+        if not is_due(self.recorder.step):
+            self._look_for_balance(outputs)
+            return
+        self._num_passes += 1
+        if len(self._passes) >= MOST_PASSES:
+            return
+        key, frames = self.recorder.backward or ((), ())
+        place = self._places.setdefault(key, len(self._places))
+        self._site = CallSite(frames)
+        root = _root(outputs)
+        terms = [] if root is None else losses_of(root)
+        aux = [] if root is None else aux_terms(root)
+        terms = without_aux(terms) if aux else terms
+        labels, targets = self._given.counts_for(terms), self._given.take_targets()
+        self._tell_balanced(aux)
+        has_balance = bool(aux) or self._injected.is_awaited
+        balance = Balance(tuple(aux), self._numbers()) if has_balance else NO_BALANCE
+        self._running = LossReading(terms, place, self.fail, labels, balance, targets)
+
+    def _look_for_balance(self, outputs: object) -> None:
+        root = _root(outputs) if self.recorder.doubts_balance() else None
+        if root is not None:
+            self._tell_balanced(aux_terms(root))
+
+    def _tell_balanced(self, aux: list[Aux]) -> None:
+        for tell in self.recorder.on_balanced:
+            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
+
+    @guarded
+    def after_backward(self) -> None:
+        """Leave the graph: the pass is over, or has failed."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end(self._injected.take())
+            self._passes.append(running)
+
+    @guarded
+    def before_step(self, optimizer: object, _: FrameType) -> None:
+        """Write down the passes whose gradients an optimizer is about to apply."""
+        if not isinstance(optimizer, torch.optim.Optimizer) or not self._num_passes:
+            return
+        if len(self._passes) == self._num_passes:
+            members, divisor = averaging_of(self._models, optimizer)
+            fields = {
+                "optimizer": self._label(optimizer),
+                "step": self.recorder.step,
+                "members": members,
+                "divisor": divisor,
+                "site": self._site,
+                "groups": known_groups(),
+            }
+            self._waiting.append((fields, self._passes))
+        self._forget()
+        self._write()
+
+    def _label(self, optimizer: torch.optim.Optimizer) -> str:
+        label = self._labels.get(optimizer)
+        if label is None:
+            kind = type(optimizer).__name__
+            number = self._num_labels[kind] = self._num_labels.get(kind, 0) + 1
+            label = self._labels[optimizer] = kind if number == 1 else f"{kind}#{number}"
+        return label
+
+    def _numbers(self) -> Numbers:
+        models = self.recorder.live_models() if self.recorder.live_models is not None else ()
+        given = (sys._getframe(1), self.recorder.main_script, list(models))
+        return Numbers(held_numbers(*given), named_coefficients(*given))
+
+    def _forget(self) -> None:
+        self._num_passes, self._passes, self._places = 0, [], {}
+        self._injected.forget()
+
+    def _write(self) -> None:
+        while self._waiting:
+            fields, readings = self._waiting[0]
+            if not all([reading.take() for reading in readings]):
+                break
+            self._waiting.popleft()
+            found = tuple(reading.result for reading in readings)
+            self.recorder.event(LossWeights, passes=found, **fields)
+        while len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+
+
+def _is_compiled() -> bool:
+    """Say whether the pass itself is compiled: hooks would become a part of it."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "compiled_autograd_enabled", False))
+
+
+def _root(outputs: object) -> Any:  # noqa: ANN401
+    """Return the node of the only output of a pass, None if it is not one number or compiled."""
+    tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+    if _is_compiled() or len(tensors) != 1:
+        return None
+    if type(tensors[0]) is not torch.Tensor or tensors[0].numel() != 1:
+        return None
+    return tensors[0].grad_fn

@@ -1,0 +1,1 @@
+"""Observe models: their parameters, wrappers and sharding."""

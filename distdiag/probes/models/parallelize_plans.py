@@ -1,0 +1,180 @@
+"""Plans given to `parallelize_module`: what they match, and whether it stays as it was made."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from typing import Any, ClassVar, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import api
+
+from distdiag.events.base import CallSite
+from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
+from distdiag.probes.base import AnyCallable, wrap_like
+from distdiag.probes.call_sites import frames_of
+from distdiag.probes.models.attention_heads import cut_heads
+from distdiag.probes.models.modules import own_parameters
+from distdiag.probes.models.plan_patterns import PlanProbe, outcome
+from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.record.recorder import Recorder
+
+_SOURCE: Final = PlanSource.PARALLELIZE_MODULE
+_MOST_WATCHED: Final = 20_000
+
+
+class _Match(NamedTuple):
+    path: str
+    parent: nn.Module
+    module: nn.Module
+
+
+class _Resolved(NamedTuple):
+    """A pattern with the modules that it matches."""
+
+    pattern: str
+    wanted: str
+    matches: list[_Match]
+
+
+class _Sharded(NamedTuple):
+    """A parameter that a pattern has sharded, with the shape of the whole."""
+
+    module: weakref.ref[nn.Module]
+    name: str
+    path: str
+    shape: torch.Size
+    pattern: str
+    wanted: str
+    model: str
+    site: CallSite
+
+
+class ParallelizePlans(PlanProbe):
+    """Resolves each plan as torch does, before torch applies it."""
+
+    name: ClassVar[str] = "parallelize-plans"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Watch no parameter yet."""
+        super().__init__(recorder)
+        self._is_inside = False
+        self._sharded: list[_Sharded] = []
+
+    def _install(self) -> None:
+        self._patches.wrap_everywhere(api, "parallelize_module", self._resolving)
+        self.recorder.on_step.append(lambda: self._safely(self._after_step))
+
+    def _resolving(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def parallelize_module(
+            module: Any,  # noqa: ANN401
+            device_mesh: Any = None,  # noqa: ANN401
+            parallelize_plan: Any = None,  # noqa: ANN401
+            *args: Any,  # noqa: ANN401
+            **kwargs: Any,  # noqa: ANN401
+        ) -> Any:  # noqa: ANN401
+            given = (module, device_mesh, parallelize_plan)
+            # It calls itself for the parts of a model.
+            if self._is_inside or self.is_off or torch.compiler.is_compiling():
+                return original(*given, *args, **kwargs)
+            self._is_inside = True
+            try:
+                site = self._safely(self._site, sys._getframe(1))
+                resolved = self._safely(self._before, *given, site)
+                result = original(*given, *args, **kwargs)
+                if resolved:
+                    self._safely(self._after, module, resolved, site)
+                return result
+            finally:
+                self._is_inside = False
+
+        return parallelize_module
+
+    def _site(self, frame: Any) -> CallSite:  # noqa: ANN401
+        return CallSite(frames_of(frame, self.recorder.main_script))
+
+    def _before(
+        self,
+        module: object,
+        mesh: Any,  # noqa: ANN401
+        plan: object,
+        site: CallSite,
+    ) -> list[_Resolved]:
+        if not isinstance(plan, Mapping) or not isinstance(module, nn.Module):
+            return []
+        names = [name for name, _ in module.named_modules() if name]
+        resolved, told = [], []
+        for pattern, style in plan.items():
+            found = _Resolved(pattern, type(style).__name__, _resolve(module, pattern))
+            resolved.append(found)
+            paths = [match.path for match in found.matches]
+            faults = [
+                NamedFault(PlanFault.UNEVEN, match.path, text)
+                for match in found.matches
+                if (text := _cut(match, style, mesh))
+            ]
+            told.append(outcome(pattern, found.wanted, paths, names, faults))
+        self._tell(_SOURCE, type(module).__name__, told, site)
+        return resolved
+
+    def _after(self, root: nn.Module, resolved: list[_Resolved], site: CallSite) -> None:
+        """Keep in mind what is sharded now."""
+        for pattern, wanted, matches in resolved:
+            for path, _, module in matches:
+                for name, parameter in own_parameters(module).items():
+                    if len(self._sharded) < _MOST_WATCHED and _is_split(parameter):
+                        full = f"{path}.{name}" if path else name
+                        shape, model = parameter.shape, type(root).__name__  # type: ignore[union-attr]
+                        self._sharded.append(
+                            _Sharded(
+                                weakref.ref(module), name, full, shape, pattern, wanted, model, site
+                            )
+                        )
+
+    def _after_step(self) -> None:
+        """Look once whether what was sharded has been replaced by the whole."""
+        watched, self._sharded = self._sharded, []
+        for each in watched:
+            module = each.module()
+            now = None if module is None else own_parameters(module).get(each.name)
+            # A part on purpose has another shape.
+            if now is None or is_dtensor(now) or now.shape != each.shape:
+                continue
+            text = "but after the first step there is a plain tensor that holds the whole"
+            fault = NamedFault(PlanFault.UNLIKE, each.path, text)
+            seen = PatternMatches(each.pattern, each.wanted, 1, (each.path,), "", (fault,))
+            self._tell(_SOURCE, each.model, [seen], each.site)
+
+
+def _resolve(module: nn.Module, pattern: str) -> list[_Match]:
+    """Return what a pattern matches: token by token, among the children of what matched before."""
+    found = [_Match("", module, module)]
+    for token in pattern.split(".") if pattern else ():
+        found = [
+            _Match(f"{path}.{name}" if path else name, parent, child)
+            for path, _, parent in found
+            for name, child in parent.named_children()
+            if fnmatch(name, token)
+        ]
+    return found
+
+
+def _is_split(parameter: object) -> bool:
+    if not is_dtensor(parameter):
+        return False
+    return parameter._local_tensor.shape != parameter.shape  # type: ignore[attr-defined, no-any-return]
+
+
+def _cut(match: _Match, style: Any, mesh: Any) -> str:  # noqa: ANN401
+    """Say which heads the style cuts, if the program gets the parts as plain tensors."""
+    is_colwise = type(style).__name__ == "ColwiseParallel"
+    if mesh is None or not is_colwise or not getattr(style, "use_local_output", False):
+        return ""
+    layouts = getattr(style, "output_layouts", ())
+    if not layouts or not all(layout.is_shard(-1) for layout in layouts):
+        return ""
+    return cut_heads(match.parent, match.module, mesh.size())

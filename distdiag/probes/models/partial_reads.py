@@ -1,0 +1,72 @@
+"""Numbers that a program takes out of DTensors whose reduction is still to come."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+from torch.distributed.tensor import DTensor
+
+from distdiag.events.base import CallSite
+from distdiag.events.models import PartialRead
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.call_sites import frames_of
+from distdiag.probes.guard import guard
+from distdiag.record.recorder import Recorder
+
+_METHODS: Final = ("item", "__float__")
+_MOST_PLACES: Final = 64
+
+
+class PartialReads(Probe):
+    """Writes each place of the program down once."""
+
+    name: ClassVar[str] = "partial-reads"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of no place yet."""
+        super().__init__(recorder)
+        self._seen: set[tuple[int, int]] = set()
+        self._waiting: list[dict[str, Any]] = []
+
+    def _install(self) -> None:
+        for name in _METHODS:
+            self._patches.add(DTensor, name, partial(self._reading, api=name))
+        self.recorder.on_share.append(self._after_share)
+        self.recorder.on_step.append(self.flush)
+
+    def _reading(self, original: AnyCallable, api: str) -> AnyCallable:
+        @wrap_like(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if not self.is_off:
+                with guard(self.fail):
+                    self._look(self_, api, sys._getframe(1))
+            return original(self_, *args, **kwargs)
+
+        return method
+
+    def _look(self, tensor: Any, api: str, frame: FrameType) -> None:  # noqa: ANN401
+        if not any(placement.is_partial() for placement in tensor.placements):
+            return
+        place = (id(frame.f_code), frame.f_lasti)
+        if place in self._seen or len(self._seen) >= _MOST_PLACES:
+            return
+        self._seen.add(place)
+        self._waiting.append(
+            {
+                "api": api.strip("_"),
+                "placements": tuple(str(placement) for placement in tensor.placements),
+                "site": CallSite(frames_of(frame, self.recorder.main_script)),
+            }
+        )
+
+    def _after_share(self) -> None:
+        """Forget what was read: the program reduces the number itself."""
+        self._waiting.clear()
+
+    def flush(self) -> None:
+        """Write down what was read and not reduced since."""
+        while self._waiting and not self.is_off:
+            self.recorder.event(PartialRead, **self._waiting.pop(0))

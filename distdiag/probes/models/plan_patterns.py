@@ -1,0 +1,61 @@
+"""What the patterns of a plan match in a model, as events say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from distdiag.config.placement_rules import closest
+from distdiag.events.base import CallSite
+from distdiag.events.models import NamedFault, PatternMatches, PlanPatterns, PlanSource
+from distdiag.probes.base import Probe
+from distdiag.probes.guard import guard
+from distdiag.record.recorder import Recorder
+
+_MOST_PATTERNS: Final = 400
+_MOST_NAMES: Final = 3
+_MOST_FAULTS: Final = 8
+_LONGEST: Final = 200
+
+
+class PlanProbe(Probe):
+    """Writes each outcome of a plan down once for each place that applies it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of no plan yet."""
+        super().__init__(recorder)
+        self._told: set[tuple[object, ...]] = set()
+
+    def _tell(
+        self, source: PlanSource, model: str, patterns: Iterable[PatternMatches], site: CallSite
+    ) -> None:
+        told = tuple(patterns)[:_MOST_PATTERNS]
+        key = (source, model, told, site.location)
+        if told and key not in self._told:
+            self._told.add(key)
+            self.recorder.event(PlanPatterns, source=source, model=model, patterns=told, site=site)
+
+    def _safely(self, observe: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+        """Run a part of ours; None if it fails, which switches the probe off."""
+        if not self.is_off:
+            with guard(self.fail):
+                return observe(*args)
+        return None
+
+
+def outcome(
+    pattern: str,
+    wanted: str,
+    found: Sequence[str],
+    names: Iterable[str],
+    faults: Sequence[NamedFault] = (),
+) -> PatternMatches:
+    """Return what became of a pattern that has found these, among all names."""
+    return PatternMatches(
+        pattern[:_LONGEST],
+        wanted[:_LONGEST],
+        len(found),
+        tuple(found[:_MOST_NAMES]),
+        "" if found else closest(pattern, names),
+        tuple(faults[:_MOST_FAULTS]),
+    )

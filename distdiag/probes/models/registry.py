@@ -1,0 +1,122 @@
+"""Which models and optimizers there are, in the order in which they were made."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from distdiag.probes.base import AnyCallable, Patches, like
+from distdiag.probes.guard import guard
+from distdiag.probes.models.modules import own_buffers, own_modules, own_parameters
+from distdiag.probes.models.wrappers import unwrapped
+from distdiag.probes.tensors.by_identity import WeakMap
+
+# Short names of models: the class, with a number from the second one on.
+
+
+def class_of(root: nn.Module) -> str:
+    """Return the name of a model's own class, whatever wraps it."""
+    return type(unwrapped(root)).__name__.removeprefix("FSDP")
+
+
+class ModelNames:
+    """Gives each model a name that it keeps."""
+
+    def __init__(self) -> None:
+        """Have named none."""
+        self._names: WeakMap[nn.Module, str] = WeakMap()
+        self._num_names: dict[str, int] = {}
+
+    def name(self, root: nn.Module) -> str:
+        """Return the name of a model."""
+        name = self._names.get(root)
+        if name is None:
+            kind = class_of(root)
+            number = self._num_names[kind] = self._num_names.get(kind, 0) + 1
+            name = self._names[root] = kind if number == 1 else f"{kind}#{number}"
+        return name
+
+
+# ---
+
+_NUMBERS = itertools.count()
+_NOTES: list[Callable[[object], None]] = []
+"""Who is told of new objects, by a number that a traced function may hold."""
+
+
+class Born:
+    """The living objects of a class, the oldest first; ranks make them in the same order."""
+
+    def __init__(
+        self, kind: type, ways: tuple[str, ...], fail: Callable[[Exception], None]
+    ) -> None:
+        """Know of none yet.
+
+        `ways` are the methods by one of which each of them comes to be (copies do not pass through
+        the constructor); `fail` is told what goes wrong here.
+        """
+        self._kind = kind
+        self._ways = ways
+        self._fail = fail
+        self._references: list[weakref.ref[Any]] = []
+        self._numbers: WeakMap[Any, int] = WeakMap()
+        self.count = 0
+        """How many were ever made."""
+        self.newest = -1
+        """The number of the last one."""
+
+    def watch(self, patches: Patches) -> None:
+        """Take note of each one that is made from now on."""
+        for way in self._ways:
+            if way in vars(self._kind):
+                patches.wrap(self._kind, way, self._noting)
+
+    def _noting(self, original: AnyCallable) -> AnyCallable:
+        number = len(_NOTES)
+        _NOTES.append(self._note)
+
+        # Without the mark that others bear, and without the probe among what it closes over: Dynamo
+        # traces constructors.
+        @like(original)
+        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if torch.compiler.is_compiling():
+                return original(self_, *args, **kwargs)
+            result = original(self_, *args, **kwargs)
+            _NOTES[number](self_)
+            return result
+
+        return method
+
+    def _note(self, new: object) -> None:
+        with guard(self._fail):
+            self._references.append(weakref.ref(new))
+            self._numbers[new] = self.newest = next(_NUMBERS)
+            self.count += 1
+
+    def number(self, one: object) -> int:
+        """Return a number that is larger for what was made later, of any class; -1 if unknown."""
+        return self._numbers.get(one, -1)
+
+    def alive(self) -> list[Any]:
+        """Return those that still exist."""
+        found = [reference() for reference in self._references]
+        known = {id(each): each for each in found if each is not None}
+        self._references = [weakref.ref(found) for found in known.values()]
+        return list(known.values())
+
+
+def roots_of(modules: list[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the modules that are no part of another one and hold tensors, the oldest first."""
+    parts = {id(child) for module in modules for child in own_modules(module).values()}
+    for module in modules:
+        if id(module) not in parts and _holds_tensors(module):
+            yield module
+
+
+def _holds_tensors(module: nn.Module) -> bool:
+    return any(own_parameters(part) or own_buffers(part) for part in module.modules())

@@ -1,0 +1,133 @@
+"""When FSDP wraps a module, and when a wrapped one is used for the first time."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, _runtime_utils
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
+from distdiag.probes.tensors.by_identity import WeakMembers
+from distdiag.record.recorder import Recorder
+
+# When a model that FSDP keeps is given its inputs, and when its forward pass is over.
+
+
+class ShardedForwards(Probe):
+    """Tells whoever looks at what models are fed; compiled code is left alone."""
+
+    name: ClassVar[str] = "sharded-forwards"
+
+    def _install(self) -> None:
+        for owner, name, around in (
+            (FSDPState, "_root_pre_forward", self._beginning),
+            (FSDPState, "_post_forward", self._end),
+            (FullyShardedDataParallel, "forward", self._whole),
+        ):
+            self._patches.wrap(owner, name, around)
+
+    def _beginning(self, original: AnyCallable) -> AnyCallable:
+        recorder = self.recorder
+
+        @like(original)
+        def root_pre_forward(self_: Any, module: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+            if torch.compiler.is_compiling() or recorder.before_model is None:
+                return original(self_, module, args, kwargs)
+            result = original(self_, module, args, kwargs)
+            recorder.before_model(module, (args, kwargs))
+            return result
+
+        return root_pre_forward
+
+    def _end(self, original: AnyCallable) -> AnyCallable:
+        recorder = self.recorder
+
+        @like(original)
+        def post_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if torch.compiler.is_compiling() or recorder.after_model is None:
+                return original(self_, *args, **kwargs)
+            is_root = getattr(self_._state_ctx, "iter_forward_root", None) is self_
+            result = original(self_, *args, **kwargs)
+            if is_root:
+                recorder.after_model(result)
+            return result
+
+        return post_forward
+
+    def _whole(self, original: AnyCallable) -> AnyCallable:
+        recorder = self.recorder
+
+        @like(original)
+        def forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if torch.compiler.is_compiling() or recorder.before_model is None:
+                return original(self_, *args, **kwargs)
+            is_outermost = recorder.before_model(self_, (args, kwargs))
+            result = None
+            try:
+                result = original(self_, *args, **kwargs)
+            finally:
+                if is_outermost and recorder.after_model is not None:
+                    recorder.after_model(result)
+            return result
+
+        return forward
+
+
+# ---
+
+
+class ShardingMoments(Probe):
+    """Tells whoever looks at models that FSDP has changed them, or is about to use them."""
+
+    name: ClassVar[str] = "sharding-moments"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Nothing was used yet."""
+        super().__init__(recorder)
+        self._used: WeakMembers[nn.Module] = WeakMembers()
+
+    def _install(self) -> None:
+        for name, around in (("init", self._wrapping), ("_lazy_init", self._first_use)):
+            self._patches.wrap(FSDPState, name, around)
+        self._patches.wrap_everywhere(_runtime_utils, "_root_pre_forward", self._each_use)
+
+    def _tell(self) -> None:
+        before_forward = self.recorder.before_forward
+        if before_forward is not None and not self.is_off:
+            before_forward()
+
+    def _wrapping(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def init(self_: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(self_, modules, *args, **kwargs)
+            after_wrap = self.recorder.after_wrap
+            if after_wrap is not None and not self.is_off:
+                after_wrap(modules)
+            return result
+
+        return init
+
+    def _first_use(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def lazy_init(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if getattr(self_, "_is_root", True) is None:
+                self._tell()
+            return original(self_, *args, **kwargs)
+
+        return lazy_init
+
+    def _each_use(self, original: AnyCallable) -> AnyCallable:
+        """Tell of the first use of a root of the first FSDP; loading initialises it before that."""
+
+        @wrap_like(original)
+        def root_pre_forward(state: Any, module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            is_part = getattr(state, "_is_root", None) is False or torch.compiler.is_compiling()
+            if not is_part and module not in self._used:
+                self._used.add(module)
+                self._tell()
+            return original(state, module, *args, **kwargs)
+
+        return root_pre_forward

@@ -1,0 +1,352 @@
+"""The plan of a model: for each of its tensors, how it is kept and which ranks hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from distdiag.events.models import Basis, Policy, TensorPlan
+from distdiag.probes.models.attention_heads import HeadCounts
+from distdiag.probes.models.meshes import mesh_of, replicas_on_mesh
+from distdiag.probes.models.modules import clean_name, own_buffers, own_parameters
+from distdiag.probes.models.wrappers import (
+    Keeper,
+    Tree,
+    WrapTimes,
+    parameters_in,
+    policies_of,
+    sharded_parameters,
+)
+from distdiag.probes.tensors.kinds import is_dtensor
+
+# Weights that the configuration of a model calls tied, and that are not.
+
+_FLAG = "tie_word_embeddings"
+
+
+def untied_pairs(tree: Tree) -> dict[tuple[int, str], str]:
+    """Return heads that are not the embedding, by module and name, with the embedding's name.
+
+    Only where the configuration is sure to mean them: one embedding and one linear layer of its
+    shape below the module that has the flag.
+    """
+    found: dict[tuple[int, str], str] = {}
+    for path, module, _ in tree:
+        if getattr(getattr(module, "config", None), _FLAG, None) is not True:
+            continue
+        if hasattr(module, "get_output_embeddings"):
+            found |= _declared(module, path)
+            continue
+        parts = list(module.named_modules())
+        embeddings = [(name, part) for name, part in parts if isinstance(part, nn.Embedding)]
+        for name, embedding in embeddings:
+            heads = list(_heads(parts, embedding))
+            alike = [part for _, part in embeddings if part.weight.shape == embedding.weight.shape]
+            if len(heads) == 1 and len(alike) == 1 and heads[0].weight is not embedding.weight:
+                full = f"{path}.{name}" if path else name
+                found[id(heads[0]), "weight"] = clean_name(f"{full}.weight")
+    return found
+
+
+def _declared(module: Any, path: str) -> dict[tuple[int, str], str]:  # noqa: ANN401
+    """Ask a model that knows its embedding and its head."""
+    try:
+        head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return {}
+    if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding):
+        return {}  # a wrapper that trains a copy, or none
+    if head.weight is embedding.weight or head.weight.shape != embedding.weight.shape:
+        return {}
+    names = {id(part): name for name, part in module.named_modules()}
+    name = names.get(id(embedding))
+    if name is None:
+        return {}
+    full = f"{path}.{name}" if path else name
+    return {(id(head), "weight"): clean_name(f"{full}.weight")}
+
+
+def _heads(parts: list[tuple[str, nn.Module]], embedding: nn.Embedding) -> Iterator[nn.Linear]:
+    for _, part in parts:
+        if isinstance(part, nn.Linear) and part.weight.shape == embedding.weight.shape:
+            yield part
+
+
+# ---
+
+_SHARED: Final = "shared_embedding"
+"""Megatron marks the embedding of the first stage and the head of the last one so."""
+
+
+class Held(NamedTuple):
+    """A tensor of a model with its plan."""
+
+    plan: TensorPlan
+    tensor: torch.Tensor
+
+
+class Surroundings(NamedTuple):
+    """What the plan of a tensor depends on beside its own model.
+
+    `owners` are the optimizers of each parameter, `reduced` the ranks over which the program itself
+    reduced its gradient for this step, `sent` those over which it once sent the parameter round,
+    all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
+    of a model that all ranks train together, `is_cut` says of a tensor that it is split along a
+    sequence, `is_routing_bias` of a module and a name that experts are chosen by it. Of the model
+    itself: whether all of it `is_frozen`, the `mesh_ranks` over which tensors of it are sharded,
+    whether it `has_marks` of Megatron's on some, whether it `is_local`, since it has stepped
+    without a reduction of DDP's, and whether it `is_bypassed`, since DDP's forward pass was not
+    called for this step.
+    """
+
+    owners: Mapping[int, tuple[str, ...]]
+    reduced: Mapping[int, tuple[int, ...]]
+    sent: Mapping[int, tuple[int, ...]]
+    beside: tuple[int, ...]
+    world: tuple[int, ...]
+    wrap_times: WrapTimes
+    is_frozen: bool = False
+    mesh_ranks: tuple[int, ...] = ()
+    has_marks: bool = False
+    is_local: bool = False
+    is_bypassed: bool = False
+    heads: HeadCounts | None = None
+    is_cut: Callable[[object], bool] = lambda _: False
+    is_routing_bias: Callable[[nn.Module, str], bool] = lambda *_: False
+
+
+class _Rest(NamedTuple):
+    """What the plan of a tensor depends on in the rest of its model."""
+
+    tree: Tree
+    policies: Mapping[int, Policy]
+    untied: Mapping[tuple[int, str], str]
+    divided: Mapping[int, int]
+
+
+class _Slot(NamedTuple):
+    """Where a module has a tensor, and what FSDP2 has `whole` instead and has written down of it.
+
+    `name` is as the user knows it, `first_name` that of the first slot with the same parameter.
+    `is_managed`: the wrapper around it keeps it. Else it `is_late` or `is_ignored`.
+    """
+
+    module: nn.Module
+    key: str
+    keeper: Keeper
+    name: str
+    first_name: str
+    is_parameter: bool
+    tensor: torch.Tensor
+    whole: torch.Tensor
+    record: Any
+    is_late: bool
+    is_ignored: bool
+
+    @property
+    def is_managed(self) -> bool:
+        return not (self.is_late or self.is_ignored)
+
+
+def plan_of(tree: Tree, around: Surroundings) -> list[Held]:
+    """Return all tensors of a model in the order of its modules."""
+    parameters = list(parameters_in(tree))
+    around = around._replace(
+        is_frozen=not any(parameter.requires_grad for parameter in parameters),
+        mesh_ranks=_mesh_ranks(parameters),
+        has_marks=any(_is_part(parameter) for parameter in parameters),
+    )
+    divided = {} if around.heads is None else around.heads.divided(tree)
+    rest = _Rest(tree, policies_of(tree), untied_pairs(tree), divided)
+    return [Held(_plan(slot, rest, around), slot.whole) for slot in _slots(tree, around.wrap_times)]
+
+
+def _slots(tree: Tree, wrap_times: WrapTimes) -> Iterator[_Slot]:
+    records = sharded_parameters(tree)
+    first_names: dict[int, str] = {}
+    for path, module, keeper in tree:
+        beside: list[bool] = []
+        for key, tensor, is_parameter in _tensors_of(module):
+            record = records.get((id(module), key))
+            # Between its forward and backward pass a module of FSDP2 has the gathered parameter.
+            whole = tensor if record is None else record.sharded_param
+            name = clean_name(f"{path}.{key}" if path else key)
+            first = first_names.setdefault(id(whole), name) if is_parameter else name
+            is_unknown = is_parameter and keeper.kind == "FSDP2" and record is None
+            late = is_unknown and wrap_times.is_late(module, key)
+            ignored = keeper.ignores(name, module, tensor) or (is_unknown and not late)
+            if is_parameter:
+                beside.append(ignored)
+            elif keeper.is_sharding:
+                # They are told of parameters alone: buffers beside ignored ones are meant, too.
+                ignored = ignored or (bool(beside) and all(beside))
+            yield _Slot(
+                module, key, keeper, name, first, is_parameter, tensor, whole, record, late, ignored
+            )
+
+
+def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
+    module, key, keeper, whole = slot.module, slot.key, slot.keeper, slot.whole
+    plan = TensorPlan(
+        name=slot.name,
+        shape=_shape(slot),
+        dtype=str(whole.dtype).removeprefix("torch."),
+        is_parameter=slot.is_parameter,
+        requires_grad=slot.is_parameter and whole.requires_grad,
+        keeper=keeper.kind if slot.is_managed else "",
+        unit=keeper.unit,
+        owners=around.owners.get(id(whole), ()),
+        tied_to="" if slot.first_name == slot.name else slot.first_name,
+        is_late=slot.is_late,
+        untied_from=rest.untied.get((id(module), key), ""),
+        heads_divided_by=rest.divided.get(id(module), 1),
+        is_shared=bool(getattr(slot.tensor, _SHARED, False)),
+        policy=rest.policies.get(id(slot.record), keeper.policy),
+        is_routing_bias=not whole.requires_grad
+        and around.is_routing_bias(module, key)
+        and (slot.is_parameter or not _is_sent(rest.tree)),
+        is_ignored=slot.is_ignored,
+    )
+    plan = _placed(plan, whole, keeper, around)
+    if plan.is_routing_bias and plan.basis is Basis.WORLD:
+        plan = _beside_router(plan, module, around)
+    return plan
+
+
+def _is_sent(tree: Tree) -> bool:
+    """Say whether DDP gives all ranks the buffers of one before each forward pass."""
+    return any(getattr(module, "broadcast_buffers", False) for _, module, _ in tree)
+
+
+def _mesh_ranks(parameters: Iterable[nn.Parameter]) -> tuple[int, ...]:
+    for parameter in parameters:
+        if is_dtensor(parameter):
+            return mesh_of(parameter.device_mesh).ranks  # type: ignore[attr-defined]
+    return ()
+
+
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    for name, parameter in own_parameters(module).items():
+        if parameter is not None and not is_lazy(parameter):
+            yield name, parameter, True
+    for name, buffer in own_buffers(module).items():
+        if isinstance(buffer, torch.Tensor) and not is_lazy(buffer):
+            yield name, buffer, False
+
+
+def _shape(slot: _Slot) -> tuple[int, ...]:
+    if slot.record is not None:
+        return tuple(slot.record._orig_size)
+    if slot.keeper.kind == "FSDP1" and slot.keeper.is_sharding and slot.is_managed:
+        return ()  # a part of a flat parameter, and ranks have different ones
+    return tuple(getattr(slot.whole, "ds_shape", slot.whole.shape))
+
+
+def _placed(
+    plan: TensorPlan,
+    tensor: Any,  # noqa: ANN401
+    keeper: Keeper,
+    around: Surroundings,
+) -> TensorPlan:
+    """Add the placement of a tensor, and which ranks hold the same."""
+    if is_dtensor(tensor):
+        mesh = mesh_of(tensor.device_mesh)
+        placements = tuple(str(placement) for placement in tensor.placements)
+        replicas = replicas_on_mesh(tensor.device_mesh, tensor.placements)
+        return msgspec.structs.replace(
+            plan, placements=placements, mesh=mesh, replicas=replicas, basis=Basis.MESH
+        )
+    ranks, basis = _kept_alike(plan, tensor, keeper, around)
+    return msgspec.structs.replace(plan, replicas=ranks, basis=basis)
+
+
+def _kept_alike(
+    plan: TensorPlan,
+    tensor: Any,  # noqa: ANN401
+    keeper: Keeper,
+    around: Surroundings,
+) -> tuple[tuple[int, ...], Basis]:
+    if plan.is_shared:
+        return around.world, Basis.MARKED
+    if _is_own(tensor):
+        return (), Basis.OWN
+    if _is_part(tensor) or around.is_cut(tensor):
+        return (), Basis.WRAPPER
+    for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
+        if _still_holds(known.get(id(tensor), ()), basis, plan, keeper):
+            return known[id(tensor)], basis
+    if keeper.ranks:
+        return _kept_by(plan, keeper, around)
+    if around.mesh_ranks:
+        return around.mesh_ranks, Basis.MODEL
+    if around.has_marks and plan.is_parameter:
+        return around.world, Basis.MARKED
+    if around.is_frozen and around.beside and plan.is_parameter:
+        return around.beside, Basis.BESIDE
+    return around.world, Basis.WORLD
+
+
+def _still_holds(ranks: tuple[int, ...], basis: Basis, plan: TensorPlan, keeper: Keeper) -> bool:
+    """Say whether ranks that once shared a parameter still do, now that it has been wrapped.
+
+    The first FSDP keeps the parameters themselves and gives each rank a piece of them. What a
+    wrapper was told to ignore may be sent to all ranks before each puts its own there.
+    """
+    is_split = keeper.is_sharding and bool(plan.keeper) and plan.is_parameter
+    if is_split and len(set(ranks) & set(keeper.ranks)) > 1:
+        return False
+    return bool(ranks) and not (plan.is_ignored and basis is Basis.SENT)
+
+
+def _beside_router(plan: TensorPlan, module: nn.Module, around: Surroundings) -> TensorPlan:
+    """Take a bias to be kept alike by the ranks that reduce the gradient of its router."""
+    for parameter in module.parameters():
+        is_router = parameter.ndim > 1 and plan.shape[-1] in parameter.shape
+        if is_router and id(parameter) in around.reduced:
+            ranks = around.reduced[id(parameter)]
+            return msgspec.structs.replace(plan, replicas=ranks, basis=Basis.REDUCED)
+    return plan
+
+
+def _kept_by(
+    plan: TensorPlan, keeper: Keeper, around: Surroundings
+) -> tuple[tuple[int, ...], Basis]:
+    if plan.is_ignored:
+        return (), Basis.WRAPPER
+    if keeper.is_sharding and plan.is_parameter and not plan.is_late:
+        return (), Basis.WRAPPER
+    if keeper.kind != "DDP":
+        return keeper.ranks, Basis.WRAPPER
+    if len(keeper.ranks) == 1 < len(around.world):
+        return around.world, Basis.LONE
+    if around.is_local:
+        return keeper.ranks, Basis.UNSYNCED
+    return keeper.ranks, Basis.BYPASSED if around.is_bypassed else Basis.WRAPPER
+
+
+def _is_part(tensor: Any) -> bool:  # noqa: ANN401
+    """Say whether DeepSpeed or Megatron mark it as one rank's own part."""
+    return _is_own(tensor) or bool(getattr(tensor, "tensor_model_parallel", False))
+
+
+def _is_own(tensor: Any) -> bool:  # noqa: ANN401
+    """Say whether it is marked as what only ranks with the same experts hold."""
+    return getattr(tensor, "allreduce", True) is False
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def address_of(tensor: torch.Tensor) -> int | None:
+    """Return where the tensor lies, None if it lies nowhere."""
+    try:
+        return tensor.data_ptr() or None
+    except RuntimeError:
+        return None

@@ -1,0 +1,1 @@
+"""Observe optimizers, their steps and their schedules."""

@@ -1,0 +1,188 @@
+"""How often learning-rate schedulers are advanced for each optimizer step, and how far they are."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import torch
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from distdiag.events.base import CallSite
+from distdiag.events.data import ScheduleState
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.call_sites import frames_of
+from distdiag.probes.guard import guard
+from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.record.recorder import Recorder
+
+_LEAST_LOOK: Final = 16
+_MOST_COURSES: Final = 64
+
+
+@dataclass(slots=True)
+class _Course:
+    """What one scheduler has done so far; the scheduler itself may be gone."""
+
+    name: str
+    scheduler: weakref.ref[Any]
+    site: CallSite
+    num_planned: int = 0
+    num_advances: int = 0
+    num_since_step: int = 0
+    num_steps: int = 0
+    least_pace: int = -1
+    greatest_pace: int = -1
+    last_pace: int = 0
+    first_rate: float = 0.0
+    peak_rate: float = 0.0
+    last_rate: float = 0.0
+    settled_at: int = 0
+
+    def see(self, rate: float) -> None:
+        """Take note of a rate that holds from now on."""
+        self.peak_rate = max(self.peak_rate, rate)
+        if rate != self.last_rate:
+            self.last_rate, self.settled_at = rate, self.num_steps
+
+
+class Schedules(Probe):
+    """Writes down how far each scheduler is, after ever longer times and at the end."""
+
+    name: ClassVar[str] = "schedules"
+
+    def __init__(self, recorder: Recorder) -> None:
+        """Know of no scheduler yet."""
+        super().__init__(recorder)
+        self._courses: WeakMap[Any, _Course] = WeakMap()
+        self._all: deque[_Course] = deque(maxlen=_MOST_COURSES)
+        self._counts: dict[str, int] = {}
+        self._next_look = _LEAST_LOOK
+        self._handle: Any = None
+
+    def _install(self) -> None:
+        kind = lr_scheduler.LRScheduler
+        # The warnings of `step` name the line of its caller: it is left alone if possible.
+        name = "_update_lr" if "_update_lr" in vars(kind) else "step"
+        self._patches.wrap(kind, name, self._front)
+        self.recorder.on_step.append(self._after_step)
+        self._handle = register_optimizer_step_post_hook(self._stepped)
+
+    def uninstall(self) -> None:
+        """Remove the hook and the patch."""
+        super().uninstall()
+        if self._handle is not None:
+            self._handle.remove()
+
+    def flush(self) -> None:
+        """Write down how far all have come."""
+        if not self.is_off:
+            self._write_all()
+
+    def _front(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            result = original(self_, *args, **kwargs)
+            if not self.is_off:
+                with guard(self.fail):
+                    self._advanced(self_)
+            return result
+
+        return step
+
+    def _advanced(self, scheduler: Any) -> None:  # noqa: ANN401
+        course = self._courses.get(scheduler)
+        rate = _rate(scheduler)
+        if course is None:
+            # The constructor takes the first step.
+            name = f"{type(scheduler).__name__}"
+            number = self._counts[name] = self._counts.get(name, 0) + 1
+            course = _Course(
+                name if number == 1 else f"{name}#{number}",
+                weakref.ref(scheduler),
+                CallSite(frames_of(sys._getframe(2), self.recorder.main_script)),
+                _num_planned(scheduler),
+                first_rate=rate,
+                peak_rate=rate,
+                last_rate=rate,
+            )
+            self._courses[scheduler] = course
+            self._all.append(course)
+            return
+        if course.num_advances == 0:
+            course.site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
+        course.num_advances += 1
+        course.num_since_step += 1
+        course.see(rate)
+
+    def _stepped(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
+        # A compiled step must stay one graph: nothing of the probe may get into it.
+        if torch.compiler.is_compiling() or self.is_off:
+            return
+        with guard(self.fail):
+            for course in self._all:
+                scheduler = course.scheduler()
+                # A wrapper of an optimizer has the same list.
+                own = None if scheduler is None else scheduler.optimizer.param_groups
+                if own is not None and own is optimizer.param_groups:
+                    self._count_step(course)
+
+    def _after_step(self) -> None:
+        if self.is_off or self.recorder.step < self._next_look:
+            return
+        with guard(self.fail):
+            self._next_look *= 2
+            self._write_all()
+
+    def _count_step(self, course: _Course) -> None:
+        course.see(_rate(course.scheduler()))  # another scheduler may have set it
+        pace, course.num_since_step = course.num_since_step, 0
+        course.num_steps += 1
+        if course.num_steps == 1 or not pace:
+            return  # it is advanced after the step, and not after each one
+        # What comes last may be cut off by the end of the schedule, and counts if it does not.
+        before, course.last_pace = course.last_pace, pace
+        if before:
+            is_first = course.least_pace < 0
+            course.least_pace = before if is_first else min(course.least_pace, before)
+            course.greatest_pace = max(course.greatest_pace, before)
+
+    def _write_all(self) -> None:
+        for course in self._all:
+            if course.num_steps < 2:
+                continue
+            is_new = course.least_pace < 0
+            self.recorder.event(
+                ScheduleState,
+                name=course.name,
+                num_advances=course.num_advances,
+                num_steps=course.num_steps,
+                num_planned=course.num_planned,
+                least_pace=course.last_pace if is_new else course.least_pace,
+                greatest_pace=course.last_pace if is_new else course.greatest_pace,
+                first_rate=course.first_rate,
+                peak_rate=course.peak_rate,
+                last_rate=course.last_rate,
+                settled_at=course.settled_at,
+                site=course.site,
+            )
+
+
+def _num_planned(scheduler: Any) -> int:  # noqa: ANN401
+    """Return the number of training steps that a schedule was made with, 0 if it does not say."""
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        planned = getattr(function, "keywords", {}).get("num_training_steps")
+        if isinstance(planned, int):
+            return planned
+    return 0
+
+
+def _rate(scheduler: Any) -> float:  # noqa: ANN401
+    """Return the largest rate that is a plain number; one on a device is not read."""
+    groups = scheduler.optimizer.param_groups
+    rates = [rate for group in groups if isinstance(rate := group.get("lr"), int | float)]
+    return max(rates, default=float("nan"))

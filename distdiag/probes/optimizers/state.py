@@ -1,0 +1,205 @@
+"""What an optimizer holds when it is about to step, and whom its parameters belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from distdiag.events.models import MOST_NAMES
+from distdiag.probes.models.modules import clean_name, own_parameters
+from distdiag.probes.models.tensor_plans import local_part
+from distdiag.probes.models.wrappers import sharded_parameters, walk
+from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.tensors.bytes import is_readable
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all parameters of an optimizer."""
+    return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+
+
+def owners_of(
+    optimizers: Sequence[torch.optim.Optimizer], labels: Mapping[int, str]
+) -> dict[int, tuple[str, ...]]:
+    """Return the optimizers of each parameter, by its id; `labels` are their names, by theirs."""
+    owners: dict[int, tuple[str, ...]] = {}
+    for optimizer in optimizers:
+        name = labels.get(id(optimizer), type(optimizer).__name__)
+        for parameter in parameters_of(optimizer):
+            known = owners.get(id(parameter), ())
+            owners[id(parameter)] = known if name in known else (*known, name)
+    return owners
+
+
+@dataclass(slots=True)
+class _Steps:
+    all: int = 0
+    zero: int = 0
+    backwards: int = 0
+    backwards_before: int = 0
+    idle_looks: int = 0
+    was_fed: bool = False
+
+
+class StepCounts:
+    """How often each optimizer has stepped, and after how many backward passes."""
+
+    def __init__(self) -> None:
+        """No step was taken yet."""
+        self._steps: WeakMap[torch.optim.Optimizer, _Steps] = WeakMap()
+
+    def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
+        """Count a step that begins, after so many backward passes of the process."""
+        steps = self._steps.setdefault(optimizer, _Steps())
+        steps.all += 1
+        steps.backwards_before, steps.backwards = steps.backwards, num_backwards
+
+    def of(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return how many steps an optimizer has taken before the one that begins."""
+        return self._steps[optimizer].all - 1
+
+    def found_zeros(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count a step whose gradients are all zero."""
+        self._steps[optimizer].zero += 1
+
+    def looked(self, optimizer: torch.optim.Optimizer, *, is_idle: bool) -> dict[str, Any]:
+        """Count a look at the gradients of an optimizer; return what all have shown."""
+        steps = self._steps[optimizer]
+        steps.idle_looks = steps.idle_looks + 1 if is_idle else 0
+        steps.was_fed = steps.was_fed or not is_idle
+        return {"num_idle": steps.idle_looks, "was_fed": steps.was_fed}
+
+    def fields(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+        """Return the counts before this step, as fields of an `OptimizerState`."""
+        steps = self._steps[optimizer]
+        return {
+            "num_backwards": steps.backwards - steps.backwards_before,
+            "num_steps": steps.all - 1,
+            "num_zero_steps": steps.zero,
+        }
+
+
+def has_only_zeros(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether all gradients are zero, as far as that can be read without waiting."""
+    gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+    if not gradients or any(each.device.type != "cpu" for each in gradients):
+        return False
+    parts = [local_part(each) for each in gradients]
+    if not all(map(is_readable, parts)) or not any(each.numel() for each in parts):
+        return False
+    return not any(bool(each.any()) for each in parts)
+
+
+def fields_of(
+    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    roots: Sequence[nn.Module],
+) -> dict[str, Any]:
+    """Return those fields of an `OptimizerState` that tell of its parameters and their state."""
+    held = parameters_of(optimizer)
+    named = named_parameters(roots)
+    foreign = [parameter for parameter in held if id(parameter) not in named]
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    members = {id(parameter) for parameter in held}
+    stateful = {id(key) for key in optimizer.state if isinstance(key, torch.Tensor)}
+    counts = [_count(state["step"]) for state in states if "step" in state]
+    return {
+        "num_parameters": len(held),
+        "num_without_gradient": sum(parameter.grad is None for parameter in held),
+        "without_gradient": _names(named, {id(each) for each in held if _lacks_gradient(each)}),
+        "num_gradients": sum(parameter.grad is not None for _, parameter in named.values()),
+        "num_foreign": len(foreign),
+        "num_stale_states": len(stateful - members - set(named)),
+        "num_stateless": len(members - stateful),
+        "stateless": _names(named, members - stateful),
+        "replaced": _replaced(foreign, named, owners_of(optimizers, {})),
+        "learning_rates": tuple(_rate(group) for group in optimizer.param_groups),
+        "least_count": min(counts, default=-1),
+        "greatest_count": max(counts, default=-1),
+    }
+
+
+def _lacks_gradient(parameter: torch.Tensor) -> bool:
+    if parameter.grad is not None or not parameter.requires_grad:
+        return False
+    return local_part(parameter).numel() > 0  # else another rank has the gradient of it
+
+
+def forgotten(
+    roots: Sequence[nn.Module],
+    owners: Mapping[int, tuple[str, ...]],
+    is_new: Callable[[nn.Module], bool],
+) -> tuple[str, ...]:
+    """Return parameters of new modules that have a gradient and no optimizer."""
+    names = []
+    for root in roots:
+        new = [part for part in root.modules() if is_new(part)]
+        inside = {id(each) for part in new for each in own_parameters(part).values()}
+        for key, (name, parameter) in named_parameters([root]).items():
+            if key in inside and key not in owners and parameter.grad is not None:
+                names.append(name)
+    return tuple(names[:MOST_NAMES])
+
+
+def foreign_parameters(
+    optimizer: torch.optim.Optimizer, roots: Sequence[nn.Module]
+) -> list[torch.Tensor]:
+    """Return the parameters of an optimizer that belong to no model."""
+    named = named_parameters(roots)
+    return [parameter for parameter in parameters_of(optimizer) if id(parameter) not in named]
+
+
+def named_parameters(roots: Sequence[nn.Module]) -> dict[int, tuple[str, torch.Tensor]]:
+    """Return name and tensor of all parameters of models, by the id of the tensor."""
+    named: dict[int, tuple[str, torch.Tensor]] = {}
+    for root in roots:
+        tree = list(walk(root))
+        records = sharded_parameters(tree)
+        for path, module, _ in tree:
+            for name, parameter in own_parameters(module).items():
+                record = records.get((id(module), name))
+                whole = parameter if record is None else record.sharded_param
+                if whole is not None:
+                    full = clean_name(f"{path}.{name}" if path else name)
+                    named.setdefault(id(whole), (full, whole))
+    return named
+
+
+def _replaced(
+    foreign: Sequence[torch.Tensor],
+    named: dict[int, tuple[str, torch.Tensor]],
+    owners: dict[int, tuple[str, ...]],
+) -> tuple[str, ...]:
+    """Return the parameters that the optimizer should hold instead of those that nobody has."""
+    if not foreign or any(parameter.grad is not None for parameter in foreign):
+        return ()
+    names = [
+        name
+        for key, (name, parameter) in named.items()
+        if parameter.grad is not None and key not in owners
+    ]
+    return tuple(names[:MOST_NAMES])
+
+
+def _names(named: dict[int, tuple[str, torch.Tensor]], parameters: set[int]) -> tuple[str, ...]:
+    names = [name for key, (name, _) in named.items() if key in parameters]
+    return tuple(names[:MOST_NAMES])
+
+
+def _rate(group: dict[str, Any]) -> float:
+    rate = group.get("lr", 0.0)
+    # Reading a rate from the device would wait for it.
+    if isinstance(rate, torch.Tensor) and not (rate.is_cpu and is_readable(rate)):
+        return float("nan")
+    return float(rate)
+
+
+def _count(count: Any) -> int:  # noqa: ANN401
+    if isinstance(count, torch.Tensor):
+        is_there = type(count) is torch.Tensor and count.is_cpu and is_readable(count)
+        return int(count) if is_there and count.numel() == 1 else -1
+    return int(count)

@@ -1,0 +1,307 @@
+"""The step clock: which optimizer step a rank is in, and whether it runs backward."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Hashable
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+from torch.autograd import graph
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.lifecycle import StepEnd, SteppedAlone
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.call_sites import frames_of, stack_key
+from distdiag.probes.guard import guard
+from distdiag.probes.losses.watch import LossWatch
+from distdiag.probes.models.snapshot import Survey
+from distdiag.record.recorder import Recorder
+
+# Whether a rank that was launched with others has a process group when it first trains.
+
+_OTHERS: Final = ("byteps", "hivemind", "horovod", "mpi4py", "ray", "torch_xla", "torchft")
+"""Packages by which ranks exchange gradients without a process group of torch."""
+
+
+def note_first_step(recorder: Recorder, frame: FrameType) -> None:
+    """Write down that an optimizer steps for the first time while nothing connects the ranks."""
+    num_launched, library = _num_launched(), _lone_library()
+    if num_launched < 2 or (_is_connected() and not library):
+        return
+    recorder.event(
+        SteppedAlone,
+        num_launched=num_launched,
+        library=library,
+        others=tuple(name for name in _OTHERS if name in sys.modules),
+        site=CallSite(frames_of(frame, recorder.main_script)),
+    )
+
+
+def _num_launched() -> int:
+    """Return what the environment says now: a script may have said that it is alone."""
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else 1
+
+
+def _lone_library() -> str:
+    """Return the library that trains as one process, whatever the environment says."""
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    shared = getattr(state, "_shared_state", {})
+    # Without a GPU and not told to use CPUs, it makes a process group that it never uses.
+    return "accelerate" if shared.get("num_processes") == 1 else ""
+
+
+def _is_connected() -> bool:
+    # Who has not imported it has no process group.
+    dist = sys.modules.get("torch.distributed")
+    rpc = sys.modules.get("torch.distributed.rpc")
+    has_group = dist is not None and dist.is_available() and dist.is_initialized()
+    has_rpc = rpc is not None and rpc.is_available() and rpc.api._is_current_rpc_agent_set()
+    return has_group or bool(has_rpc)
+
+
+# ---
+
+_MOST_STACKS: Final = 256
+
+
+class _Open(threading.local):
+    """The depths of the stack at which steps of this thread have begun and not ended."""
+
+    def __init__(self) -> None:
+        self.depths: list[int] = []
+
+
+def _depth(frame: FrameType | None) -> int:
+    depth = 0
+    while frame is not None:
+        depth += 1
+        frame = frame.f_back
+    return depth
+
+
+class StepClock(Probe):
+    """Closes a step at the outermost end of an optimizer's step.
+
+    Optimizers that are made of optimizers fire the hooks for each part; several optimizers that
+    step after one backward belong to one step; a gradient scaler that skips closes the step too.
+    """
+
+    name: ClassVar[str] = "steps"
+
+    def __init__(
+        self, recorder: Recorder, survey: Survey | None = None, losses: LossWatch | None = None
+    ) -> None:
+        """Begin before the first step; the others are told of each one that begins."""
+        super().__init__(recorder)
+        self._survey = survey
+        self._losses = losses
+        self._open = _Open()
+        self._handles: list[Any] = []
+        self._closed_at: float | None = None
+        self._num_backwards = 0
+
+    def _install(self) -> None:
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        scaler = torch.amp.grad_scaler.GradScaler
+        self._patches.wrap(scaler, "step", self._scaler_step)
+
+    def uninstall(self) -> None:
+        """Remove the hooks."""
+        super().uninstall()
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _before_step(
+        self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        # A compiled step must stay one graph: nothing of the probe may get into it.
+        if torch.compiler.is_compiling() or self.is_off:
+            return None
+        frame = sys._getframe(1)
+        self._begin(frame)
+        self.recorder.stepped = weakref.ref(optimizer)
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._then_look(args[1], optimizer, frame), *args[2:]), kwargs
+        if callable(closure := kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._then_look(closure, optimizer, frame)}
+        self._look(optimizer, frame)
+        return None
+
+    def _then_look(self, closure: AnyCallable, optimizer: object, frame: FrameType) -> AnyCallable:
+        """Return a closure that looks at the gradients that it has made, when first called."""
+        has_looked = False
+
+        @functools.wraps(closure)  # it may be a partial, without a name
+        def made(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            nonlocal has_looked
+            result = closure(*args, **kwargs)
+            if not has_looked and not self.is_off:
+                has_looked = True
+                self._look(optimizer, frame)
+            return result
+
+        return made
+
+    def _look(self, optimizer: object, frame: FrameType) -> None:
+        if self._survey is not None:
+            self._survey.before_step(optimizer, frame)
+        if self._losses is not None:
+            self._losses.before_step(optimizer, frame)
+        for tell in self.recorder.on_update:
+            tell(optimizer)
+
+    def _after_step(self, optimizer: object, *_: object) -> None:
+        if torch.compiler.is_compiling() or self.is_off:
+            return
+        if self._survey is not None:
+            self._survey.after_step(optimizer)
+        self._end(sys._getframe(1))
+
+    def _scaler_step(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            frame = sys._getframe()
+            if not self.is_off:
+                self._begin(frame)
+            result = original(self_, *args, **kwargs)
+            if not self.is_off:
+                self._end(frame)
+            return result
+
+        return step
+
+    def _begin(self, frame: FrameType) -> None:
+        with guard(self.fail):
+            depth, depths = _depth(frame), self._open.depths
+            while depths and depths[-1] >= depth:
+                depths.pop()  # that step raised: hooks after it never ran
+            depths.append(depth)
+            if self._closed_at is None:
+                self._closed_at = time.monotonic()
+                note_first_step(self.recorder, frame)
+            if len(depths) == 1:
+                self.recorder.set_phase(Phase.OPTIMIZER)
+
+    def _end(self, frame: FrameType) -> None:
+        with guard(self.fail):
+            depth, depths = _depth(frame), self._open.depths
+            was_open = bool(depths)
+            while depths and depths[-1] >= depth:
+                depths.pop()
+            if was_open and not depths:
+                self._close()
+
+    def _close(self) -> None:
+        recorder, now = self.recorder, time.monotonic()
+        recorder.set_phase(Phase.SCRIPT)
+        num_backwards = recorder.num_backwards - self._num_backwards
+        if num_backwards == 0 and recorder.num_backwards > 0:
+            return  # another optimizer of the same step
+        duration_s = now - (self._closed_at or now)
+        self._closed_at, self._num_backwards = now, recorder.num_backwards
+        recorder.event(StepEnd, duration_s=duration_s, num_backwards=num_backwards)
+        recorder.step += 1
+        recorder.push_progress()
+        for tell in recorder.on_step:
+            tell()
+
+
+class BackwardWatch(Probe):
+    """Counts backward passes, and remembers from where the one that runs was called.
+
+    On GPUs the hooks of backward run on threads of C++, whose stacks do not show the user's code.
+    """
+
+    name: ClassVar[str] = "backward"
+
+    def __init__(
+        self, recorder: Recorder, survey: Survey | None = None, losses: LossWatch | None = None
+    ) -> None:
+        """Begin before the first pass; the others are told of each beginning and end."""
+        super().__init__(recorder)
+        self._survey = survey
+        self._losses = losses
+        self._stacks: dict[Hashable, tuple[tuple[Frame, ...], object]] = {}
+
+    def _install(self) -> None:
+        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._front)
+
+    def _front(self, original: AnyCallable) -> AnyCallable:
+        here = self.recorder.here
+
+        @wrap_like(original)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            # Inside a pass (activation checkpointing) it is still the same one.
+            context = here.context
+            if self.is_off or context.backward_depth:
+                return original(*args, **kwargs)
+            context.backward_depth = 1
+            accumulates = bool(kwargs.get("accumulate_grad"))
+            survey = self._survey if accumulates else None
+            losses = self._losses if accumulates else None
+            if survey is not None:
+                survey.before_backward()
+            recorder = self.recorder
+            if kwargs.get("accumulate_grad"):
+                for tell in recorder.on_backward:
+                    tell()
+            outer, phase = recorder.backward, recorder.phase
+            with guard(self.fail):
+                self._begin(sys._getframe(1), counts=accumulates)
+            if accumulates:
+                self._show(args[0] if args else kwargs.get("t_outputs"))
+            try:
+                result = original(*args, **kwargs)
+                if survey is not None:
+                    survey.after_backward()
+                return result
+            finally:
+                if losses is not None:
+                    losses.after_backward()
+                context.backward_depth = 0
+                recorder.backward = outer
+                self._enter(phase)
+
+        return run_backward
+
+    def _show(self, outputs: object) -> None:
+        if self._losses is not None:
+            self._losses.before_backward(outputs)
+        for tell in self.recorder.on_graph:
+            tell(outputs)
+
+    def _begin(self, frame: FrameType, *, counts: bool) -> None:
+        recorder = self.recorder
+        key = stack_key(frame)
+        known = self._stacks.get(key)
+        if known is None:
+            if len(self._stacks) >= _MOST_STACKS:
+                self._stacks.clear()
+            known = self._stacks[key] = (frames_of(frame, recorder.main_script), _codes(frame))
+        recorder.backward = (key, known[0])
+        recorder.set_phase(Phase.BACKWARD)
+        if counts:
+            recorder.num_backwards += 1
+            recorder.push_progress()
+
+
+def _codes(frame: FrameType | None) -> list[object]:
+    """Return what must stay alive for the ids in the key to stay valid."""
+    codes: list[object] = []
+    while frame is not None:
+        codes.append(frame.f_code)
+        frame = frame.f_back
+    return codes

@@ -1,0 +1,1 @@
+"""Record one run for a comparison with another."""

@@ -1,0 +1,329 @@
+"""Records the batches of a script, or puts those of a recorded run in their place."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.utils.data import dataloader
+
+from distdiag.config.tasks import ParityTask, RankSummary, read_summary
+from distdiag.probes.base import AnyCallable, Patches, wrap_like
+from distdiag.probes.data.batch_leaves import UnknownBatchError, leaves, rebuild
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.parity.perturbation import nudged
+from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.record.marks import set_hook
+from distdiag.record.recording import Kind, Record, RecordingWriter, read_index
+
+# Batches that the ranks of a run recorded, joined for a run on fewer ranks.
+
+PADDING: Final[Mapping[str, float]] = {"labels": -100, "label": -100, "targets": -100}
+"""What fills up batches of unequal lengths, by name; other names get zeros."""
+
+
+class UnequalBatchesError(Exception):
+    """The batches of the ranks cannot be joined into one."""
+
+
+def write_batch(writer: RecordingWriter, iterator: int, number: int, batch: object) -> None:
+    """Record the leaves of batch `number` of an iterator."""
+    for path, leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor):
+            local = leaf.detach().cpu().contiguous()
+            record = Record(
+                Kind.BATCH,
+                iterator,
+                number,
+                path,
+                dtype=str(local.dtype).removeprefix("torch."),
+                shape=tuple(local.shape),
+            )
+            writer.write(record, bytes_of(local))
+        else:
+            values = tuple(leaf) if isinstance(leaf, list | tuple) else (leaf,)
+            shape = (len(values),) if isinstance(leaf, list | tuple) else ()
+            kind = type(leaf).__name__
+            record = Record(Kind.BATCH, iterator, number, path, kind, shape, values=values)
+            writer.write(record)
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """Return the bytes of a contiguous tensor on the CPU."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+class BatchStore:
+    """The recorded batches of some ranks."""
+
+    def __init__(self, folder: Path, padding: Mapping[str, float]) -> None:
+        """Read what is there; `padding` overrules what fills up unequal lengths."""
+        self._padding = {**PADDING, **padding}
+        self._named = padding.keys()
+        self.padded: dict[str, None] = {}
+        """The paths of what was filled up with a value that nobody named."""
+        self._folder = folder
+        self._batches: dict[int, dict[tuple[int, int], dict[str, Record]]] = {}
+        self._data: dict[int, mmap.mmap] = {}
+        self.summaries: dict[int, RankSummary] = {}
+
+    def _rank(self, rank: int) -> dict[tuple[int, int], dict[str, Record]]:
+        if rank not in self._batches:
+            batches: dict[tuple[int, int], dict[str, Record]] = {}
+            for record in read_index(self._folder / f"rank-{rank}.index"):
+                if record.kind is Kind.BATCH:
+                    place = (record.step, record.micro)
+                    batches.setdefault(place, {})[record.name] = record
+            self._batches[rank] = batches
+            summary = (self._folder / f"rank-{rank}.json").read_bytes()
+            self.summaries[rank] = read_summary(summary)
+        return self._batches[rank]
+
+    def length(self, rank: int, loader: int) -> int | None:
+        """Return what the length of a data loader was on a rank."""
+        self._rank(rank)
+        lengths = self.summaries[rank].lengths
+        return lengths[loader] if loader < len(lengths) and lengths[loader] >= 0 else None
+
+    def joined(self, ranks: Sequence[int], iterator: int, number: int) -> dict[str, Any] | None:
+        """Return the leaves of a batch of several ranks as one; None if one of them had none.
+
+        Raises:
+            UnequalBatchesError: they do not fit together.
+
+        """
+        parts = [self._rank(rank).get((iterator, number)) for rank in ranks]
+        if not parts or any(part is None for part in parts):
+            return None
+        found = [part for part in parts if part is not None]
+        if len({frozenset(part) for part in found}) > 1:
+            raise UnequalBatchesError(f"batch {number} has other parts on some ranks")
+        joined = {
+            path: self._joined_leaf(path, [part[path] for part in found], ranks)
+            for path in found[0]
+        }
+        if not any(_tells_padding(path) for path in joined):
+            self.padded.update(
+                dict.fromkeys(
+                    path
+                    for path in joined
+                    if _last(path) not in self._named and _is_ragged([p[path] for p in found])
+                )
+            )
+        return joined
+
+    def _joined_leaf(self, path: str, records: Sequence[Record], ranks: Sequence[int]) -> Any:  # noqa: ANN401
+        first = records[0]
+        if first.values is not None:
+            return _joined_values(path, records)
+        tensors = [self._tensor(rank, each) for rank, each in zip(ranks, records, strict=True)]
+        if not first.shape:
+            if any(not torch.equal(tensors[0], tensor) for tensor in tensors):
+                raise UnequalBatchesError(f"{path} is one number, and another one on some ranks")
+            return tensors[0]
+        return torch.cat(self._padded(path, tensors))
+
+    def _padded(self, path: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if len({tensor.ndim for tensor in tensors}) > 1:
+            raise UnequalBatchesError(f"{path} has another number of dimensions on some ranks")
+        sizes = [
+            max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)
+        ]
+        fill = self._padding.get(_last(path), 0)
+        padded = []
+        for tensor in tensors:
+            if list(tensor.shape[1:]) != sizes:
+                room = tensor.new_full((tensor.shape[0], *sizes), fill)
+                room[tuple(slice(0, size) for size in tensor.shape)] = tensor
+                tensor = room
+            padded.append(tensor)
+        return padded
+
+    def _tensor(self, rank: int, record: Record) -> torch.Tensor:
+        kind = getattr(torch, record.dtype)
+        if not record.num_bytes:
+            return torch.empty(record.shape, dtype=kind, device="cpu")
+        if rank not in self._data:
+            with (self._folder / f"rank-{rank}.data").open("rb") as file:
+                self._data[rank] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = bytearray(self._data[rank][record.place : record.place + record.num_bytes])
+        return torch.frombuffer(data, dtype=kind).reshape(record.shape)
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _tells_padding(path: str) -> bool:
+    """Say whether a part of a batch tells by its name which elements count."""
+    return _last(path) in PADDING or "mask" in _last(path)
+
+
+def _is_ragged(records: Sequence[Record]) -> bool:
+    """Say whether tensors differ in what is no dimension of samples."""
+    return records[0].values is None and len({record.shape[1:] for record in records}) > 1
+
+
+def _joined_values(path: str, records: Sequence[Record]) -> Any:  # noqa: ANN401
+    first = records[0]
+    if first.shape:
+        values = [value for record in records for value in record.values or ()]
+        return tuple(values) if first.dtype == "tuple" else values
+    if len({record.values for record in records}) > 1:
+        raise UnequalBatchesError(f"{path} is one value, and another one on some ranks")
+    return (first.values or (None,))[0]
+
+
+# ---
+
+OWN: Final = 1_000_000
+"""The number of the iterator that stands for the batches which the script makes itself."""
+
+
+class Refusal(Exception):
+    """The script cannot be given the batches of another run; says why."""
+
+
+class BatchFeed:
+    """What is between the data loaders of a script and its loop."""
+
+    def __init__(
+        self,
+        task: ParityTask,
+        coordinate: Callable[[], tuple[int, int]],
+        refuse: Callable[[Refusal], None],
+    ) -> None:
+        """Feed a run.
+
+        `coordinate` tells the data coordinate of this rank, and how many there are, when that is
+        needed; `refuse` ends the run.
+        """
+        self._refuse = refuse
+        self.num_batches = 0
+        self.batch_size = 0
+        self._task = task
+        self._coordinate = coordinate
+        self._store = BatchStore(Path(task.replayed), task.padding) if task.replayed else None
+        self._loaders: WeakMap[Any, int] = WeakMap()
+        self._lengths: dict[int, int] = {}
+        self._iterators: WeakMap[Any, list[Any]] = WeakMap()
+        self._num_iterators = 0
+        self._num_own = 0
+
+    def install(
+        self,
+        patches: Patches,
+        writer: RecordingWriter,
+        on_batch: Callable[[], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Put the hooks in place; `on_batch` is called when a batch is about to be handed out."""
+        self._writer, self._on_batch, self._fail = writer, on_batch, fail
+        kind = dataloader._BaseDataLoaderIter
+        patches.wrap(kind, "__next__", self._next)
+        patches.wrap(dataloader.DataLoader, "__len__", self._len)
+        set_hook(self._own_batch)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of the data loaders in the order of their first use, -1 where unknown."""
+        return tuple(self._lengths.get(number, -1) for number in range(len(self._lengths)))
+
+    @property
+    def padded(self) -> tuple[str, ...]:
+        """The parts of batches that were filled up with a value that nobody named."""
+        return () if self._store is None else tuple(self._store.padded)
+
+    # The hooks
+
+    def _next(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+            place = self._iterators.get(self_)
+            if place is None:
+                place = self._iterators[self_] = [self._num_iterators, 0, None]
+                self._num_iterators += 1
+            iterator, number, template = place
+            place[1] += 1
+            try:
+                batch = original(self_)
+                place[2] = batch if self._store is not None else None
+            except StopIteration:
+                if template is None:
+                    raise
+                batch = template
+            return self._handed_out(batch, iterator, number)
+
+        return next_batch
+
+    def _own_batch(self, batch: Any) -> Any:  # noqa: ANN401
+        number, self._num_own = self._num_own, self._num_own + 1
+        return self._handed_out(batch, OWN, number)
+
+    def _handed_out(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+        self._on_batch()
+        try:
+            with out_of_sight():
+                batch = self._recorded(batch, iterator, number)
+        except (UnknownBatchError, UnequalBatchesError) as error:
+            self._refuse(Refusal(str(error)))
+        except StopIteration:
+            raise
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self._fail(error)
+            self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
+        self.num_batches += 1
+        with out_of_sight():
+            self.batch_size = _batch_size(batch)
+        return batch
+
+    def _recorded(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+        if self._store is None and self._task.keeps_batches:
+            write_batch(self._writer, iterator, number, batch)
+        elif self._store is not None:
+            batch = self._replayed(self._store, batch, iterator, number)
+        if self._task.nudge is not None:
+            batch = nudged(batch, self._task.nudge + number, self._task.nudge_dtype)
+        return batch
+
+    def _replayed(self, store: BatchStore, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+        joined = store.joined(self._share(), iterator, number)
+        if joined is None:
+            raise StopIteration
+        return rebuild(batch, joined)
+
+    def _share(self) -> tuple[int, ...]:
+        """Return the recorded ranks whose batches this rank gets."""
+        sources, (here, number) = self._task.sources, self._coordinate()
+        if len(sources) % number:
+            raise UnequalBatchesError(
+                f"the batches of {len(sources)} data coordinates cannot be dealt out to {number}"
+            )
+        each = len(sources) // number
+        return sources[here * each : (here + 1) * each]
+
+    def _len(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def length(self_: Any) -> int:  # noqa: ANN401
+            found = int(original(self_))
+            try:
+                number = self._loaders.setdefault(self_, len(self._loaders))
+                self._lengths[number] = found
+                if self._store is not None:
+                    rank = self._task.sources[0]
+                    found = self._store.length(rank, number) or found
+            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+                self._fail(error)
+            return found
+
+        return length
+
+
+def _batch_size(batch: object) -> int:
+    for _, leaf in leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            return int(leaf.shape[0])
+    return 0

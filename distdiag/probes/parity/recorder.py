@@ -1,0 +1,433 @@
+"""Records one run of a parity comparison: batches, losses, gradients, parameters, outputs.
+
+This is an active mode: a rank waits for its own device when it records, and ends after the steps
+that were asked for. It never waits for another rank, and the values of the run stay what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import torch
+import xxhash
+from torch import nn
+from torch.autograd import graph
+from torch.nn import functional
+from torch.nn.utils import clip_grad
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from distdiag.config.tasks import ParityTask, RankSummary
+from distdiag.events.models import Basis
+from distdiag.probes.base import AnyCallable, Patches, Probe, wrap_like
+from distdiag.probes.guard import guarded
+from distdiag.probes.models.tensor_plans import Held, local_part
+from distdiag.probes.models.trained_models import TrainedModels
+from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
+from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
+from distdiag.probes.parity.perturbation import nudge_in_place
+from distdiag.probes.parity.sample_figures import coarser, figures_of
+from distdiag.probes.tensors.bytes import is_readable
+from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.record.recorder import Recorder
+from distdiag.record.recording import Kind, Record, RecordingWriter
+
+# Switches dropout off, so that runs on different numbers of ranks can be compared.
+
+_NAMES: Final = (
+    "dropout",
+    "alpha_dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_alpha_dropout",
+)
+
+
+def switch_dropout_off(patches: Patches) -> None:
+    """Let the functions that drop return what they are given."""
+    for name in _NAMES:
+        patches.wrap(functional, name, _keeping)
+    patches.wrap(torch, "dropout", _keeping)
+    patches.wrap(functional, "scaled_dot_product_attention", _without_dropout)
+
+
+def _keeping(original: AnyCallable) -> AnyCallable:
+    @wrap_like(original)
+    def keep(input: torch.Tensor, *_: object, **__: object) -> torch.Tensor:  # noqa: A002
+        return input
+
+    return keep
+
+
+def _without_dropout(original: AnyCallable) -> AnyCallable:
+    @wrap_like(original)
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        return original(query, key, value, attn_mask, 0.0, is_causal, **more)
+
+    return attention
+
+
+# Writes the tensors of models down in parts, each by one of the ranks that hold it.
+
+_GUESSED: Final = frozenset({Basis.WORLD, Basis.LONE, Basis.MODEL})
+"""Each rank may hold something of its own, such as other experts, so all of them write it."""
+_FEWEST: Final = 16
+_LEAST_FULL: Final = 0.2
+"""Of numbers that were rounded to a dtype, half have its last bit set."""
+_LOST_BITS: Final = {"bfloat16": 0xFFFF, "float16": 0x1FFF}
+
+
+class TensorRecorder:
+    """Records what one rank holds of the tensors of its models."""
+
+    def __init__(self, writer: RecordingWriter, rank: int) -> None:
+        """Write to this recording; `unreadable` collects what could not be read, with why."""
+        self._writer = writer
+        self._rank = rank
+        self.unreadable: dict[str, str] = {}
+        self.gradient_dtype = ""
+        """The coarsest dtype that all elements of a gradient were rounded to."""
+
+    def write(
+        self,
+        kind: Kind,
+        step: int,
+        held: Iterable[tuple[str, Held]],
+        pick: Callable[[Held], torch.Tensor | None],
+    ) -> None:
+        """Record what `pick` returns for each parameter."""
+        for name, each in held:
+            if each.plan.is_parameter and not each.plan.tied_to:
+                tensor = pick(each)
+                if tensor is not None:
+                    self._write_one(Record(kind, step, 0, name), each, tensor)
+
+    def _write_one(self, record: Record, held: Held, tensor: torch.Tensor) -> None:
+        place = _place(tensor)
+        local = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+        is_flat_part = held.plan.keeper in ("FSDP1", "ZeRO") and not is_dtensor(tensor)
+        if place is None or not is_readable(local) or (is_flat_part and not local.numel()):
+            self.unreadable[record.name] = f"a {type(tensor).__name__} whose part is not known"
+            return
+        shape, at, part = place
+        with out_of_sight():
+            local = local.detach().cpu().contiguous()
+            data = _memory_of(local)
+            if record.kind is Kind.GRADIENT:
+                self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))
+        replicas = held.plan.replicas
+        is_known = held.plan.basis not in _GUESSED
+        is_writer = not (is_known and replicas) or self._rank == min(replicas)
+        record = Record(
+            record.kind,
+            record.step,
+            record.micro,
+            record.name,
+            dtype=str(local.dtype).removeprefix("torch."),
+            shape=shape,
+            at=at,
+            part=part,
+            digest=xxhash.xxh3_128_hexdigest(data),
+            is_kept=held.plan.basis is Basis.WRAPPER and len(replicas) > 1,
+            among=held.plan.mesh.ranks if held.plan.mesh is not None else (),
+        )
+        self._writer.write(record, data if is_writer else b"")
+
+
+def _memory_of(tensor: torch.Tensor) -> bytes | memoryview:
+    """Return the bytes of a contiguous tensor on the CPU without a copy of them."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
+
+
+def _rounded_to(tensor: torch.Tensor) -> str:
+    """Return the coarse dtype that all elements of a float32 tensor fit into, empty if none does.
+
+    Mixed precision and compressed communication leave their marks so. What is left of sums that
+    cancel out are small multiples of one unit, which fit too, but hardly ever need the last bit.
+    """
+    num_nonzero = int(tensor.count_nonzero())
+    if tensor.dtype is not torch.float32 or num_nonzero < _FEWEST:
+        return ""
+    bits = tensor.view(torch.int32)
+    for dtype, mask in _LOST_BITS.items():
+        if not bool((bits & mask).any()):
+            num_full = int((bits & (mask + 1)).count_nonzero())
+            return dtype if num_full >= _LEAST_FULL * num_nonzero else ""
+    return ""
+
+
+def _place(
+    tensor: torch.Tensor,
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shape of the whole, where this rank's part begins, and the shape of the part."""
+    shape = tuple(tensor.shape)
+    if not is_dtensor(tensor):
+        return shape, (0,) * len(shape), shape
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
+    if any(placement.is_partial() for placement in placements):
+        return None
+    part, at = compute_local_shape_and_global_offset(shape, mesh, placements)
+    local = tuple(tensor._local_tensor.shape)  # type: ignore[attr-defined]
+    return (shape, tuple(at), local) if tuple(part) == local else None
+
+
+# ---
+
+
+class ParityRecorder(Probe):
+    """Writes down what is compared with another run."""
+
+    name: ClassVar[str] = "parity"
+
+    def __init__(self, recorder: Recorder, task: ParityTask) -> None:
+        """Record nothing yet."""
+        super().__init__(recorder)
+        self._task = task
+        self._rank = recorder.rank
+        self._writer = RecordingWriter(Path(task.folder), recorder.rank)
+        self._tensors = TensorRecorder(self._writer, recorder.rank)
+        self._models = TrainedModels(recorder.rank, self.fail)
+        self._feed = BatchFeed(task, self._models.coordinate, self._refuse)
+        self._handles: list[Any] = []
+        self._calls: dict[str, int] = {}
+        self._micro = self._step = self._padded_at = 0
+        self._num_microsteps: list[int] = []
+        self._has_started = self._has_gradients = self._is_stepped = self._is_closed = False
+        self._is_in_backward = False
+        self._rng_at_batch = b""
+        self._draws = False
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._compute_dtype = ""
+        self._problem = ""
+
+    def _install(self) -> None:
+        self._models.watch(self._patches)
+        self._feed.install(self._patches, self._writer, self._on_batch, self.fail)
+        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._around_backward)
+        self._patches.wrap_everywhere(clip_grad, "clip_grad_norm_", self._around_clipping)
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        hook = nn.modules.module.register_module_forward_hook(self._after_forward)
+        self._handles.append(hook)
+        if self._task.nudge is not None:
+            before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+            self._handles.append(before)
+        if self._task.dropout == "off":
+            switch_dropout_off(self._patches)
+
+    def uninstall(self) -> None:
+        """Remove the hooks."""
+        super().uninstall()
+        while self._handles:
+            self._handles.pop().remove()
+
+    @guarded
+    def flush(self) -> None:
+        """Write what the last step left, and the summary."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._end_step()
+        self._writer.close(
+            RankSummary(
+                rank=self._rank,
+                world_size=self._models.world_size,
+                num_steps=self._step,
+                num_batches=self._feed.num_batches,
+                data_group=self._models.data_group(),
+                lengths=self._feed.lengths,
+                draws_in_forward=self._draws,
+                num_microsteps=tuple(self._num_microsteps),
+                mesh_sizes=self._models.mesh_sizes,
+                devices=self._models.devices(),
+                peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+                compute_dtype=coarser(self._compute_dtype, self._tensors.gradient_dtype),
+                unreadable=self._tensors.unreadable,
+                problem=self._problem,
+                padded=self._feed.padded,
+                padded_at=self._padded_at,
+            )
+        )
+
+    # The moments
+
+    def _refuse(self, problem: Refusal) -> None:
+        """End the run, since it cannot be given the batches that it should get."""
+        self._problem = str(problem)
+        self._leave()
+
+    def _leave(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # tells the agent, which calls `flush`
+
+    @guarded
+    def _on_batch(self) -> None:
+        self._end_step()
+        if not self._feed.padded:
+            self._padded_at = self._step
+        if any(True for _ in self._models.trained()):
+            self._start()
+        self._rng_at_batch = _random_state()
+
+    def _start(self) -> None:
+        if self._has_started:
+            return
+        self._has_started = True
+        if self._task.nudge is not None:
+            parts = [
+                local_part(held.tensor) for _, held in self._models.held() if not held.plan.tied_to
+            ]
+            nudge_in_place(parts, self._task.nudge, self._task.nudge_dtype)
+        self._tensors.write(Kind.START, 0, self._models.held(), lambda each: each.tensor)
+
+    def _around_backward(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            counts = kwargs.get("accumulate_grad") and not self._is_in_backward
+            if self.is_off or not counts:
+                return original(*args, **kwargs)
+            self._is_in_backward = True
+            try:
+                self._before_backward(args[0] if args else ())
+                result = original(*args, **kwargs)
+                self._micro += 1
+                self._calls.clear()
+                return result
+            finally:
+                self._is_in_backward = False
+
+        return run_backward
+
+    @guarded
+    def _before_backward(self, roots: Any) -> None:  # noqa: ANN401
+        self._end_step()
+        self._start()
+        if self._rng_at_batch and _random_state() != self._rng_at_batch:
+            self._draws = True
+        self._rng_at_batch = b""
+        losses = [local_part(root).detach() for root in roots if root.numel() == 1]
+        for number, loss in enumerate(losses):
+            kind = str(loss.dtype).removeprefix("torch.")
+            name = f"loss#{number}" if number else "loss"
+            values = (float(loss),)
+            self._writer.write(
+                Record(Kind.LOSS, self._step, self._micro, name, kind, values=values)
+            )
+
+    def _around_clipping(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            if self.is_off:
+                return original(*args, **kwargs)
+            self._write_gradients()
+            norm = original(*args, **kwargs)
+            self._write_norm(norm)
+            return norm
+
+        return clip_grad_norm_
+
+    @guarded
+    def _write_norm(self, norm: object) -> None:
+        if isinstance(norm, torch.Tensor) and not is_dtensor(norm):
+            values = (float(norm.detach()),)
+            self._writer.write(Record(Kind.NORM, self._step, 0, "norm", values=values))
+
+    @guarded
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer not in self._optimizers and isinstance(optimizer, torch.optim.Optimizer):
+            self._optimizers.append(optimizer)
+        self._write_gradients()
+
+    @guarded
+    def _write_gradients(self) -> None:
+        if not self._has_gradients:
+            self._has_gradients = True
+            self._tensors.write(Kind.GRADIENT, self._step, self._models.held(), _gradient)
+
+    def _after_step(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._is_stepped = True
+
+    def _end_step(self) -> None:
+        """Close the step that the optimizers took since the last pass, if they did."""
+        if not self._is_stepped or self._micro == 0:
+            return
+        self._tensors.write(
+            Kind.PARAMETER, self._step, self._models.held(), lambda each: each.tensor
+        )
+        rates = tuple(
+            float(group["lr"])
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            if "lr" in group
+        )
+        self._writer.write(Record(Kind.RATE, self._step, 0, "rates", values=rates))
+        self._num_microsteps.append(self._micro)
+        self._step += 1
+        self._micro = 0
+        self._is_stepped = self._has_gradients = False
+        self._writer.flush()
+        if self._step >= self._task.num_steps and not self._is_closed:
+            self._leave()
+
+    # Outputs
+
+    @guarded
+    def _before_forward(self, module: nn.Module, _: object) -> None:
+        """Nudge before the first pass, of a script whose batches come from nowhere we see."""
+        is_first = not self._has_started and module.training and is_grad_enabled()
+        if is_first and self._models.name_of(module) is not None:
+            self._start()
+
+    @guarded
+    def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
+        if self._is_in_backward or not is_grad_enabled() or not module.training:
+            return
+        name = self._models.name_of(module)
+        found = figures_of(output, self._feed.batch_size) if name is not None else None
+        if name is None or found is None:
+            return
+        figures = found.values
+        self._compute_dtype = coarser(self._compute_dtype, found.dtype)
+        number = self._calls[name] = self._calls.get(name, -1) + 1
+        record = Record(
+            Kind.OUTPUT,
+            self._step,
+            self._micro,
+            f"{name}#{number}",
+            dtype="float32",
+            shape=tuple(figures.shape),
+            part=tuple(figures.shape),
+            values=(found.num_elements, found.axis),
+        )
+        self._writer.write(record, bytes_of(figures.contiguous()))
+
+
+def _gradient(held: Held) -> torch.Tensor | None:
+    return held.tensor.grad if held.plan.requires_grad else None
+
+
+def _random_state() -> bytes:
+    state = xxhash.xxh3_64(bytes_of(torch.get_rng_state()))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state.update(bytes_of(torch.cuda.get_rng_state()))
+    return state.digest()

@@ -1,0 +1,1 @@
+"""How torch and Python are patched: the one way that all probes use."""

@@ -1,0 +1,1 @@
+"""Observe the process: exceptions, children, and what it is busy with."""

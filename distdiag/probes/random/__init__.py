@@ -1,0 +1,1 @@
+"""Observe the generators of random numbers."""

@@ -1,0 +1,122 @@
+"""Random numbers that the program draws for a training step, and the generator's state before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, ClassVar, Final
+
+import torch
+import xxhash
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _device
+
+from distdiag.events.base import CallSite, Phase
+from distdiag.events.data import Draw
+from distdiag.probes.base import AnyCallable, Probe, like
+from distdiag.probes.call_sites import caller, frames_of
+from distdiag.probes.data.feeds import StepFeeds
+from distdiag.probes.guard import guard
+from distdiag.record.recorder import Recorder
+
+# Not randperm: programs draw one permutation on all ranks, and each takes its part of it.
+_FACTORIES: Final = ("randn", "rand", "randint", "normal")
+_LIKE: Final = ("randn_like", "rand_like", "randint_like", "bernoulli", "multinomial")
+
+
+class _Here(threading.local):
+    """Whether this thread is in a draw."""
+
+    is_inside = False
+
+
+class StepDraws(Probe):
+    """Tells of draws while the steps are looked at closely."""
+
+    name: ClassVar[str] = "step-draws"
+
+    def __init__(self, recorder: Recorder, feeds: StepFeeds) -> None:
+        """Tell `feeds`, when it wants to know."""
+        super().__init__(recorder)
+        self._feeds = feeds
+        self._here = _Here()
+
+    def _install(self) -> None:
+        self._patches.wrap_all(torch, dict.fromkeys((*_FACTORIES, *_LIKE), self._front))
+
+    def _front(self, original: AnyCallable) -> AnyCallable:
+        here = self._here
+
+        @like(original)
+        def draw(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            # A mode of torch's functions, that of a default device for one, calls it once more.
+            if torch.compiler.is_compiling() or not self._is_wanted or here.is_inside:
+                return original(*args, **kwargs)
+            state = self._state_before(args, kwargs)
+            here.is_inside = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                here.is_inside = False
+            is_given = kwargs.get("generator") is not None
+            self._note(original.__name__, result, state, is_given, caller())
+            return result
+
+        return draw
+
+    @property
+    def _is_wanted(self) -> bool:
+        is_busy = self.recorder.phase is Phase.DATALOADER  # augmentation is the data's own
+        return not (self.is_off or is_busy) and self._feeds.wants_draws
+
+    def _state_before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return a digest of the generator that a call will use; nothing where it is not known."""
+        with guard(self.fail):
+            return _state(args, kwargs)
+        return ""
+
+    def _note(self, api: str, result: object, state: str, is_given: bool, frame: FrameType) -> None:
+        if not state or not isinstance(result, torch.Tensor) or self.is_off:
+            return
+        with guard(self.fail):
+            site = CallSite(frames_of(frame, self.recorder.main_script))
+            sizes = tuple(map(int, result.shape))
+            is_inside = self._feeds.is_inside
+            self._feeds.add_draw(Draw(api, sizes, state, is_inside, is_given, site))
+
+
+def _state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    read = _reader(args, kwargs)
+    if read is None:
+        return ""
+    return xxhash.xxh3_64_hexdigest(read().numpy().tobytes())
+
+
+def _reader(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], torch.Tensor] | None:
+    """Return what reads the state of the generator: on the host, without a wait."""
+    generator = kwargs.get("generator")
+    device = generator.device if generator is not None else _device_of(args, kwargs)
+    if device.type == "cpu":
+        return (generator or torch.default_generator).get_state
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return None
+    if generator is None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+    return generator.get_state
+
+
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    given = kwargs.get("device")
+    if given is not None:
+        return torch.device(given)
+    like = next((a for a in (*args, kwargs.get("out")) if isinstance(a, torch.Tensor)), None)
+    return like.device if like is not None else _default_device()
+
+
+def _default_device() -> torch.device:
+    # As `torch.get_default_device`, which makes a tensor to find out the number of a device.
+    modes = reversed(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    found = (each.device for each in modes if isinstance(each, _device.DeviceContext))
+    return torch.device(next(found, "cpu"))

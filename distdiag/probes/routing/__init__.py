@@ -1,0 +1,1 @@
+"""Observe the routing of tokens to experts."""

@@ -1,0 +1,1 @@
+"""Observe attention over sequences that ranks share."""

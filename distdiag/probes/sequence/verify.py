@@ -1,0 +1,481 @@
+"""The active mode ``--verify-sequence``: numbered tokens go through the program's own functions."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from distdiag.config.subjects import MOST_ATTENDING, MOST_TOKENS, SequencePlan
+from distdiag.events.base import CallSite, Frame
+from distdiag.events.sequences import SequenceUnverified, TokenPassport, TokenSpec
+from distdiag.probes.base import Probe
+from distdiag.probes.call_sites import frames_of
+from distdiag.probes.collectives.used_groups import UsedGroups, ranks_of
+from distdiag.probes.sequence.libraries import (
+    LIBRARIES,
+    Attribute,
+    Call,
+    Entry,
+    Exchanging,
+    Slot,
+    Splitting,
+    Variable,
+)
+from distdiag.probes.sequence.token_passes import Functions, seen_by
+from distdiag.record.marks import MARKED
+from distdiag.record.recorder import Recorder
+from distdiag.record.user_code import is_user_file
+
+# The functions of libraries by which a program splits its sequences, ready to be verified.
+
+AnyFunction = Callable[..., Any]
+
+
+class Unavailable(NamedTuple):
+    """What a library has, and why it cannot be verified."""
+
+    name: str
+    reason: str
+    is_set_up: bool
+
+
+class Ready(NamedTuple):
+    """Functions of a library, and the ranks of the group that they use.
+
+    Unless `is_form_sure`, the program may use them on tensors that have heads before tokens.
+    """
+
+    entry: Entry
+    functions: Functions
+    members: tuple[int, ...]
+    is_form_sure: bool
+
+
+class _Unusable(Exception):
+    """It cannot be called; `is_set_up` tells whether the program has made a group for it."""
+
+    def __init__(self, reason: str, *, is_set_up: bool = True) -> None:
+        super().__init__(reason)
+        self.is_set_up = is_set_up
+
+
+class _Use(NamedTuple):
+    """One way in which a program uses an entry: the group, and the layer that has the indices."""
+
+    group: Any
+    members: tuple[int, ...]
+    dim: int
+    layer: nn.Module | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.members.index(dist.get_rank())
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def slots(self, tensor: Tensor) -> dict[Slot, Any]:
+        return {
+            Slot.TENSOR: tensor,
+            Slot.TENSORS: [tensor],
+            Slot.GROUP: self.group,
+            Slot.RANK: self.rank,
+            Slot.SIZE: self.size,
+            Slot.LENGTH: tensor.shape[self.dim],
+            Slot.DEVICE: tensor.device,
+        }
+
+
+def library_sequences(models: Sequence[nn.Module], mesh: object) -> Iterator[Ready | Unavailable]:
+    """Yield what the table has of modules that are imported, in the order of the table.
+
+    `mesh` is that over which torch's context parallelism cut last, None if it never did. All ranks
+    of a group come to the same functions in the same order.
+    """
+    for entry in LIBRARIES:
+        if not all(module in sys.modules for module in entry.modules):
+            continue
+        try:
+            for use in _uses(entry, models, mesh):
+                if use.size > 1:
+                    is_usual = _is_usual(entry, use)
+                    yield Ready(entry, _functions(entry, use), use.members, is_usual)
+                else:
+                    yield Unavailable(entry.name, "its group has one rank", is_set_up=False)
+        except _Unusable as error:
+            yield Unavailable(entry.name, str(error), error.is_set_up)
+
+
+def _is_usual(entry: Entry, use: _Use) -> bool:
+    if isinstance(entry, Splitting) or not entry.scattered:
+        return True
+    return bool(getattr(use.layer, entry.scattered) == entry.head_dim)
+
+
+def plan_of(plan: SequencePlan, ready: Ready) -> SequencePlan:
+    """Return with what tokens functions of a library are verified, where the plan does not say."""
+    entry, size = ready.entry, len(ready.members)
+    reduction = plan.reduction or entry.reduction
+    plan = msgspec.structs.replace(
+        plan, dim=entry.dim, length=plan.length_over(size), reduction=reduction
+    )
+    if isinstance(entry, Splitting):
+        return msgspec.structs.replace(plan, backward=plan.backward and entry.has_backward)
+    return msgspec.structs.replace(
+        plan, heads=size, hidden=plan.hidden or 8, causal=False, documents=(), dtype="float32"
+    )
+
+
+def _uses(entry: Entry, models: Sequence[nn.Module], mesh: object) -> Iterator[_Use]:
+    if entry.group.is_mesh:
+        if mesh is not None:  # the module is imported by much that never cuts
+            yield _use(entry, mesh)
+    elif isinstance(entry, Exchanging) and entry.layer:
+        yield from _layers(entry, models)
+    else:
+        groups = [_group(reference) for reference in entry.group.references]
+        uses = [_use(entry, group) for group in groups if group is not None]
+        if not uses:
+            raise _Unusable("its group is not set up", is_set_up=False)
+        wide = [use for use in uses if use.size > 1]
+        if len(wide) > 1:
+            raise _Unusable("two groups share each sequence, and no group has all of their ranks")
+        yield (wide or uses)[0]
+
+
+def _layers(entry: Exchanging, models: Iterable[nn.Module]) -> Iterator[_Use]:
+    """Yield one use for each group and each pair of indices."""
+    kind = _found(entry.layer)
+    calls = (entry.to_heads, entry.to_tokens)
+    attributes = [each.name for c in calls for each in c.arguments if isinstance(each, Attribute)]
+    seen = set()
+    for model in models:
+        for layer in model.modules():
+            group = getattr(layer, entry.group.attribute, None) if isinstance(layer, kind) else None
+            if group is None:
+                continue
+            use = _use(entry, group)._replace(layer=layer)
+            key = (use.members, *(getattr(layer, name) for name in attributes))
+            if key not in seen:
+                seen.add(key)
+                yield use
+    if not seen:
+        raise _Unusable("no model has such a layer with a group", is_set_up=False)
+
+
+def _use(entry: Entry, group: Any) -> _Use:  # noqa: ANN401 (what libraries keep as their group)
+    members = ranks_of(group)
+    if dist.get_rank() not in members:
+        raise _Unusable("this rank is not in its group", is_set_up=False)
+    return _Use(group, members, entry.dim)
+
+
+def _group(reference: str) -> Any:  # noqa: ANN401
+    found = _found(reference)
+    if callable(found) and not isinstance(found, dist.ProcessGroup):
+        found = found()
+    return None if found is dist.GroupMember.NON_GROUP_MEMBER else found
+
+
+def _found(reference: str) -> Any:  # noqa: ANN401
+    module, _, path = reference.partition(":")
+    found: Any = sys.modules.get(module)
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise _Unusable(f"this version has no {reference}") from None
+    return found
+
+
+def _functions(entry: Entry, use: _Use) -> Functions:
+    if isinstance(entry, Splitting):
+        joining = _calling(entry.gather, use) if entry.gather is not None else None
+        return Functions(_calling(entry.split, use), joining)
+    to_heads, to_tokens = _calling(entry.to_heads, use), _calling(entry.to_tokens, use)
+
+    def split(whole: Tensor) -> Tensor:
+        return whole.chunk(use.size, entry.dim)[use.rank]
+
+    def gather(part: Tensor) -> Any:  # noqa: ANN401
+        # As many copies as there are ranks: each of them gets all heads of all tokens.
+        return to_heads(torch.cat([part] * use.size, entry.head_dim))
+
+    def attention(*parts: Tensor) -> Any:  # noqa: ANN401
+        query, key, value = (to_heads(part).movedim(entry.dim, -2) for part in parts)
+        mixed = _plain_attention(query, key, value)
+        return to_tokens(mixed.movedim(-2, entry.dim).contiguous())
+
+    return Functions(split, _as(to_heads, gather), _as(to_heads, attention))
+
+
+def _plain_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return softmax attention; written out, for nobody is to take it for the program's own."""
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    mixed: Tensor = weights / weights.sum(-1, keepdim=True) @ value
+    return mixed
+
+
+def _calling(call: Call, use: _Use) -> AnyFunction:
+    """Return a function of one tensor that makes this call."""
+    function = _found(call.function)
+
+    def called(tensor: Tensor) -> Any:  # noqa: ANN401
+        result = _called(call, use, tensor)
+        is_one = isinstance(result, list) and len(result) == 1
+        return result[0] if is_one else result
+
+    owner = getattr(function, "__self__", None)
+    return _as(getattr(owner, "forward", function), called)
+
+
+def _called(call: Call, use: _Use, tensor: Tensor) -> Any:  # noqa: ANN401
+    arguments = [_value(each, use, tensor) for each in call.arguments]
+    options = {key: _value(each, use, tensor) for key, each in call.options}
+    return _found(call.function)(*arguments, **options)
+
+
+def _value(argument: object, use: _Use, tensor: Tensor) -> Any:  # noqa: ANN401
+    match argument:
+        case Slot():
+            return use.slots(tensor)[argument]
+        case Attribute():
+            return getattr(use.layer, argument.name)
+        case Variable():
+            return _group(argument.reference)
+        case Call():
+            return _called(argument, use, tensor)
+    return argument
+
+
+def _as(original: AnyFunction, function: AnyFunction) -> AnyFunction:
+    """Say of a function that it stands for that of the library."""
+    function.__wrapped__ = inspect.unwrap(original)  # type: ignore[attr-defined]
+    return function
+
+
+# ---
+
+
+class _Pair(NamedTuple):
+    name: str
+    functions: Functions
+    plan: SequencePlan
+    members: tuple[int, ...] | None
+    is_form_sure: bool = True
+
+
+class VerifySequence(Probe):
+    """Verifies before the first backward pass, when the ranks' groups and models are all there."""
+
+    name: ClassVar[str] = "verify-sequence"
+
+    def __init__(self, recorder: Recorder, plan: SequencePlan) -> None:
+        """Verify what the plan names, and what is marked by then."""
+        super().__init__(recorder)
+        self._plan = plan
+        self._is_done = False
+
+    def _install(self) -> None:
+        self.recorder.on_backward.append(self._before_backward)
+
+    def _before_backward(self) -> None:
+        if self._is_done or self.is_off or torch.compiler.is_compiling():
+            return
+        self._is_done = True
+        try:
+            device = self._device()
+            members = ranks_of(_found_function(self._plan.group)) if self._plan.group else None
+            pairs = list(self._pairs(members))
+            found = [] if pairs or MARKED else self._in_libraries()
+            pairs += [_pair_of(each, self._plan) for each in found if isinstance(each, Ready)]
+            unable = [each for each in found if isinstance(each, Unavailable) and each.is_set_up]
+            if not pairs and not unable:
+                raise ValueError(
+                    "no function is named in [sequence], and no split and gather marked"
+                )
+            for pair in pairs:
+                self._verify(pair, device)
+        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
+            self.fail(error)
+
+    def _verify(self, pair: _Pair, device: torch.device) -> None:
+        spec = spec_of(pair.plan, _world_size(), pair.plan.dim, pair.functions)
+        with _unnoticed(self.recorder):
+            passport = passport_of(pair.functions, spec, device, pair.members)
+        passport["is_form_sure"] = pair.is_form_sure
+        passport["functions"] = definitions(pair.functions, self.recorder.main_script)
+        site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
+        write_passport(self.recorder, pair.name, site, passport)
+
+    def _pairs(self, members: tuple[int, ...] | None) -> Iterator[_Pair]:
+        attentions = self._plan.attention or ("",) * len(self._plan.split)
+        for split, gather, attention in zip(
+            self._plan.split, self._plan.gather, attentions, strict=True
+        ):
+            attends = _resolved(attention) if attention else None
+            functions = Functions(_resolved(split), _resolved(gather), attends)
+            yield _Pair(f"{split}, {gather}", functions, self._plan, members)
+        for (role, name), mark in tuple(MARKED.items()):
+            other = MARKED.get(("gather", name))
+            if role == "split" and other is not None:
+                functions = Functions(mark.function, other.function)
+                plan = msgspec.structs.replace(self._plan, dim=mark.dim)
+                yield _Pair(label_of(functions), functions, plan, members)
+
+    def _in_libraries(self) -> list[Ready | Unavailable]:
+        """Return what libraries have, and write down what cannot be verified of it.
+
+        What the program has not set up is worth a word only where nothing else is verified.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return []
+        found = list(library_sequences(self._models(), self.recorder.cutting_mesh))
+        is_any = any(isinstance(each, Ready) for each in found)
+        for each in found:
+            if isinstance(each, Unavailable) and (each.is_set_up or not is_any):
+                self.recorder.event(SequenceUnverified, name=each.name, reason=each.reason)
+        return found
+
+    def _models(self) -> list[torch.nn.Module]:
+        return self.recorder.live_models() if self.recorder.live_models is not None else []
+
+    def _device(self) -> torch.device:
+        for model in self._models():
+            for parameter in model.parameters():
+                if parameter.device.type != "meta":
+                    device: torch.device = parameter.device
+                    return device
+        return torch.device("cpu")
+
+
+def _pair_of(ready: Ready, plan: SequencePlan) -> _Pair:
+    plan = plan_of(plan, ready)
+    return _Pair(ready.entry.name, ready.functions, plan, ready.members, ready.is_form_sure)
+
+
+def spec_of(
+    plan: SequencePlan, num_ranks: int, dim: int, functions: Functions | None = None
+) -> TokenSpec:
+    """Return the numbered tensor that a plan asks for.
+
+    Raises:
+        ValueError: it has too many tokens, or documents that do not fill a row.
+
+    """
+    length = plan.length_over(num_ranks)
+    shape = [size for size in (plan.batch, plan.heads, plan.hidden) if size]
+    if not 0 <= dim <= len(shape):
+        raise ValueError(f"a tensor with the dimensions {shape} and the length has no dim {dim}")
+    shape.insert(dim, length)
+    attends = functions is not None and functions.attention is not None
+    most = MOST_ATTENDING if attends else MOST_TOKENS
+    if plan.batch * length > most:
+        raise ValueError(f"at most {most} tokens can be followed, not {plan.batch} * {length}")
+    if attends and not plan.hidden:
+        raise ValueError("attention needs values with a hidden dimension")
+    if plan.documents and sum(plan.documents) != length:
+        raise ValueError(f"documents of {sum(plan.documents)} tokens do not fill {length}")
+    return TokenSpec(
+        shape=tuple(shape),
+        dim=dim,
+        batch=plan.batch,
+        length=length,
+        dtype=plan.dtype,
+        is_causal=plan.causal,
+        documents=plan.documents,
+        reduction=plan.reduction,
+        has_backward=plan.backward,
+    )
+
+
+def passport_of(
+    functions: Functions,
+    spec: TokenSpec,
+    device: torch.device,
+    members: tuple[int, ...] | None = None,
+) -> dict[str, Any]:
+    """Run the functions; return all that a `TokenPassport` has but its name, number and site.
+
+    Without `members` they are the ranks of the group that was used, this rank alone if none was.
+
+    Raises:
+        ValueError: several groups were used.
+
+    """
+    is_group = dist.is_available() and dist.is_initialized()
+    used = UsedGroups() if is_group else None
+    seen = seen_by(functions, spec, device)
+    rank = dist.get_rank() if is_group else 0
+    if members is None:
+        members = (used.members() if used is not None else ()) or (rank,)
+    return {"members": members, "spec": spec, **seen}
+
+
+def write_passport(recorder: Recorder, name: str, site: CallSite, passport: dict[str, Any]) -> None:
+    """Write down what this rank saw, for the report."""
+    number = recorder.num_verified[name]
+    recorder.num_verified[name] += 1
+    recorder.event(TokenPassport, name=name, number=number, site=site, **passport)
+
+
+def label_of(functions: Functions) -> str:
+    """Return the names of split and gather."""
+    names = []
+    for function in filter(None, functions[:2]):
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        names.append(f"{getattr(function, '__module__', '')}:{name}")
+    return ", ".join(names)
+
+
+def definitions(functions: Functions, main_script: str | None) -> tuple[tuple[str, Frame], ...]:
+    """Return where the functions are defined, by stage, as far as they are written in Python."""
+    found: dict[str, Frame] = {}
+    for stage, function in zip(Functions._fields, functions, strict=True):
+        code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+        if code is not None:
+            file = code.co_filename
+            is_user = is_user_file(file, main_script)
+            found[stage] = Frame(file, code.co_firstlineno, code.co_name, is_user)
+    return tuple(found.items())
+
+
+@contextmanager
+def _unnoticed(recorder: Recorder) -> Iterator[None]:
+    """Let nobody take the exchange of tokens for that of gradients or parameters."""
+    before_share, on_share = recorder.before_share, recorder.on_share
+    recorder.before_share, recorder.on_share = None, []
+    try:
+        yield
+    finally:
+        recorder.before_share, recorder.on_share = before_share, on_share
+
+
+def _found_function(reference: str) -> Any:  # noqa: ANN401 (whatever the program has there)
+    module, _, path = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _resolved(reference: str) -> Callable[..., Any]:
+    found = _found_function(reference)
+    if not callable(found):
+        raise TypeError(f"{reference} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

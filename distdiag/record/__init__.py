@@ -1,0 +1,1 @@
+"""How one rank writes down what is observed, and how others read it."""

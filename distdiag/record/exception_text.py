@@ -1,0 +1,63 @@
+"""What an exception says of itself, as text that can be written down, whatever its class does."""
+
+from __future__ import annotations
+
+import traceback
+from types import TracebackType
+from typing import Final
+
+# Texts that are cut in their middle: an exception is told at the end of its traceback.
+
+LONGEST_TRACEBACK: Final = 6_000
+"""In a finding; the record has ten times this, but a report is read by people."""
+_OF_THE_END: Final = 3 / 4
+"""So much of what is kept is the end: the last frames and the line of the exception."""
+
+
+def shortened(text: str, length: int) -> str:
+    """Return the text, or its beginning and its end where it is longer than `length`.
+
+    It is cut between lines where they are short enough.
+    """
+    if len(text) <= length:
+        return text
+    gap = f"\n[... {len(text) - length} of {len(text)} characters are left out ...]\n"
+    room = max(0, length - len(gap))
+    num_last = int(room * _OF_THE_END)
+    first, last = text[: room - num_last], text[len(text) - num_last :]
+    # Half a line tells nothing, unless it is most of what there is.
+    if "\n" in first[len(first) // 2 :]:
+        first = first[: first.rindex("\n")]
+    if "\n" in last[: len(last) // 2]:
+        last = last[last.index("\n") + 1 :]
+    return f"{first}{gap}{last}"
+
+
+# ---
+
+_LONGEST_PART: Final = 2_000
+"""A frame needs 200 characters or less: what is longer is a message, or a line of data."""
+
+
+def plain(text: str) -> str:
+    """Return a text as a plain str, in which what no file can hold (surrogates) is spelt out."""
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, or why it cannot be shown."""
+    try:
+        return plain(str(error))
+    except BaseException as problem:  # noqa: BLE001 (its own code: it may raise what it likes)
+        return f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
+
+
+def traceback_of(error: BaseException, trace: TracebackType | None, length: int) -> str:
+    """Return the traceback as Python prints it, with huge messages and the middle left out."""
+    try:
+        parts = traceback.format_exception(type(error), error, trace)
+    except Exception as problem:  # noqa: BLE001 (causes, notes and names may be of any kind)
+        place = "".join(traceback.format_tb(trace))
+        return shortened(plain(f"{place}(no more can be shown: {type(problem).__name__})"), length)
+    # A message is one part, and a frame with its source another: no message pushes frames out.
+    return shortened("".join(shortened(plain(part), _LONGEST_PART) for part in parts), length)

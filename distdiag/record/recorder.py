@@ -1,0 +1,335 @@
+"""What a probe calls to write down what it sees, cheap enough for the training thread.
+
+Nothing here waits: no lock, no system call, no store. Values that repeat are written once and
+then named by numbers; `tables` says which numbers are known at the moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from time import monotonic_ns
+from types import FrameType
+from typing import Any, Final
+
+from distdiag.events.base import CallSite, Event, Frame, Phase
+from distdiag.events.collectives import GroupCreated, ProcessGroup, Signature
+from distdiag.events.files import FileAction, HostSynced, StoreCall
+from distdiag.events.lifecycle import Finished
+from distdiag.record.event_file import NO_PLACE, EventWriter
+from distdiag.record.status_page import EVENTS_STOPPED, StatusPage
+from distdiag.record.thread_context import Here
+from distdiag.record.wire import (
+    STATES,
+    DefineFrame,
+    DefineGroup,
+    DefineSignature,
+    DefineSite,
+    encode,
+)
+
+# The moments of a run that one probe sees and others want to know of.
+
+
+@dataclass(eq=False)
+class Moments:
+    """Who is called at each moment; None or an empty list if nobody wants to know."""
+
+    before_sync: Callable[[], None] | None = None
+    """Called before an event that orders what this rank did for other ranks, or they for it."""
+    after_wrap: Callable[[Any], None] | None = None
+    """Called with modules when FSDP2 has wrapped them."""
+    on_start: list[Callable[[Any], None]] = field(default_factory=list)
+    """Called with each model that begins."""
+    on_share: list[Callable[[], None]] = field(default_factory=list)
+    """Called before each all-reduce or broadcast of the program."""
+    on_exchange: Callable[[str, Any, Any, int, FrameType], None] | None = None
+    """Called before a collective or message that may bring an activation to other ranks, with its
+    name, what is given to it, the process group, the rank in it that gets a message, and the frame
+    of the call."""
+    on_step: list[Callable[[], None]] = field(default_factory=list)
+    """Called after each step."""
+    stepped: Callable[[], object] = lambda: None
+    """Returns the optimizer that stepped last, if it is still there."""
+    before_model: Callable[[Any, object], bool] | None = None
+    """Called with a wrapped model and its inputs; says whether it is the outermost one."""
+    after_model: Callable[[object], None] | None = None
+    """Called with the output when the forward pass of the outermost wrapped model is over."""
+    on_given: list[Callable[[object], None]] = field(default_factory=list)
+    """Called with batches of loaders, and with what models are given in training that are wrapped,
+    or whose attention works on sequences that ranks share."""
+    on_backward: list[Callable[[], None]] = field(default_factory=list)
+    """Called before each backward pass."""
+    on_balanced: list[Callable[[list[str]], None]] = field(default_factory=list)
+    """Called with the layers of whose scores a term of a loss is made, before its pass."""
+    doubts_balance: Callable[[], bool] = lambda: False
+    """Says whether a balancing loss was computed in this step that was never used so far."""
+    on_injected: list[Callable[[object], None]] = field(default_factory=list)
+    """Called with the node of a balancing loss that a function of the program was given beside a
+    tensor that it passes on."""
+    on_graph: list[Callable[[object], None]] = field(default_factory=list)
+    """Called with what a backward pass starts from, before it does."""
+    on_update: list[Callable[[object], None]] = field(default_factory=list)
+    """Called with each optimizer that is about to step."""
+    has_exchanged: bool = False
+    """Whether the program has ever issued an all-to-all, or gathered parts of activations."""
+    before_share: Callable[[object, object], None] | None = None
+    """Called with the tensors of an all-reduce or a broadcast, and the process group."""
+    after_call: Callable[[int, str], None] | None = None
+    """Called when a collective was written down, with its event number and operation."""
+    before_save: Callable[[object, FrameType], None] | None = None
+    """Called with what `torch.save` is given."""
+    before_forward: Callable[[], None] | None = None
+    """Called when a sharded model is about to be used for the first time."""
+    live_models: Callable[[], list[Any]] | None = None
+    """Returns the models that there are, the oldest first."""
+    after_read: Callable[[Any, FrameType], None] | None = None
+    """Called with a state dict into which a distributed checkpoint was read."""
+    is_routing_bias: Callable[[Any, str], bool] = lambda *_: False
+    """Says of a module and a name whether that is a bias by which it chooses experts."""
+    cutting_mesh: object = None
+    """The mesh over which torch's context parallelism cut last."""
+    is_cut: Callable[[object], bool] = lambda _: False
+    """Says whether a tensor is cut along a sequence, so that each rank holds a part of it."""
+
+
+# ---
+
+_SYNCS: Final = frozenset({GroupCreated, StoreCall, HostSynced, Finished})
+
+_STATE_NUMBERS: Final = {name: number for number, name in enumerate(STATES)}
+
+
+class Site:
+    """A call site under its number, with what was learnt when it was first seen.
+
+    `api` is the public torch function that was called there. `is_own_call` tells that the user's
+    code called it, not torch itself or a framework.
+    """
+
+    __slots__ = ("api", "frames", "is_own_call", "kept_alive", "number")
+
+    def __init__(
+        self,
+        number: int,
+        frames: tuple[Frame, ...],
+        *,
+        api: str | None,
+        is_own_call: bool,
+        kept_alive: object,
+    ) -> None:
+        """Keep alive the code objects whose ids are part of the key."""
+        self.number = number
+        self.frames = frames
+        self.api = api
+        self.is_own_call = is_own_call
+        self.kept_alive = kept_alive
+
+
+class Tables:
+    """The numbers of what is defined in the event file, by keys that are cheap to make."""
+
+    __slots__ = ("frames", "groups", "signatures", "sites")
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self.groups: dict[Hashable, int] = {}
+        self.signatures: dict[Hashable, int] = {}
+        self.frames: dict[Frame, int] = {}
+        self.sites: dict[Hashable, Site] = {}
+
+
+class Recorder(Moments):
+    """Appends the events of one rank to its event file and keeps its status page."""
+
+    def __init__(
+        self, folder: Path, rank: int, page: StatusPage, *, main_script: str | None = None
+    ) -> None:
+        """Create the event file.
+
+        Raises:
+            OSError: there is no room for it.
+
+        """
+        super().__init__()
+        self.rank = rank
+        self.folder = folder
+        self.step = 0
+        self.num_batches = 0
+        self.num_backwards = 0
+        self.num_events = 0
+        self.generation = 0
+        self.num_verified: Counter[str] = Counter()
+        self.main_script = main_script
+        self.closed = False
+        self.here = Here()
+        self.tables = Tables()
+        self.phase = Phase.STARTING
+        self.backward: tuple[Hashable, tuple[Frame, ...]] | None = None
+        self._page = page
+        self._seqs = count()
+        self._numbers = count()
+        # The number of the last call and the place of its mark, as one value for all threads.
+        self._last_call = (-1, NO_PLACE)
+        self._writer = EventWriter(folder, rank, on_forget=self._forget)
+
+    def _forget(self) -> None:
+        # Replaced, not cleared: another thread may be in the middle of using the old ones.
+        self.tables = Tables()
+
+    def define_group(self, key: Hashable, group: ProcessGroup) -> int:
+        """Write a process group down under a new number, to be found by this key."""
+        tables, number = self.tables, next(self._numbers)
+        self._writer.define(encode(DefineGroup(number, group)))
+        tables.groups[key] = number
+        return number
+
+    def define_signature(self, key: Hashable, signature: Signature) -> int:
+        """Write a signature down under a new number, to be found by this key."""
+        tables, number = self.tables, next(self._numbers)
+        self._writer.define(encode(DefineSignature(number, signature)))
+        tables.signatures[key] = number
+        return number
+
+    def define_site(
+        self,
+        key: Hashable,
+        site: CallSite,
+        *,
+        api: str | None,
+        is_own_call: bool,
+        kept_alive: object,
+    ) -> Site:
+        """Write a call site down under a new number, to be found by this key."""
+        tables, number = self.tables, next(self._numbers)
+        frames = tuple(self._frame_number(tables, frame) for frame in site.frames)
+        self._writer.define(encode(DefineSite(number, frames, site.module)))
+        known = Site(number, site.frames, api=api, is_own_call=is_own_call, kept_alive=kept_alive)
+        tables.sites[key] = known
+        return known
+
+    def _frame_number(self, tables: Tables, frame: Frame) -> int:
+        number = tables.frames.get(frame)
+        if number is None:
+            number = next(self._numbers)
+            self._writer.define(encode(DefineFrame(number, frame)))
+            tables.frames[frame] = number
+        return number
+
+    def call(  # noqa: PLR0913 (a struct for seven values would cost more than the rest)
+        self,
+        group: int,
+        collective_seq_id: int,
+        signature: int,
+        site: int,
+        is_async: bool,
+        thread: str | None,
+        api: str | None,
+    ) -> int:
+        """Write down a collective that is about to be issued; return its event number.
+
+        `group`, `signature` and `site` are numbers of definitions; `thread` is None in the main
+        thread.
+        """
+        if self.before_sync is not None:
+            self.before_sync()
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        now_ns, step = monotonic_ns(), self.step
+        # A tuple is encoded as the `CallRecord` would be, in half the time.
+        record = encode(
+            (
+                "C",
+                seq,
+                now_ns,
+                step,
+                group,
+                collective_seq_id,
+                signature,
+                site,
+                is_async,
+                thread,
+                api,
+            )
+        )
+        self._last_call = (seq, self._writer.append_call(record))
+        return seq
+
+    def mark(self, call: int, mark: int) -> None:
+        """Say that a call went on (`ISSUED`, `WAITED`) before its thread did anything else."""
+        last, place = self._last_call
+        if last != call or not self._writer.mark(place, mark):
+            self.state(call, STATES[mark - 1])
+
+    def state(self, call: int, name: str) -> None:
+        """Write down that the call with this event number went on."""
+        if self.before_sync is not None:
+            self.before_sync()
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        state = _STATE_NUMBERS[name]
+        self._writer.append(encode(("T", seq, monotonic_ns(), self.step, call, state)))
+
+    def access(self, action: FileAction, path: str, written: str, site: int, *more: object) -> int:
+        """Write down an access to a file; return its event number.
+
+        `site` is the number of a definition; `more` are the further fields of an `AccessRecord`,
+        in their order.
+        """
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        self._writer.append(
+            encode(("A", seq, monotonic_ns(), self.step, action, path, written, site, *more))
+        )
+        return seq
+
+    def event(self, kind: type[Event], **fields: Any) -> int:  # noqa: ANN401
+        """Write down one of the rarer events; return its event number."""
+        if self.before_sync is not None and kind in _SYNCS:
+            self.before_sync()
+        seq = next(self._seqs)
+        self.num_events = seq + 1
+        fields.setdefault("step", self.step)
+        event = kind(rank=self.rank, seq=seq, time_ns=monotonic_ns(), **fields)
+        self._writer.append(encode(event))
+        return seq
+
+    def set_phase(self, phase: Phase) -> Phase:
+        """Say what the rank begins to do; return what it did before."""
+        before, self.phase = self.phase, phase
+        if phase is not before and not self.closed:
+            self._page.set_phase(phase)
+        return before
+
+    def push_progress(self) -> None:
+        """Show the counters on the status page."""
+        if not self.closed:
+            self._page.set_progress(
+                step=self.step, num_batches=self.num_batches, num_backwards=self.num_backwards
+            )
+
+    def beat(self) -> None:
+        """Say that the background thread runs."""
+        if self.closed:
+            return
+        self._page.beat(monotonic_ns(), self.num_events)
+        if self._writer.stopped is not None:
+            self._page.raise_flag(EVENTS_STOPPED)
+
+    def raise_flag(self, flag: int) -> None:
+        """Set a flag of the status page for good."""
+        if not self.closed:
+            self._page.raise_flag(flag)
+
+    def close(self) -> None:
+        """Write nothing from now on: the rank has finished, or this is a forked child."""
+        self.closed = True
+
+    def abandon(self) -> None:
+        """Let go of files that belong to the parent process."""
+        self.closed = True
+        self._writer.abandon()
+        self._page.abandon()

@@ -1,0 +1,250 @@
+"""Where the files of a run lie, and whose run it is.
+
+<run dir>/run.json            which launch this is
+          report.json         the one report
+          attempt-0/          one folder for each elastic restart
+            launch.json       what the monitor must know
+            rank-3.status     the status page of a rank
+            rank-3.000000.events
+            rank-3.stacks     what faulthandler wrote, when the monitor asked or sent the signal
+            rank-3.signal.json  which signal that is, and for which thread
+            rank-3.unobserved  why nothing is recorded of this rank, although it runs
+            rank-3.wanted-flight  the monitor wants the flight recorder (or the stacks)
+            rank-3.flight.json  the answer
+            monitor.pid  monitor.log
+            monitor.pids      the guard of the monitor and the monitor, and when they began
+            monitor.journal   the events that the monitor itself made
+            reporter.json     where the reporter listens, if the job has several nodes
+            acks/rank-3       the peers of a rank that raised have been dumped
+            exit-status.json  the exit status of every script that ended, by rank
+            verdict.json      what rank 0 waits for
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError, UsageError
+from distdiag.record.private_file import create_private, make_private_folder, open_private
+
+RUNS_FOLDER = "distdiag-runs"
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a script on this node: what its ranks have in common."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    attempt: int
+    max_attempts: int
+    parent_pid: int
+    identity: str
+    started_s: float
+    master_addr: str = ""
+
+    @property
+    def local_ranks(self) -> range:
+        """The global ranks of this node."""
+        first = self.rank - self.local_rank
+        return range(first, first + self.local_world_size)
+
+    @property
+    def num_other_ranks(self) -> int:
+        """How many ranks run on other nodes."""
+        return self.world_size - self.local_world_size
+
+
+class LaunchFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What local rank 0 leaves for the monitor. `config` is the configuration as plain values."""
+
+    launch: Launch
+    command: tuple[str, ...]
+    config: dict[str, Any]
+    cwd: str
+
+
+class ReporterAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the reporter listens for the monitors of other nodes, and what it asks of them."""
+
+    host: str
+    port: int
+    token: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 waits for at its end: the exit status that the findings ask for."""
+
+    exit_status: int
+    summary: str = ""
+
+
+class StackSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """How the monitor may make a rank write down its stacks, even while the GIL is held.
+
+    `signal` is for the thread `thread` (the kernel's number) of the process `pid` only. Its handler
+    appends to the file that the process has open as `descriptor`. `names` are the names of the
+    threads by Python's identifiers.
+    """
+
+    pid: int
+    thread: int
+    signal: int
+    descriptor: int
+    names: dict[int, str]
+
+
+class RunDir:
+    """The paths of one attempt of a run."""
+
+    def __init__(self, root: Path, attempt: int) -> None:
+        """Name the paths; nothing is created."""
+        self.root = root
+        self.attempt = attempt
+        self.folder = root / f"attempt-{attempt}"
+        self.report = root / "report.json"
+        self.launch = self.folder / "launch.json"
+        self.monitor_pid = self.folder / "monitor.pid"
+        self.monitor_pids = self.folder / "monitor.pids"
+        self.monitor_log = self.folder / "monitor.log"
+        self.journal = self.folder / "monitor.journal"
+        self.reporter = self.folder / "reporter.json"
+        self.exit_status = self.folder / "exit-status.json"
+        self.verdict = self.folder / "verdict.json"
+
+    def status(self, rank: int) -> Path:
+        """Return where the status page of a rank lies."""
+        return self.folder / f"rank-{rank}.status"
+
+    def stacks(self, rank: int) -> Path:
+        """Return where faulthandler appends the stacks of a rank."""
+        return self.folder / f"rank-{rank}.stacks"
+
+    def stack_signal(self, rank: int) -> Path:
+        """Return where a rank tells how to make it write its stacks (a `StackSignal`)."""
+        return self.folder / f"rank-{rank}.signal.json"
+
+    def unobserved(self, rank: int) -> Path:
+        """Return where a rank whose agent could not start says why."""
+        return self.folder / f"rank-{rank}.unobserved"
+
+    def wanted(self, rank: int, what: Literal["stacks", "flight"]) -> Path:
+        """Exists while the monitor waits for a rank to write its stacks or its flight recorder."""
+        return self.folder / f"rank-{rank}.wanted-{what}"
+
+    def flight(self, rank: int) -> Path:
+        """Return where a rank writes its flight recorder, as torch's JSON or ``{"error": …}``."""
+        return self.folder / f"rank-{rank}.flight.json"
+
+    def second_flight(self, rank: int) -> Path:
+        """Return where it writes that of the other backends, if NCCL is not the only one used."""
+        return self.folder / f"rank-{rank}.flight-2.json"
+
+    def ack(self, rank: int) -> Path:
+        """Exists when the peers of a rank that raised have been dumped."""
+        return self.folder / "acks" / f"rank-{rank}"
+
+
+def open_run_dir(root: Path | None, launch: Launch, *, overwrite: bool = False) -> RunDir:
+    """Create the run directory of this launch, or join the one that another rank created.
+
+    Raises:
+        UsageError: it cannot be written, or it holds another run and `overwrite` is false.
+
+    """
+    if root is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(launch.started_s))
+        root = Path.cwd() / RUNS_FOLDER / f"{stamp}-{launch.parent_pid}"
+    run_dir = RunDir(root.absolute(), launch.attempt)
+    try:
+        make_private_folder(run_dir.root)
+        with _locked(run_dir.root):
+            _claim(run_dir, launch, overwrite=overwrite)
+        for folder in (run_dir.folder, run_dir.folder / "acks"):
+            make_private_folder(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"run directory {run_dir.root} cannot be written: {reason}") from None
+    _require_member(run_dir, launch)
+    return run_dir
+
+
+def _require_member(run_dir: RunDir, launch: Launch) -> None:
+    """Refuse a rank that the monitor does not follow: what it writes would be read by nobody."""
+    try:
+        started = msgspec.json.decode(run_dir.launch.read_bytes(), type=LaunchFile).launch
+    except (OSError, *UNDECODABLE):
+        return  # the monitor is not there yet
+    if launch.rank >= started.world_size:
+        ranks = "1 rank" if started.world_size == 1 else f"{started.world_size} ranks"
+        raise RankError(
+            f"the run in {run_dir.root} began with {ranks}, and this is rank {launch.rank}: "
+            "let torchrun start all ranks"
+        )
+
+
+def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:
+    """Return where the reporter listens, or None while that is not known on this node.
+
+    Raises:
+        DamagedFileError: the file says something else.
+
+    """
+    try:
+        text = run_dir.reporter.read_bytes()
+        return msgspec.json.decode(text, type=ReporterAddress)
+    except FileNotFoundError:
+        return None
+    except UNDECODABLE as error:
+        raise DamagedFileError(f"{run_dir.reporter}: {error}") from None
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    descriptor = open_private(root / ".lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
+    marker = run_dir.root / "run.json"
+    identity = launch.identity.encode()
+    if marker.exists():
+        if marker.read_bytes() == identity:
+            return
+        if not overwrite:
+            raise UsageError(
+                f"run directory {run_dir.root} already holds a run; "
+                "choose another one or pass --overwrite"
+            )
+        for path in (*run_dir.root.glob("attempt-*"), run_dir.report):
+            is_folder = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path) if is_folder else path.unlink(missing_ok=True)
+    write_atomically(marker, identity)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file that readers see whole or not at all, readable by the owner only."""
+    # One name for each process: two writers cannot mix, and a killed one leaves at most one behind.
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.unlink(missing_ok=True)
+        with os.fdopen(create_private(partial, os.O_WRONLY), "wb") as file:
+            file.write(data)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,295 @@
+"""Builds the one report of a run, keeps it on disk while the run goes on, and gives the verdict."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from distdiag.config import Config
+from distdiag.events.collectives import Collective, GroupCreated
+from distdiag.events.errors import DamagedFileError
+from distdiag.events.lifecycle import ProbeDisabled, TorchLoaded
+from distdiag.events.ranks import RankSet
+from distdiag.events.union import AnyEvent
+from distdiag.findings.finding import (
+    Evidence,
+    Finding,
+    Grade,
+    Outcome,
+    RankInfo,
+    Report,
+    Run,
+    Severity,
+)
+from distdiag.findings.report_json import decode_report
+from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
+from distdiag.record.private_file import open_private
+from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
+from distdiag.reports import load_reporter, one_line, write_report
+from distdiag.reports.rank_status import Attendance
+from distdiag.views.rank_states import Fate, RankState, last_act
+
+_log = logging.getLogger(__name__)
+
+RESERVE_BYTES: Final = 512 << 10
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FAILING: Final = {"error": Severity.ERROR.weight, "warning": Severity.WARNING.weight}
+
+
+class RunReporter:
+    """The report of one run, kept on the node of rank 0.
+
+    `lost` are ranks that are not observed any more, `problem` is why others never were.
+    `unobserved` are ranks of the job that nobody told of when it began.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, ranks: RankSet
+    ) -> None:
+        """Take over what earlier attempts found, and set some room aside on the disk."""
+        self.attendance = Attendance(ranks)
+        self.aborted = False
+        self.pids: Mapping[int, int] = {}
+        self.lost = RankSet()
+        self.unobserved = RankSet()
+        self.problem = ""
+        self.dump_transport = ""
+        self._run_dir = run_dir
+        self._launch_file = launch_file
+        self._config = config
+        # Imported now, while the ranks are busy importing too: at the end somebody waits.
+        self._forms = [load_reporter(name) for name in config.report]
+        self._path = run_dir.report
+        self._earlier = self._read_earlier()
+        self._torch = self._earlier.run.torch if self._earlier else ""
+        self._saw_collective = False
+        self._blind_ranks: set[int] = set()
+        self._reserve = run_dir.root / "report.reserve"
+        self._set_aside(RESERVE_BYTES)
+
+    def feed(self, event: AnyEvent) -> None:
+        """Take in one event."""
+        self.attendance.feed(event)
+        if isinstance(event, TorchLoaded):
+            self._torch = event.torch
+        elif isinstance(event, Collective | GroupCreated):
+            self._saw_collective = True
+        elif isinstance(event, ProbeDisabled) and event.probe == "files":
+            self._blind_ranks.add(event.rank)
+
+    def build(
+        self,
+        findings: Iterable[Finding],
+        states: Mapping[int, RankState],
+        *,
+        checks: tuple[str, ...],
+        not_checked: Mapping[str, str],
+        complete: bool = False,
+    ) -> Report:
+        """Return the report as it stands; `checks` are the codes of those that judged the run."""
+        gaps = {**self._gaps(checks, states), **not_checked}
+        earlier = self._earlier.findings if self._earlier else ()
+        found = {finding.identity: finding for finding in earlier}
+        found |= {finding.identity: finding for finding in findings}
+        return Report(
+            complete=complete,
+            run=self._run(states, complete=complete),
+            findings=tuple(found.values()),
+            checked=tuple(code for code in checks if code not in gaps),
+            not_checked=gaps,
+            silent_ranks=RankSet(
+                {*self.unobserved, *(r for r, s in states.items() if s.fate is Fate.SILENT)}
+            ),
+        )
+
+    def write(self, report: Report) -> None:
+        """Replace report.json, on a full disk in the room that was set aside."""
+        try:
+            write_report(self._path, report, reserve=self._reserve)
+        except OSError:
+            _log.exception("the report could not be written")
+        if not report.complete and not self._reserve.exists():
+            self._set_aside(RESERVE_BYTES // 2)
+
+    def show(self, report: Report) -> None:
+        """Write the other forms of the report that were asked for, to stderr or to their files."""
+        for kind in self._forms:
+            reporter = kind(width=_width(), color=_has_colours())
+            if reporter.file_name is None:
+                say(reporter.render(report))
+            elif self._run_dir.root / reporter.file_name != self._run_dir.report:
+                path = self._run_dir.root / reporter.file_name
+                self.save(path, reporter.render(report).encode())
+
+    def save(self, path: Path, data: bytes) -> None:
+        """Write a small file, on a full disk in the room that was set aside."""
+        try:
+            try:
+                write_atomically(path, data)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                self.release()
+                write_atomically(path, data)
+        except OSError:
+            _log.exception("%s could not be written", path)
+
+    def save_verdict(self, findings: Iterable[Finding]) -> None:
+        """Leave the exit statuses, and what rank 0 waits for: what this attempt's findings ask."""
+        self.save(
+            self._run_dir.exit_status,
+            msgspec.json.encode({str(r): s for r, s in self.attendance.exit_status.items()}),
+        )
+        least = _FAILING.get(self._config.fail_on)
+        bad = [f for f in findings if least is not None and f.severity.weight >= least]
+        verdict = Verdict(
+            exit_status=1 if bad else 0, summary="\n".join(one_line(finding) for finding in bad)
+        )
+        self.save(self._run_dir.verdict, msgspec.json.encode(verdict))
+
+    def acknowledge(self, rank: int) -> None:
+        """Tell a rank that raised that its peers have been dumped."""
+        self.save(self._run_dir.ack(rank), b"")
+
+    def release(self) -> None:
+        """Give the room back that was set aside."""
+        self._reserve.unlink(missing_ok=True)
+
+    def _set_aside(self, size: int) -> None:
+        try:
+            descriptor = open_private(self._reserve)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self.release()
+
+    def _read_earlier(self) -> Report | None:
+        if self._run_dir.attempt == 0:
+            return None
+        try:
+            return decode_report(self._path.read_bytes())
+        except (OSError, DamagedFileError):
+            _log.warning("the report of the attempts before this one cannot be read")
+            return None
+
+    def _gaps(self, checks: Iterable[str], states: Mapping[int, RankState]) -> dict[str, str]:
+        launch = self._launch_file.launch
+        gaps: dict[str, str] = {}
+        if not self._saw_collective:
+            gaps |= {code: "no collective was called" for code in checks if code[:3] == "COL"}
+        if self._blind_ranks:
+            reason = f"the files of {RankSet(self._blind_ranks).phrase()} are not observed wholly"
+            gaps |= {code: reason for code in checks if code[:3] == "BAR"}
+        elsewhere = RankSet(set(range(launch.world_size)) - set(self.attendance.ranks))
+        if elsewhere:
+            reason = f", and {self.problem}" if self.problem else ""
+            gaps[elsewhere.phrase()] = f"not observed: they run on other nodes{reason}"
+        if self.unobserved:
+            gaps[self.unobserved.phrase()] = "not observed: no agent runs there"
+        for rank, state in states.items():
+            if state.incomplete:
+                gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
+        return gaps
+
+    def _run(self, states: Mapping[int, RankState], *, complete: bool) -> Run:
+        launch = self._launch_file.launch
+        outcome = self.attendance.outcome
+        if self.aborted:
+            outcome = Outcome.ABORTED
+        elif complete and outcome is Outcome.RUNNING:
+            # Of ranks that were never seen nothing is said; the end of others was not seen.
+            ended = self.attendance.ended
+            seen = ended | self.lost | self.attendance.absent
+            is_seen = seen == self.attendance.ranks and not ended <= self.lost
+            outcome = Outcome.FINISHED if is_seen else Outcome.FAILED
+        earlier = self._earlier
+        return Run(
+            id=self._run_dir.root.name,
+            command=self._launch_file.command,
+            world_size=self._world_size,
+            ranks=tuple(self._rank_info(rank, states.get(rank)) for rank in self.attendance.ranks),
+            torch=self._torch,
+            started=earlier.run.started if earlier else _rfc3339(launch.started_s),
+            ended=_rfc3339(datetime.now(UTC).timestamp()) if complete else None,
+            outcome=outcome,
+            attempts=launch.attempt + 1,
+            active_modes=self._config.active_modes,
+            dump_transport=self.dump_transport,
+        )
+
+    @property
+    def _world_size(self) -> int:
+        return max(self._launch_file.launch.world_size, *(r + 1 for r in self.unobserved), 1)
+
+    def _rank_info(self, rank: int, state: RankState | None) -> RankInfo:
+        launch = self._launch_file.launch
+        started = state.started if state else None
+        hostname = platform.node() if rank in launch.local_ranks else ""
+        fate: str = state.fate if state else Fate.SILENT
+        if self.aborted and fate == Fate.RUNNING:
+            fate = "aborted"
+        return RankInfo(
+            rank=rank,
+            local_rank=started.local_rank if started else max(0, rank - launch.local_ranks[0]),
+            world_size=self._world_size,
+            hostname=started.hostname if started else hostname,
+            pid=started.pid if started else self.pids.get(rank, 0),
+            fate=fate,
+            last=last_act(state) if state else "",
+        )
+
+
+def crash_finding(error: Exception) -> Finding:
+    """Say in the report that the monitor itself failed."""
+    what = f"{type(error).__name__}: {error}"
+    trace = shortened("".join(traceback.format_exception(error)), LONGEST_TRACEBACK)
+    return Finding(
+        code="DIA001",
+        name="crashed-check",
+        severity=Severity.WARNING,
+        grade=Grade.PROVEN,
+        confidence=1.0,
+        message=f"the monitor failed ({what}): what came after that was not judged",
+        ranks=RankSet(),
+        evidence=(Evidence(ranks=RankSet(), summary=what, values={"traceback": trace}),),
+        subjects=("monitor",),
+        why="This is a fault of distdiag, not of the training program.",
+        fix="Please report it with the traceback; the training itself was not disturbed.",
+        disproof="A run of the same program in which the monitor stays up.",
+    )
+
+
+def say(text: str) -> None:
+    """Write to stderr, whoever may have closed it."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _log.warning("stderr is closed; it would have said: %s", text.strip()[:500])
+
+
+def _rfc3339(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds")
+
+
+def _has_colours() -> bool:
+    return sys.stderr.isatty() and "NO_COLOR" not in os.environ
+
+
+def _width() -> int:
+    try:
+        return max(40, os.get_terminal_size(sys.stderr.fileno()).columns)
+    except (OSError, ValueError):
+        return 80

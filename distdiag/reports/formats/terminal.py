@@ -1,0 +1,247 @@
+"""The report for a person at a terminal: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from io import StringIO
+from itertools import chain, islice
+from typing import Final, TypeVar
+
+from rich.console import Console
+from rich.text import Text
+
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
+from distdiag.reports.base import Reporter, cut, short, visible
+
+K = TypeVar("K", bound=Hashable)
+
+LABEL_WIDTH: Final = 11
+MOST_GROUPS: Final = 12
+"""So many groups of ranks are shown one by one; report.json has the others."""
+LONGEST_VALUE: Final = 200
+LAST_LINES: Final = 9
+"""Four frames with their source, and the line of the exception."""
+STYLES: Final = {
+    Severity.ERROR: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.INFO: "bold cyan",
+}
+ENDINGS: Final = {
+    Outcome.RUNNING: "the run had not ended when this was written",
+    Outcome.FINISHED: "the run finished",
+    Outcome.FAILED: "the run failed",
+    Outcome.HUNG: "the run hung",
+    Outcome.ABORTED: "the run was aborted",
+    Outcome.KILLED: "the run was killed",
+}
+
+
+class TerminalReporter(Reporter):
+    """Write plain lines, or coloured ones, for a given width."""
+
+    name = "terminal"
+
+    def render(self, report: Report) -> str:
+        """Return the whole report as lines."""
+        page = _Page(self.width, color=self.color)
+        _write_verdict(page, report)
+        for finding in sorted(report.findings, key=lambda finding: -finding.severity.weight):
+            _write_finding(page, finding)
+        _write_gaps(page, report)
+        _write_run(page, report)
+        return page.text()
+
+
+class _Page:
+    """Lines of text within a width. What is written is taken literally: no markup, no controls."""
+
+    def __init__(self, width: int, *, color: bool) -> None:
+        self._width = width
+        self._file = StringIO()
+        self._console = Console(
+            file=self._file,
+            width=width,
+            force_terminal=color,
+            force_jupyter=False,
+            color_system="standard" if color else None,
+            legacy_windows=False,
+        )
+
+    def blank(self) -> None:
+        """Write an empty line."""
+        self._file.write("\n")
+
+    def write(self, text: str, *, indent: int = 2, first: str = "", style: str = "") -> None:
+        """Write a paragraph; `first` stands in the indent of its first line."""
+        lines = chain.from_iterable(self._wrapped(line, indent) for line in text.splitlines())
+        for number, line in enumerate(lines):
+            self._put(Text(visible(first)) if number == 0 else Text(), line, indent, style)
+
+    def write_label(self, label: str, text: str) -> None:
+        """Write a paragraph beside its label; nothing where there is no text."""
+        self.write(text, indent=2 + LABEL_WIDTH, first=f"  {label}")
+
+    def write_whole(self, text: str, *, indent: int) -> None:
+        """Write one line that may be longer than the width: a path must stay in one piece."""
+        self._put(Text(), Text(visible(text)), indent, "")
+
+    def text(self) -> str:
+        """Return all that was written."""
+        return self._file.getvalue()
+
+    def _wrapped(self, line: str, indent: int) -> Iterable[Text]:
+        return Text(visible(line.strip())).wrap(self._console, max(self._width - indent, 20))
+
+    def _put(self, first: Text, line: Text, indent: int, style: str) -> None:
+        first.stylize("bold")
+        first.pad_right(indent - first.cell_len)
+        line.rstrip()
+        line.stylize(style)
+        self._console.print(first + line, soft_wrap=True, highlight=False)
+
+
+def _write_verdict(page: _Page, report: Report) -> None:
+    if silent := report.silent_ranks:
+        verb, them = ("was", "it") if len(silent) == 1 else ("were", "them")
+        unseen = f"{_phrase(silent)} of {report.run.world_size} {verb} not observed"
+        page.write(f"distdiag: {unseen}: nothing below is about {them}.", indent=0, style="bold")
+    counts = [
+        _count(number, severity if severity is not Severity.INFO else "note")
+        for severity in Severity
+        if (number := sum(finding.severity is severity for finding in report.findings))
+    ]
+    found = ", ".join(counts)
+    if not report.findings:
+        looked = _count(len(report.checked), "check")
+        found = f"nothing found by {looked}" if report.checked else "nothing was checked"
+    gaps = " Some of it was not looked at: see below." if _has_gaps(report) else ""
+    ending = ENDINGS[report.run.outcome]
+    page.write(f"distdiag: {found}; {ending}.{gaps}", indent=0, style="bold")
+    if not report.complete and report.run.outcome is not Outcome.RUNNING:
+        page.write("This report is provisional: the reporter was ended early.", indent=0)
+
+
+def _write_finding(page: _Page, finding: Finding) -> None:
+    page.blank()
+    head = f"{finding.severity.upper()} {finding.code} {finding.name}"
+    page.write(head, indent=0, style=STYLES[finding.severity])
+    page.write(finding.message)
+    _write_location(page, finding.location, indent=2)
+    page.write_label("culprit", _phrase(finding.ranks) if finding.ranks else "not known")
+    page.write_label("certainty", f"{finding.grade} ({finding.confidence:.0%})")
+    if finding.step is not None:
+        page.write_label("step", str(finding.step))
+    page.write_label("subjects", ", ".join(finding.subjects))
+    for ranks, entries in _grouped(finding):
+        _write_evidence(page, ranks, entries)
+    page.write_label("why", finding.why)
+    page.write_label("fix", finding.fix)
+    page.write_label("", _sentence("The fix also changes: ", finding.fix_changes))
+    page.write_label("", _sentence("The fix leaves: ", finding.fix_leaves))
+    page.write_label("wrong if", finding.disproof)
+
+
+def _write_location(page: _Page, location: Location | None, *, indent: int) -> None:
+    if location is None:
+        return
+    page.write_whole(f"{location} in {location.function}", indent=indent)
+    if location.source:
+        source = cut(visible(location.source.strip()), LONGEST_VALUE)
+        page.write_whole(source, indent=indent + 4)
+
+
+def _write_evidence(page: _Page, ranks: str, entries: Iterable[Evidence]) -> None:
+    page.write_label("evidence", ranks)
+    for entry in entries:
+        page.write(entry.summary, indent=6)
+        _write_location(page, entry.location, indent=6)
+        values = (_end_of(f"{key} = {value}") for key, value in entry.values.items())
+        page.write(", ".join(values), indent=6)
+
+
+def _end_of(value: str) -> str:
+    """Return a value; of one with many lines, such as a traceback, what matters is the end."""
+    first, *rest = value.split("\n")
+    lines = [cut(line, LONGEST_VALUE) for line in (first, *rest[-LAST_LINES:])]
+    if len(rest) > LAST_LINES:
+        lines.insert(1, "…")
+    return "\n".join(lines)
+
+
+def _grouped(finding: Finding) -> Iterator[tuple[str, list[Evidence]]]:
+    """Yield what is said of the same ranks together, and once what is said of many ranks alike."""
+    alike = _ranks_by_key(
+        ((entry.summary, entry.location, tuple(entry.values.items())), entry.ranks)
+        for entry in finding.evidence
+    )
+    by_ranks: dict[RankSet, list[Evidence]] = {}
+    for (summary, location, values), ranks in alike.items():
+        entry = Evidence(ranks=ranks, summary=summary, location=location, values=dict(values))
+        by_ranks.setdefault(ranks, []).append(entry)
+    if len(by_ranks) > MOST_GROUPS:
+        # The culprits and the large groups must be among those that are shown.
+        order = sorted(by_ranks, key=lambda r: (r.isdisjoint(finding.ranks), -len(r)))
+        by_ranks = {ranks: by_ranks[ranks] for ranks in order}
+    for ranks, entries in islice(by_ranks.items(), MOST_GROUPS):
+        yield _phrase(ranks), entries
+    if len(by_ranks) > MOST_GROUPS:
+        rest = _count(len(by_ranks) - MOST_GROUPS, "more group")
+        yield f"and {rest} of ranks: see report.json", []
+
+
+def _ranks_by_key(pairs: Iterable[tuple[K, Iterable[int]]]) -> dict[K, RankSet]:
+    found: dict[K, list[int]] = {}
+    for key, ranks in pairs:
+        found.setdefault(key, []).extend(ranks)
+    return {key: RankSet(ranks) for key, ranks in found.items()}
+
+
+def _has_gaps(report: Report) -> bool:
+    return bool(report.not_checked or report.silent_ranks)
+
+
+def _write_gaps(page: _Page, report: Report) -> None:
+    if not _has_gaps(report):
+        return
+    page.blank()
+    page.write("Not looked at", indent=0, style="bold")
+    if report.silent_ranks:
+        page.write(f"{_phrase(report.silent_ranks)}: silent, no events were read")
+    codes_by_reason: dict[str, list[str]] = {}
+    for code, reason in report.not_checked.items():
+        codes_by_reason.setdefault(reason, []).append(code)
+    for reason, codes in codes_by_reason.items():
+        page.write(f"{', '.join(codes)}: {reason}")
+
+
+def _write_run(page: _Page, report: Report) -> None:
+    run = report.run
+    page.blank()
+    page.write("The run", indent=0, style="bold")
+    page.write_label("command", " ".join(run.command))
+    page.write_label("ranks", f"{run.world_size}, torch {run.torch or 'not loaded'}")
+    page.write_label("time", f"{run.started} to {run.ended or '(not ended)'}")
+    page.write_label("attempts", str(run.attempts) if run.attempts > 1 else "")
+    page.write_label("active", ", ".join(run.active_modes))
+    page.write_label("dumps by", run.dump_transport)
+    page.write_label("checked", ", ".join(report.checked) or "nothing")
+    fates = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
+    for (fate, last), ranks in islice(fates.items(), MOST_GROUPS):
+        page.write(f"{_phrase(ranks)}: {fate}{_sentence('; last: ', last)}")
+    if len(fates) > MOST_GROUPS:
+        page.write(
+            f"and {_count(len(fates) - MOST_GROUPS, 'more group')} of ranks: see report.json"
+        )
+
+
+def _phrase(ranks: RankSet) -> str:
+    return f"rank {ranks}" if len(ranks) == 1 else f"ranks {short(ranks)}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _sentence(opening: str, text: str) -> str:
+    return f"{opening}{text}" if text else ""

@@ -1,0 +1,132 @@
+"""Which ranks of this node have begun and ended, and how the first that ended badly did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, RankStarted
+from distdiag.events.ranks import RankSet
+from distdiag.events.union import AnyEvent
+from distdiag.findings.finding import Outcome
+from distdiag.views.rank_states import says_told_to_end
+
+_MAIN: Final = "MainThread"
+
+
+class Attendance:
+    """A roll call. Feed it all events of a poll, then let it `settle`.
+
+    `exit_status` holds minus the number of the signal for ranks that one has ended.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        """Expect these ranks."""
+        self.ranks = RankSet(ranks)
+        self.exit_status: dict[int, int] = {}
+        self._begun: set[int] = set()
+        self._unobserved: set[int] = set()
+        self._finished: set[int] = set()
+        self._raised: set[int] = set()
+        self._gone: set[int] = set()
+        self._left_ns: dict[int, int] = {}
+        self._cause: Outcome | None = None
+        self._was_hung = False
+
+    def feed(self, event: AnyEvent) -> None:
+        """Take in one event; only beginnings and ends matter."""
+        match event:
+            case RankStarted():
+                self._begun.add(event.rank)
+            case ProbeDisabled(probe="agent") if event.rank not in self._begun:
+                self._unobserved.add(event.rank)
+            case Finished():
+                self._leave(event, self._finished, event.exit_status)
+            case Raised() if event.thread == _MAIN:
+                self._leave(event, self._raised, 1)
+            case Exited():
+                self._leave(event, self._gone, event.status)
+
+    def _leave(self, event: AnyEvent, ranks: set[int], status: int | None) -> None:
+        ranks.add(event.rank)
+        self._left_ns.setdefault(event.rank, event.time_ns)
+        if status is not None:
+            self.exit_status.setdefault(event.rank, status)
+
+    def settle(self, *, is_hung: bool) -> None:
+        """Decide what ended the run, when the first rank ended badly."""
+        if self._cause is not None:
+            return
+        bad = self.died | self.raised | {r for r in self._finished if self.exit_status[r]}
+        if not bad:
+            self._was_hung = is_hung
+            return
+        first = min(bad, key=self._order)
+        is_killed = first in self.died or says_told_to_end(self.exit_status.get(first))
+        self._cause = Outcome.KILLED if is_killed else Outcome.FAILED
+        if self._was_hung:
+            self._cause = Outcome.HUNG  # whatever ended it: that is why somebody did
+
+    def _order(self, rank: int) -> tuple[bool, int, bool]:
+        """Return what the first bad end is the least of.
+
+        A status of its own comes before the signal by which a launcher ends the others then: when a
+        rank died is known only roughly. With equal times it is the death that was seen late.
+        """
+        has_exited = any(self.exit_status[r] > 0 for r in self._finished - self._raised)
+        is_told = rank in self.died and says_told_to_end(self.exit_status.get(rank))
+        return (has_exited and is_told, self._left_ns[rank], rank not in self.died)
+
+    @property
+    def died(self) -> RankSet:
+        """The ranks whose process is gone and had neither finished nor raised."""
+        return RankSet(self._gone - self._finished - self._raised)
+
+    @property
+    def raised(self) -> RankSet:
+        """The ranks of which an exception was not caught."""
+        return RankSet(self._raised)
+
+    @property
+    def ended(self) -> RankSet:
+        """The ranks whose script has come to its end or whose process is gone."""
+        return RankSet(self._finished | self._gone)
+
+    @property
+    def gone(self) -> RankSet:
+        """The ranks whose process is gone."""
+        return RankSet(self._gone)
+
+    @property
+    def absent(self) -> RankSet:
+        """The ranks that never began, of a run that others have begun."""
+        return RankSet(set(self.ranks) - self._begun - self.ended if self._begun else ())
+
+    @property
+    def unobserved(self) -> RankSet:
+        """The ranks that run without an agent: nothing tells what they do, or when they end."""
+        return RankSet(self._unobserved)
+
+    @property
+    def over(self) -> RankSet:
+        """The ranks that have ended, and those of which no end will ever be seen."""
+        return RankSet(self._finished | self._gone | self._unobserved)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks that are observed have ended."""
+        return bool(self.ended) and self.over == self.ranks
+
+    @property
+    def undisturbed(self) -> RankSet:
+        """The ranks that are still in the middle of their script."""
+        return RankSet(set(self.ranks) - self._finished - self._gone - self._raised)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the run ended, or whether it runs or hangs."""
+        if self._cause is not None:
+            return self._cause
+        if self.is_over:
+            return Outcome.FINISHED
+        return Outcome.HUNG if self._was_hung else Outcome.RUNNING

@@ -1,0 +1,1 @@
+"""What checks are shown: the events of ranks, put side by side."""

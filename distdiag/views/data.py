@@ -1,0 +1,24 @@
+"""Views of what models are fed over ranks: the same backward passes side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distdiag.events.data import ModelFed
+from distdiag.events.ranks import RankSet
+
+
+@dataclass(frozen=True, slots=True)
+class FeedView:
+    """What all ranks that train one model together were given, for several backward passes.
+
+    `is_shared_work`: some ranks exchange more than gradients and parameters (activations, rewards
+    of what they did with the samples), so that they may be
+    meant to work on the same samples.
+    """
+
+    model: str
+    ranks: RankSet
+    passes: tuple[Mapping[int, ModelFed], ...]
+    is_shared_work: bool

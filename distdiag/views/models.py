@@ -1,0 +1,185 @@
+"""Views of models over ranks: plans, contents and gradients side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distdiag.config.placement_rules import PlacementRule
+from distdiag.events.base import CallSite
+from distdiag.events.models import (
+    Basis,
+    Content,
+    Moment,
+    NamedFault,
+    PatternMatches,
+    PlanSource,
+    TensorPlan,
+)
+from distdiag.events.ranks import RankSet
+
+# Views of sharding plans over ranks: the user's own table, and the plans of programs.
+
+
+@dataclass(frozen=True, slots=True)
+class RuledTensor:
+    """A tensor of a model as these ranks keep it."""
+
+    model: str
+    plan: TensorPlan
+    ranks: RankSet
+
+
+@dataclass(frozen=True, slots=True)
+class RuleView:
+    """The user's rules, and all tensors of all models.
+
+    `applied` are patterns by which the program itself splits tensors over an axis, with the axis:
+    frameworks that keep plain parts do not show it in the placement of a tensor. `axes` are those
+    of the meshes of each model.
+    """
+
+    rules: tuple[PlacementRule, ...]
+    tensors: tuple[RuledTensor, ...]
+    world: RankSet
+    applied: tuple[tuple[str, str], ...] = ()
+    axes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PatternView:
+    """One pattern of a program's plan, over all ranks and all times it was applied at one place."""
+
+    seen: PatternMatches
+    num_matches: int
+    ranks: RankSet
+    faults: Mapping[NamedFault, RankSet] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlanView:
+    """A plan that a program applied at one place."""
+
+    source: PlanSource
+    model: str
+    patterns: tuple[PatternView, ...]
+    ranks: RankSet
+    site: CallSite
+
+    @property
+    def is_users_own(self) -> bool:
+        """Whether the user's code wrote the plan, as far as the place tells."""
+        return bool(self.site.frames) and self.site.frames[0].user
+
+
+PlanView = RuleView | ProgramPlanView
+
+
+# ---
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """The plans of one model on all ranks that keep it together, as seen at `step`."""
+
+    model: str
+    moment: Moment
+    step: int
+    by_rank: Mapping[int, tuple[TensorPlan, ...]]
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> RankSet:
+        """All ranks that have a plan."""
+        return RankSet(self.by_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A tensor that is not the same on all ranks that should hold the same."""
+
+    plan: TensorPlan
+    by_rank: Mapping[int, Content]
+
+    @property
+    def difference(self) -> float:
+        """By how much the values differ at most, relative to the largest one."""
+        contents = list(self.by_rank.values())
+        if len({content.nan_share for content in contents}) > 1:
+            return math.inf
+        peak = max((abs(v) for c in contents for v in (c.least, c.greatest)), default=0.0)
+        if not math.isfinite(peak) or peak == 0.0:
+            return math.inf
+        figures = ("least", "greatest", "mean")
+        values = [[getattr(content, figure) for content in contents] for figure in figures]
+        if any(math.isnan(value) for each in values for value in each):
+            return math.inf
+        return float(max(max(each) - min(each) for each in values) / peak)
+
+    @property
+    def camps(self) -> tuple[RankSet, ...]:
+        """The ranks that hold the same, the largest group first."""
+        camps: dict[str, list[int]] = {}
+        for rank in sorted(self.by_rank):
+            camps.setdefault(self.by_rank[rank].digest, []).append(rank)
+        return tuple(RankSet(camp) for camp in sorted(camps.values(), key=len, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """Tensors of a model that differ between the ranks that should hold the same.
+
+    `alike_at` is the last step at which all of these tensors were seen to be the same, None if that
+    was never seen. `num_compared` tensors were compared. For `apart_for` steps nothing of the size
+    of these tensors has passed between the ranks; 0: something has, or it is not known.
+    """
+
+    model: str
+    moment: Moment
+    step: int
+    basis: Basis
+    ranks: RankSet
+    tensors: tuple[Disagreement, ...]
+    num_compared: int
+    alike_at: int | None = None
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+    apart_for: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContentView:
+    """What each rank's part of a model holds when it is used for the first time."""
+
+    model: str
+    step: int
+    by_rank: Mapping[int, tuple[tuple[TensorPlan, Content], ...]]
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingView:
+    """By what each rank multiplied its gradients between the backward pass and the step."""
+
+    model: str
+    step: int
+    by_rank: Mapping[int, float]
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UntrainedView:
+    """What an optimizer holds and had no gradient for at any of `num_looks` looks.
+
+    `parted` are parameters that never had one on some ranks, and always on these others that hold
+    copies of them.
+    """
+
+    optimizer: str
+    never: Mapping[int, tuple[str, ...]]
+    parted: Mapping[str, RankSet]
+    num_looks: int
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+
+View = ModelView | ReplicaView | ContentView | ScalingView | UntrainedView

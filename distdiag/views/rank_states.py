@@ -1,0 +1,143 @@
+"""What is known of one rank at one moment."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.collectives import Collective
+from distdiag.events.lifecycle import Exited, Finished, NodeLost, Raised, RankStarted, Signalled
+from distdiag.events.stacks import Observed, Stacks
+
+TOLD_TO_END: Final = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+)
+"""Signals that no fault of a program sends: a launcher, a scheduler or a person did."""
+
+_SHELL_OFFSET: Final = 128
+"""What shells, and programs that handle a signal, add to its number to make an exit status."""
+
+
+def says_told_to_end(status: int | None) -> bool:
+    """Say whether an exit status (minus the number, for a signal) tells of a signal to end."""
+    if status is None:
+        return False
+    return (-status if status < 0 else status - _SHELL_OFFSET) in TOLD_TO_END
+
+
+class Fate(StrEnum):
+    """What became of a rank so far."""
+
+    SILENT = "silent"  # no event was ever read
+    RUNNING = "running"
+    FINISHED = "finished"  # the script came to its end, with whatever exit status
+    RAISED = "raised"  # an exception was not caught
+    DIED = "died"  # the process is gone and had neither finished nor raised
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What is done for a rank that stands still, in the last `seconds`.
+
+    Its `num_children` descendants used `children_cpu_s` seconds of the processor, and it and they
+    read and wrote `io_bytes`.
+    """
+
+    seconds: float
+    children_cpu_s: float = 0.0
+    num_children: int = 0
+    io_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """What is known of one rank at one moment.
+
+    `recent` are its last calls, oldest first; `site_counts` says how often each call site was
+    passed (a site counts once for each call). `waiting` are its calls that wait for another rank,
+    oldest first. `idle_s` is the time in seconds without any progress (event, batch or backward);
+    `is_working` says that it used the processor in that time without waiting for anybody;
+    `help` is there if it is in no call and its child processes work, or it reads or writes;
+    `gil_held` that its own background thread no longer runs. `incomplete` is the reason why its
+    events cannot be relied upon to be all (a probe was disabled, a file was damaged), or ``""``.
+    `left_ns` is when it finished, raised or was seen dead (0: it is still here): the smallest one
+    among those that left badly is the first cause. `left_hang`: its process went after the job had
+    been declared hung, so that somebody or something ended it for that. `observed` holds the last
+    word of each source that looks at the rank from outside, by the name of the source.
+    `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
+    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent.
+    """
+
+    rank: int
+    fate: Fate = Fate.SILENT
+    phase: Phase = Phase.STARTING
+    step: int = 0
+    num_batches: int = 0
+    num_backwards: int = 0
+    idle_s: float = 0.0
+    is_working: bool = False
+    help: Help | None = None
+    gil_held: bool = False
+    incomplete: str = ""
+    left_ns: int = 0
+    left_hang: bool = False
+    started: RankStarted | None = None
+    raised: Raised | None = None
+    finished: Finished | None = None
+    exited: Exited | None = None
+    exit_status: int | None = None
+    is_over: bool = False
+    lost: NodeLost | None = None
+    signalled: Signalled | None = None
+    last_call: Collective | None = None
+    last_call_state: str = ""
+    recent: tuple[Collective, ...] = ()
+    waiting: tuple[Collective, ...] = ()
+    site_counts: Mapping[CallSite, int] = field(default_factory=dict)
+    stacks: Stacks | None = None
+    observed: Mapping[str, Observed] = field(default_factory=dict)
+
+    @property
+    def has_failed(self) -> bool:
+        """It raised, died, or left with a status that says failure."""
+        is_bad = self.fate in (Fate.RAISED, Fate.DIED)
+        return is_bad or (self.fate is Fate.FINISHED and bool(self.exit_status))
+
+    @property
+    def oom_kills(self) -> int:
+        """So many processes had the kernel ended for want of memory when this rank was killed."""
+        return self.exited.oom_kills if self.exited is not None else 0
+
+
+# What a rank did last, in one sentence.
+
+
+def last_act(state: RankState) -> str:
+    """Say in one sentence what a rank did last.
+
+    Example: ``all_reduce #12 in default_pg at train.py:41 (issued), step 3, phase backward``.
+    """
+    if state.raised:
+        place = _place(next((f for f in state.raised.frames if f.user), None))
+        message = " ".join(state.raised.message.split())[:200]
+        return f"raised {state.raised.type}{place} in step {state.step}: {message}"
+    if state.fate is Fate.SILENT:
+        return ""
+    where = f"step {state.step}, phase {state.phase}"
+    call = state.last_call
+    if call is not None:
+        number = f" #{call.collective_seq_id}" if call.collective_seq_id >= 0 else ""
+        place = _place(call.site.location)
+        doing = f"{call.signature.op}{number} in {call.group.label}{place}"
+        where = f"{doing} ({state.last_call_state}), {where}"
+    if state.fate is Fate.FINISHED:
+        return f"finished with exit status {state.exit_status}; before that {where}"
+    return where
+
+
+def _place(frame: Frame | None) -> str:
+    return f" at {frame.file}:{frame.line}" if frame else ""

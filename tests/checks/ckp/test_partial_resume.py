@@ -1,0 +1,43 @@
+import pytest
+
+from distdiag.checks.ckp.partial_resume import PartialResume
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Severity
+from tests.checks.loads import aligned, resumed
+
+
+def found(**values):
+    events = {rank: resumed(rank, **values) for rank in (0, 1)}
+    return list(PartialResume().check_alignment(aligned(events)))
+
+
+def test_a_schedule_that_goes_on_with_a_new_optimizer_is_a_warning():
+    (finding,) = found()
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    assert finding.ranks == RankSet([0, 1])
+    assert "its schedule (at step 3)" in finding.message
+
+
+def test_a_state_that_went_to_an_optimizer_that_never_steps_is_a_warning():
+    (finding,) = found(num_lost=6, schedule_step=-1, num_loaded=0)
+    assert finding.severity is Severity.WARNING
+    assert "another one that never stepped" in finding.message
+
+
+def test_a_fine_tuning_from_a_file_with_more_in_it_is_a_note():
+    (finding,) = found(schedule_step=-1)
+    assert finding.grade is Grade.NOTE
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"was_restored": True, "num_stateless": 0},
+        {"num_stateless": 0},
+        {"num_loaded": 0},
+        {"offered": -1, "schedule_step": -1},
+        {"offered": 0},
+    ],
+)
+def test_a_whole_resume_and_a_training_from_scratch_are_silent(values):
+    assert not found(**values)

@@ -1,0 +1,132 @@
+import pytest
+
+from distdiag.checks.col.collective_call_site_mismatch import CollectiveCallSiteMismatch
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Severity
+from distdiag.views.alignment import Trigger
+from tests.checks.streams import Job, Program, aligned, plain_site
+from tests.checks.verdicts import serious
+
+GATHER = "all_gather_into_tensor"
+
+
+def test_shards_of_different_modules_are_an_error_with_both_names():
+    job = Job()
+    for rank, name in ((1, "text"), (0, "image")):
+        job.call(rank, plain_site(10, module=f"_fsdp_wrapped_module.{name}"), GATHER)
+    (finding,) = aligned(job, CollectiveCallSiteMismatch)
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
+    assert finding.subjects == ("image", "text")
+
+
+def test_the_one_rank_of_four_in_another_module_is_named_with_proof():
+    job = Job(4)
+    for rank in job.world:
+        job.call(rank, plain_site(10, module="b" if rank == 1 else "a"), GATHER)
+    (finding,) = aligned(job, CollectiveCallSiteMismatch)
+    assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
+
+
+def test_a_rank_that_lags_by_a_call_of_its_own_is_likely_wrong():
+    job = Job()
+    for line in (10, 20, 21):
+        job.call(0, plain_site(line), "barrier")
+    for line in (20, 21, 22):
+        job.call(1, plain_site(line), "barrier")
+    (finding,) = aligned(job, CollectiveCallSiteMismatch, seq_id=1)
+    assert (finding.ranks, finding.severity) == (RankSet([0]), Severity.WARNING)
+    assert finding.location.line == 10
+
+
+def test_a_lag_that_a_guard_explains_is_told_as_the_guard(tmp_path):
+    p = Program(
+        tmp_path,
+        """
+        def main():
+            if rank == 0:
+                dist.barrier()
+            dist.barrier()  # A
+            dist.barrier()  # B
+        """,
+    )
+    inner = plain_site(p.line("if rank") + 1, file=str(p.path))
+    a, b = p.site("# A"), p.site("# B")
+    job = Job()
+    for site in (inner, a):
+        job.call(0, site, "barrier")
+    for site in (a, b):
+        job.call(1, site, "barrier")
+    (finding,) = serious(job.alignment(1))
+    assert (finding.code, finding.ranks) == ("COL009", RankSet([0]))
+
+
+def take_turns(num_ranks, num_turns):
+    """Every turn one rank broadcasts from line 10 and the others receive at line 20."""
+    job = Job(num_ranks)
+    for turn in range(num_turns):
+        for rank in job.world:
+            job.call(rank, plain_site(10 if turn % num_ranks == rank else 20), "broadcast")
+    return job
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("seq_id", range(8))
+def test_ranks_that_take_turns_at_sending_are_no_more_than_a_note(num_ranks, seq_id):
+    assert not serious(take_turns(num_ranks, 8).alignment(seq_id))
+
+
+CORRECT = {
+    "a broadcast from both branches of an if": """
+        def main():
+            if rank == 0:
+                dist.broadcast(values, 0)
+            else:
+                dist.broadcast(empty, 0)
+        """,
+    "the main process first": """
+        def main():
+            if rank != 0:
+                dist.broadcast(values, 0)
+            prepare()
+            if rank == 0:
+                dist.broadcast(empty, 0)
+        """,
+    "dummy passes on the rank that is done": """
+        def main():
+            for batch in loader:
+                dist.broadcast(values, 0)
+            for _ in range(missing):
+                dist.broadcast(empty, 0)
+        """,
+    "an early return after the call": """
+        def main():
+            if rank == 0:
+                dist.broadcast(values, 0)
+                return
+            dist.broadcast(empty, 0)
+        """,
+}
+
+
+@pytest.mark.parametrize("code", CORRECT.values(), ids=CORRECT)
+def test_correct_programs_get_no_more_than_a_note(code, tmp_path):
+    p = Program(tmp_path, code)
+    job = Job()
+    for _ in range(3):
+        job.every(p.site("(values"), "broadcast")
+    for _ in range(3):
+        job.call(0, p.site("(values"), "broadcast")
+        job.call(1, p.site("(empty"), "broadcast")
+        assert not serious(job.alignment())
+
+
+def test_the_same_place_is_silent():
+    job = Job(4)
+    job.every()
+    assert not aligned(job, CollectiveCallSiteMismatch)
+
+
+def test_a_missing_rank_is_not_its_business():
+    job = Job()
+    job.call(0)
+    assert not list(CollectiveCallSiteMismatch().check_missing(job.alignment(trigger=Trigger.LEFT)))

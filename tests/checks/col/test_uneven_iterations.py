@@ -1,0 +1,159 @@
+import pytest
+
+from distdiag.checks.col.uneven_iterations import UnevenIterations
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade
+from distdiag.views.alignment import Trigger
+from distdiag.views.rank_states import Fate
+from tests.checks.streams import Job, Program, aligned, missing, plain_site, signature, stacks
+from tests.checks.verdicts import serious
+
+LOOP = """
+    def main():
+        setup()
+        for batch in loader:
+            loss.backward()
+        dist.barrier()
+        dist.all_reduce(once)
+    """
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path, LOOP)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
+@pytest.mark.parametrize(("leavers", "odd"), [((2,), [2]), ((0, 1, 3), [2]), ((0, 1), [0, 1])])
+def test_the_fewer_side_or_those_that_left_are_odd(program, order, leavers, odd):
+    job = Job(4)
+    for _ in range(3):
+        job.every(program.site("backward"))
+    for rank in order:
+        left = rank in leavers
+        job.call(rank, program.site("barrier" if left else "backward"), "barrier" if left else "x")
+    (finding,) = aligned(job, UnevenIterations)
+    assert (finding.ranks, finding.grade) == (RankSet(odd), Grade.PROVEN)
+    assert "is call 4 from there, after 3 on" in finding.message
+
+
+def test_a_rank_that_finished_after_fewer_passes(program):
+    job = Job()
+    job.every(program.site("backward"))
+    job.call(0, program.site("backward"))
+    job.set(1, fate=Fate.FINISHED)
+    assert [f.ranks for f in missing(job, UnevenIterations, Trigger.LEFT)] == [RankSet([1])]
+    assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["COL011"]
+
+
+def test_the_evidence_is_of_the_moment_of_the_call_and_not_of_what_came_later(program):
+    job = Job()
+    for step in range(3):
+        job.every(program.site("backward"), step=step)
+    point = job.call(0, program.site("backward"), step=3)
+    job.call(1, program.site("barrier"), "barrier", step=3)
+    other = job.group(name="other")
+    for step in range(4, 9):  # asynchronous calls of the same line, in another group
+        job.call(0, program.site("backward"), step=step, group=other)
+        job.call(1, program.site("backward"), step=step, group=other)
+    job.set(0, 1, step=9, num_batches=90, num_backwards=90)
+    (finding,) = aligned(job, UnevenIterations, seq_id=point.collective_seq_id)
+    assert "is call 4 from there, after 3 on rank 1" in finding.message
+    assert [evidence.values for evidence in finding.evidence[:2]] == [{"step": 3}, {"step": 3}]
+    assert [evidence.summary.split(",")[0] for evidence in finding.evidence[:2]] == [
+        "made 4 calls from this place of the loop",
+        "made 3 calls from the place in the loop",
+    ]
+
+
+@pytest.mark.parametrize(("place", "num_findings"), [("setup()", 1), ("backward", 0)])
+def test_the_stack_says_whether_a_stuck_rank_has_left_the_loop(program, place, num_findings):
+    job = Job()
+    job.every(program.site("backward"))
+    job.call(0, program.site("backward"))
+    job.set(1, stacks=stacks(1, program.frame(place)))
+    assert len(missing(job, UnevenIterations, Trigger.STALLED)) == num_findings
+
+
+def test_a_call_outside_of_loops_is_no_iteration(program):
+    job = Job()
+    job.every(program.site("once"))
+    job.call(0, program.site("once"))
+    job.set(1, fate=Fate.FINISHED)
+    assert not missing(job, UnevenIterations, Trigger.LEFT)
+
+
+def test_without_the_source_the_counts_decide():
+    job = Job()
+    for _ in range(3):
+        job.every(plain_site(10))
+    job.every(plain_site(20), "barrier")
+    for _ in range(3):
+        job.every(plain_site(10))
+    job.call(0, plain_site(10))
+    job.call(1, plain_site(20), "barrier")
+    (finding,) = aligned(job, UnevenIterations)
+    assert finding.ranks == RankSet([1])
+
+
+def test_a_loop_that_all_ranks_leave_together_is_silent(program):
+    job = Job()
+    for _ in range(3):
+        job.every(program.site("backward"))
+    job.every(program.site("barrier"), "barrier")
+    assert not aligned(job, UnevenIterations)
+
+
+def test_a_first_pass_that_only_one_rank_makes_is_not_called_uneven(program):
+    job = Job()
+    job.call(0, program.site("backward"))
+    job.call(1, program.site("barrier"), "barrier")
+    assert not aligned(job, UnevenIterations)
+
+
+NESTED = """
+    def average():
+        for parameter in parameters:
+            reduce(parameter)
+
+    def main():
+        for batch in loader:
+            prepare(batch)
+            average()
+            store(batch)
+    """
+
+
+@pytest.mark.parametrize(
+    ("place", "codes"), [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])]
+)
+def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, codes):
+    p = Program(tmp_path, NESTED)
+    inner = p.site("reduce(", "    average()")
+    job = Job()
+    for _ in range(4):
+        job.every(inner)
+    job.call(0, inner)
+    job.set(1, stacks=stacks(1, p.frame(place)), idle_s=31.0)
+    assert [f.code for f in serious(job.alignment(trigger=Trigger.STALLED))] == codes
+
+
+INNER_CALL = """
+    def main():
+        for batch in loader:
+            log(batch)
+            for parameter in parameters:
+                dist.all_reduce(parameter.grad)
+    """
+
+
+@pytest.mark.parametrize(("op", "num_findings"), [("recv", 0), ("all_reduce", 1)])
+def test_a_message_that_never_comes_holds_a_rank_up_on_its_way(tmp_path, op, num_findings):
+    program = Program(tmp_path, INNER_CALL)
+    job = Job()
+    job.every(program.site("all_reduce"))
+    job.call(0, program.site("all_reduce"))
+    sign = signature(op, peer=0) if op == "recv" else signature(op)
+    elsewhere = None if op == "recv" else job.group(name="other")
+    job.call(1, program.site("log"), sign=sign, group=elsewhere)
+    assert len(missing(job, UnevenIterations, Trigger.CYCLE)) == num_findings

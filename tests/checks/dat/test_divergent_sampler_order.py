@@ -1,0 +1,80 @@
+import pytest
+
+from distdiag.checks.dat.divergent_sampler_order import DivergentSamplerOrder
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Severity
+from tests.checks.feeds import aligned, epoch_fed
+
+EVEN, ODD, FIRST = list(range(0, 32, 2)), list(range(1, 32, 2)), list(range(16))
+ROWS = [f"row {number}" for number in range(16)]
+
+
+def judged(*events):
+    return list(DivergentSamplerOrder().check_alignment(aligned(*events)))
+
+
+def test_parts_that_overlap_are_named_with_their_counts():
+    (finding,) = judged(epoch_fed(0, EVEN), epoch_fed(1, FIRST, seed=1))
+    assert finding.severity is Severity.WARNING
+    assert finding.grade is Grade.LIKELY
+    assert finding.ranks == RankSet([0, 1])
+    assert "8 samples are read by several ranks, and 8 of 32 by none" in finding.message
+    assert [each.values["seed"] for each in finding.evidence] == [0, 1]
+
+
+def test_samples_that_are_alike_under_other_indices_are_named():
+    events = [epoch_fed(0, EVEN, contents=tuple(ROWS)), epoch_fed(1, ODD, contents=tuple(ROWS[4:]))]
+    (finding,) = judged(*events)
+    assert "12 samples are the same on several ranks" in finding.message
+    assert "the order of the data set is not the same" in finding.message
+
+
+def test_ranks_of_which_nobody_knows_that_they_train_together_get_a_note():
+    events = [epoch_fed(0, EVEN, members=()), epoch_fed(1, FIRST, members=())]
+    (finding,) = judged(*events)
+    assert finding.severity is Severity.INFO
+
+
+def test_of_too_many_samples_the_seeds_are_compared():
+    events = [epoch_fed(rank, EVEN, indices=b"", is_ascending=False, seed=rank) for rank in (0, 1)]
+    (finding,) = judged(*events)
+    assert "parts are cut out of orders with different seeds" in finding.message
+
+
+def test_padding_is_read_twice_and_silent():
+    odd = [*ODD[:-1], 0]
+    events = [epoch_fed(0, EVEN, num_samples=31), epoch_fed(1, odd, num_samples=31)]
+    assert not judged(*events)
+
+
+def test_ranks_of_one_part_read_the_same():
+    assert not judged(
+        epoch_fed(0, EVEN, num_ranks=4, num_replicas=2, replica=0),
+        epoch_fed(1, EVEN, num_ranks=4, num_replicas=2, replica=0),
+        epoch_fed(2, ODD, num_ranks=4, num_replicas=2, replica=1),
+        epoch_fed(3, ODD, num_ranks=4, num_replicas=2, replica=1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ({}, {"num_samples": 40}),
+        ({"num_replicas": None}, {"num_replicas": None}),
+        ({"num_replicas": 1}, {"num_replicas": 1}),
+        ({"replica": 0}, {"replica": 0}),
+        ({"epoch": 0}, {"epoch": 1}),
+        ({"num_backwards": 0}, {}),
+        ({"num_indices": 20}, {}),
+        ({"indices": b""}, {}),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_compared_is_silent(left, right):
+    assert not judged(epoch_fed(0, EVEN, **left), epoch_fed(1, FIRST, **right))
+
+
+def test_a_data_set_with_samples_that_are_alike_is_silent():
+    rows = ("same", *ROWS)
+    events = [epoch_fed(0, EVEN, contents=("same", *rows)), epoch_fed(1, ODD, contents=rows)]
+    assert not judged(*events)

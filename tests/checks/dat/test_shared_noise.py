@@ -1,0 +1,76 @@
+import pytest
+
+from distdiag.checks.dat.shared_noise import SharedNoise
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from tests.checks.feeds import draw, feeds, model_fed
+
+
+def drawing(number, *draws, **values):
+    """Both ranks make these draws."""
+    return [model_fed(rank, number, draws=draws, **values) for rank in (0, 1)]
+
+
+def judged(*passes, **values):
+    return list(SharedNoise().check_feeds(feeds(*passes, **values)))
+
+
+def test_noise_from_generators_in_one_state_is_named():
+    (finding,) = judged(drawing(1, draw("a")), drawing(2, draw("b")))
+    assert finding.severity is Severity.WARNING
+    assert finding.ranks == RankSet([0, 1])
+    assert finding.location.line == 30
+    assert "torch.randn_like of [4, 8] for DDP Net yields the same numbers" in finding.message
+
+
+def test_noise_beside_batches_of_a_data_loader_is_named():
+    assert judged(*[drawing(n, draw(str(n), inside=False)) for n in (1, 2)])
+
+
+def test_samples_that_a_generator_of_its_own_yields_are_no_noise():
+    passes = []
+    for number in (1, 2):
+        own = [draw(f"own {rank} {number}", inside=False, given=True) for rank in (0, 1)]
+        noise = draw(f"noise {number}", line=33)
+        passes.append([model_fed(rank, number, draws=(own[rank], noise)) for rank in (0, 1)])
+    (finding,) = judged(*passes)
+    assert finding.location.line == 33
+
+
+@pytest.mark.parametrize(
+    ("values", "is_shared_work"),
+    [({"batch": ""}, False), ({}, True)],
+    ids=["samples may be drawn", "ranks may share samples"],
+)
+def test_where_it_may_be_meant_it_is_a_note(values, is_shared_work):
+    inside = is_shared_work
+    passes = [drawing(n, draw(str(n), inside=inside), **values) for n in (1, 2)]
+    (finding,) = judged(*passes, is_shared_work=is_shared_work)
+    assert finding.severity is Severity.INFO
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [drawing(1, draw("a"))],
+        [drawing(n) for n in (1, 2)],
+        [drawing(n, draw("always the same")) for n in (1, 2)],
+        [drawing(n, draw(str(n), sizes=())) for n in (1, 2)],
+        [drawing(n, draw(str(n), sizes=(8, 8))) for n in (1, 2)],
+        [drawing(n, draw(str(n)), inputs=("same",)) for n in (1, 2)],
+        [[model_fed(r, n, draws=(draw(f"{r} {n}"),)) for r in (0, 1)] for n in (1, 2)],
+        [[model_fed(r, n, draws=(draw(str(n)),) * r) for r in (0, 1)] for n in (1, 2)],
+    ],
+    ids=[
+        "once by chance",
+        "nothing drawn",
+        "one mask for all steps",
+        "one number for the whole batch",
+        "the batch of all ranks",
+        "the same samples",
+        "seeded by rank",
+        "drawn on one rank only",
+    ],
+)
+def test_right_programs_are_silent(passes):
+    assert not judged(*passes)

@@ -1,0 +1,102 @@
+import pytest
+
+from distdiag.checks.dia.silent_rank import SilentRank
+from distdiag.events.collectives import GroupCreated
+from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from distdiag.views.rank_states import Fate
+from tests.checks.streams import Job, plain_site
+
+
+def judged(job):
+    return list(SilentRank().check_ranks(job.view()))
+
+
+def test_ranks_without_any_event_are_named_at_the_end():
+    job = Job(4)
+    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(2, 3, fate=Fate.SILENT)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([2, 3])
+
+
+def test_nothing_is_said_while_ranks_run():
+    job = Job()
+    job.set(1, fate=Fate.SILENT)
+    assert not judged(job)
+
+
+def test_ranks_that_were_heard_of_are_silent():
+    job = Job()
+    job.set(0, 1, fate=Fate.FINISHED)
+    assert not judged(job)
+
+
+def started(world=1):
+    return RankStarted(
+        rank=0, seq=0, time_ns=0, local_rank=0, world_size=world, hostname="", pid=1,
+        python="3.11", command=("train.py", "--lr", "1 2"), unix_ns=0,
+    )  # fmt: skip
+
+
+def begun(scope, backend="cpu:gloo"):
+    return GroupCreated(
+        rank=0, seq=1, time_ns=0, api="init_process_group", ordinal=0, scope=scope, ranks=scope,
+        desc="default_pg", generation=1, site=plain_site(7), backend=backend,
+    )  # fmt: skip
+
+
+def spawned(number):
+    return ProcessesSpawned(rank=0, seq=1, time_ns=0, number=number, site=plain_site(9))
+
+
+def told(event, num_ranks=1, world=1):
+    job = Job(num_ranks)
+    job.set(0, started=started(world))
+    return list(SilentRank().check_event(event, job.view()))
+
+
+def test_a_group_of_more_ranks_than_are_observed_is_a_note_with_the_command_to_use():
+    (finding,) = told(begun((0, 1, 2)))
+    assert (finding.severity, finding.ranks) == (Severity.INFO, RankSet([1, 2]))
+    command = "torchrun --nproc-per-node 3 -m distdiag.check train.py --lr '1 2'"
+    assert finding.message == (
+        f"ranks 1-2 of 3 are not observed; let torchrun start all ranks: {command}"
+    )
+    assert finding.fix.endswith(command)
+    assert finding.evidence[0].location.line == 7
+
+
+def test_ranks_that_a_launcher_should_have_started_get_no_command():
+    (finding,) = told(begun((0, 1, 2, 3)), num_ranks=2, world=2)
+    assert finding.message == "ranks 2-3 of 4 are not observed"
+    assert finding.fix == SilentRank.fix
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        begun((0,)),
+        begun((0, 1), backend="cpu:fake,cuda:fake"),
+        begun((0, 1), backend=""),  # the end of a group
+    ],
+)
+def test_a_group_behind_which_nobody_else_stands_is_no_reason(event):
+    assert not told(event)
+
+
+def test_a_group_of_the_observed_ranks_is_no_reason():
+    assert not told(begun((0, 1)), num_ranks=2, world=2)
+
+
+def test_ranks_that_the_script_spawns_are_none_of_those_that_are_observed():
+    (finding,) = told(spawned(2))
+    assert (finding.severity, finding.ranks) == (Severity.INFO, RankSet([0, 1]))
+    assert "torch.multiprocessing starts the ranks" in finding.message
+    assert "torchrun --nproc-per-node 2" in finding.message
+
+
+def test_what_a_rank_of_a_launcher_spawns_are_helpers():
+    assert not told(spawned(4), num_ranks=2, world=2)
+    assert not told(spawned(4), num_ranks=1, world=2)

@@ -1,0 +1,207 @@
+import pytest
+
+from distdiag.checks.hng.rank_died import RankDied
+from distdiag.events.base import Frame
+from distdiag.events.lifecycle import Exited, Finished
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from distdiag.views.alignment import Trigger
+from distdiag.views.rank_states import Fate
+from tests.checks.streams import TORCH, Job, Program, raised, signature
+from tests.checks.verdicts import serious
+
+S = 1_000_000_000
+LINE = Frame("train.py", 7, "main")
+
+
+def judged(job):
+    return list(RankDied().check_ranks(job.view()))
+
+
+def die(job, rank, left_ns, status=None, oom_kills=0):
+    exited = Exited(rank=rank, seq=-1, time_ns=left_ns, status=status, oom_kills=oom_kills)
+    job.set(rank, fate=Fate.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0)
+
+
+def leave(job, rank, left_ns, status, frame=LINE):
+    finished = Finished(rank=rank, seq=9, time_ns=0, exit_status=status, frames=(frame,))
+    job.set(rank, fate=Fate.FINISHED, left_ns=left_ns, exit_status=status, finished=finished)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_a_killed_rank_is_named_with_what_it_did_last(num_ranks):
+    job = Job(num_ranks)
+    job.every(step=3)
+    die(job, 1, 5, -9)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([1])
+    assert "died by SIGKILL" in finding.message
+    assert "it had last called all_reduce #0" in finding.message
+
+
+def test_those_that_the_launcher_stopped_afterwards_are_not_accused():
+    job = Job(4)
+    for rank, left_ns, status in (
+        (3, 5 * S, -9),
+        (0, 8 * S, -15),
+        (1, 8 * S, -15),
+        (2, 40 * S, -9),
+    ):
+        die(job, rank, left_ns, status)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([3])
+
+
+def test_a_crash_comes_before_the_signals_of_the_launcher_whenever_it_was_seen():
+    job = Job()
+    die(job, 0, 5, -15)
+    die(job, 1, 9, -11)
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
+    assert "died by SIGSEGV" in finding.message
+    assert "native code" in finding.why
+    assert [e.values for e in finding.evidence] == [{"signal": "SIGTERM"}, {"signal": "SIGSEGV"}]
+
+
+def test_memory_is_blamed_only_where_the_kernel_has_killed_for_it():
+    job = Job()
+    die(job, 0, 9, -15)
+    die(job, 1, 5, -9)
+    (finding,) = judged(job)
+    assert "memory" not in finding.fix
+    die(job, 1, 5, -9, oom_kills=1)
+    (finding,) = judged(job)
+    assert "memory" in finding.fix and "kernel" in finding.why
+    assert finding.evidence[1].values["processes_killed_for_memory"] == 1
+
+
+def test_all_ranks_that_run_out_of_memory_at_once_are_an_error():
+    job = Job()
+    die(job, 0, 5, -9, oom_kills=2)
+    die(job, 1, 5, -9, oom_kills=2)
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.ERROR)
+
+
+def test_an_exit_status_is_the_cause_of_the_death_of_a_rank_that_was_still_starting():
+    job = Job()
+    leave(job, 1, 5, 3)
+    die(job, 0, 4, -15)
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
+    assert (
+        finding.message == "rank 1 exited with status 3 at train.py:7, before rank 0 had finished"
+    )
+    assert finding.location.line == 7
+
+
+def test_an_exit_in_a_loop_is_an_exit_with_its_status(tmp_path):
+    program = Program(tmp_path, "for batch in loader:\n    all_reduce(batch)\nbarrier()\n")
+    job = Job()
+    for _ in range(3):
+        job.every(program.site("all_reduce(batch)"))
+    job.call(0, program.site("all_reduce(batch)"))
+    leave(job, 1, 5, 3)
+    found = serious(job.alignment(trigger=Trigger.LEFT))
+    assert [(f.code, f.ranks, f.location.line) for f in found] == [("HNG002", RankSet([1]), 7)]
+
+
+def test_the_same_exit_of_all_ranks_is_a_note():
+    job = Job()
+    leave(job, 0, 5, 2)
+    leave(job, 1, 6, 2)
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
+
+
+@pytest.mark.parametrize("statuses", [(-15, -15), (-15, -9), (143, 143), (-9, -9), (-2, -2)])
+def test_all_ranks_were_ended_from_outside(statuses):
+    job = Job()
+    for rank, status in enumerate(statuses):
+        if status < 0:
+            die(job, rank, 5 + rank, status)
+        else:
+            leave(job, rank, 5 + rank, status)
+    (finding,) = judged(job)
+    assert finding.severity is Severity.INFO
+    assert "ranks 0-1 were all ended from outside" in finding.message
+    assert "scheduler" in finding.fix + finding.why
+    assert "memory" not in finding.fix
+
+
+@pytest.mark.parametrize("status", [-15, -9])
+def test_nothing_is_told_of_a_signal_until_it_is_known_whom_it_ends(status):
+    job = Job()
+    die(job, 0, 5, status)
+    job.set(0, idle_s=0.1)
+    assert judged(job) == []
+    job.set(1, is_over=True)
+    assert [f.ranks for f in judged(job)] == [RankSet([0])]
+
+
+def test_one_rank_that_somebody_ended_while_the_others_wait_is_an_error():
+    job = Job()
+    job.every()
+    job.call(1)
+    die(job, 0, 5, -15)
+    assert judged(job) == []
+    job.set(0, idle_s=31.0)
+    assert [(f.ranks, f.severity) for f in judged(job)] == [(RankSet([0]), Severity.ERROR)]
+
+
+def test_one_rank_that_somebody_ended_is_the_cause_of_what_the_others_meet():
+    job = Job()
+    failed = raised(0, TORCH, "RuntimeError", "Connection closed by peer")
+    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=6)
+    die(job, 1, 5, -15)
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
+    assert "rank 1 was ended by SIGTERM" in finding.message
+
+
+def test_a_rank_that_the_launcher_ends_after_an_error_about_a_peer_is_not_told():
+    job = Job()
+    failed = raised(0, TORCH, "RuntimeError", "Timed out waiting 1000ms")
+    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=4)
+    die(job, 1, 5, -15)
+    assert judged(job) == []
+
+
+def test_a_rank_that_raised_before_is_the_cause():
+    job = Job()
+    job.set(0, fate=Fate.RAISED, raised=raised(0), left_ns=4)
+    die(job, 1, 5)
+    assert not judged(job)
+    assert [f.code for f in serious(job.alignment(trigger=Trigger.ENDED, seq_id=0))] == ["HNG001"]
+
+
+def test_an_error_about_the_lost_peer_does_not_excuse_the_death():
+    job = Job()
+    failed = raised(0, TORCH, "RuntimeError", "Connection closed by peer")
+    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=4)
+    die(job, 1, 5)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([1])
+
+
+def test_an_abort_over_contradictory_collectives_is_a_note():
+    job = Job()
+    for rank in job.world:
+        job.call(rank, sign=signature(numel=4 + rank))
+    die(job, 1, 5, -6)
+    (finding,) = judged(job)
+    assert finding.severity is Severity.INFO
+
+
+def test_both_ways_to_see_it_give_one_finding():
+    job = Job()
+    job.every()
+    job.call(0)
+    die(job, 1, 5)
+    assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["HNG002"]
+
+
+def test_ranks_that_finished_are_silent():
+    job = Job()
+    job.set(0, 1, fate=Fate.FINISHED)
+    assert not judged(job)

@@ -1,0 +1,164 @@
+import msgspec
+import pytest
+
+from distdiag.checks.hng.rank_raised import RankRaised
+from distdiag.events.base import Frame
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from distdiag.record.exception_text import LONGEST_TRACEBACK
+from distdiag.views.alignment import Trigger
+from distdiag.views.rank_states import Fate
+from tests.checks.streams import TORCH, Job, library, plain_site, raised, signature
+from tests.checks.verdicts import serious
+
+LINE = Frame("train.py", 7, "main")
+CLOSED = "[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:3141"
+
+
+def fail(job, rank, left_ns, frame=LINE, kind="ValueError", message="bad"):
+    failed = raised(rank, frame, kind, message)
+    job.set(rank, fate=Fate.RAISED, raised=failed, left_ns=left_ns)
+
+
+def judged(job):
+    return list(RankRaised().check_ranks(job.view()))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_exception_that_others_wait_behind_is_named(num_ranks):
+    job = Job(num_ranks)
+    for rank in job.world - RankSet([1]):
+        job.call(rank)
+    fail(job, 1, 5)
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.location.line) == (RankSet([1]), 7)
+    assert "ValueError: bad" in finding.message
+
+
+@pytest.mark.parametrize("message", [CLOSED, "Timed out waiting 1000ms", "Broken pipe"])
+def test_errors_about_a_lost_peer_are_consequences_even_when_they_come_first(message):
+    job = Job(3)
+    job.every()
+    fail(job, 2, 9)
+    for rank in (0, 1):
+        fail(job, rank, 5, TORCH, "RuntimeError", message)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([2])
+
+
+def test_the_earlier_of_two_exceptions_is_the_cause():
+    job = Job(3)
+    job.call(2)
+    fail(job, 0, 9, Frame("train.py", 50, "main"), "KeyError")
+    fail(job, 1, 5)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([1])
+
+
+def test_the_same_exception_on_all_ranks_is_one_note_that_blames_no_difference_of_data():
+    job = Job()
+    fail(job, 0, 5, message="no batch for rank 0")
+    fail(job, 1, 9, message="no batch for rank 1")
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
+    assert "all 2 ranks raised ValueError" in finding.message
+    assert "differs" not in finding.fix and "lost their connection" not in finding.why
+    messages = [evidence.summary for evidence in finding.evidence]
+    assert messages == [f"raised ValueError: no batch for rank {rank}" for rank in (0, 1)]
+
+
+def test_a_rank_that_cannot_reach_the_master_is_the_cause_and_not_a_consequence():
+    job = Job()
+    init = library("torch/distributed/distributed_c10d.py", "init_process_group")
+    store = library("torch/distributed/rendezvous.py", "_create_c10d_store")
+    failed = raised(
+        1,
+        kind="torch.distributed.DistNetworkError",
+        message="The client socket has timed out after 8000ms while trying to connect to (h, 9).",
+    )
+    failed = msgspec.structs.replace(failed, frames=(store, init, LINE))
+    job.set(1, fate=Fate.RAISED, raised=failed, left_ns=5)
+    job.set(0, fate=Fate.DIED, left_ns=7, exit_status=-15)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([1])
+    assert "trying to connect to (h, 9)" in finding.message
+    assert "MASTER_PORT" in finding.fix and "data" not in finding.fix
+    ends = [f.code for f in serious(job.creation({}, trigger=Trigger.ENDED))]
+    assert ends == ["HNG001"]
+
+
+def test_who_waited_in_vain_for_a_rank_to_join_is_told_where_nothing_else_is_known():
+    job = Job()
+    init = library("torch/distributed/distributed_c10d.py", "init_process_group")
+    failed = raised(0, kind="torch.distributed.DistStoreError", message="wait timeout after 8 s")
+    failed = msgspec.structs.replace(failed, frames=(init, LINE))
+    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=5)
+    job.set(1, fate=Fate.DIED, left_ns=7, exit_status=-15)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([0])
+
+
+def test_a_long_traceback_keeps_its_last_frames_and_its_exception():
+    job = Job()
+    fail(job, 0, 5)
+    frames = "".join(f'  File "lib.py", line {n}, in call\n    call({n})\n' for n in range(2_000))
+    text = f"Traceback (most recent call last):\n{frames}ValueError: the end"
+    failed = msgspec.structs.replace(raised(0, LINE), traceback=text)
+    job.set(0, raised=failed)
+    job.set(1, fate=Fate.DIED, left_ns=9)
+    (finding,) = judged(job)
+    shown = finding.evidence[0].values["traceback"]
+    assert len(shown) <= LONGEST_TRACEBACK
+    assert shown.startswith("Traceback (most recent call last)")
+    assert shown.endswith("call(1999)\nValueError: the end")
+
+
+def test_a_rank_that_still_runs_may_be_about_to_raise_the_same():
+    job = Job()
+    fail(job, 0, 5)
+    assert not judged(job)
+    job.set(1, fate=Fate.DIED, left_ns=9)
+    assert judged(job)
+
+
+def test_an_interruption_by_the_user_is_a_note():
+    job = Job()
+    fail(job, 0, 5, kind="KeyboardInterrupt", message="")
+    job.set(1, fate=Fate.DIED, left_ns=9)
+    (finding,) = judged(job)
+    assert finding.severity is Severity.INFO
+
+
+def test_an_error_of_a_contradictory_collective_is_left_to_that_contradiction():
+    job = Job()
+    for rank in job.world:
+        job.call(rank, sign=signature(numel=4 + rank))
+    fail(job, 0, 5, TORCH, "RuntimeError", "op.preamble.length <= op.nbytes. 20 vs 16")
+    assert not judged(job)
+    assert [f.code for f in serious(job.alignment())] == ["COL003"]
+
+
+def test_an_error_in_the_user_s_own_line_is_no_consequence_of_an_earlier_contradiction():
+    job = Job()
+    for rank in job.world:
+        job.call(rank, sign=signature(reduce_op="SUM" if rank else "MAX"))
+    job.call(1)
+    fail(job, 0, 5)
+    assert [f.ranks for f in judged(job)] == [RankSet([0])]
+
+
+def test_both_ways_to_see_it_give_one_finding():
+    job = Job()
+    job.call(0, plain_site(3))
+    fail(job, 1, 5)
+    alignment = job.alignment(trigger=Trigger.LEFT)
+    (early,) = RankRaised().check_missing(alignment)
+    (late,) = judged(job)
+    assert early.identity == late.identity
+
+
+def test_no_exception_is_silent():
+    job = Job()
+    job.every()
+    job.set(0, 1, fate=Fate.FINISHED)
+    assert not judged(job)

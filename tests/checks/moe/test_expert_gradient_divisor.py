@@ -1,0 +1,154 @@
+import msgspec
+import pytest
+
+from distdiag.checks.moe.expert_gradient_divisor import ExpertGradientDivisor
+from distdiag.findings.finding import Grade, Severity
+from distdiag.views.gradients import Combined, GradientLook, combined_on
+from tests.checks.gradients import DENSE, EXPERTS, look, view
+
+
+def judged(*looks):
+    return list(ExpertGradientDivisor().check_gradients(view(*looks)))
+
+
+def test_experts_that_are_not_divided_are_told():
+    (finding,) = judged(look(0, 2.0, 1.0), look(1, 2.0, 1.0))
+    assert finding.severity is Severity.WARNING
+    assert tuple(finding.ranks) == (0, 1)
+    assert "2 times as large" in finding.message
+    assert "experts.0.weight" in finding.subjects
+    assert "tokens of ranks 0-1" in finding.evidence[0].summary
+
+
+def test_one_dense_parameter_is_enough_if_it_is_seen_often():
+    looks = [only(DENSE[:1], look(step, 2.0, 1.0)) for step in range(3)]
+    (finding,) = judged(*looks)
+    assert "2 times as large" in finding.message
+    assert not judged(looks[0])
+
+
+def test_experts_whose_gradients_were_not_all_read_are_told_by_the_others():
+    looks = [only(DENSE, look(step, 2.0, 1.0), EXPERTS[1:]) for step in range(2)]
+    (finding,) = judged(*looks)
+    assert "of the experts of" in finding.message
+
+
+def only(dense, one, experts=EXPERTS):
+    cut = {
+        rank: msgspec.structs.replace(
+            event,
+            gradients=tuple(g for g in event.gradients if g.name in {*dense, *experts}),
+        )
+        for rank, event in one.by_rank.items()
+    }
+    return GradientLook(one.step, cut, one.exchanges, one.groups)
+
+
+def test_an_expert_whose_gradient_was_not_looked_at_is_no_harm():
+    def cut(one):
+        left = {
+            rank: msgspec.structs.replace(
+                event,
+                gradients=tuple(
+                    msgspec.structs.replace(g, is_table=True)
+                    for g in event.gradients
+                    if g.name != EXPERTS[0]
+                ),
+            )
+            for rank, event in one.by_rank.items()
+        }
+        return GradientLook(one.step, left, one.exchanges, one.groups)
+
+    (finding,) = judged(cut(look(0, 2.0, 1.0)), cut(look(1, 2.0, 1.0)))
+    assert "2 times as large" in finding.message
+
+
+def test_experts_that_are_divided_twice_are_told():
+    (finding,) = judged(look(0, 2.0, 4.0))
+    assert "2 times smaller" in finding.message
+
+
+def test_a_clip_that_scales_all_gradients_hides_nothing():
+    (finding,) = judged(look(0, 200.0, 100.0), look(1, 2.0, 1.0))
+    assert "2 times as large" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("dense", "experts", "values"),
+    [
+        (2.0, 2.0, {}),
+        (1.0, 1.0, {}),
+        (2.0, 1.0, {"factor": 0.5}),
+        (2.0, 1.0, {"scale": 0.5}),
+        (2.0, 1.47, {}),
+        (-2.0, 1.0, {}),
+    ],
+    ids=["divided", "sums", "by the exchange", "by a function", "clipped apart", "not told"],
+)
+def test_what_is_right_or_not_clear_is_silent(dense, experts, values):
+    assert not judged(look(0, dense, experts, **values), look(1, dense, experts, **values))
+
+
+def test_a_function_that_scales_something_else_makes_it_a_note():
+    (finding,) = judged(look(0, 2.0, 1.0, scale=0.1))
+    assert finding.grade is Grade.NOTE
+
+
+def test_looks_that_disagree_are_silent():
+    assert not judged(look(0, 2.0, 1.0), look(1, 2.0, 2.0))
+
+
+def test_gradients_of_different_experts_that_are_added_up_are_told():
+    (finding,) = judged(look(0, 2.0, 2.0, of_rank=lambda _: (0, 1)))
+    assert finding.severity is Severity.WARNING
+    assert "different experts" in finding.message
+
+
+def test_copies_of_experts_whose_gradients_are_added_up_are_not():
+    assert not judged(look(0, 2.0, 2.0, of_rank=lambda _: (0, 1), weight=0.5))
+
+
+def without(exchanges, one):
+    return GradientLook(one.step, one.by_rank, dict.fromkeys((0, 1), exchanges), one.groups)
+
+
+def test_what_passes_no_exchange_is_not_of_an_expert():
+    assert not judged(without(((), (), ()), look(0, 2.0, 1.0)))
+
+
+def test_a_part_of_the_graph_that_is_not_known_whole_is_silent():
+    one = look(0, 2.0, 1.0)
+    cut = {
+        rank: msgspec.structs.replace(
+            event,
+            passages=tuple(msgspec.structs.replace(p, is_bounded=False) for p in event.passages),
+        )
+        for rank, event in one.by_rank.items()
+    }
+    assert not judged(GradientLook(0, cut, one.exchanges, one.groups))
+
+
+def test_how_gradients_were_combined_is_told_by_sums_alone():
+    found = combined_on([look(0, 2.0, 1.0)], 0, DENSE.__contains__)
+    assert found == Combined((0, 1), pytest.approx(2.0))
+    local = combined_on([look(0, 2.0, 1.0)], 1, lambda name: name not in DENSE)
+    assert local == Combined((1,), pytest.approx(1.0))
+
+
+def test_tables_of_embeddings_may_have_a_rate_of_their_own():
+    (finding,) = judged(tabled(look(0, 2.0, 1.0)), tabled(look(1, 2.0, 1.0)))
+    assert finding.grade is Grade.NOTE
+    assert "the gradients of the tables of" in finding.message
+
+
+def tabled(one):
+    marked = {
+        rank: msgspec.structs.replace(
+            event,
+            gradients=tuple(
+                msgspec.structs.replace(g, is_table=g.name in EXPERTS) for g in event.gradients
+            ),
+        )
+        for rank, event in one.by_rank.items()
+    }
+    return GradientLook(one.step, marked, one.exchanges, one.groups)

@@ -1,0 +1,56 @@
+import pytest
+
+from distdiag.checks.par.overfast_schedule import OverfastSchedule
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from tests.checks.feeds import aligned, schedule
+
+FAST = {"num_advances": 80, "least_pace": 2, "greatest_pace": 2, "settled_at": 20}
+
+
+def judged(**values):
+    return list(
+        OverfastSchedule().check_alignment(aligned(*[schedule(r, **values) for r in (0, 1)]))
+    )
+
+
+def test_a_schedule_that_ended_too_early_is_named():
+    (finding,) = judged(**FAST)
+    assert finding.severity is Severity.WARNING
+    assert finding.ranks == RankSet([0, 1])
+    assert finding.step == 20
+    assert "LambdaLR is advanced 2 times for each optimizer step" in finding.message
+    assert "fell to 0 by step 20, and 20 more steps" in finding.message
+
+
+def test_a_rate_that_rises_again_after_the_planned_steps_is_named():
+    (finding,) = judged(**{**FAST, "last_rate": 0.1, "num_planned": 40, "settled_at": 40})
+    assert finding.step == 20
+    assert "the 40 steps of its plan were over by step 20, and 20 followed" in finding.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"least_pace": 1, "greatest_pace": 1},
+        {"greatest_pace": 3},
+        {"least_pace": 4, "greatest_pace": 4},
+        {"settled_at": 39},
+        {"last_rate": 0.01},
+        {"last_rate": 0.01, "num_planned": 80},
+    ],
+    ids=[
+        "once for each step",
+        "an epoch's end beside it",
+        "as often as gradients are accumulated",
+        "ends with the training",
+        "constant after a warm-up",
+        "planned for all ranks",
+    ],
+)
+def test_right_schedules_are_silent(change):
+    assert not judged(**{**FAST, **change})
+
+
+def test_one_rank_alone_is_silent():
+    assert not list(OverfastSchedule().check_alignment(aligned(schedule(0, **FAST))))

@@ -1,0 +1,80 @@
+import pytest
+
+from distdiag.checks.par.repeated_loss_division import RepeatedLossDivision
+from distdiag.findings.finding import Grade, Severity
+from tests.checks.losses import judged, losses, mean, over, part, times
+
+TWICE = [mean(20, over(4), over(4))] * 4
+AGAIN = [part(10, 2 / 80 / 4, over(4), times(2), over(80))] * 4
+RANKS = [part(20, 1 / 40, over(40))]
+
+
+@pytest.mark.parametrize(
+    ("passes", "words"),
+    [
+        (TWICE, "4 micro-steps of a step twice: its elements weigh 0.25 together"),
+        ([mean(20, over(2), over(2))] * 2, "2 micro-steps of a step twice"),
+        (AGAIN, "of the whole step, and by its 4 micro-steps again"),
+        ([part(10, 1 / 80 / 4, over(80), over(4))] * 4, "its elements weigh 0.125 together"),
+        ([part(10, 1 / 40 / 4, over(40), over(4))] * 4, "its elements weigh 0.25 together"),
+        (RANKS, "of all 2 ranks, and the gradients are averaged over them again"),
+    ],
+    ids=["twice", "twice by two", "after a count", "and ranks", "after a count of a rank", "ranks"],
+)
+def test_a_division_too_many_is_found(passes, words):
+    (finding,) = judged(RepeatedLossDivision, losses(passes, passes))
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
+    assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [mean(20, over(4))] * 4,
+        [mean(20)] * 4,
+        [mean(20, times(0.25), over(4))] * 4,
+        [mean(20, over(2, num_terms=2), over(2))] * 2,
+        [mean(20, over(2, num_terms=3), over(2))] * 2,
+        [part(10, 2 / 80, times(2), over(80))] * 4,
+        [part(10, 1 / 10 / 4, over(10), over(4))] * 4,
+        [mean(20, over(4), times(1024), over(4))] * 4,
+        [mean(20, over(2), over(2))] * 4,
+        [mean(20, times(0.5))],
+        [part(20, 1 / 50, over(50))],
+        [mean(20, over(4), over(4)), *[mean(20, over(4))] * 3],
+        [mean(20, over(4), over(4)), None],
+    ],
+)
+def test_other_divisions_are_silent(passes):
+    assert not judged(RepeatedLossDivision, losses(passes, passes))
+
+
+def test_gradients_that_are_summed_over_ranks_need_the_global_count():
+    assert not judged(RepeatedLossDivision, losses(RANKS, RANKS, divisor=1.0))
+
+
+def test_gradients_that_are_multiplied_afterwards_need_it_too():
+    assert not judged(RepeatedLossDivision, losses(RANKS, RANKS, is_multiplied=True))
+
+
+@pytest.mark.parametrize("options", [{"is_told": False}, {"divisor": 0.0}], ids=str)
+def test_nothing_is_said_where_it_is_not_known_who_averages(options):
+    assert not judged(RepeatedLossDivision, losses(TWICE, TWICE, **options))
+
+
+def test_the_half_of_a_squared_error_may_be_meant():
+    passes = [mean(20, over(2), over(2), kind="dense")] * 2
+    (finding,) = judged(RepeatedLossDivision, losses(passes, passes))
+    assert finding.grade is Grade.NOTE
+
+
+def test_one_step_is_a_note():
+    (finding,) = judged(RepeatedLossDivision, losses(TWICE, TWICE, num_steps=1))
+    assert finding.grade is Grade.NOTE
+
+
+def test_gradients_that_are_averaged_by_hand_are_judged_the_same_way():
+    check = RepeatedLossDivision()
+    measured = losses(RANKS, RANKS, is_measured=True)
+    assert [each.grade for each in check.check_combined_losses(measured)] == [Grade.LIKELY]
+    assert not list(check.check_combined_losses(losses(RANKS, RANKS)))

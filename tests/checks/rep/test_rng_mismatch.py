@@ -1,0 +1,92 @@
+from itertools import count
+
+import pytest
+
+from distdiag.checks.rep.rng_mismatch import RngMismatch
+from distdiag.events.models import Moment
+from distdiag.events.random import GeneratorState, RandomDraw, RandomState
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Severity
+from distdiag.views.alignment import Alignment
+from tests.checks.models import judged
+from tests.checks.streams import plain_site
+
+PAIR = (0, 1)
+_SEQS = count(1)
+
+
+def together(*events):
+    return Alignment("random", ("x",), dict(enumerate(events)), RankSet(range(len(events))))
+
+
+def draw(rank, digest, *, replicas=PAIR, members=PAIR):
+    return RandomDraw(
+        rank=rank,
+        seq=next(_SEQS),
+        time_ns=0,
+        step=1,
+        number=0,
+        members=members,
+        replicas=replicas,
+        digest=digest,
+        site=plain_site(50 + rank),
+    )
+
+
+def state(rank, moment=Moment.STEP, **digests):
+    return RandomState(
+        rank=rank,
+        seq=next(_SEQS),
+        time_ns=0,
+        step=1,
+        moment=moment,
+        generators=tuple(GeneratorState(name, each) for name, each in digests.items()),
+        members=PAIR,
+        site=plain_site(60 + rank),
+    )
+
+
+def test_copies_that_are_drawn_from_different_states_are_a_warning():
+    (finding,) = judged(RngMismatch, together(draw(0, "a"), draw(1, "b")))
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    assert finding.ranks == RankSet(PAIR)
+    assert finding.location.line == 50
+    assert "ranks 0-1 draw random numbers for copies of a DTensor" in finding.message
+
+
+def test_parts_that_are_drawn_from_different_states_are_a_note():
+    view = together(draw(0, "a", replicas=(0,)), draw(1, "b", replicas=(1,)))
+    (finding,) = judged(RngMismatch, view)
+    assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
+
+
+def test_only_copies_that_differ_are_named_on_a_mesh_of_two_axes():
+    four = (0, 1, 2, 3)
+    digests, replicas = ("a", "a", "b", "c"), ((0, 1), (0, 1), (2, 3), (2, 3))
+    draws = [
+        draw(rank, digest, replicas=those, members=four)
+        for rank, digest, those in zip(four, digests, replicas, strict=True)
+    ]
+    (finding,) = judged(RngMismatch, together(*draws))
+    assert finding.ranks == RankSet([2, 3])
+
+
+def test_tensor_parallel_ranks_with_dropout_whose_generators_differ_are_a_note():
+    (finding,) = judged(RngMismatch, together(state(0, cpu="a"), state(1, cpu="b")))
+    assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
+    assert "the cpu generators of ranks 0-1 differ" in finding.message
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (draw(0, "a"), draw(1, "a")),
+        (state(0, cpu="a"), state(1, cpu="a")),
+        (state(0, cpu="a", python="x"), state(1, cpu="a", python="y")),
+        (state(0, cpu="a", cuda="c"), state(1, cpu="b", cuda="c")),
+        (state(0, Moment.START, cpu="a"), state(1, Moment.START, cpu="b")),
+    ],
+    ids=["draws", "states", "python-only", "cpu-beside-cuda", "seeded-later"],
+)
+def test_generators_that_agree_where_they_must_are_silent(events):
+    assert not judged(RngMismatch, together(*events))

@@ -1,0 +1,44 @@
+from distdiag.checks.seq.unreduced_sequence_axis import UnreducedSequenceAxis
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from distdiag.views.sequences import Likeness
+from tests.checks.losses import mean, told
+from tests.checks.sequences import both, shared
+
+
+def judged(**values):
+    losses = tuple({r: told(r, [mean(8)], step=n, members=(r, r + 2)) for r in (0, 1)}
+                   for n in range(3))  # fmt: skip
+    view = shared(both(0), both(1), losses=losses, **values)
+    return list(UnreducedSequenceAxis().check_sequences(view))
+
+
+def test_ranks_between_which_nothing_is_reduced_are_named():
+    (finding,) = judged(is_reduced=False)
+    assert finding.severity is Severity.ERROR
+    assert finding.ranks == RankSet([0, 1])
+    assert "over 3 steps" in finding.message
+    assert "ranks 0,2, ranks 1,3, each by itself" in finding.evidence[0].summary
+
+
+def test_ranks_that_reduce_are_right():
+    assert judged(is_reduced=True) == []
+
+
+def test_gathered_keys_come_back_as_sums_of_gradients():
+    assert judged(is_reduced=False, how="all_gather") == []
+
+
+def test_other_models_have_no_gradients_to_combine():
+    assert judged(is_reduced=False, likeness=Likeness.OTHER_MODELS) == []
+
+
+def test_models_that_begin_with_other_weights_may_be_meant_to_be_others():
+    (finding,) = judged(is_reduced=False, likeness=Likeness.OTHER_VALUES)
+    assert finding.severity is Severity.INFO
+
+
+def test_stages_of_a_pipeline_of_which_one_has_the_loss_are_right():
+    losses = tuple({0: told(0, [None], step=n), 1: told(1, [mean(8)], step=n)} for n in range(3))
+    view = shared(both(0), both(1), losses=losses, is_reduced=False, how="all_to_all")
+    assert list(UnreducedSequenceAxis().check_sequences(view)) == []

@@ -1,0 +1,76 @@
+from distdiag.checks.seq.unsplit_sequence import UnsplitSequence
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from tests.checks.sequences import both, passed, shared, use
+
+
+def same(number, **values):
+    """Both ranks give the same to the exchanges."""
+    return both(number, given=(f"q {number}", f"k {number}", f"v {number}"), **values)
+
+
+def judged(*passes, **values):
+    return list(UnsplitSequence().check_sequences(shared(*passes, **values)))
+
+
+def test_ranks_that_bring_the_same_tokens_are_named():
+    (finding,) = judged(same(0), same(1))
+    assert finding.severity is Severity.ERROR
+    assert finding.ranks == RankSet([0, 1])
+    assert "ranks 0-1 share sequences by all-to-all" in finding.message
+    assert "in 2 of 2 passes" in finding.message
+    assert finding.location.line == 30
+
+
+def test_parts_that_differ_are_right():
+    assert judged(both(0), both(1)) == []
+
+
+def test_one_pass_is_not_enough():
+    assert judged(same(0)) == []
+
+
+def test_the_same_batch_again_and_again_is_not_enough():
+    assert judged(same(0), same(0)) == []
+
+
+def test_tokens_that_are_all_alike_say_nothing():
+    assert judged(same(0, num_distinct=4), same(1, num_distinct=4)) == []
+
+
+def test_what_cannot_be_read_says_nothing():
+    assert judged(both(0, given=("", "")), both(1, given=("", ""))) == []
+
+
+def test_positions_that_differ_do_not_hide_values_that_are_the_same():
+    def mixed(number):
+        return [
+            passed(rank, number, use(rank, number, given=(f"q {rank}", f"v {number}")))
+            for rank in (0, 1)
+        ]
+
+    (finding,) = judged(mixed(0), mixed(1))
+    assert "1 of 2 tensors" in finding.evidence[0].summary
+
+
+def test_each_ring_is_judged_by_itself():
+    def rings(number):
+        peers = {0: 1, 1: 0, 2: 3, 3: 2}
+        return [
+            passed(rank, number, how="ring", peer=peers[rank], members=(0, 1, 2, 3),
+                   given=(f"kv {number}" if rank > 1 else f"kv {rank} {number}",))
+            for rank in peers
+        ]  # fmt: skip
+
+    (finding,) = judged(rings(0), rings(1), how="ring")
+    assert finding.ranks == RankSet([2, 3])
+
+
+def test_messages_that_do_not_come_back_are_no_ring():
+    def line(number):
+        return [
+            passed(rank, number, how="ring", peer=peer, given=(f"kv {number}",))
+            for rank, peer in ((0, 1), (1, -1))
+        ]
+
+    assert judged(line(0), line(1), how="ring") == []

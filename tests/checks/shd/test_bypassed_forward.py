@@ -1,0 +1,42 @@
+import pytest
+
+from distdiag.checks.shd.bypassed_forward import BypassedForward
+from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
+from distdiag.events.models import Basis, Moment
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Severity
+from tests.checks.models import differing, judged, replicas
+
+
+def gradients(basis=Basis.BYPASSED, moment=Moment.GRADIENT, **plan):
+    return replicas(differing(0.1, 0.4, basis=basis, **plan), moment=moment, step=0)
+
+
+def test_gradients_that_differ_since_ddp_was_bypassed():
+    (finding,) = judged(BypassedForward, gradients())
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.PROVEN)
+    assert finding.ranks == RankSet([0, 1])
+    assert finding.subjects == ("layer.weight",)
+    assert "not through DDP" in finding.message
+    assert finding.location.line == 20
+
+
+def test_one_cause_has_one_finding():
+    assert not judged(UnreducedGradient, gradients())
+    assert judged(UnreducedGradient, gradients(Basis.WRAPPER))
+
+
+@pytest.mark.parametrize(
+    "basis", [basis for basis in Basis if basis is not Basis.BYPASSED], ids=str
+)
+def test_gradients_that_differ_for_another_reason_are_silent(basis):
+    assert not judged(BypassedForward, gradients(basis))
+
+
+@pytest.mark.parametrize("moment", [Moment.START, Moment.STEP], ids=str)
+def test_values_are_judged_elsewhere(moment):
+    assert not judged(BypassedForward, gradients(moment=moment))
+
+
+def test_parameters_that_came_too_late_are_judged_elsewhere():
+    assert not judged(BypassedForward, gradients(is_late=True))

@@ -1,0 +1,167 @@
+"""What ranks do with each gradient is told by what they hold before and after a backward pass."""
+
+import itertools
+
+import pytest
+
+from distdiag.checks.base import Check
+from distdiag.engine.losses.gradients import FEWEST_STEPS, PartlySummed
+from distdiag.engine.runner import Judges
+from distdiag.events.collectives import Signature
+from distdiag.events.gradients import GradientSums
+from distdiag.events.lifecycle import ProbeDisabled, StepEnd
+from distdiag.events.models import Basis, ModelState, Moment
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Severity
+from distdiag.views.gradients import Sum
+from tests.checks.models import ZEROS, plan, plan_event, state_event
+from tests.checks.streams import Job, plain_site
+
+SEQS = itertools.count(1000)
+PAIR = (0, 1)
+NAMES = ("summed", "sent", "own", "same", "shard", "unused", "kept")
+JOB = Job(2)
+
+
+class Keeping(Check):
+    """Keeps the views that it is shown."""
+
+    code, name, severity = "XXX001", "keeping", Severity.ERROR
+    needs = (GradientSums, ModelState)
+
+    def __init__(self):
+        self.views = []
+
+    def check_sums(self, view):
+        self.views.append(view)
+        return iter(())
+
+
+def plans(moment):
+    """What is known of the tensors: who reduced a gradient, is known when the optimizer steps."""
+    for name in NAMES:
+        basis = {"kept": Basis.WRAPPER}.get(name, Basis.WORLD)
+        if name == "sent" and moment in (Moment.GRADIENT, Moment.STEP):
+            basis = Basis.REDUCED
+        owners = () if moment is Moment.START else ("SGD",)
+        yield plan(name, basis=basis, keeper="", replicas=PAIR, owners=owners)
+
+
+def held(rank, moment, step):
+    alone, together = 0.1 + 0.3 * rank + step, 0.7 + step
+    has_moved = moment is Moment.STEP and step > 0
+    gradients = {
+        "summed": alone if moment is Moment.BACKWARD else together,
+        "sent": together,
+        "own": alone,
+        "same": together,
+        "shard": alone,
+        "unused": ZEROS,
+        "kept": alone,
+    }
+    weights = dict.fromkeys(NAMES, 0.5)
+    weights |= {"own": alone} if has_moved else {}
+    weights["shard"] = 0.5 + rank
+    return list((gradients if moment in (Moment.BACKWARD, Moment.GRADIENT) else weights).values())
+
+
+def looks(steps=(0, 1, 2)):
+    yield from events(Moment.START, 0)
+    for step in steps:
+        for moment in (Moment.BACKWARD, Moment.GRADIENT, Moment.STEP):
+            yield from events(moment, step)
+
+
+def events(moment, step):
+    for rank in PAIR:
+        yield plan_event(rank, list(plans(moment)), moment=moment)
+        yield state_event(rank, held(rank, moment, step), moment=moment, step=step)
+
+
+def call(size=64, step=1):
+    sign = Signature("all_reduce", input_sizes=((size,),), dtypes=("float32",))
+    return JOB.call(0, plain_site(9), sign=sign, step=step)
+
+
+def steps(number):
+    return [
+        StepEnd(rank=rank, seq=next(SEQS), time_ns=0, step=step, duration_s=0.1)
+        for step in range(number)
+        for rank in PAIR
+    ]
+
+
+def shown(*events, is_over=True):
+    check = Keeping()
+    watch = PartlySummed(RankSet(PAIR), Judges([check]))
+    for event in events:
+        watch.feed(event)
+    if is_over:
+        watch.finish()
+    return check.views, watch.not_checked
+
+
+def test_what_is_done_with_each_gradient():
+    (view,), not_checked = shown(*looks(), call(), *steps(FEWEST_STEPS))
+    assert not not_checked
+    assert view.ranks == PAIR
+    assert view.sums == {
+        "summed": (Sum.SUMMED,) * 3,
+        "sent": (Sum.SUMMED,) * 3,
+        "own": (Sum.OWN,) * 3,
+        "same": (Sum.OTHER,) * 3,
+        "unused": (),
+    }
+    assert view.apart == {"own"}
+    assert view.has_shards
+    assert not view.is_more_sent
+    assert view.plans["own"].owners == ("SGD",)
+
+
+def test_a_long_run_is_judged_while_it_trains():
+    early = [*looks(), call(), *steps(100)]
+    assert not shown(*early, is_over=False)[0]
+    later = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100)]
+    (view,), _ = shown(*early, *later, is_over=False)
+    assert len(view.sums["own"]) == 4
+
+
+@pytest.mark.parametrize(("size", "is_more"), [(64, False), (67, False), (72, True)])
+def test_a_later_step_that_sends_more_is_noticed(size, is_more):
+    more = [call(size, step=5)]
+    (view,), _ = shown(*looks(), call(step=1), call(step=2), *more, *steps(FEWEST_STEPS))
+    assert view.is_more_sent is is_more
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*looks(), call(), *steps(FEWEST_STEPS - 1)],
+        [*looks(), *steps(FEWEST_STEPS)],
+        [
+            *looks(),
+            call(),
+            *steps(FEWEST_STEPS),
+            ProbeDisabled(rank=1, seq=1, time_ns=0, probe="models", reason="x"),
+        ],
+        [call(), *steps(FEWEST_STEPS)],
+    ],
+    ids=["a short run", "nothing is reduced", "what is not seen wholly", "no model"],
+)
+def test_nothing_is_judged_of(events):
+    views, not_checked = shown(*events)
+    assert not views
+    assert set(not_checked) == {"XXX001"}
+
+
+def test_a_rank_that_never_tells_leaves_its_groups_unjudged():
+    events = [e for e in (*looks(), call(), *steps(FEWEST_STEPS)) if e.rank == 0]
+    views, not_checked = shown(*events)
+    assert not views
+    assert set(not_checked) == {"XXX001"}
+
+
+def test_a_rank_that_ends_early_is_judged_by_what_it_told():
+    late = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100) if e.rank == 0]
+    (view,), _ = shown(*looks(), call(), *steps(100), *late)
+    assert view.sums["own"] == (Sum.OWN,) * 3

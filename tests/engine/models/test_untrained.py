@@ -1,0 +1,111 @@
+"""What the looks at an optimizer say together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from distdiag.engine.models.optimizers import Untrained
+from distdiag.events.models import MOST_NAMES, Basis, TensorPlan
+from distdiag.events.ranks import RankSet
+from distdiag.views.models import UntrainedView
+from tests.checks.models import optimizer_state, plan
+
+PAIR = (0, 1)
+
+
+def tower(**values: object) -> TensorPlan:
+    return plan("tower", **{"owners": ("AdamW",), "replicas": PAIR, **values})
+
+
+TOWER = tower()
+
+
+def views(
+    *looks: tuple[Iterable[str], ...], plans: Any = (TOWER,), **state: object
+) -> list[UntrainedView]:
+    """The views of looks, each of which says what rank 0, 1, … have no gradient for.
+
+    `plans` are those of all ranks, or a function of the rank.
+    """
+    untrained = Untrained()
+    of = plans if callable(plans) else lambda rank: plans
+    for step, lacking in enumerate(looks):
+        for rank, names in enumerate(lacking):
+            fields = {"without_gradient": tuple(names), "members": PAIR, "step": step}
+            untrained.add(optimizer_state(rank, **{**fields, **state}))
+    return list(untrained.views(of))
+
+
+def test_what_had_no_gradient_at_any_look_is_shown():
+    (view,) = views((["a", "b"], ["b", "a"]), (["a"], ["a", "c"]))
+    assert view.never == {0: ("a",), 1: ("a",)}
+    assert (view.parted, view.num_looks) == ({}, 2)
+
+
+def test_copies_with_and_without_a_gradient_part():
+    (view,) = views(((), ["tower"]), ((), ["tower"]))
+    assert view.parted == {"tower": RankSet([0])}
+
+
+def test_it_is_enough_that_those_with_a_gradient_reduce_it():
+    told = {0: [tower(basis=Basis.REDUCED)], 1: [tower(basis=Basis.WORLD)]}
+    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
+    assert view.parted == {"tower": RankSet([0])}
+    told = {0: [tower(basis=Basis.WORLD)], 1: [tower(basis=Basis.REDUCED)]}
+    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
+    assert not view.parted
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [
+        [],
+        [tower(basis=Basis.WORLD)],
+        [tower(basis=Basis.UNSYNCED)],
+        [tower(replicas=(0,))],
+        [tower(owners=("SGD",))],
+        [tower(keeper="FSDP1")],
+        [tower(is_late=True)],
+    ],
+    ids=["no-plan", "guessed", "unsynced", "own-part", "other-owner", "fsdp1", "late"],
+)
+def test_ranks_that_differ_do_not_part_where_nothing_tells_that_they_hold_copies(plans):
+    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=plans)
+    assert view.never == {0: (), 1: ("tower",)}
+    assert not view.parted
+
+
+def test_what_a_rank_trains_at_times_has_not_parted():
+    (view,) = views(((), ["tower"]), (["tower"], ["tower"]))
+    assert not view.parted
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [(["a"], ["a"])],
+        [(["a"], ["a"]), (["b"], ["b"])],
+        [((), ()), ((), ())],
+    ],
+    ids=["one-look", "in-turns", "all-trained"],
+)
+def test_what_proves_nothing_is_not_shown(looks):
+    assert not views(*looks)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"num_without_gradient": 4}, {"num_backwards": 0}, {"num_foreign": 1}],
+    ids=["none-at-all", "no-backward", "copies-of-its-own"],
+)
+def test_optimizers_that_have_their_gradients_from_elsewhere_do_not_count(state):
+    assert not views((["a"], ["a"]), (["a"], ["a"]), **state)
+
+
+def test_a_list_that_was_cut_off_parts_nobody():
+    many = ["tower", *(f"p{number}" for number in range(MOST_NAMES - 1))]
+    (view,) = views(((), many), ((), many))
+    assert not view.parted

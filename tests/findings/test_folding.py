@@ -1,0 +1,68 @@
+import pytest
+
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Finding, Grade, Location, Severity
+from distdiag.findings.store import Conclusions, folded
+
+COVERS = {"SEQ007": ("PAR013", "SEQ007"), "PAR013": ()}
+
+
+def finding(code="SEQ007", ranks=(0, 1), *, line=7, is_note=False, message="it"):
+    return Finding(
+        code=code,
+        name="name",
+        severity=Severity.INFO if is_note else Severity.WARNING,
+        grade=Grade.NOTE if is_note else Grade.LIKELY,
+        confidence=0.4 if is_note else 0.85,
+        message=message,
+        ranks=RankSet(ranks),
+        evidence=(),
+        location=Location("train.py", line, "main") if line else None,
+    )
+
+
+def test_a_note_supports_the_warning_about_the_same_loss():
+    (found,) = folded([finding(is_note=True, message="the note"), finding(ranks=[0])], COVERS)
+    assert found.severity is Severity.WARNING
+    assert list(found.ranks) == [0]
+    assert [each.summary for each in found.evidence] == ["the note"]
+
+
+def test_groups_with_the_same_fault_are_one_finding():
+    (found,) = folded([finding(), finding(ranks=[2, 3], message="theirs")], COVERS)
+    assert list(found.ranks) == [0, 1, 2, 3]
+    assert [each.summary for each in found.evidence] == ["theirs"]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_another_check_says_of_it_is_evidence(place):
+    both = [finding()]
+    both.insert(place, finding("PAR013", message="the weight"))
+    (found,) = folded(both, COVERS)
+    assert found.code == "SEQ007"
+    assert [each.summary for each in found.evidence] == ["the weight"]
+
+
+def test_a_note_covers_no_warning():
+    found = folded([finding(is_note=True), finding("PAR013")], COVERS)
+    assert [each.code for each in found] == ["SEQ007", "PAR013"]
+
+
+@pytest.mark.parametrize("line", [8, None])
+def test_other_lines_have_other_causes(line):
+    assert len(folded([finding(), finding(ranks=[0], line=line)], COVERS)) == 2
+    assert len(folded([finding(line=None), finding(ranks=[0], line=None)], COVERS)) == 2
+
+
+def test_what_no_check_covers_stays_in_its_order():
+    codes = ("PAR013", "SEQ005", "PAR013")
+    found = folded([finding(code, [n]) for n, code in enumerate(codes)], COVERS)
+    assert tuple(each.code for each in found) == codes
+
+
+def test_the_surer_of_two_that_are_the_same_stands():
+    conclusions = Conclusions(COVERS)
+    conclusions.revise("by groups", [finding(is_note=True)])
+    conclusions.revise("by targets", [finding(message="sure")])
+    (found,) = conclusions.all()
+    assert (found.message, found.evidence) == ("sure", ())

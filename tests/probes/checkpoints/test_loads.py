@@ -1,0 +1,105 @@
+"""What a rank writes down of its loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from distdiag.events.checkpoints import LoadWasted, TrainingResumed, Waste, WeightsLoaded
+from distdiag.events.lifecycle import ProbeDisabled
+from tests.probes.conftest import Observed
+
+State = Mapping[str, torch.Tensor]
+
+
+def model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)))
+
+
+def without(state: State, prefix: str) -> State:
+    return {name: value for name, value in state.items() if not name.startswith(prefix)}
+
+
+def step(trained: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    optimizer = optimizer or torch.optim.AdamW(trained.parameters())
+    trained(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+
+
+def test_a_prefix_is_recognised(observed: Observed) -> None:
+    observed.install("steps", "loads")
+    loading, state = model(1), model().state_dict()
+    loading.load_state_dict({f"module.{n}": v for n, v in state.items()}, strict=False)
+    step(loading)
+    (event,) = observed.events(WeightsLoaded)
+    assert (event.num_loaded, event.num_missing, event.num_untouched) == (0, 8, 8)
+    assert (event.given_prefix, event.wanted_prefix, event.num_renamed) == ("module.", "", 8)
+    assert not observed.events(ProbeDisabled)
+
+
+def test_a_layer_that_is_missing_amid_others_is_a_hole(observed: Observed) -> None:
+    observed.install("steps", "loads")
+    loading = model(1)
+    loading.load_state_dict(without(model().state_dict(), "1."), strict=False)
+    step(loading)
+    (event,) = observed.events(WeightsLoaded)
+    assert event.holes == ("1.0.weight", "1.0.bias")
+    assert not event.is_refused
+
+
+def test_a_refusal_that_was_caught_is_seen(observed: Observed) -> None:
+    observed.install("steps", "loads")
+    loading = model(1)
+    try:
+        loading.load_state_dict(without(model().state_dict(), "3."))
+    except RuntimeError:
+        loading.load_state_dict(without(model().state_dict(), "3."), strict=False)
+    step(loading)
+    (event,) = observed.events(WeightsLoaded)
+    assert event.is_refused
+    assert event.missing == ("3.0.weight", "3.0.bias")
+
+
+def test_loads_in_parts_and_values_set_by_hand_leave_nothing_out(observed: Observed) -> None:
+    observed.install("steps", "loads")
+    loading, state = model(1), model().state_dict()
+    loading.load_state_dict(without(without(state, "1."), "2."), strict=False)
+    loading[1].load_state_dict(model()[1].state_dict())
+    loading[2][0].weight.data.zero_()
+    with torch.no_grad():
+        loading[2][0].bias.zero_()
+    step(loading)
+    assert not observed.events(WeightsLoaded)
+
+
+def test_values_that_were_drawn_anew_are_seen(observed: Observed, fake_group: None) -> None:
+    observed.install("steps", "loads")
+    for is_anew in (False, True):
+        loading = model(1)
+        loading.load_state_dict(model().state_dict())
+        for module in loading.modules():
+            if is_anew and isinstance(module, nn.Linear):
+                module.reset_parameters()
+        step(loading)
+        observed.recorder.step = 0
+        assert len(observed.events(LoadWasted)) == is_anew
+    (event,) = observed.events(LoadWasted)
+    assert event.waste is Waste.OVERWRITTEN
+
+
+def test_a_state_of_an_optimizer_that_was_made_anew_is_lost(
+    observed: Observed, fake_group: None
+) -> None:
+    trained = model()
+    before = torch.optim.AdamW(trained.parameters())
+    step(trained, before)
+    observed.install("steps", "loads")
+    optimizer = torch.optim.AdamW(trained.parameters())
+    optimizer.load_state_dict(before.state_dict())
+    optimizer = torch.optim.AdamW(trained.parameters())
+    step(trained, optimizer)
+    (event,) = observed.events(TrainingResumed)
+    assert (event.was_restored, event.num_lost, event.num_stateless) == (False, 8, 8)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from distdiag.events.data import ScheduleState
+from tests.probes.conftest import Observed
+
+
+@pytest.mark.parametrize("pace", [1, 2])
+def test_how_often_a_scheduler_is_advanced_is_told(observed: Observed, pace: int) -> None:
+    observed.install("steps", "data")
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=8)
+    for _ in range(12):
+        weight.square().sum().backward()
+        optimizer.step()
+        for _ in range(pace):
+            scheduler.step()
+    for probe in observed.probes:
+        probe.flush()
+
+    (told,) = observed.events(ScheduleState)
+    assert told.name == "LinearLR"
+    assert (told.least_pace, told.greatest_pace) == (pace, pace)
+    assert told.num_steps == 12
+    assert told.num_advances == 12 * pace
+    assert told.peak_rate == 1.0
+    assert told.last_rate == 0.0
+    assert told.settled_at == 8 // pace
+    assert told.site.location is not None
+
+
+def test_a_scheduler_that_is_gone_is_told_at_the_end(observed: Observed) -> None:
+    observed.install("steps", "data")
+
+    def ended(rate: float) -> None:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=rate)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=4)
+        for _ in range(6):
+            weight.square().sum().backward()
+            optimizer.step()
+            scheduler.step()
+
+    ended(1.0)
+    ended(2.0)
+    for probe in observed.probes:
+        probe.flush()
+
+    told = observed.events(ScheduleState)
+    assert [(each.name, each.num_steps, each.peak_rate) for each in told] == [
+        ("LinearLR", 6, 1.0),
+        ("LinearLR#2", 6, 2.0),
+    ]
+
+
+def test_later_stages_of_a_training_do_not_count_as_its_steps(observed: Observed) -> None:
+    observed.install("steps", "data")
+    weights = [torch.ones(1, requires_grad=True) for _ in range(2)]
+    first, second = (torch.optim.SGD([weight], lr=1.0) for weight in weights)
+    scheduler = torch.optim.lr_scheduler.LinearLR(first, 1.0, 0.0, total_iters=4)
+    for optimizer, weight in [(first, weights[0])] * 4 + [(second, weights[1])] * 8:
+        weight.square().sum().backward()
+        optimizer.step()
+        if optimizer is first:
+            scheduler.step()
+    for probe in observed.probes:
+        probe.flush()
+    assert observed.events(ScheduleState)[-1].num_steps == 4
+
+    first.param_groups[0]["lr"] = 0.5  # a new stage, or another scheduler
+    first.step()
+    for probe in observed.probes:
+        probe.flush()
+    assert observed.events(ScheduleState)[-1].last_rate == 0.5
+
+
+def test_the_planned_number_of_training_steps_is_told(observed: Observed) -> None:
+    observed.install("steps", "data")
+
+    def rate(step: int, *, num_training_steps: int) -> float:
+        return abs(1 - step / num_training_steps)
+
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    function = functools.partial(rate, num_training_steps=12)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, function)
+    for _ in range(12):
+        weight.square().sum().backward()
+        optimizer.step()
+        for _ in range(2):
+            scheduler.step()
+    for probe in observed.probes:
+        probe.flush()
+
+    (told,) = observed.events(ScheduleState)
+    assert (told.num_planned, told.num_advances, told.num_steps) == (12, 24, 12)
+    assert (told.least_pace, told.greatest_pace) == (2, 2)

@@ -1,0 +1,45 @@
+"""Tests of what is found out about tensors while they are recorded."""
+
+import pytest
+import torch
+
+from distdiag.config.tasks import RankSummary
+from distdiag.events.models import Basis, TensorPlan
+from distdiag.probes.models.tensor_plans import Held
+from distdiag.probes.parity.recorder import TensorRecorder, _rounded_to
+from distdiag.record.recording import Kind, RecordingWriter, read_index
+
+
+@pytest.mark.parametrize(
+    ("dtype", "found"),
+    [(torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "")],
+)
+def test_a_gradient_tells_what_it_was_rounded_to(dtype, found):
+    tensor = torch.randn(200, generator=torch.Generator().manual_seed(0))
+    assert _rounded_to(tensor.to(dtype).float()) == found
+
+
+def test_few_elements_and_zeros_tell_nothing():
+    assert _rounded_to(torch.ones(15)) == _rounded_to(torch.zeros(100)) == ""
+
+
+@pytest.mark.parametrize(
+    ("basis", "is_written"), [(Basis.WORLD, True), (Basis.WRAPPER, False)], ids=lambda v: str(v)
+)
+def test_ranks_of_which_nobody_knows_that_they_hold_the_same_all_write(tmp_path, basis, is_written):
+    plan = TensorPlan(
+        name="up", shape=(4,), dtype="float32", is_parameter=True, replicas=(0, 1), basis=basis
+    )
+    writer = RecordingWriter(tmp_path, 1)
+    held = [("Net/up", Held(plan, torch.ones(4)))]
+    TensorRecorder(writer, 1).write(Kind.START, 0, held, lambda each: each.tensor)
+    writer.close(RankSummary(rank=1, world_size=2, num_steps=0, num_batches=0))
+    (record,) = read_index(tmp_path / "rank-1.index")
+    assert record.digest
+    assert bool(record.num_bytes) is is_written
+
+
+def test_the_rest_of_sums_that_cancel_out_is_no_coarse_dtype():
+    generator = torch.Generator().manual_seed(3)
+    multiples = torch.randn(64, generator=generator).mul(12).round()
+    assert _rounded_to(multiples * 2.0**-36) == ""

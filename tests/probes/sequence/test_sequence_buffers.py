@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.distributed.tensor import experimental
+
+from distdiag.events.lifecycle import ProbeDisabled
+from tests.probes.conftest import Observed
+
+
+@contextmanager
+def context_parallel(mesh, *, buffers=None, buffer_seq_dims=None, no_restore_buffers=None):
+    yield tuple(buffers or ())
+
+
+@pytest.fixture
+def cp(observed: Observed, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(experimental, "context_parallel", context_parallel)
+    observed.install("sequence-buffers")
+    return experimental.context_parallel
+
+
+def test_what_context_parallelism_cuts_is_one_ranks_part(observed: Observed, cp) -> None:
+    cut, whole = torch.arange(4.0), torch.arange(4.0)
+    with cp(None, buffers=[cut], buffer_seq_dims=[0]) as seen:
+        assert seen == (cut,)
+    assert observed.recorder.is_cut(cut)
+    assert not observed.recorder.is_cut(whole)
+
+
+def test_nothing_is_cut_before(observed: Observed, cp) -> None:
+    assert not observed.recorder.is_cut(torch.arange(4.0))
+    with cp(None):
+        pass
+
+
+def test_iterators_are_left_to_torch(observed: Observed, cp) -> None:
+    with cp(None, buffers=iter([torch.ones(2)])) as seen:
+        assert len(seen) == 1
+
+
+def test_a_failure_switches_the_probe_off_and_the_program_goes_on(observed: Observed, cp) -> None:
+    with cp(None, buffers=[7]) as seen:  # nothing that could be kept weakly
+        assert seen == (7,)
+    (off,) = observed.events(ProbeDisabled)
+    assert off.probe == "sequence-buffers"

@@ -1,0 +1,112 @@
+"""How a run ended, from the order in which its ranks did."""
+
+import pytest
+
+from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, RankStarted
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Outcome
+from distdiag.reports.rank_status import Attendance
+
+
+def finished(rank, status=0, time_ns=0):
+    return Finished(rank=rank, seq=0, time_ns=time_ns, exit_status=status)
+
+
+def raised(rank, thread="MainThread", time_ns=0):
+    return Raised(
+        rank=rank,
+        seq=0,
+        time_ns=time_ns,
+        type="ValueError",
+        message="",
+        frames=(),
+        traceback="",
+        thread=thread,
+    )
+
+
+def exited(rank, status=None, time_ns=0):
+    return Exited(rank=rank, seq=-1, time_ns=time_ns, status=status)
+
+
+@pytest.mark.parametrize(
+    ("polls", "outcome"),
+    [
+        ([], Outcome.RUNNING),
+        ([[finished(0)]], Outcome.RUNNING),
+        ([[finished(0), finished(1)]], Outcome.FINISHED),
+        ([[finished(0)], [finished(1)], [exited(0), exited(1)]], Outcome.FINISHED),
+        ([[finished(0)], [finished(1, 3)]], Outcome.FAILED),
+        ([[raised(1)], [exited(1)], [exited(0)]], Outcome.FAILED),
+        ([[exited(1)], [raised(0)]], Outcome.KILLED),
+        ([[raised(0), exited(1)]], Outcome.KILLED),  # the death was seen late: it came first
+        ([[raised(0, "Thread-1")], [finished(0), finished(1)]], Outcome.FINISHED),
+        # Seen in one look: the exception came first, the launcher ended the other rank then.
+        ([[raised(0, time_ns=5), exited(1, -15, time_ns=6)]], Outcome.FAILED),
+        ([[raised(0, time_ns=5), exited(1, -9, time_ns=4)]], Outcome.KILLED),
+        ([[exited(0, -15, time_ns=1), finished(1, 3, time_ns=2)]], Outcome.FAILED),
+        ([[exited(0, -15)], [exited(1, -15)]], Outcome.KILLED),
+        ([[finished(0, 143), finished(1, 143)]], Outcome.KILLED),
+    ],
+)
+def test_the_first_bad_end_decides_the_outcome(polls, outcome):
+    attendance = Attendance((0, 1))
+    for events in polls:
+        for event in events:
+            attendance.feed(event)
+        attendance.settle(is_hung=False)
+    assert attendance.outcome is outcome
+
+
+def test_what_ends_a_hung_run_does_not_change_that_it_hung():
+    attendance = Attendance((0, 1))
+    attendance.settle(is_hung=True)
+    assert attendance.outcome is Outcome.HUNG
+    attendance.feed(raised(0))
+    attendance.settle(is_hung=False)
+    assert attendance.outcome is Outcome.HUNG
+
+
+def test_a_run_that_went_on_after_a_hang_has_finished():
+    attendance = Attendance((0,))
+    attendance.settle(is_hung=True)
+    attendance.settle(is_hung=False)
+    attendance.feed(finished(0))
+    attendance.settle(is_hung=False)
+    assert attendance.outcome is Outcome.FINISHED
+
+
+def test_ranks_are_counted_by_how_they_ended():
+    attendance = Attendance(range(5))
+    for event in (finished(0), raised(1), exited(2), finished(3), exited(3)):
+        attendance.feed(event)
+    assert attendance.ended == RankSet((0, 2, 3))
+    assert attendance.died == RankSet((2,))
+    assert attendance.undisturbed == RankSet((4,))
+    assert attendance.exit_status == {0: 0, 1: 1, 3: 0}
+    attendance.feed(exited(4, -9))
+    assert attendance.exit_status[4] == -9
+
+
+def test_a_rank_without_an_agent_is_not_waited_for_and_did_not_die():
+    attendance = Attendance((0, 1))
+    attendance.feed(ProbeDisabled(rank=1, seq=-1, time_ns=0, probe="agent", reason="no room"))
+    assert not attendance.is_over
+    attendance.feed(finished(0))
+    attendance.settle(is_hung=False)
+    assert attendance.is_over
+    assert attendance.outcome is Outcome.FINISHED
+    assert attendance.unobserved == RankSet([1])
+    assert attendance.died == RankSet()
+
+
+def test_a_rank_that_let_its_agent_go_is_still_waited_for():
+    attendance = Attendance((0,))
+    attendance.feed(
+        RankStarted(
+            rank=0, seq=0, time_ns=0, local_rank=0, world_size=1, hostname="", pid=1, python="",
+            command=(), unix_ns=0,
+        )
+    )  # fmt: skip
+    attendance.feed(ProbeDisabled(rank=0, seq=-1, time_ns=0, probe="agent", reason="detached"))
+    assert attendance.unobserved == RankSet()

@@ -1,0 +1,246 @@
+"""The report that is kept while a run goes on, and the verdict at its end."""
+
+import json
+
+import msgspec
+import pytest
+
+from distdiag.config import Config
+from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.collectives import Collective, ProcessGroup, Signature
+from distdiag.events.lifecycle import Finished, ProbeDisabled, Raised, TorchLoaded
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Finding, Grade, Outcome, Severity
+from distdiag.findings.report_json import decode_report
+from distdiag.record.run_dir import Launch, LaunchFile, RunDir, Verdict
+from distdiag.reports.builder import RESERVE_BYTES, RunReporter, crash_finding
+from distdiag.views.rank_states import Fate, RankState, last_act
+
+SITE = CallSite((Frame("torch/x.py", 1, "f", False), Frame("train.py", 41, "main")))
+CALL = Collective(
+    rank=0,
+    seq=5,
+    time_ns=0,
+    step=3,
+    group=ProcessGroup("0", "default_pg", (0, 1), "gloo"),
+    collective_seq_id=12,
+    signature=Signature("all_reduce"),
+    site=SITE,
+)
+
+
+def finding(severity):
+    return Finding(
+        code="COL003",
+        name="collective-shape-mismatch",
+        severity=severity,
+        grade=Grade.PROVEN,
+        confidence=1.0,
+        message="sizes differ",
+        ranks=RankSet((1,)),
+        evidence=(),
+    )
+
+
+def reporter_of(folder, *, first=0, local=2, world=2, attempt=0, **config):
+    launch = Launch(
+        rank=first,
+        local_rank=0,
+        world_size=world,
+        local_world_size=local,
+        attempt=attempt,
+        max_attempts=1,
+        parent_pid=1,
+        identity="x",
+        started_s=0.0,
+    )
+    run_dir = RunDir(folder, attempt)
+    run_dir.folder.mkdir(exist_ok=True)
+    launch_file = LaunchFile(launch=launch, command=("train.py",), config={}, cwd="/")
+    return RunReporter(run_dir, launch_file, Config(**config), RankSet(launch.local_ranks))
+
+
+def build(reporter, findings=(), states=None, **options):
+    states = states if states is not None else {r: RankState(r) for r in reporter.attendance.ranks}
+    return reporter.build(findings, states, checks=("COL003", "HNG001"), not_checked={}, **options)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (RankState(0), ""),
+        (RankState(0, fate=Fate.RUNNING, phase=Phase.DATALOADER), "step 0, phase dataloader"),
+        (
+            RankState(
+                0,
+                fate=Fate.RUNNING,
+                phase=Phase.BACKWARD,
+                step=3,
+                last_call=CALL,
+                last_call_state="issued",
+            ),
+            "all_reduce #12 in default_pg at train.py:41 (issued), step 3, phase backward",
+        ),
+        (
+            RankState(0, fate=Fate.FINISHED, phase=Phase.FINISHED, exit_status=3),
+            "finished with exit status 3; before that step 0, phase finished",
+        ),
+        (
+            RankState(
+                0,
+                fate=Fate.RAISED,
+                step=2,
+                raised=Raised(
+                    rank=0,
+                    seq=9,
+                    time_ns=0,
+                    type="ValueError",
+                    message="no\nbatch",
+                    frames=SITE.frames,
+                    traceback="",
+                ),
+            ),
+            "raised ValueError at train.py:41 in step 2: no batch",
+        ),
+    ],
+)
+def test_what_a_rank_did_last_is_one_sentence(state, expected):
+    assert last_act(state) == expected
+
+
+def test_without_any_collective_the_checks_of_collectives_did_not_look(tmp_path):
+    reporter = reporter_of(tmp_path)
+    report = build(reporter)
+    assert report.checked == ("HNG001",)
+    assert report.not_checked == {"COL003": "no collective was called"}
+    reporter.feed(CALL)
+    assert build(reporter).checked == ("COL003", "HNG001")
+
+
+def test_checks_of_files_did_not_look_where_their_probe_was_off(tmp_path):
+    reporter = reporter_of(tmp_path)
+    off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="files", reason="OSError: no room")
+    reporter.feed(off)
+    report = reporter.build([], {}, checks=("BAR001", "HNG001"), not_checked={})
+    assert report.not_checked["BAR001"] == "the files of rank 1 are not observed wholly"
+    assert report.checked == ("HNG001",)
+
+
+def test_ranks_of_other_nodes_and_incomplete_ranks_are_not_passed_over(tmp_path):
+    reporter = reporter_of(tmp_path, world=8)
+    reporter.feed(CALL)
+    states = {0: RankState(0, incomplete="event-file: damaged"), 1: RankState(1)}
+    report = build(reporter, states=states)
+    assert report.not_checked == {
+        "ranks 2-7": "not observed: they run on other nodes",
+        "rank 0": "not observed wholly: event-file: damaged",
+    }
+    assert [info.rank for info in report.run.ranks] == [0, 1]
+
+
+def test_ranks_that_nobody_told_of_at_the_start_are_silent_and_count(tmp_path):
+    reporter = reporter_of(tmp_path, local=1, world=1)
+    reporter.unobserved = RankSet((1, 2))
+    report = build(reporter, states={0: RankState(0, fate=Fate.FINISHED)})
+    assert report.silent_ranks == RankSet((1, 2))
+    assert report.run.world_size == 3
+    assert report.not_checked["ranks 1-2"] == "not observed: no agent runs there"
+
+
+def test_why_ranks_of_other_nodes_could_not_be_observed_is_told(tmp_path):
+    reporter = reporter_of(tmp_path, world=4)
+    reporter.feed(CALL)
+    reporter.problem = "nobody can listen"
+    expected = "not observed: they run on other nodes, and nobody can listen"
+    assert build(reporter).not_checked == {"ranks 2-3": expected}
+
+
+@pytest.mark.parametrize(
+    ("finished", "lost", "outcome"),
+    [
+        ((0,), (1,), Outcome.FINISHED),
+        ((0,), (), Outcome.FAILED),
+        ((), (0, 1), Outcome.FAILED),
+        ((0, 1), (1,), Outcome.FINISHED),
+    ],
+)
+def test_a_rank_that_is_lost_does_not_make_a_finished_run_a_failed_one(
+    tmp_path, finished, lost, outcome
+):
+    reporter = reporter_of(tmp_path)
+    for rank in finished:
+        reporter.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
+    reporter.lost = RankSet(lost)
+    assert build(reporter, complete=True).run.outcome is outcome
+
+
+def test_the_report_says_which_torch_and_how_the_run_ended(tmp_path):
+    reporter = reporter_of(tmp_path)
+    reporter.feed(TorchLoaded(rank=0, seq=0, time_ns=0, torch="2.13.0", tap="dispatcher"))
+    assert build(reporter).run.outcome is Outcome.RUNNING
+    assert build(reporter).run.ended is None
+    for rank in (0, 1):
+        reporter.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
+    run = build(reporter, complete=True).run
+    assert (run.torch, run.outcome, run.started) == (
+        "2.13.0",
+        Outcome.FINISHED,
+        "1970-01-01T00:00:00.000+00:00",
+    )
+    assert run.ended is not None
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "severity", "exit_status"),
+    [
+        ("error", Severity.ERROR, 1),
+        ("error", Severity.WARNING, 0),
+        ("warning", Severity.WARNING, 1),
+        ("warning", Severity.INFO, 0),
+        ("never", Severity.ERROR, 0),
+    ],
+)
+def test_the_verdict_follows_the_worst_finding(tmp_path, fail_on, severity, exit_status):
+    reporter = reporter_of(tmp_path, fail_on=fail_on)
+    reporter.save_verdict([finding(severity)])
+    verdict = msgspec.json.decode(
+        (tmp_path / "attempt-0" / "verdict.json").read_bytes(), type=Verdict
+    )
+    assert verdict.exit_status == exit_status
+    assert ("COL003" in verdict.summary) == bool(exit_status)
+
+
+def test_exit_statuses_are_left_by_rank(tmp_path):
+    reporter = reporter_of(tmp_path)
+    reporter.feed(Finished(rank=1, seq=1, time_ns=0, exit_status=3))
+    reporter.save_verdict([])
+    assert json.loads((tmp_path / "attempt-0" / "exit-status.json").read_bytes()) == {"1": 3}
+
+
+def test_room_is_set_aside_and_given_back(tmp_path):
+    reporter = reporter_of(tmp_path)
+    reserve = tmp_path / "report.reserve"
+    assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES
+    reporter.write(build(reporter))
+    assert reserve.exists()
+    reporter.release()
+    assert not reserve.exists()
+
+
+def test_a_damaged_report_of_an_earlier_attempt_does_not_stop_the_next(tmp_path):
+    (tmp_path / "report.json").write_text("{")
+    reporter = reporter_of(tmp_path, attempt=1)
+    reporter.write(build(reporter))
+    report = decode_report((tmp_path / "report.json").read_bytes())
+    assert report.findings == ()
+    assert report.run.attempts == 2
+
+
+def test_a_failure_of_the_monitor_is_told_with_its_traceback():
+    try:
+        raise KeyError("gone")
+    except KeyError as error:
+        told = crash_finding(error)
+    assert told.severity is Severity.WARNING
+    assert "KeyError" in told.message
+    assert "test_reporter.py" in str(told.evidence[0].values["traceback"])
