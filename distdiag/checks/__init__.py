@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import walk_packages
+from typing import Any
 
 from distdiag.checks.base import Check
 
 __all__ = ["Check", "load_checks"]
 
 
-def load_checks() -> Mapping[str, type[Check]]:
+def load_checks() -> Mapping[str, type[Check[Any]]]:
     """Import every module of this package and map each check's code to its class.
 
     Packages of others add checks through the entry-point group ``distdiag.checks``.
@@ -22,7 +23,7 @@ def load_checks() -> Mapping[str, type[Check]]:
     return {check.code: check for check in sorted(found, key=lambda check: check.code)}
 
 
-def _own_checks() -> list[type[Check]]:
+def _own_checks() -> list[type[Check[Any]]]:
     modules = [import_module(m.name) for m in walk_packages(__path__, prefix=f"{__name__}.")]
     return [
         value

@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from distdiag.events.base import Event
+from distdiag.events.checkpoints import (
+    LoadWasted,
+    StateRestored,
+    StateSaved,
+    TrainingResumed,
+    WeightsLoaded,
+)
+from distdiag.events.collectives import Collective, GroupCreated
+from distdiag.events.data import EpochFed, RowsGathered, ScheduleState
+from distdiag.events.files import FileAccess
+from distdiag.events.lifecycle import SteppedAlone
+from distdiag.events.models import OptimizerState, SliceSaved
+from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import TokenPassport
+from distdiag.views.base import View
 from distdiag.views.rank_states import RankState
 
 E = TypeVar("E", bound=Event)
@@ -28,7 +43,7 @@ class Trigger(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Alignment(Generic[E]):
+class Alignment(View, Generic[E]):
     """The same moment of training as each rank saw it.
 
     `kind` is ``collective`` (key: group label, collective_seq_id), ``message`` (a send and the
@@ -69,3 +84,121 @@ class Alignment(Generic[E]):
     def any_event(self) -> E:
         """The event of the lowest rank that has one."""
         return self.by_rank[min(self.by_rank)]
+
+    def show_as(
+        self, kind: type[A], states: Mapping[int, RankState], trigger: Trigger | None = None
+    ) -> A:
+        """Return the view of this kind that shows the moment to the checks."""
+        return kind(
+            self.kind, self.key, self.by_rank, self.expected_ranks, states, trigger, self.parted
+        )
+
+
+A = TypeVar("A", bound=Alignment[Any])
+
+
+class CollectiveView(Alignment[Collective]):
+    """A collective, or a message, that all ranks have called, and not all alike."""
+
+    __slots__ = ()
+
+
+class OpenCollective(Alignment[Collective]):
+    """A collective, or a message, that some ranks have called and others have not."""
+
+    __slots__ = ()
+
+
+class GroupView(Alignment[GroupCreated]):
+    """A call that creates process groups, made by all ranks and not alike."""
+
+    __slots__ = ()
+
+
+class OpenGroup(Alignment[GroupCreated]):
+    """A call that creates process groups, which some ranks have not made."""
+
+    __slots__ = ()
+
+
+class FileTestView(Alignment[FileAccess]):
+    """A test at one place of the program whether a file exists, with differing answers."""
+
+    __slots__ = ()
+
+
+class OptimizerView(Alignment[OptimizerState]):
+    """An optimizer that is about to step."""
+
+    __slots__ = ()
+
+
+class SliceSaveView(Alignment[SliceSaved]):
+    """Parts of sharded parameters, which some ranks have saved and others have not."""
+
+    __slots__ = ()
+
+
+class WeightsLoadedView(Alignment[WeightsLoaded]):
+    """Weights that were loaded into one model."""
+
+    __slots__ = ()
+
+
+class LoadWastedView(Alignment[LoadWasted]):
+    """A load that came to nothing."""
+
+    __slots__ = ()
+
+
+class ResumeView(Alignment[TrainingResumed]):
+    """A training that was resumed from a checkpoint."""
+
+    __slots__ = ()
+
+
+class RankStateView(Alignment[StateSaved | StateRestored]):
+    """What ranks gave to, or got from, a distributed checkpoint under names that all share."""
+
+    __slots__ = ()
+
+
+class EpochView(Alignment[EpochFed]):
+    """One pass over a data set."""
+
+    __slots__ = ()
+
+
+class GatheredRowsView(Alignment[RowsGathered]):
+    """Rows of a last batch that were gathered."""
+
+    __slots__ = ()
+
+
+class ScheduleView(Alignment[ScheduleState]):
+    """A learning-rate schedule at its end."""
+
+    __slots__ = ()
+
+
+class RandomView(Alignment[RandomDraw | RandomState]):
+    """Generators of random numbers at the same moment."""
+
+    __slots__ = ()
+
+
+class TokenTraceView(Alignment[TokenPassport]):
+    """Numbered tokens that went through the split, the attention and the gather of a program."""
+
+    __slots__ = ()
+
+
+class LoneStepsView(Alignment[SteppedAlone]):
+    """The ranks that train with nothing that connects them, though they were launched together."""
+
+    __slots__ = ()
+
+    @property
+    def supersedes(self) -> tuple[str | int, ...]:
+        """Fewer ranks may be alone later."""
+        return self.key

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from distdiag.events.data import ModelFed
 from distdiag.events.ranks import RankSet
+from distdiag.views.base import View
 
 
 @dataclass(frozen=True, slots=True)
-class FeedView:
+class FeedView(View):
     """What all ranks that train one model together were given, for several backward passes.
 
     `is_shared_work`: some ranks exchange more than gradients and parameters (activations, rewards
@@ -22,3 +23,9 @@ class FeedView:
     ranks: RankSet
     passes: tuple[Mapping[int, ModelFed], ...]
     is_shared_work: bool
+
+
+class NormalisedFeeds(FeedView):
+    """The same of models with a layer that normalises by the statistics of one rank's batch."""
+
+    __slots__ = ()

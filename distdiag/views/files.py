@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -10,6 +10,7 @@ from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.files import FileAccess, FileClosed
 from distdiag.events.lifecycle import Raised
 from distdiag.events.ranks import RankSet
+from distdiag.views.base import View
 from distdiag.views.rank_states import RankState
 
 
@@ -45,7 +46,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class Race(View):
     """Accesses to the same files, from the same places of the program, that nothing orders.
 
     `changes` are those of the ranks that write, rename or remove, `uses` those of the ranks that
@@ -63,6 +64,12 @@ class Race:
     has_struck: bool = False
     raised: Mapping[int, Raised] = field(default_factory=dict)
     states: Mapping[int, RankState] = field(default_factory=dict)
+    key: Hashable = None
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when the race was smaller."""
+        return self.key
 
     @property
     def ranks(self) -> RankSet:
@@ -71,7 +78,7 @@ class Race:
 
 
 @dataclass(frozen=True, slots=True)
-class MissingFile:
+class MissingFile(View):
     """A rank ended because a file was not there, and no rank of its node had ever written it.
 
     `namesakes` are the last writes of files with the same name elsewhere, by rank.

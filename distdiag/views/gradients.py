@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from statistics import median
@@ -13,6 +13,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.gradients import GradientSum, GradientSums
 from distdiag.events.models import TensorPlan
 from distdiag.events.ranks import RankSet
+from distdiag.views.base import View
 
 Ranks = tuple[int, ...]
 
@@ -46,7 +47,7 @@ class GradientLook:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientView:
+class GradientView(View):
     """All looks at the gradients of one model so far.
 
     `placed` are the parameters of which something tells who holds copies, or that nobody does.
@@ -57,9 +58,14 @@ class GradientView:
     looks: tuple[GradientLook, ...]
     placed: frozenset[str] = frozenset()
 
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.model
+
 
 @dataclass(frozen=True, slots=True)
-class SumsView:
+class SumsView(View):
     """What some ranks do with the gradients of one model, over several looks.
 
     `plans` are those of parameters that began alike and that all of these ranks train by the same
@@ -77,6 +83,11 @@ class SumsView:
     site: CallSite
     has_shards: bool = False
     is_more_sent: bool = False
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.model, self.ranks
 
 
 # Over which ranks a gradient was combined, and by what its sum was divided: as measured.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from distdiag.events.losses import LossPass, LossWeights
 from distdiag.events.ranks import RankSet
+from distdiag.views.base import View
 from distdiag.views.sequences import SequenceView
 
 
@@ -58,7 +59,7 @@ class LossWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class LossView:
+class LossView(View):
     """All steps of one optimizer that were looked at so far.
 
     `is_told`: a wrapper keeps the ranks together. `is_multiplied`: the program has multiplied
@@ -75,3 +76,29 @@ class LossView:
     scalings: frozenset[float] = frozenset()
     sequences: tuple[SequenceView, ...] = ()
     is_measured: bool = False
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.optimizer, self.ranks
+
+
+class CombinedLossView(LossView):
+    """The same where measured gradients tell how they were combined.
+
+    It is shown, too, where a wrapper tells it and ranks share sequences.
+    """
+
+    __slots__ = ()
+
+
+class AuxLossView(LossView):
+    """The losses of an optimizer that auxiliary (load-balancing) losses are part of."""
+
+    __slots__ = ()
+
+
+class CombinedAuxLossView(CombinedLossView):
+    """The same where measured gradients tell how they were combined."""
+
+    __slots__ = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 from distdiag.config.placement_rules import PlacementRule
@@ -18,6 +18,7 @@ from distdiag.events.models import (
     TensorPlan,
 )
 from distdiag.events.ranks import RankSet
+from distdiag.views.base import View
 
 # Views of sharding plans over ranks: the user's own table, and the plans of programs.
 
@@ -32,7 +33,7 @@ class RuledTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class RuleView:
+class RuleView(View):
     """The user's rules, and all tensors of all models.
 
     `applied` are patterns by which the program itself splits tensors over an axis, with the axis:
@@ -46,6 +47,11 @@ class RuleView:
     applied: tuple[tuple[str, str], ...] = ()
     axes: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return "rules"
+
 
 @dataclass(frozen=True, slots=True)
 class PatternView:
@@ -58,7 +64,7 @@ class PatternView:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramPlanView:
+class ProgramPlanView(View):
     """A plan that a program applied at one place."""
 
     source: PlanSource
@@ -72,6 +78,11 @@ class ProgramPlanView:
         """Whether the user's code wrote the plan, as far as the place tells."""
         return bool(self.site.frames) and self.site.frames[0].user
 
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.source, self.model, self.site
+
 
 PlanView = RuleView | ProgramPlanView
 
@@ -80,7 +91,7 @@ PlanView = RuleView | ProgramPlanView
 
 
 @dataclass(frozen=True, slots=True)
-class ModelView:
+class ModelView(View):
     """The plans of one model on all ranks that keep it together, as seen at `step`."""
 
     model: str
@@ -127,7 +138,7 @@ class Disagreement:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaView:
+class ReplicaView(View):
     """Tensors of a model that differ between the ranks that should hold the same.
 
     `alike_at` is the last step at which all of these tensors were seen to be the same, None if that
@@ -147,8 +158,32 @@ class ReplicaView:
     apart_for: int = 0
 
 
+class StartReplicas(ReplicaView):
+    """Parameters and buffers when the model is used for the first time."""
+
+    __slots__ = ()
+
+
+class GradientReplicas(ReplicaView):
+    """Gradients when an optimizer is about to apply them."""
+
+    __slots__ = ()
+
+
+class StepReplicas(ReplicaView):
+    """Parameters and buffers after a step."""
+
+    __slots__ = ()
+
+
+class RouterBiasReplicas(StepReplicas):
+    """The same of models that have a bias by which experts are chosen."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class ContentView:
+class ContentView(View):
     """What each rank's part of a model holds when it is used for the first time."""
 
     model: str
@@ -157,8 +192,14 @@ class ContentView:
     sites: Mapping[int, CallSite] = field(default_factory=dict)
 
 
+class ExpertContents(ContentView):
+    """The same of models that have experts."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class ScalingView:
+class ScalingView(View):
     """By what each rank multiplied its gradients between the backward pass and the step."""
 
     model: str
@@ -168,7 +209,7 @@ class ScalingView:
 
 
 @dataclass(frozen=True, slots=True)
-class UntrainedView:
+class UntrainedView(View):
     """What an optimizer holds and had no gradient for at any of `num_looks` looks.
 
     `parted` are parameters that never had one on some ranks, and always on these others that hold
@@ -182,4 +223,4 @@ class UntrainedView:
     sites: Mapping[int, CallSite] = field(default_factory=dict)
 
 
-View = ModelView | ReplicaView | ContentView | ScalingView | UntrainedView
+ModelViews = ModelView | ReplicaView | ContentView | ScalingView | UntrainedView

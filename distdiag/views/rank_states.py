@@ -6,12 +6,21 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 from distdiag.events.base import CallSite, Frame, Phase
-from distdiag.events.collectives import Collective
-from distdiag.events.lifecycle import Exited, Finished, NodeLost, Raised, RankStarted, Signalled
+from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.lifecycle import (
+    Exited,
+    Finished,
+    NodeLost,
+    ProcessesSpawned,
+    Raised,
+    RankStarted,
+    Signalled,
+)
 from distdiag.events.stacks import Observed, Stacks
+from distdiag.views.base import View
 
 TOLD_TO_END: Final = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
@@ -141,3 +150,32 @@ def last_act(state: RankState) -> str:
 
 def _place(frame: Frame | None) -> str:
     return f" at {frame.file}:{frame.line}" if frame else ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobView(View):
+    """The job as a whole: when it stands still, when a rank left badly, and at the end."""
+
+    is_of_one_rank: ClassVar[bool] = True
+
+    states: Mapping[int, RankState]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkView(View):
+    """What became of an asynchronous call of one rank, and the last calls of that rank."""
+
+    is_of_one_rank: ClassVar[bool] = True
+
+    event: Collective | CollectiveState
+    recent: tuple[Collective, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchView(View):
+    """One rank tells how the job was launched; `states` is what is known of all ranks then."""
+
+    is_of_one_rank: ClassVar[bool] = True
+
+    event: RankStarted | GroupCreated | ProcessesSpawned
+    states: Mapping[int, RankState]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from distdiag.events.collectives import Collective, Signature
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import AuxLoss, CounterWritten, Routing, TokensExchanged
+from distdiag.views.base import View
 
 # Views of routing over ranks and passes: the same choices of experts side by side.
 
@@ -54,7 +55,7 @@ class Recount:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingView:
+class RoutingView(View):
     """What was seen so far of the routing in one model.
 
     `choices` are the choices of first forward passes, the last one of each rank, layer and number
@@ -73,8 +74,25 @@ class RoutingView:
     aux: tuple[AuxLoss, ...] = ()
     num_steps: int = 0
 
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.model
+
 
 # ---
+
+
+class RepeatedRouting(RoutingView):
+    """The same where activation checkpointing repeats choices of experts."""
+
+    __slots__ = ()
+
+
+class AuxLossRouting(RoutingView):
+    """The same where modules that route compute auxiliary (load-balancing) losses."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +120,16 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class UnfitExchange:
+class UnfitExchange(View):
     """An exchange of tokens in which what some rank sends is not what another one expects."""
 
     by_rank: Mapping[int, Exchange]
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when fewer ranks had come."""
+        call = self.any_exchange.call
+        return call.group, call.collective_seq_id
 
     @property
     def ranks(self) -> RankSet:
@@ -130,7 +154,7 @@ class UnfitExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTrip:
+class RoundTrip(View):
     """The two exchanges of a layer's forward pass: tokens go to their experts and come back."""
 
     there: Exchange

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -10,6 +10,7 @@ from distdiag.events.data import ModelFed
 from distdiag.events.losses import LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SequenceUse, UseKind
+from distdiag.views.base import View
 
 Uses = Mapping[int, SequenceUse]
 Feeds = Mapping[int, ModelFed]
@@ -26,7 +27,7 @@ class Likeness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceView:
+class SequenceView(View):
     """The same forward passes on all ranks of one group.
 
     `feeds` are what models were given for them, `losses` what these passes led to, as far as that
@@ -44,3 +45,20 @@ class SequenceView:
     is_fed_by_others: bool = False
     is_reduced: bool = True
     likeness: Likeness = Likeness.UNKNOWN
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.how, self.ranks
+
+
+class PositionedSequences(SequenceView):
+    """The same where positions of tokens were given to a module with shared attention."""
+
+    __slots__ = ()
+
+
+class MaskedSequences(SequenceView):
+    """The same where a mask, causality or lengths hide tokens from shared attention."""
+
+    __slots__ = ()

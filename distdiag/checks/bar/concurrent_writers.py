@@ -55,12 +55,12 @@ class ConcurrentWriters(FileRace):
     fix_leaves = "Files that were damaged before: remove them."
     disproof = "The ranks write at different times, ordered by something that is not observed."
 
-    def check_race(self, race: Race) -> Iterator[Finding]:
+    def check(self, race: Race) -> Iterator[Finding]:
         """Say at info that the ranks write the same, else judge the race."""
         if kind_of(race) is not self.kind:
             return
         if not is_idempotent(race):
-            yield from super().check_race(race)
+            yield from super().check(race)
             return
         yield self.finding(
             f"{race.ranks.phrase()} each write {name_of(race)}{several(race)} with the same "

@@ -12,11 +12,11 @@ from distdiag.events.files import FileAccess
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import call_location, call_phrase, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import Alignment, FileTestView
 from distdiag.views.rank_states import RankState
 
 
-class DivergentExistenceTest(Check):
+class DivergentExistenceTest(Check[FileTestView]):
     """Ranks test whether a file exists, see different answers, and part for it.
 
     ## What it detects
@@ -39,7 +39,6 @@ class DivergentExistenceTest(Check):
     code = "BAR008"
     name = "divergent-existence-test"
     severity = Severity.ERROR
-    needs = (FileAccess,)
 
     why = "Whether a file is there yet depends on time, so ranks may get different answers."
     fix = "Test on one rank, broadcast the answer, and let every rank branch on that."
@@ -47,7 +46,7 @@ class DivergentExistenceTest(Check):
     fix_leaves = "Storage that is local to nodes, where one answer does not fit all."
     disproof = "The ranks made the same collectives after the test."
 
-    def check_alignment(self, alignment: Alignment[FileAccess]) -> Iterator[Finding]:
+    def check(self, alignment: FileTestView) -> Iterator[Finding]:
         """Judge a test that all ranks made."""
         if alignment.kind != "test":
             return

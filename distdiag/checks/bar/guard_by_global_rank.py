@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.events.files import FileAccess
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -13,7 +12,7 @@ from distdiag.findings.source import rank_guards
 from distdiag.views.files import MissingFile
 
 
-class GuardByGlobalRank(Check):
+class GuardByGlobalRank(Check[MissingFile]):
     """One rank of the job prepares a file that every node needs on storage of its own.
 
     ## What it detects
@@ -36,7 +35,6 @@ class GuardByGlobalRank(Check):
     code = "BAR006"
     name = "guard-by-global-rank"
     severity = Severity.ERROR
-    needs = (FileAccess,)
 
     why = (
         "The condition names one rank of the job, and storage that is local needs one of each node."
@@ -46,7 +44,7 @@ class GuardByGlobalRank(Check):
     fix_leaves = "The other ranks of a node still need a barrier after it."
     disproof = "A rank of the failing rank's node has a record of writing this file."
 
-    def check_missing_file(self, missing: MissingFile) -> Iterator[Finding]:
+    def check(self, missing: MissingFile) -> Iterator[Finding]:
         """Judge a rank that ended because a file was not there."""
         guards = {
             rank: guard

@@ -46,10 +46,10 @@ class ListingWhileWritten(FileRace):
     fix_leaves = "Files of earlier runs in the same folder."
     disproof = "A collective in which the listing rank waits for the writer lies between the two."
 
-    def check_race(self, race: Race) -> Iterator[Finding]:
+    def check(self, race: Race) -> Iterator[Finding]:
         """Judge the listing if the user's code has asked for it."""
         if not all(_is_by_package(access.event.site) for access in race.uses.values()):
-            yield from super().check_race(race)
+            yield from super().check(race)
 
     def say(self, race: Race) -> str:
         """Name the listing first, with an entry that may or may not be in it."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from distdiag.checks.base import Check
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import Collective
-from distdiag.events.files import FileAccess, FileAction, FileContent
+from distdiag.events.files import FileAction, FileContent
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, call_phrase, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
@@ -322,13 +322,12 @@ def barrier_advice(race: Race) -> str:
 # ---
 
 
-class FileRace(Check):
+class FileRace(Check[Race]):
     """Speaks of one kind of race; `culprits` and `say` tell whose accesses it names, and how."""
 
-    needs = (FileAccess,)
     kind: ClassVar[RaceKind]
 
-    def check_race(self, race: Race) -> Iterator[Finding]:
+    def check(self, race: Race) -> Iterator[Finding]:
         """Judge accesses that nothing orders."""
         if kind_of(race) is not self.kind:
             return

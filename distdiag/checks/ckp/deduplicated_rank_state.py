@@ -12,7 +12,7 @@ from distdiag.events.checkpoints import StateEntry, StateRestored, StateSaved
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import RankStateView
 
 _HARMLESS: Final = re.compile(
     r"rng|random|generator|seed|rank|pid|host|device|time|stamp|elapsed|path|dir|name|loss|metric",
@@ -24,7 +24,7 @@ _STATE_KINDS: Final = frozenset({"int", "bytes", "bytearray", "BytesIO", "ndarra
 _Differing = dict[str, dict[int, StateEntry]]
 
 
-class DeduplicatedRankState(Check):
+class DeduplicatedRankState(Check[RankStateView]):
     """A distributed checkpoint keeps one rank's value of a state that each rank has of its own.
 
     ## What it detects
@@ -48,7 +48,6 @@ class DeduplicatedRankState(Check):
     code = "CKP006"
     name = "deduplicated-rank-state"
     severity = Severity.WARNING
-    needs = (StateSaved, StateRestored)
 
     why = "What is not sharded is written once under its key, and given to all ranks at a load."
     fix = 'Put the rank into the key, as in `f"loader_{rank}"`, or save one file for each rank.'
@@ -56,9 +55,7 @@ class DeduplicatedRankState(Check):
     fix_leaves = "Checkpoints that were written before: they lack the state of the other ranks."
     disproof = "The ranks do not need these values, or set them anew after a load."
 
-    def check_alignment(
-        self, alignment: Alignment[StateSaved | StateRestored]
-    ) -> Iterator[Finding]:
+    def check(self, alignment: RankStateView) -> Iterator[Finding]:
         """Compare what ranks have saved, or name what came back as that of another rank."""
         saved = {r: e for r, e in alignment.by_rank.items() if isinstance(e, StateSaved)}
         restored = {r: e for r, e in alignment.by_rank.items() if isinstance(e, StateRestored)}

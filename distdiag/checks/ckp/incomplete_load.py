@@ -11,7 +11,7 @@ from distdiag.events.checkpoints import WeightsLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import WeightsLoadedView
 
 _MUCH: Final = 0.2
 """The share of a model's bytes from which on a renamed part is no exchanged head any more."""
@@ -26,7 +26,7 @@ class _Reason(NamedTuple):
     confidence: float
 
 
-class IncompleteLoad(Check):
+class IncompleteLoad(Check[WeightsLoadedView]):
     """Weights stay as they were made although a checkpoint was loaded into their model.
 
     ## What it detects
@@ -56,7 +56,6 @@ class IncompleteLoad(Check):
     code = "CKP003"
     name = "incomplete-load"
     severity = Severity.WARNING
-    needs = (WeightsLoaded,)
 
     why = (
         "With `strict=False`, or when the error is caught, what has no place is left out silently."
@@ -66,7 +65,7 @@ class IncompleteLoad(Check):
     fix_leaves = "Results of runs that began with these weights."
     disproof = "The tensors named are meant to be new, or were filled from elsewhere."
 
-    def check_alignment(self, alignment: Alignment[WeightsLoaded]) -> Iterator[Finding]:
+    def check(self, alignment: WeightsLoadedView) -> Iterator[Finding]:
         """Judge what each rank has left out, once for ranks that left out the same."""
         alike: dict[tuple[object, ...], dict[int, WeightsLoaded]] = {}
         for rank, event in alignment.by_rank.items():

@@ -7,10 +7,10 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
-from distdiag.events.checkpoints import LoadWasted, Waste
+from distdiag.events.checkpoints import Waste
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import LoadWastedView
 
 _TEXTS: Final = {
     Waste.UNUSED: (
@@ -26,7 +26,7 @@ _TEXTS: Final = {
 }
 
 
-class IneffectiveLoad(Check):
+class IneffectiveLoad(Check[LoadWastedView]):
     """A model that trains does not hold what was loaded for it.
 
     ## What it detects
@@ -52,7 +52,6 @@ class IneffectiveLoad(Check):
     code = "CKP004"
     name = "ineffective-load"
     severity = Severity.WARNING
-    needs = (LoadWasted,)
 
     why = "What was read lies beside the model, or something was written over it."
     fix = "Put what was read into the model, after everything that initialises it."
@@ -60,7 +59,7 @@ class IneffectiveLoad(Check):
     fix_leaves = "Results of runs that began with other weights."
     disproof = "The program means to train from other weights than those that it has loaded."
 
-    def check_alignment(self, alignment: Alignment[LoadWasted]) -> Iterator[Finding]:
+    def check(self, alignment: LoadWastedView) -> Iterator[Finding]:
         """Name the ranks on which a load came to nothing."""
         event = alignment.any_event
         message, why, fix = _TEXTS[event.waste]

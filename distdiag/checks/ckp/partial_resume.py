@@ -10,7 +10,7 @@ from distdiag.events.checkpoints import TrainingResumed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import ResumeView
 
 
 class _Reason(NamedTuple):
@@ -19,7 +19,7 @@ class _Reason(NamedTuple):
     confidence: float
 
 
-class PartialResume(Check):
+class PartialResume(Check[ResumeView]):
     """Weights are resumed and the state of their optimizer is not.
 
     ## What it detects
@@ -46,7 +46,6 @@ class PartialResume(Check):
     code = "CKP007"
     name = "partial-resume"
     severity = Severity.WARNING
-    needs = (TrainingResumed,)
 
     why = "An optimizer whose state was not loaded estimates its moments anew."
     fix = "Load the state of the optimizer from the same checkpoint, after it was made for good."
@@ -54,7 +53,7 @@ class PartialResume(Check):
     fix_leaves = "Runs that were resumed without the state."
     disproof = "The optimizer is meant to begin anew."
 
-    def check_alignment(self, alignment: Alignment[TrainingResumed]) -> Iterator[Finding]:
+    def check(self, alignment: ResumeView) -> Iterator[Finding]:
         """Judge each rank's optimizer, once for ranks that say the same."""
         reasons: dict[_Reason, dict[int, TrainingResumed]] = {}
         for rank, event in alignment.by_rank.items():

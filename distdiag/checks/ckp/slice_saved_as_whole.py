@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
-from distdiag.events.models import SliceSaved
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import SliceSaveView
 
 
-class SliceSavedAsWhole(Check):
+class SliceSavedAsWhole(Check[SliceSaveView]):
     """Some ranks save their part of a sharded parameter, and the others save none.
 
     ## What it detects
@@ -37,7 +36,6 @@ class SliceSavedAsWhole(Check):
     code = "CKP002"
     name = "slice-saved-as-whole"
     severity = Severity.ERROR
-    needs = (SliceSaved,)
 
     why = "A sharded parameter is on no rank as a whole: each has its own rows or columns."
     fix = "Call `full_tensor()` on all ranks and save the result on one of them."
@@ -45,7 +43,7 @@ class SliceSavedAsWhole(Check):
     fix_leaves = "Checkpoints that were written before: they lack the other parts."
     disproof = "The saved tensors have the global shapes of the parameters."
 
-    def check_missing(self, alignment: Alignment[SliceSaved]) -> Iterator[Finding]:
+    def check(self, alignment: SliceSaveView) -> Iterator[Finding]:
         """Name the ranks whose parts were never saved."""
         if alignment.kind != "save":
             return

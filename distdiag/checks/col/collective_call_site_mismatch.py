@@ -17,11 +17,11 @@ from distdiag.checks.shared.explanations import camps_by_place, explain, lagging
 from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import Alignment, CollectiveView
 from distdiag.views.invariants import Aspect, clean_module, contradiction
 
 
-class CollectiveCallSiteMismatch(Check):
+class CollectiveCallSiteMismatch(Check[CollectiveView]):
     """Ranks issue the same collective for different parts of the program.
 
     ## What it detects
@@ -49,7 +49,6 @@ class CollectiveCallSiteMismatch(Check):
     code = "COL007"
     name = "collective-call-site-mismatch"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = (
         "Calls are paired by order, not by what they are for. These two fit in kind and size, so "
@@ -63,7 +62,7 @@ class CollectiveCallSiteMismatch(Check):
     fix_leaves = "Weights and optimizer state that wrong values have reached; start again before."
     disproof = "The records show the same module, and the same line, on all ranks of this call."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Compare what the calls are for, then look for a rank that lags behind by a call."""
         if alignment.kind != "collective":
             return

@@ -14,14 +14,13 @@ from distdiag.checks.shared.culprits import (
     step_of,
 )
 from distdiag.checks.shared.explanations import unexplained
-from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import call_phrase, sizes_phrase
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect
 
 
-class CollectiveDtypeMismatch(Check):
+class CollectiveDtypeMismatch(Check[CollectiveView]):
     """Ranks call one collective with different dtypes.
 
     ## What it detects
@@ -46,7 +45,6 @@ class CollectiveDtypeMismatch(Check):
     code = "COL004"
     name = "collective-dtype-mismatch"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = "A backend exchanges bytes and takes each rank's own dtype for what they mean."
     fix = "Convert the tensor to one agreed dtype right before the call, on every rank."
@@ -54,7 +52,7 @@ class CollectiveDtypeMismatch(Check):
     fix_leaves = "The reason why the dtypes differ: a cast, autocast or checkpoint of some ranks."
     disproof = "The recorded dtypes of this call are the same on all ranks."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Group the ranks by the dtypes that they passed."""
         if alignment.kind == "group" or unexplained(alignment) is not Aspect.DTYPE:
             return

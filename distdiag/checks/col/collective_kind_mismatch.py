@@ -15,14 +15,13 @@ from distdiag.checks.shared.culprits import (
     step_of,
 )
 from distdiag.checks.shared.explanations import unexplained
-from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import at, call_location, call_phrase, sizes_phrase
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect
 
 
-class CollectiveKindMismatch(Check):
+class CollectiveKindMismatch(Check[CollectiveView]):
     """Ranks issue different collectives at the same point of a process group.
 
     ## What it detects
@@ -50,7 +49,6 @@ class CollectiveKindMismatch(Check):
     code = "COL002"
     name = "collective-kind-mismatch"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = (
         "The calls of a process group are paired by their order alone, so one rank has made a call "
@@ -65,7 +63,7 @@ class CollectiveKindMismatch(Check):
     fix_leaves = "Wrong sizes or values of the same calls, which would show up next."
     disproof = "The ranks' records of this group show the same operation under this number."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Group the ranks by the operation that they issued."""
         if alignment.kind != "collective" or unexplained(alignment) is not Aspect.OP:
             return

@@ -20,7 +20,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import call_phrase, sizes_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import Alignment, CollectiveView
 from distdiag.views.invariants import (
     Aspect,
     clean_module,
@@ -32,7 +32,7 @@ from distdiag.views.invariants import (
 )
 
 
-class CollectiveShapeMismatch(Check):
+class CollectiveShapeMismatch(Check[CollectiveView]):
     """Ranks call one collective with sizes that do not fit together.
 
     ## What it detects
@@ -62,7 +62,6 @@ class CollectiveShapeMismatch(Check):
     code = "COL003"
     name = "collective-shape-mismatch"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = (
         "The backend trusts every rank's own sizes; where they differ it waits or overruns memory."
@@ -75,7 +74,7 @@ class CollectiveShapeMismatch(Check):
     fix_leaves = "The reason why the ranks' data differ in size."
     disproof = "The recorded sizes of this call fit together for every pair of ranks."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Compare numbers of elements; a mere difference in shape is a note."""
         if alignment.kind != "group" and unexplained(alignment) is Aspect.SHAPE:
             yield self._sizes(alignment)

@@ -24,13 +24,13 @@ from distdiag.findings.descriptions import (
     each_whereabouts,
 )
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.alignment import Alignment, Trigger
+from distdiag.views.alignment import Alignment, OpenCollective, Trigger
 
 _WHY_CYCLE = "Each of these ranks waits for a call that another of them would make afterwards."
 _FIX_CYCLE = "Make the calls of the process groups in one order on all ranks."
 
 
-class MissingFromCollective(Check):
+class MissingFromCollective(Check[OpenCollective]):
     """Some ranks never came to a collective in which the others wait.
 
     ## What it detects
@@ -57,7 +57,6 @@ class MissingFromCollective(Check):
     code = "COL001"
     name = "missing-from-collective"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = "A collective ends only when every rank of its group has called it; these ranks did not."
     fix = (
@@ -68,7 +67,7 @@ class MissingFromCollective(Check):
     fix_leaves = "What kept the rank away, if that is slow storage, a lock or a lost message."
     disproof = "The missing rank has a record of this call under the same number."
 
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Name the ranks that the others wait for, and where they are instead."""
         if alignment.kind != "collective" or explain(alignment) is not None:
             return

@@ -21,11 +21,11 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, frames_of, user_location, whereabouts
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.findings.source import rank_guards
-from distdiag.views.alignment import Alignment, Trigger
+from distdiag.views.alignment import Alignment, GroupView, OpenGroup, Trigger
 from distdiag.views.rank_states import Fate
 
 
-class ProcessGroupMismatch(Check):
+class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
     """Ranks create process groups differently, or in different order.
 
     ## What it detects
@@ -50,7 +50,6 @@ class ProcessGroupMismatch(Check):
     code = "COL008"
     name = "process-group-mismatch"
     severity = Severity.ERROR
-    needs = (GroupCreated,)
 
     why = "Creating a group is a collective of all ranks, and groups are told apart by their order."
     fix = (
@@ -61,7 +60,15 @@ class ProcessGroupMismatch(Check):
     fix_leaves = "Collectives that used the wrong group before."
     disproof = "All ranks' records show this call with the same members at the same place in order."
 
-    def check_alignment(self, alignment: Alignment[GroupCreated]) -> Iterator[Finding]:
+    def check(self, view: GroupView | OpenGroup) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case GroupView():
+                yield from self._check_alignment(view)
+            case OpenGroup():
+                yield from self._check_missing(view)
+
+    def _check_alignment(self, alignment: GroupView) -> Iterator[Finding]:
         """Group the ranks by the members that they asked for."""
         if alignment.kind != "group":
             return
@@ -87,7 +94,7 @@ class ProcessGroupMismatch(Check):
             evidence=_evidence(alignment, camps),
         )
 
-    def check_missing(self, alignment: Alignment[GroupCreated]) -> Iterator[Finding]:
+    def _check_missing(self, alignment: OpenGroup) -> Iterator[Finding]:
         """Name the ranks that never made the call."""
         missing = alignment.missing_ranks
         fates = {state_of(alignment, rank).fate for rank in missing}

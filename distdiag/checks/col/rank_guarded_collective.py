@@ -11,10 +11,10 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import Alignment, CollectiveView, OpenCollective
 
 
-class RankGuardedCollective(Check):
+class RankGuardedCollective(Check[CollectiveView | OpenCollective]):
     """A collective stands under a condition that holds on some ranks only.
 
     ## What it detects
@@ -42,7 +42,6 @@ class RankGuardedCollective(Check):
     code = "COL009"
     name = "rank-guarded-collective"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = (
         "The call needs every rank of its group, and the condition before it keeps some of them "
@@ -56,11 +55,19 @@ class RankGuardedCollective(Check):
     fix_leaves = "A second guarded call further on, which would hang next."
     disproof = "A rank that the condition excludes has a record of this very call."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, view: CollectiveView | OpenCollective) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case CollectiveView():
+                yield from self._check_alignment(view)
+            case OpenCollective():
+                yield from self._check_missing(view)
+
+    def _check_alignment(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Judge a call that met another one."""
         yield from self._judge(alignment)
 
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def _check_missing(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Judge a call that some ranks never made."""
         yield from self._judge(alignment)
 

@@ -14,14 +14,13 @@ from distdiag.checks.shared.culprits import (
     step_of,
 )
 from distdiag.checks.shared.explanations import unexplained
-from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import call_phrase
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect
 
 
-class ReduceOpMismatch(Check):
+class ReduceOpMismatch(Check[CollectiveView]):
     """Ranks reduce one tensor with different operations.
 
     ## What it detects
@@ -46,7 +45,6 @@ class ReduceOpMismatch(Check):
     code = "COL005"
     name = "reduce-op-mismatch"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = "No backend compares the operation: the call succeeds, and each rank has its own result."
     fix = "Pass the same ReduceOp on every rank; spell it out where one side relies on the default."
@@ -54,7 +52,7 @@ class ReduceOpMismatch(Check):
     fix_leaves = "State that the wrong values have already reached, such as checkpoints."
     disproof = "All ranks' records of this call show the same ReduceOp."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Group the ranks by the operation that they reduce with."""
         if alignment.kind != "collective" or unexplained(alignment) is not Aspect.REDUCE_OP:
             return

@@ -14,14 +14,13 @@ from distdiag.checks.shared.culprits import (
     step_of,
 )
 from distdiag.checks.shared.explanations import unexplained
-from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import call_phrase
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect
 
 
-class RootMismatch(Check):
+class RootMismatch(Check[CollectiveView]):
     """Ranks name different roots for one collective.
 
     ## What it detects
@@ -46,7 +45,6 @@ class RootMismatch(Check):
     code = "COL006"
     name = "root-mismatch"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = "The root sends and the others receive; with two roots nobody takes the other's part."
     fix = (
@@ -57,7 +55,7 @@ class RootMismatch(Check):
     fix_leaves = "Values that ranks took from the wrong root before."
     disproof = "All ranks' records of this call name the same root."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Group the ranks by the root that they named."""
         if alignment.kind != "collective" or unexplained(alignment) is not Aspect.ROOT:
             return

@@ -16,11 +16,11 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, call_location, call_phrase, signal_name
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import Alignment, CollectiveView, OpenCollective
 from distdiag.views.invariants import clean_module
 
 
-class UnevenIterations(Check):
+class UnevenIterations(Check[CollectiveView | OpenCollective]):
     """A loop with collectives runs more often on some ranks than on others.
 
     ## What it detects
@@ -47,7 +47,6 @@ class UnevenIterations(Check):
     code = "COL011"
     name = "uneven-iterations"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = (
         "How often the loop runs is decided from something local: the length of this rank's data, "
@@ -62,11 +61,19 @@ class UnevenIterations(Check):
     fix_leaves = "Metrics that divide by a local count, which stay wrong."
     disproof = "The ranks' records show equally many calls from the line in the loop."
 
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, view: CollectiveView | OpenCollective) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case CollectiveView():
+                yield from self._check_alignment(view)
+            case OpenCollective():
+                yield from self._check_missing(view)
+
+    def _check_alignment(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Judge a call in a loop that met a call behind the loop."""
         yield from self._judge(alignment)
 
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def _check_missing(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Judge a call in a loop that some ranks never made."""
         yield from self._judge(alignment)
 

@@ -28,11 +28,11 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment, Trigger
+from distdiag.views.alignment import Alignment, OpenCollective, Trigger
 from distdiag.views.rank_states import Fate, RankState
 
 
-class UnmatchedSend(Check):
+class UnmatchedSend(Check[OpenCollective]):
     """A send or a receive has no counterpart.
 
     ## What it detects
@@ -57,7 +57,6 @@ class UnmatchedSend(Check):
     code = "COL012"
     name = "unmatched-send"
     severity = Severity.ERROR
-    needs = (Collective,)
 
     why = "A message needs both sides, with the same tag, in the same order for each pair of ranks."
     fix = (
@@ -68,7 +67,7 @@ class UnmatchedSend(Check):
     fix_leaves = "Messages that were paired with the wrong one before."
     disproof = "The peer has a record of the matching call: same group, peer and tag."
 
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Name the side that did not come."""
         if alignment.kind != "message":
             return

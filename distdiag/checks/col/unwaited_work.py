@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.collectives import Collective, CollectiveState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
+from distdiag.views.rank_states import WorkView
 
 
-class UnwaitedWork(Check):
+class UnwaitedWork(Check[WorkView]):
     """An asynchronous collective is never waited for.
 
     ## What it detects
@@ -36,7 +36,6 @@ class UnwaitedWork(Check):
     code = "COL010"
     name = "unwaited-work"
     severity = Severity.WARNING
-    needs = (CollectiveState, Collective)
 
     why = "The tensor holds the result only after wait(); before that, its values depend on luck."
     fix = "Keep the Work that the call returns and call wait() on it before the result is used."
@@ -44,13 +43,11 @@ class UnwaitedWork(Check):
     fix_leaves = "Values that were read too early in the steps before."
     disproof = "A wait() on this Work, or a synchronisation of the device, stands before the use."
 
-    def check_event(
-        self, event: Collective | CollectiveState, states: Mapping[int, RankState]
-    ) -> Iterator[Finding]:
+    def check(self, view: WorkView) -> Iterator[Finding]:
         """Judge a Work that was released."""
+        event, recent = view.event, view.recent
         if not isinstance(event, CollectiveState) or event.state != "dropped":
             return
-        recent = states[event.rank].recent if event.rank in states else ()
         call = next((call for call in recent if call.seq == event.call), None)
         if call is None or not call.is_async or call.api is None or not _is_users_own(call):
             return

@@ -17,14 +17,14 @@ from distdiag.checks.dat.samples import (
 from distdiag.events.data import EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import EpochView
 
 _FEWEST: Final = 4
 _MANY: Final = 8
 """A data set may well have some samples twice; then a rank would have them twice, too."""
 
 
-class DivergentSamplerOrder(Check):
+class DivergentSamplerOrder(Check[EpochView]):
     """Ranks shuffle one data set differently, so that their parts do not fit together.
 
     ## What it detects
@@ -49,7 +49,6 @@ class DivergentSamplerOrder(Check):
     code = "DAT003"
     name = "divergent-sampler-order"
     severity = Severity.WARNING
-    needs = (EpochFed,)
 
     why = "The parts are disjoint only if all ranks cut them out of the same order."
     fix = "Use one seed and one order of the data set on all ranks."
@@ -57,7 +56,7 @@ class DivergentSamplerOrder(Check):
     fix_leaves = "What was trained on too often or never until now."
     disproof = "The indices and the order of the data set, printed on each rank, fit together."
 
-    def check_alignment(self, alignment: Alignment[EpochFed]) -> Iterator[Finding]:
+    def check(self, alignment: EpochView) -> Iterator[Finding]:
         """Compare what the ranks of different parts read in one pass."""
         if alignment.kind != "data" or not _are_parts(alignment.by_rank):
             return

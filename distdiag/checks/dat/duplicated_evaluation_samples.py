@@ -14,7 +14,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.source import is_readable, module_of, nodes_around
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import GatheredRowsView
 
 # Whether code may drop rows of what it has gathered, as far as its text tells.
 
@@ -77,7 +77,7 @@ def _drops(node: ast.AST) -> bool:
 # ---
 
 
-class DuplicatedEvaluationSamples(Check):
+class DuplicatedEvaluationSamples(Check[GatheredRowsView]):
     """Samples that fill up the last batch are evaluated as if they were further ones.
 
     ## What it detects
@@ -103,7 +103,6 @@ class DuplicatedEvaluationSamples(Check):
     code = "DAT005"
     name = "duplicated-evaluation-samples"
     severity = Severity.WARNING
-    needs = (RowsGathered,)
 
     why = "A last batch that is too small is filled up with samples from the beginning of the data."
     fix = "Gather with gather_for_metrics, or cut what was gathered to the length of the data set."
@@ -111,7 +110,7 @@ class DuplicatedEvaluationSamples(Check):
     fix_leaves = "The training, and metrics that are gathered in another way."
     disproof = "What was gathered in the whole pass has as many rows as the data set has samples."
 
-    def check_alignment(self, alignment: Alignment[RowsGathered]) -> Iterator[Finding]:
+    def check(self, alignment: GatheredRowsView) -> Iterator[Finding]:
         """Judge what was gathered of one last batch."""
         if not isinstance(alignment.any_event, RowsGathered):
             return

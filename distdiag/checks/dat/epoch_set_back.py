@@ -9,10 +9,10 @@ from distdiag.checks.dat.samples import place_of, sampler_phrase
 from distdiag.events.data import EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import EpochView
 
 
-class EpochSetBack(Check):
+class EpochSetBack(Check[EpochView]):
     """The epoch of a sampler goes back when training is resumed in the middle of one.
 
     ## What it detects
@@ -38,7 +38,6 @@ class EpochSetBack(Check):
     code = "DAT004"
     name = "epoch-set-back"
     severity = Severity.WARNING
-    needs = (EpochFed,)
 
     why = "The order comes from the epoch; which batches to leave out was counted in another one."
     fix = "Carry the epoch over to the loader that leaves out batches, with set_epoch."
@@ -46,7 +45,7 @@ class EpochSetBack(Check):
     fix_leaves = "What was trained on before the resume."
     disproof = "The indices after the resume are those that an uninterrupted run has there."
 
-    def check_alignment(self, alignment: Alignment[EpochFed]) -> Iterator[Finding]:
+    def check(self, alignment: EpochView) -> Iterator[Finding]:
         """Compare the epoch of each rank's pass with what its sampler had before."""
         if alignment.kind != "data":
             return

@@ -10,12 +10,12 @@ from distdiag.checks.dat.samples import place_of, sampler_phrase
 from distdiag.events.data import EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import EpochView
 
 _FEWEST: Final = 8
 
 
-class MissingSetEpoch(Check):
+class MissingSetEpoch(Check[EpochView]):
     """A distributed sampler shuffles every epoch alike.
 
     ## What it detects
@@ -39,7 +39,6 @@ class MissingSetEpoch(Check):
     code = "DAT001"
     name = "missing-set-epoch"
     severity = Severity.WARNING
-    needs = (EpochFed,)
 
     why = "The order comes from the seed and the epoch alone, and neither has changed."
     fix = "Call set_epoch(epoch) of the sampler, or of the prepared loader, before each epoch."
@@ -47,7 +46,7 @@ class MissingSetEpoch(Check):
     fix_leaves = "The number of steps, and which samples an epoch has."
     disproof = "The first indices that the sampler yields differ from epoch to epoch."
 
-    def check_alignment(self, alignment: Alignment[EpochFed]) -> Iterator[Finding]:
+    def check(self, alignment: EpochView) -> Iterator[Finding]:
         """Compare each rank's pass with the one before."""
         if alignment.kind != "data":
             return

@@ -15,7 +15,7 @@ from distdiag.views.data import FeedView
 _FEWEST: Final = 2
 
 
-class SharedNoise(Check):
+class SharedNoise(Check[FeedView]):
     """Ranks with different samples draw the same random numbers for them.
 
     ## What it detects
@@ -40,7 +40,6 @@ class SharedNoise(Check):
     code = "DAT006"
     name = "shared-noise"
     severity = Severity.WARNING
-    needs = (ModelFed,)
 
     why = "Generators that were seeded alike and used alike yield the same numbers."
     fix = "After the model is built, call torch.manual_seed(seed + data-parallel rank)."
@@ -48,7 +47,7 @@ class SharedNoise(Check):
     fix_leaves = "The initial weights, and the order of the samples."
     disproof = "The first number that is drawn in a step, printed on each rank, differs."
 
-    def check_feeds(self, view: FeedView) -> Iterator[Finding]:
+    def check(self, view: FeedView) -> Iterator[Finding]:
         """Compare the generators at the first draw of each step."""
         shared = [(each, draw) for each in view.passes if (draw := _shared_draw(each)) is not None]
         if len(shared) < _FEWEST or len({draw.state for _, draw in shared}) < _FEWEST:

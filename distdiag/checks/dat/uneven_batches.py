@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.dat.samples import place_of, sampler_phrase
-from distdiag.events.data import EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import EpochView
 
 
-class UnevenBatches(Check):
+class UnevenBatches(Check[EpochView]):
     """Ranks that train together have different numbers of batches.
 
     ## What it detects
@@ -36,7 +35,6 @@ class UnevenBatches(Check):
     code = "DAT007"
     name = "uneven-batches"
     severity = Severity.WARNING
-    needs = (EpochFed,)
 
     why = "Whoever has more batches calls collectives that the others do not."
     fix = "Make the parts equally long, or wrap the loop in model.join() or Join."
@@ -44,7 +42,7 @@ class UnevenBatches(Check):
     fix_leaves = "The gradients of the steps that all ranks take."
     disproof = "The loop ends on all ranks in the same step, or Join takes care of the rest."
 
-    def check_alignment(self, alignment: Alignment[EpochFed]) -> Iterator[Finding]:
+    def check(self, alignment: EpochView) -> Iterator[Finding]:
         """Compare how many batches the ranks had."""
         passes = alignment.by_rank
         if alignment.kind != "data" or not all(one.is_complete for one in passes.values()):

@@ -16,7 +16,7 @@ _IN_ORDER: Final = "SequentialSampler"
 """A training shuffles; this is what a data loader uses that was told nothing."""
 
 
-class UnshardedSampler(Check):
+class UnshardedSampler(Check[FeedView]):
     """Ranks that train one model together are given the same samples.
 
     ## What it detects
@@ -43,7 +43,6 @@ class UnshardedSampler(Check):
     code = "DAT002"
     name = "unsharded-sampler"
     severity = Severity.WARNING
-    needs = (ModelFed,)
 
     why = "Nothing divides the data: each rank draws the same indices from the same data set."
     fix = "Use a DistributedSampler over the ranks that train the model together."
@@ -51,7 +50,7 @@ class UnshardedSampler(Check):
     fix_leaves = "The batch size of each rank; the learning rate may need another value."
     disproof = "The first batch, printed on each rank before it enters the model, differs."
 
-    def check_feeds(self, view: FeedView) -> Iterator[Finding]:
+    def check(self, view: FeedView) -> Iterator[Finding]:
         """Compare what the ranks were given."""
         same = [each for each in view.passes if _is_same(each)]
         distinct = {fed.samples for each in same for fed in each.values()}

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
 from distdiag.checks.base import Check
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
+from distdiag.views.base import View
 
 
-class CrashedCheck(Check):
+@dataclass(frozen=True, slots=True)
+class Crash(View):
+    """An exception that a check raised, with its traceback."""
+
+    is_of_one_rank: ClassVar[bool] = True
+
+    code: str
+    error: Exception
+    traceback: str
+
+
+class CrashedCheck(Check[Crash]):
     """A check of the tool itself failed and was switched off.
 
     ## What it detects
@@ -31,7 +47,6 @@ class CrashedCheck(Check):
     code = "DIA001"
     name = "crashed-check"
     severity = Severity.WARNING
-    needs = ()
 
     why = "The check raised an exception of its own; this says nothing about the training."
     fix = "Report the traceback to the author of the check; until then, --ignore its code."
@@ -39,19 +54,19 @@ class CrashedCheck(Check):
     fix_leaves = "What the check would have found stays unknown for this run."
     disproof = "The report lists the code as checked."
 
-    def from_exception(self, code: str, exc: BaseException, traceback_text: str) -> Finding:
-        """Build the finding for a check that raised."""
-        summary = f"{type(exc).__name__}: {exc}"
-        return self.finding(
-            f"check {code} failed and was switched off: {summary}",
+    def check(self, view: Crash) -> Iterator[Finding]:
+        """Report it."""
+        summary = f"{type(view.error).__name__}: {view.error}"
+        yield self.finding(
+            f"check {view.code} failed and was switched off: {summary}",
             ranks=RankSet(),
-            subjects=(code,),
+            subjects=(view.code,),
             confidence=1.0,
             evidence=(
                 Evidence(
                     ranks=RankSet(),
                     summary=summary,
-                    values={"traceback": shortened(traceback_text, LONGEST_TRACEBACK)},
+                    values={"traceback": shortened(view.traceback, LONGEST_TRACEBACK)},
                 ),
             ),
         )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
-from distdiag.views.rank_states import RankState
 
 
-class DisabledProbe(Check):
+class DisabledProbe(Check[ProbeDisabled]):
     """A probe could not observe and was switched off.
 
     ## What it detects
@@ -37,7 +36,6 @@ class DisabledProbe(Check):
     code = "DIA003"
     name = "disabled-probe"
     severity = Severity.INFO
-    needs = (ProbeDisabled,)
 
     why = "The probe switched itself off rather than disturb the training."
     fix = "Remove the reason that the evidence names, or report the traceback if it is the tool's."
@@ -45,9 +43,7 @@ class DisabledProbe(Check):
     fix_leaves = "What the probe missed in this run stays unknown."
     disproof = "Later records of the rank come from this probe."
 
-    def check_event(
-        self, event: ProbeDisabled, states: Mapping[int, RankState]
-    ) -> Iterator[Finding]:
+    def check(self, event: ProbeDisabled) -> Iterator[Finding]:
         """Pass on what the rank said about its probe."""
         ranks = RankSet([event.rank])
         yield self.finding(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.collectives import GroupCreated
@@ -11,10 +11,10 @@ from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import Fate, JobView, LaunchView
 
 
-class SilentRank(Check):
+class SilentRank(Check[LaunchView | JobView]):
     """Nothing was ever heard of a rank.
 
     ## What it detects
@@ -41,7 +41,6 @@ class SilentRank(Check):
     code = "DIA002"
     name = "silent-rank"
     severity = Severity.WARNING
-    needs = (RankStarted, GroupCreated, ProcessesSpawned)
 
     why = "A rank without records was not observed; the other ranks were compared without it."
     fix = "Start the script through the tool on every rank, with a run directory it can write to."
@@ -49,10 +48,17 @@ class SilentRank(Check):
     fix_leaves = "What happened on the rank in this run stays unknown."
     disproof = "The run directory holds an event file of the rank."
 
-    def check_event(
-        self, event: RankStarted | GroupCreated | ProcessesSpawned, states: Mapping[int, RankState]
-    ) -> Iterator[Finding]:
+    def check(self, view: LaunchView | JobView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case LaunchView():
+                yield from self._check_event(view)
+            case JobView():
+                yield from self._check_ranks(view)
+
+    def _check_event(self, view: LaunchView) -> Iterator[Finding]:
         """Name the ranks that the job has beside those that are observed."""
+        event, states = view.event, view.states
         started = states[event.rank].started
         is_alone = started is not None and started.world_size == 1
         match event:
@@ -84,8 +90,9 @@ class SilentRank(Check):
             fix=f"{fix[:1].upper()}{fix[1:]}" if fix else self.fix,
         )
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
         """Name the silent ranks once no rank runs any more."""
+        states = view.states
         # Why a rank has no agent DIA003 says.
         silent = RankSet(
             s.rank

@@ -9,10 +9,10 @@ from distdiag.events.lifecycle import SteppedAlone
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import LoneStepsView
 
 
-class UnconnectedRanks(Check):
+class UnconnectedRanks(Check[LoneStepsView]):
     """Ranks were launched together, and each trains a model of its own.
 
     ## What it detects
@@ -43,7 +43,6 @@ class UnconnectedRanks(Check):
     code = "ENV001"
     name = "unconnected-ranks"
     severity = Severity.WARNING
-    needs = (SteppedAlone,)
 
     why = "A launcher starts processes; what connects them is the process group that each creates."
     fix = (
@@ -59,7 +58,7 @@ class UnconnectedRanks(Check):
         "The ranks exchange their gradients in a way that is neither torch.distributed nor RPC."
     )
 
-    def check_alignment(self, alignment: Alignment[SteppedAlone]) -> Iterator[Finding]:
+    def check(self, alignment: LoneStepsView) -> Iterator[Finding]:
         """Name the ranks that train alone, and where they take their first step."""
         alone = alignment.by_rank
         if len(alone) < 2:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.hng.stuck_rank import outside_evidence
 from distdiag.checks.shared.stuck import odd_ranks
 from distdiag.events.collectives import Collective
-from distdiag.events.lifecycle import Heartbeat
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, blocking_call, call_location, call_phrase
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
+from distdiag.views.rank_states import JobView
 
 
-class EndlessCollective(Check):
+class EndlessCollective(Check[JobView]):
     """All ranks are in the same collective, and it does not end.
 
     ## What it detects
@@ -40,7 +39,6 @@ class EndlessCollective(Check):
     code = "HNG016"
     name = "endless-collective"
     severity = Severity.ERROR
-    needs = (Heartbeat, Collective)
 
     why = "All ranks made the same call with fitting arguments, so the transfer itself is stuck."
     fix = (
@@ -51,8 +49,9 @@ class EndlessCollective(Check):
     fix_leaves = "Other jobs on the broken node."
     disproof = "The collective ends by itself, or a rank's stack shows that it never issued it."
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, view: JobView) -> Iterator[Finding]:
         """Judge a job that stands still with all its ranks in one call."""
+        states = view.states
         ranks = odd_ranks(states)
         calls = [call for rank in ranks if (call := blocking_call(states[rank])) is not None]
         if not calls or len(calls) < len(ranks) or len({_key(call) for call in calls}) > 1:

@@ -7,7 +7,6 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.failures import first_end
-from distdiag.events.lifecycle import NodeLost
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     at,
@@ -17,13 +16,13 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
+from distdiag.views.rank_states import JobView, RankState
 
 WAITS_IN_VAIN_S: Final = 30.0
 """As long as a job must stand still at least to count as hung."""
 
 
-class LostNode(Check):
+class LostNode(Check[JobView]):
     """A node of the job is gone, and the other ranks cannot go on without its ranks.
 
     ## What it detects
@@ -48,7 +47,6 @@ class LostNode(Check):
     code = "HNG018"
     name = "lost-node"
     severity = Severity.ERROR
-    needs = (NodeLost,)
 
     why = (
         "The ranks of this node vanished together with the process that watches them: the node, or "
@@ -62,8 +60,9 @@ class LostNode(Check):
     fix_leaves = "Whatever the ranks of this node did after they were last heard of."
     disproof = "The node's ranks went on after that, as their own records on that node show."
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, view: JobView) -> Iterator[Finding]:
         """Name each lost node, once others have failed or wait for it in vain."""
+        states = view.states
         lost = [s for s in states.values() if s.lost is not None and not s.left_ns]
         if not lost or not _is_the_cause(lost, states):
             return

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.hng.stuck_rank import outside_evidence
 from distdiag.checks.shared.activities import common_activity, is_busy
 from distdiag.checks.shared.stuck import odd_ranks
-from distdiag.events.collectives import Collective
-from distdiag.events.lifecycle import Heartbeat
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     blocking_call,
@@ -19,10 +17,10 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import Fate, JobView, RankState
 
 
-class NoProgress(Check):
+class NoProgress(Check[JobView]):
     """The job stands still, and no collective says why.
 
     ## What it detects
@@ -47,7 +45,6 @@ class NoProgress(Check):
     code = "HNG003"
     name = "no-progress"
     severity = Severity.ERROR
-    needs = (Heartbeat, Collective)
 
     why = "No rank has issued a call, drawn a batch or run a backward pass for the whole threshold."
     fix = "Look at the lines in the evidence and free what they wait for: a lock, a file, a server."
@@ -55,8 +52,9 @@ class NoProgress(Check):
     fix_leaves = "The job may still be slow where it was stuck."
     disproof = "The job goes on by itself: it was slow and not stuck. Raise --hang-timeout then."
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, view: JobView) -> Iterator[Finding]:
         """Speak only when all running ranks stand still and no check knows what they do."""
+        states = view.states
         odd = odd_ranks(states)
         if not odd or common_activity(states[rank] for rank in odd) is not None:
             return

@@ -11,10 +11,9 @@ from distdiag.checks.hng.stuck_rank import outside_evidence
 from distdiag.checks.shared.activities import doing_by_stack
 from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import Stacks
 from distdiag.findings.descriptions import main_stack, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import Fate, JobView, RankState
 
 # What one look at the stacks of a job tells, where no records of calls are there.
 
@@ -70,7 +69,7 @@ def _call_in(stack: tuple[Frame, ...]) -> str | None:
 # ---
 
 
-class PartedStacks(Check):
+class PartedStacks(Check[JobView]):
     """By their stacks, some ranks wait in a collective that others are not in.
 
     ## What it detects
@@ -96,7 +95,6 @@ class PartedStacks(Check):
     code = "HNG017"
     name = "parted-stacks"
     severity = Severity.WARNING
-    needs = (Stacks,)
 
     why = "A collective ends only when all ranks of its group have come to it."
     fix = (
@@ -107,8 +105,9 @@ class PartedStacks(Check):
     fix_leaves = "Which call is missing: run the job under distdiag.check to see it."
     disproof = "A second dump shows the ranks at other places: the job goes on."
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, view: JobView) -> Iterator[Finding]:
         """Name the ranks that are in no call while others are, or the fewer that are in another."""
+        states = view.states
         places = standpoints(states)
         waiting = [place for place in places if place.call is not None]
         odd = [place for place in places if place.call is None] or _fewest(waiting)

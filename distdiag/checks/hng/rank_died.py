@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 from distdiag.checks.base import Check
 from distdiag.checks.shared.failures import FirstEnd, contradicting_rank, first_end, is_settled
 from distdiag.events.base import Value
-from distdiag.events.collectives import Collective
-from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     at,
@@ -22,8 +20,8 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.views.alignment import Alignment
-from distdiag.views.rank_states import TOLD_TO_END, Fate, RankState
+from distdiag.views.alignment import OpenCollective
+from distdiag.views.rank_states import TOLD_TO_END, Fate, JobView, RankState
 
 # What an exit status or a signal tells of how a process ended, and what to do about it.
 
@@ -106,7 +104,7 @@ _LONGEST_REASON: Final = 200
 """As of an exception's message."""
 
 
-class RankDied(Check):
+class RankDied(Check[OpenCollective | JobView]):
     """The process of a rank ended before its work was done, and it raised no exception.
 
     ## What it detects
@@ -134,7 +132,6 @@ class RankDied(Check):
     code = "HNG002"
     name = "rank-died"
     severity = Severity.ERROR
-    needs = (Exited, Finished, Collective)
 
     why = UNKNOWN.why
     fix = UNKNOWN.fix
@@ -142,14 +139,23 @@ class RankDied(Check):
     fix_leaves = "Messages of the other ranks about lost connections are consequences."
     disproof = "The rank wrote that it finished, or another rank had left before it."
 
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, view: OpenCollective | JobView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case OpenCollective():
+                yield from self._check_missing(view)
+            case JobView():
+                yield from self._check_ranks(view)
+
+    def _check_missing(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Name the end at once when others wait for the rank."""
         missing = alignment.missing_ranks & alignment.states.keys()
         if any(alignment.states[rank].has_failed for rank in missing):
             yield from self._judge(alignment.states)
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
         """Name the first rank that ended badly, unless an exception came before."""
+        states = view.states
         yield from self._judge(states)
 
     def _judge(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

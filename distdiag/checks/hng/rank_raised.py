@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.failures import first_end, is_interruption, was_setting_up
-from distdiag.events.collectives import Collective
-from distdiag.events.lifecycle import Raised
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     at,
@@ -18,8 +16,8 @@ from distdiag.findings.descriptions import (
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
-from distdiag.views.alignment import Alignment
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.alignment import OpenCollective
+from distdiag.views.rank_states import Fate, JobView, RankState
 
 _WHY_ALL = (
     "Every rank came to the same line and raised there: this is a fault of the program, or of what "
@@ -36,7 +34,7 @@ _FIX_APART = (
 _FIX_ALL = "Fix what the exception says; running the script on one rank should show it as well."
 
 
-class RankRaised(Check):
+class RankRaised(Check[OpenCollective | JobView]):
     """A rank raised an exception, and the others wait for it or fail in consequence.
 
     ## What it detects
@@ -61,7 +59,6 @@ class RankRaised(Check):
     code = "HNG001"
     name = "rank-raised"
     severity = Severity.ERROR
-    needs = (Raised, Collective)
 
     why = (
         "This exception came first. The others could not go on without the rank: they wait for it, "
@@ -74,14 +71,23 @@ class RankRaised(Check):
     fix_leaves = "Exceptions that other ranks would have met later by themselves."
     disproof = "Another rank has an earlier exception that is not about a connection or a timeout."
 
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, view: OpenCollective | JobView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case OpenCollective():
+                yield from self._check_missing(view)
+            case JobView():
+                yield from self._check_ranks(view)
+
+    def _check_missing(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Name the exception at once when others wait for the rank that raised it."""
         fates = {alignment.states[r].fate for r in alignment.missing_ranks if r in alignment.states}
         if Fate.RAISED in fates:
             yield from self._judge(alignment.states)
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
         """Name the exception as soon as it is known what the other ranks do."""
+        states = view.states
         yield from self._judge(states)
 
     def _judge(self, states: Mapping[int, RankState]) -> Iterator[Finding]:

@@ -8,13 +8,12 @@ from distdiag.checks.base import Check
 from distdiag.checks.shared.culprits import blame_missing, location_in, missing_evidence, step_of
 from distdiag.checks.shared.explanations import explain, state_of
 from distdiag.checks.shared.stuck import activity_of_missing, is_late
-from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import OpenCollective
 
 
-class Straggler(Check):
+class Straggler(Check[OpenCollective]):
     """A rank computes for long while the others wait for it.
 
     ## What it detects
@@ -39,7 +38,6 @@ class Straggler(Check):
     code = "HNG015"
     name = "straggler"
     severity = Severity.INFO
-    needs = (Collective,)
 
     why = "The others can go on only when the slowest rank has come."
     fix = (
@@ -50,7 +48,7 @@ class Straggler(Check):
     fix_leaves = "Ranks that are slow because of their hardware."
     disproof = "The rank uses no processor time: then it is stuck, and not slow."
 
-    def check_missing(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Judge a collective whose missing ranks all work."""
         if alignment.kind != "collective" or not is_late(alignment):
             return

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.activities import Activity, common_activity, doing_of, is_busy
 from distdiag.checks.shared.culprits import all_work, blame_missing, is_reliable, missing_evidence
 from distdiag.checks.shared.stuck import activity_of_missing, odd_ranks
 from distdiag.events.collectives import Collective, GroupCreated
-from distdiag.events.lifecycle import Heartbeat
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed
 from distdiag.findings.descriptions import (
@@ -24,8 +23,8 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location
-from distdiag.views.alignment import Alignment
-from distdiag.views.rank_states import RankState
+from distdiag.views.alignment import OpenCollective, OpenGroup
+from distdiag.views.rank_states import JobView, RankState
 
 # What was seen of ranks from outside, as evidence: the kernel, the GPU, logs.
 
@@ -67,14 +66,21 @@ MOST_THREADS: Final = 4
 _PLURALS: Final = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
 
 
-class StuckRank(Check):
+class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
     """Speaks of one kind of activity; `instead` says what the rank does, after its name."""
 
-    needs = (Heartbeat, Collective, GroupCreated)
     activities: ClassVar[frozenset[Activity]]
     instead: ClassVar[str]
 
-    def check_missing(self, alignment: Alignment[Any]) -> Iterator[Finding]:
+    def check(self, view: OpenCollective | OpenGroup | JobView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case OpenCollective() | OpenGroup():
+                yield from self._check_missing(view)
+            case JobView():
+                yield from self._check_ranks(view)
+
+    def _check_missing(self, alignment: OpenCollective | OpenGroup) -> Iterator[Finding]:
         """Judge a point that the others have reached, and wait at for these ranks."""
         if activity_of_missing(alignment) not in self.activities:
             return
@@ -94,8 +100,9 @@ class StuckRank(Check):
             is_note=is_note,
         )
 
-    def check_ranks(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
         """Judge a job that stands still though nobody waits for another rank in a call."""
+        states = view.states
         ranks = odd_ranks(states)
         if not ranks or common_activity(states[rank] for rank in ranks) not in self.activities:
             return

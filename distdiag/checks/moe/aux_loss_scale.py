@@ -16,13 +16,13 @@ from distdiag.checks.shared.loss_weights import (
     location_of_pass,
     total_weight,
 )
-from distdiag.events.base import Event, Frame
-from distdiag.events.losses import AuxTerm, Factor, LossPass, LossWeights
+from distdiag.events.base import Frame
+from distdiag.events.losses import AuxTerm, Factor, LossPass
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.source import module_of
 from distdiag.record.coefficient_names import is_coefficient
-from distdiag.views.losses import LossView, LossWindow
+from distdiag.views.losses import AuxLossView, CombinedAuxLossView, LossView, LossWindow
 
 # Which numbers the source of a loss names as coefficients of a balancing loss.
 
@@ -208,7 +208,7 @@ def _is_main_divided(window: LossWindow) -> bool:
 # ---
 
 
-class AuxLossScale(Check):
+class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
     """A balancing loss of routers grows with the number of ranks or micro-steps.
 
     ## What it detects
@@ -238,7 +238,6 @@ class AuxLossScale(Check):
     code = "MOE009"
     name = "aux-loss-scale"
     severity = Severity.WARNING
-    needs = (LossWeights,)
 
     why = "A mean over a rank's own tokens needs no factor where gradients are averaged over ranks."
     fix = (
@@ -248,13 +247,16 @@ class AuxLossScale(Check):
     fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
     fix_leaves = "A coefficient that was tuned with the heavy balancing loss: it is too low then."
     disproof = "The coefficient was divided by that number beforehand."
-    absent = "no balancing loss was seen in a loss"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for losses with a balancing loss."""
-        return isinstance(event, LossWeights) and any(p.aux for p in event.passes if p is not None)
+    def check(self, view: AuxLossView | CombinedAuxLossView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case AuxLossView():
+                yield from self._check_losses(view)
+            case CombinedAuxLossView():
+                yield from self._check_combined_losses(view)
 
-    def check_losses(self, view: LossView) -> Iterator[Finding]:
+    def _check_losses(self, view: AuxLossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
         windows = [w for w in known_windows(view) if any(p.aux for _, p in w.passes())]
         windows = list(dropwhile(_is_begun_late, windows))
@@ -275,10 +277,10 @@ class AuxLossScale(Check):
             evidence=_evidence(window),
         )
 
-    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+    def _check_combined_losses(self, view: CombinedAuxLossView) -> Iterator[Finding]:
         """Look the same way where gradients are combined by hand."""
         if view.is_measured:
-            yield from self.check_losses(view)
+            yield from self._check_losses(view)
 
 
 def _is_begun_late(window: LossWindow) -> bool:

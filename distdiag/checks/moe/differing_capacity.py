@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.moe.exchanges import evidence_of, layer_of
-from distdiag.events.routing import TokensExchanged
 from distdiag.findings.descriptions import call_location, call_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.routing import Exchange, UnfitExchange
 
 
-class DifferingCapacity(Check):
+class DifferingCapacity(Check[UnfitExchange]):
     """Ranks that share experts give each expert a different number of places.
 
     ## What it detects
@@ -40,7 +39,6 @@ class DifferingCapacity(Check):
     code = "MOE011"
     name = "differing-capacity"
     severity = Severity.ERROR
-    needs = (TokensExchanged,)
 
     why = "Without splits each rank takes it that all others send as many rows as it does itself."
     fix = "Reduce the capacity with MAX over the expert-parallel group, then make the buffers."
@@ -48,7 +46,7 @@ class DifferingCapacity(Check):
     fix_leaves = "Why the ranks have different numbers of tokens."
     disproof = "The recorded sizes of this exchange are the same on all ranks."
 
-    def check_unfit_exchange(self, view: UnfitExchange) -> Iterator[Finding]:
+    def check(self, view: UnfitExchange) -> Iterator[Finding]:
         """Compare how many rows each rank sends to every other."""
         if not view.is_even:
             return

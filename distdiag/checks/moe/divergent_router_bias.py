@@ -14,13 +14,12 @@ from distdiag.checks.shared.replicas import (
     names_of,
     odd_ranks,
 )
-from distdiag.events.base import Event
-from distdiag.events.models import ModelPlan, ModelState, Moment
+from distdiag.events.models import Moment
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.models import ReplicaView
+from distdiag.views.models import RouterBiasReplicas
 
 
-class DivergentRouterBias(Check):
+class DivergentRouterBias(Check[RouterBiasReplicas]):
     """Ranks choose experts by a bias that is no longer the same on all of them.
 
     ## What it detects
@@ -49,21 +48,14 @@ class DivergentRouterBias(Check):
     code = "MOE013"
     name = "divergent-router-bias"
     severity = Severity.WARNING
-    needs = (ModelState,)
-    moments = (Moment.STEP,)
 
     why = "Nothing but equal counts keeps the bias equal: no gradient of it is reduced."
     fix = "All-reduce the counts of tokens for each expert before every update of the bias."
     fix_changes = "The bias, and so the choice of experts, on all ranks."
     fix_leaves = "The difference that is there already: broadcast the bias once."
     disproof = "The bias is the same on these ranks when the optimizer steps."
-    absent = "no bias was seen by which experts are chosen"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for such a bias among the tensors of a model."""
-        return isinstance(event, ModelPlan) and any(t.is_routing_bias for t in event.tensors)
-
-    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+    def check(self, view: RouterBiasReplicas) -> Iterator[Finding]:
         """Judge biases that were alike before."""
         if view.moment is not Moment.STEP or view.alike_at is None or view.basis in NOT_REDUCED:
             return

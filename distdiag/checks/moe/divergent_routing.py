@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from distdiag.checks.base import Check
 from distdiag.checks.moe.routing import boundary_phrase, choice_phrase, layer_names
 from distdiag.events.ranks import RankSet
-from distdiag.events.routing import Routing
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.routing import Divergence, RoutingView
 
 
-class DivergentRouting(Check):
+class DivergentRouting(Check[RoutingView]):
     """Ranks send the same tokens to different experts.
 
     ## What it detects
@@ -40,7 +39,6 @@ class DivergentRouting(Check):
     code = "MOE002"
     name = "divergent-routing"
     severity = Severity.WARNING
-    needs = (Routing,)
 
     why = "Equal tokens, other experts: the routers of the ranks are not the same."
     fix = "Make weights, bias and buffers of the router equal on all ranks that share tokens."
@@ -48,7 +46,7 @@ class DivergentRouting(Check):
     fix_leaves = "What was trained with unequal routers."
     disproof = "The ranks are meant to train models of their own."
 
-    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+    def check(self, view: RoutingView) -> Iterator[Finding]:
         """Take all choices together that differ between ranks."""
         if not view.divergences:
             return

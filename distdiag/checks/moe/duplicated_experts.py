@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.events.base import Event
-from distdiag.events.models import ModelPlan, ModelState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.experts import Experts, experts_in, is_of_expert
-from distdiag.views.models import ContentView
+from distdiag.views.experts import Experts, experts_in
+from distdiag.views.models import ExpertContents
 
 
-class DuplicatedExperts(Check):
+class DuplicatedExperts(Check[ExpertContents]):
     """Ranks that should hold different experts start with the same ones.
 
     ## What it detects
@@ -42,20 +40,14 @@ class DuplicatedExperts(Check):
     code = "MOE005"
     name = "duplicated-experts"
     severity = Severity.WARNING
-    needs = (ModelState,)
 
     why = "Experts that are drawn or loaded alike on all ranks are copies, not parts."
     fix = "Seed or slice the experts by the rank in the expert-parallel group."
     fix_changes = "The experts of all ranks but one."
     fix_leaves = "The router and all that is replicated."
     disproof = "The experts are meant to start as copies of one another."
-    absent = "no parameter was recognised as one of an expert"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for experts among the tensors of a model."""
-        return isinstance(event, ModelPlan) and any(map(is_of_expert, event.tensors))
-
-    def check_contents(self, view: ContentView) -> Iterator[Finding]:
+    def check(self, view: ExpertContents) -> Iterator[Finding]:
         """Count the experts that differ."""
         wrong = [each for each in experts_in(view.by_rank) if _are_duplicated(each)]
         if not wrong:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from distdiag.checks.base import Check
 from distdiag.checks.moe.exchanges import evidence_of, layer_of, unfit_rows
 from distdiag.events.ranks import RankSet
-from distdiag.events.routing import TokensExchanged
 from distdiag.findings.descriptions import call_location, call_phrase, sizes_phrase
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.invariants import ranks_in
@@ -16,7 +15,7 @@ from distdiag.views.routing import Exchange, RoundTrip, UnfitExchange
 _MOST_PAIRS = 3
 
 
-class ExchangeMismatch(Check):
+class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
     """Tokens are exchanged in numbers that do not fit.
 
     ## What it detects
@@ -46,7 +45,6 @@ class ExchangeMismatch(Check):
     code = "MOE003"
     name = "exchange-mismatch"
     severity = Severity.ERROR
-    needs = (TokensExchanged,)
 
     why = "What a rank sends and what its peer makes room for come from different counts."
     fix = "Compute both splits from one exchange of counts, and swap them for the way back."
@@ -54,7 +52,15 @@ class ExchangeMismatch(Check):
     fix_leaves = "How the tokens are spread over the experts."
     disproof = "The splits of all ranks, put into a matrix, are transposes of each other."
 
-    def check_unfit_exchange(self, view: UnfitExchange) -> Iterator[Finding]:
+    def check(self, view: UnfitExchange | RoundTrip) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case UnfitExchange():
+                yield from self._check_unfit_exchange(view)
+            case RoundTrip():
+                yield from self._check_round_trip(view)
+
+    def _check_unfit_exchange(self, view: UnfitExchange) -> Iterator[Finding]:
         """Name the pairs of ranks between which rows are lost or awaited in vain."""
         transfers = unfit_rows(view)
         if view.is_even or not transfers:
@@ -75,7 +81,7 @@ class ExchangeMismatch(Check):
             evidence=evidence_of(view),
         )
 
-    def check_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
+    def _check_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
         """Compare what a rank got and sent back, and what it sent and got back."""
         there, back = view.there, view.back
         tokens = there.event.num_tokens

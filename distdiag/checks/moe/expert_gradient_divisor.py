@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from distdiag.checks.base import Check
-from distdiag.events.gradients import GradientSums, Passage
+from distdiag.events.gradients import Passage
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -297,7 +297,7 @@ def _are_different(look: GradientLook, members: Ranks, names: frozenset[str]) ->
 _MOST_NAMES: Final = 8
 
 
-class ExpertGradientDivisor(Check):
+class ExpertGradientDivisor(Check[GradientView]):
     """The gradients of experts are divided by another number than those of dense parameters.
 
     ## What it detects
@@ -327,7 +327,6 @@ class ExpertGradientDivisor(Check):
     code = "MOE012"
     name = "expert-gradient-divisor"
     severity = Severity.WARNING
-    needs = (GradientSums,)
 
     why = "An exchange brings the tokens of several ranks, so their gradients are summed already."
     fix = "Divide expert gradients by as many ranks as dense ones, whoever holds the experts."
@@ -335,7 +334,7 @@ class ExpertGradientDivisor(Check):
     fix_leaves = "The gradients of all dense parameters."
     disproof = "Experts are meant to train at another rate, by this factor."
 
-    def check_gradients(self, view: GradientView) -> Iterator[Finding]:
+    def check(self, view: GradientView) -> Iterator[Finding]:
         """Compare the experts of each rank with its dense parameters."""
         known = expert_gradients(view)
         same = [e for e in known.values() if coverage(e, known) is Coverage.SAME]

@@ -20,7 +20,7 @@ _DROPPED: Final = 0.01
 _MOST_ROWS: Final = 16
 
 
-class IdleExperts(Check):
+class IdleExperts(Check[RoutingView]):
     """Some experts get no tokens, or one gets most of them.
 
     ## What it detects
@@ -44,7 +44,6 @@ class IdleExperts(Check):
     code = "MOE007"
     name = "idle-experts"
     severity = Severity.INFO
-    needs = (Routing,)
 
     why = "The router prefers few experts, and nothing holds against it."
     fix = "Check the coefficient and the gradient of the balancing loss."
@@ -52,7 +51,7 @@ class IdleExperts(Check):
     fix_leaves = "Experts that have learnt nothing so far."
     disproof = "Over more steps each expert gets its share."
 
-    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+    def check(self, view: RoutingView) -> Iterator[Finding]:
         """Look at the load of each layer over all looks."""
         looks: dict[tuple[str, int, int], list[Routing]] = {}
         for event in by_routers(view.choices):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
@@ -10,12 +10,11 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.routing import CountsHeld
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
 
 _EXACT_UNTIL: Final = {"bfloat16": 2**8, "float16": 2**11}
 
 
-class LowPrecisionCounts(Check):
+class LowPrecisionCounts(Check[CountsHeld]):
     """Counts of tokens are summed up in a type that cannot hold them.
 
     ## What it detects
@@ -41,7 +40,6 @@ class LowPrecisionCounts(Check):
     code = "MOE006"
     name = "low-precision-counts"
     severity = Severity.WARNING
-    needs = (CountsHeld,)
 
     why = "Whole numbers beyond the significand are rounded to multiples of two and more."
     fix = "Count in integers or float32, also where the rest of the model is of few bits."
@@ -49,9 +47,8 @@ class LowPrecisionCounts(Check):
     fix_leaves = "What was trained with rounded loads."
     disproof = "The tensor holds no counts."
 
-    def check_event(self, event: CountsHeld, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, event: CountsHeld) -> Iterator[Finding]:
         """Compare the largest count with what the type holds exactly."""
-        del states
         limit = _EXACT_UNTIL.get(event.dtype)
         if limit is None or not event.greatest > limit:
             return

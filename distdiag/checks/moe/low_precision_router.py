@@ -17,7 +17,7 @@ _LOW: Final = ("bfloat16", "float16", "float8")
 _LEAST_SHARE: Final = 0.01
 
 
-class LowPrecisionRouter(Check):
+class LowPrecisionRouter(Check[RoutingView]):
     """A router compares scores of so few bits that many are equal.
 
     ## What it detects
@@ -41,7 +41,6 @@ class LowPrecisionRouter(Check):
     code = "MOE004"
     name = "low-precision-router"
     severity = Severity.INFO
-    needs = (Routing,)
 
     why = "With 8 bits of precision many different scores become the same number."
     fix = "Compute the router's product and softmax in float32."
@@ -49,7 +48,7 @@ class LowPrecisionRouter(Check):
     fix_leaves = "Scores that are close to one another in float32, too."
     disproof = "The model is defined with scores of this precision."
 
-    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+    def check(self, view: RoutingView) -> Iterator[Finding]:
         """Look at the ties."""
         tied = [each for each in by_routers(view.choices) if _is_tied(each)]
         if not tied:

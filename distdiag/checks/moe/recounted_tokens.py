@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.moe.routing import mentions_halving
-from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
-from distdiag.events.routing import Routing
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.routing import Recount, RoutingView
+from distdiag.views.routing import Recount, RepeatedRouting
 
 
-class RecountedTokens(Check):
+class RecountedTokens(Check[RepeatedRouting]):
     """Activation checkpointing repeats a forward pass, which counts the same tokens again.
 
     ## What it detects
@@ -40,20 +38,14 @@ class RecountedTokens(Check):
     code = "MOE008"
     name = "recounted-tokens"
     severity = Severity.WARNING
-    needs = (Routing,)
 
     why = "A forward pass with a side effect has it twice when it is repeated."
     fix = "Change the buffer outside of the checkpointed function."
     fix_changes = "The statistics, to half of what they were."
     fix_leaves = "What was computed from them until now."
     disproof = "The count is halved, or only compared with others that are doubled as well."
-    absent = "no choice of experts was repeated by activation checkpointing"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for choices that were repeated."""
-        return isinstance(event, Routing) and event.is_recompute
-
-    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+    def check(self, view: RepeatedRouting) -> Iterator[Finding]:
         """Take all counters together."""
         if not view.recounts:
             return

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from distdiag.checks.base import Check
 from distdiag.checks.moe.routing import boundary_phrase, choice_phrase, layer_names
-from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
-from distdiag.events.routing import Routing
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.routing import Rerouting, RoutingView
+from distdiag.views.routing import RepeatedRouting, Rerouting
 
 
-class ReroutedRecompute(Check):
+class ReroutedRecompute(Check[RepeatedRouting]):
     """Activation checkpointing repeats a forward pass and sends tokens to other experts.
 
     ## What it detects
@@ -45,7 +43,6 @@ class ReroutedRecompute(Check):
     code = "MOE001"
     name = "rerouted-recompute"
     severity = Severity.ERROR
-    needs = (Routing,)
 
     why = "The gradient of a token goes to the experts of the second choice, not of the first."
     fix = (
@@ -55,13 +52,8 @@ class ReroutedRecompute(Check):
     fix_changes = "The memory for the saved indices."
     fix_leaves = "What is not deterministic elsewhere."
     disproof = "The indices of the experts, printed in both passes, are the same."
-    absent = "no choice of experts was repeated by activation checkpointing"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for choices that were repeated."""
-        return isinstance(event, Routing) and event.is_recompute
-
-    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+    def check(self, view: RepeatedRouting) -> Iterator[Finding]:
         """Take all choices together that were not repeated."""
         sure = [each for each in view.reroutings if not _is_random(each)]
         wrong = sure or list(view.reroutings)

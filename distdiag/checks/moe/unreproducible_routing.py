@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.moe.routing_differences import (
@@ -16,7 +16,6 @@ from distdiag.checks.moe.routing_differences import (
 from distdiag.events.comparisons import Nature, Origin, RoutingDifference
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
 
 _FIX = {
     Origin.DATA: "Seed the sampler's generator, the workers and whatever else makes the batches.",
@@ -29,7 +28,7 @@ _FIX_NUMERIC = (
 )
 
 
-class UnreproducibleRouting(Check):
+class UnreproducibleRouting(Check[RoutingDifference]):
     """Two runs of a script with the same seed send tokens to different experts.
 
     ## What it detects
@@ -56,7 +55,6 @@ class UnreproducibleRouting(Check):
     code = "MOE014"
     name = "unreproducible-routing"
     severity = Severity.WARNING
-    needs = (RoutingDifference,)
 
     why = "The same data, weights and random numbers in the same order choose the same experts."
     fix = _FIX_NUMERIC
@@ -64,9 +62,7 @@ class UnreproducibleRouting(Check):
     fix_leaves = "How the routers choose."
     disproof = "Two runs whose recorded choices agree at this place."
 
-    def check_event(
-        self, event: RoutingDifference, states: Mapping[int, RankState]
-    ) -> Iterator[Finding]:
+    def check(self, event: RoutingDifference) -> Iterator[Finding]:
         """Name the first token that is routed otherwise, and what led to it."""
         cause = event.cause
         what = (

@@ -9,11 +9,11 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
-from distdiag.events.routing import AuxLoss, Routing
+from distdiag.events.routing import AuxLoss
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.source import nodes_around
-from distdiag.views.routing import RoutingView
+from distdiag.views.routing import AuxLossRouting, RoutingView
 
 # Whether the line of a call throws its result away.
 
@@ -45,7 +45,7 @@ def _name_of(node: ast.expr) -> str:
 # ---
 
 
-class UnusedAuxLoss(Check):
+class UnusedAuxLoss(Check[AuxLossRouting]):
     """A balancing loss of a router is computed, but no backward pass reaches it.
 
     ## What it detects
@@ -73,7 +73,6 @@ class UnusedAuxLoss(Check):
     code = "MOE010"
     name = "unused-aux-loss"
     severity = Severity.WARNING
-    needs = (Routing, AuxLoss)
 
     why = "Autograd goes through what is used; a result that nobody uses has no gradient."
     fix = (
@@ -84,7 +83,7 @@ class UnusedAuxLoss(Check):
     fix_leaves = "Experts that have got no tokens so far."
     disproof = "The number is only logged, or is used from a later step on."
 
-    def check_routing(self, view: RoutingView) -> Iterator[Finding]:
+    def check(self, view: AuxLossRouting) -> Iterator[Finding]:
         """Look for layers whose balancing loss is used in no step."""
         by_layer: dict[str, list[AuxLoss]] = {}
         for event in view.aux:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, subjects_of
 from distdiag.events.comparisons import Disparity, Subject
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.rank_states import RankState
 
 
-class DataDisparity(Check):
+class DataDisparity(Check[Disparity]):
     """Runs on different numbers of ranks are fed different samples.
 
     ## What it detects
@@ -37,7 +36,6 @@ class DataDisparity(Check):
     code = "PAR007"
     name = "data-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
 
     why = "Which sample a rank reads depends on its sampler's number of replicas, rank and seed."
     fix = "Shard the data set over the data-parallel ranks, with one seed for all of them."
@@ -45,7 +43,7 @@ class DataDisparity(Check):
     fix_leaves = "Differences that come from the computation itself: compare again."
     disproof = "Each sample of the reference's step was read by exactly one data-parallel rank."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, event: Disparity) -> Iterator[Finding]:
         """Say which samples differ."""
         if event.subject is not Subject.DATA:
             return

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
 from distdiag.events.comparisons import Disparity, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
 
 
-class GradientDisparity(Check):
+class GradientDisparity(Check[Disparity]):
     """Gradients on N ranks are not those of the same samples on one rank.
 
     ## What it detects
@@ -38,7 +37,6 @@ class GradientDisparity(Check):
     code = "PAR011"
     name = "gradient-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
 
     why = "For the same samples the reduced gradient does not depend on how many ranks computed it."
     fix = "Correct the reduction of the named gradients: each share once, rightly divided."
@@ -46,7 +44,7 @@ class GradientDisparity(Check):
     fix_leaves = "A learning rate that was tuned for the wrong gradient."
     disproof = "The whole gradients of both runs agree within the bound."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, event: Disparity) -> Iterator[Finding]:
         """Name the first gradient that differs, and what explains it."""
         if event.subject is not Subject.GRADIENT:
             return

@@ -9,11 +9,10 @@ from statistics import fmean, variance
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.events.base import Event
 from distdiag.events.data import ModelFed, NormStatistics
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.data import FeedView
+from distdiag.views.data import FeedView, NormalisedFeeds
 
 # How far the means of the same layer lie apart on several ranks, and what chance would explain.
 
@@ -85,7 +84,7 @@ _LEAST_PASSES: Final = 4
 _MOST_SHOWN: Final = 8
 
 
-class LocalBatchStatistics(Check):
+class LocalBatchStatistics(Check[NormalisedFeeds]):
     """Batch normalisation uses the statistics of the few samples of one rank.
 
     ## What it detects
@@ -111,20 +110,14 @@ class LocalBatchStatistics(Check):
     code = "PAR005"
     name = "local-batch-statistics"
     severity = Severity.WARNING
-    needs = (ModelFed,)
 
     why = "DDP averages gradients; the statistics of a batch are those of each rank's own samples."
     fix = "Convert the model with SyncBatchNorm.convert_sync_batchnorm, or freeze the statistics."
     fix_changes = "By what each layer normalises; a little more communication."
     fix_leaves = "Running statistics that were gathered until now."
     disproof = "The mean of a layer's input, printed on each rank, is nearly the same."
-    absent = "no layer normalises by the statistics of a batch on one rank"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for models with such layers."""
-        return isinstance(event, ModelFed) and event.num_local_norms > 0
-
-    def check_feeds(self, view: FeedView) -> Iterator[Finding]:
+    def check(self, view: NormalisedFeeds) -> Iterator[Finding]:
         """Compare what the layers normalise by on each rank."""
         if len(view.passes) < _LEAST_PASSES or not all(map(_has_own_samples, view.passes)):
             return

@@ -21,11 +21,11 @@ from distdiag.checks.shared.loss_weights import (
 )
 from distdiag.checks.shared.sequences import members_of, num_local_tokens
 from distdiag.events.base import Frame
-from distdiag.events.losses import LossPass, LossWeights
+from distdiag.events.losses import LossPass
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.findings.source import module_of
-from distdiag.views.losses import LossView, LossWindow
+from distdiag.views.losses import CombinedLossView, LossView, LossWindow
 from distdiag.views.sequences import SequenceView
 
 # Whether a program multiplies a loss by a number of ranks, as far as its source shows.
@@ -259,7 +259,7 @@ def _phrase(groups: Iterable[tuple[int, ...]]) -> str:
 # ---
 
 
-class LossCountsModelRanks(Check):
+class LossCountsModelRanks(Check[LossView | CombinedLossView]):
     """A loss is multiplied by a number of ranks over which its gradients are not averaged.
 
     ## What it detects
@@ -294,7 +294,6 @@ class LossCountsModelRanks(Check):
     code = "PAR013"
     name = "loss-counts-model-ranks"
     severity = Severity.WARNING
-    needs = (LossWeights,)
 
     why = (
         "A factor undoes an average only if it is the number of ranks that average, and only an "
@@ -308,7 +307,15 @@ class LossCountsModelRanks(Check):
     fix_leaves = "Learning rates that were tuned with the large gradient: they are too low then."
     disproof = "The factor is a weight of the loss that has nothing to do with ranks."
 
-    def check_losses(self, view: LossView) -> Iterator[Finding]:
+    def check(self, view: LossView | CombinedLossView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case CombinedLossView():
+                yield from self._check_combined_losses(view)
+            case LossView():
+                yield from self._check_losses(view)
+
+    def _check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
         yield from self._found(view)
 
@@ -334,7 +341,7 @@ class LossCountsModelRanks(Check):
             evidence=evidence_of(window),
         )
 
-    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+    def _check_combined_losses(self, view: CombinedLossView) -> Iterator[Finding]:
         """Look the same way where gradients are combined by hand, or ranks share sequences."""
         alone = replace(view, sequences=())
         if view.is_measured or not any(each.grade is Grade.LIKELY for each in self._found(alone)):

@@ -13,12 +13,12 @@ from distdiag.checks.shared.loss_weights import (
     num_counted,
     own_factors,
 )
-from distdiag.events.losses import LossPass, LossWeights
+from distdiag.events.losses import LossPass
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.losses import LossView, LossWindow
 
 
-class MiscountedTokens(Check):
+class MiscountedTokens(Check[LossView]):
     """A loss is divided by one token more for each sequence than it sums.
 
     ## What it detects
@@ -45,7 +45,6 @@ class MiscountedTokens(Check):
     code = "PAR003"
     name = "miscounted-tokens"
     severity = Severity.WARNING
-    needs = (LossWeights,)
 
     why = "The first label of each sequence is counted, and no prediction is compared with it."
     fix = "Count the labels after they have been shifted, as the loss does."
@@ -53,7 +52,7 @@ class MiscountedTokens(Check):
     fix_leaves = "The share that each token has in the whole."
     disproof = "The divisor is a constant that has nothing to do with the number of tokens."
 
-    def check_losses(self, view: LossView) -> Iterator[Finding]:
+    def check(self, view: LossView) -> Iterator[Finding]:
         """Compare the divisor with the tokens, in integers."""
         windows = known_windows(view)
         excesses = {_excess(window) for window in windows}

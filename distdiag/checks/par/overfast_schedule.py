@@ -10,13 +10,13 @@ from distdiag.events.data import ScheduleState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import ScheduleView
 
 _NOTHING: Final = 1e-3
 """A rate that is so small, relative to the highest one, is the end of a schedule."""
 
 
-class OverfastSchedule(Check):
+class OverfastSchedule(Check[ScheduleView]):
     """A learning-rate schedule is advanced once for each rank at every step.
 
     ## What it detects
@@ -43,16 +43,14 @@ class OverfastSchedule(Check):
     code = "PAR004"
     name = "overfast-schedule"
     severity = Severity.WARNING
-    needs = (ScheduleState,)
 
     why = "The schedule was made for one advance at each step, and gets one for each rank."
     fix = "Advance the scheduler once for each optimizer step, or make it that much longer."
     fix_changes = "The learning rate of every step but the first."
     fix_leaves = "The number of steps and what the optimizer holds."
     disproof = "The learning rate, printed at each step, comes to its end with the training."
-    absent = "no schedule of a learning rate was seen"
 
-    def check_alignment(self, alignment: Alignment[ScheduleState]) -> Iterator[Finding]:
+    def check(self, alignment: ScheduleView) -> Iterator[Finding]:
         """Look at schedules that have come to their end."""
         if alignment.kind != "data":
             return

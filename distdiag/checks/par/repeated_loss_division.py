@@ -16,9 +16,9 @@ from distdiag.checks.shared.loss_weights import (
     own_factors,
     total_weight,
 )
-from distdiag.events.losses import Factor, LossPass, LossWeights
+from distdiag.events.losses import Factor, LossPass
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.losses import LossView, LossWindow
+from distdiag.views.losses import CombinedLossView, LossView, LossWindow
 
 _TWICE: Final = "is divided by the {passes} micro-steps of a step twice"
 _AGAIN: Final = (
@@ -30,7 +30,7 @@ _RANKS: Final = (
 )
 
 
-class RepeatedLossDivision(Check):
+class RepeatedLossDivision(Check[LossView | CombinedLossView]):
     """A loss is divided twice by the number of micro-steps, or again after a global count.
 
     ## What it detects
@@ -58,7 +58,6 @@ class RepeatedLossDivision(Check):
     code = "PAR002"
     name = "repeated-loss-division"
     severity = Severity.WARNING
-    needs = (LossWeights,)
 
     why = "A count of all elements holds the number of micro-steps and ranks already."
     fix = "Leave out one of the two divisions, or multiply by the number of ranks that average."
@@ -66,7 +65,15 @@ class RepeatedLossDivision(Check):
     fix_leaves = "Learning rates that were tuned with the small gradient: they are too high then."
     disproof = "The weights of all elements of a step are meant to add up to less than one."
 
-    def check_losses(self, view: LossView) -> Iterator[Finding]:
+    def check(self, view: LossView | CombinedLossView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case CombinedLossView():
+                yield from self._check_combined_losses(view)
+            case LossView():
+                yield from self._check_losses(view)
+
+    def _check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same verdict in all steps."""
         windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
         verdicts = {_verdict(window, view) for window in windows}
@@ -87,10 +94,10 @@ class RepeatedLossDivision(Check):
             evidence=evidence_of(window),
         )
 
-    def check_combined_losses(self, view: LossView) -> Iterator[Finding]:
+    def _check_combined_losses(self, view: CombinedLossView) -> Iterator[Finding]:
         """Look the same way where gradients are combined by hand."""
         if view.is_measured:
-            yield from self.check_losses(view)
+            yield from self._check_losses(view)
 
 
 def _verdict(window: LossWindow, view: LossView) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, subjects_of
 from distdiag.events.comparisons import Disparity, Subject
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.rank_states import RankState
 
 
-class StartDisparity(Check):
+class StartDisparity(Check[Disparity]):
     """Runs on different numbers of ranks begin with different weights.
 
     ## What it detects
@@ -35,7 +34,6 @@ class StartDisparity(Check):
     code = "PAR008"
     name = "start-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
 
     why = "What a sharded parameter begins with is made of the parts that each rank drew by itself."
     fix = "Build or load the model alike on all ranks before it is sharded."
@@ -43,7 +41,7 @@ class StartDisparity(Check):
     fix_leaves = "Randomness that comes later, such as dropout."
     disproof = "The parameters of both runs are bitwise the same before the first step."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, event: Disparity) -> Iterator[Finding]:
         """Name the parameters that begin unlike."""
         if event.subject is not Subject.START:
             return

@@ -14,7 +14,6 @@ from distdiag.checks.shared.loss_weights import (
     location_of_pass,
     own_mean_ratio,
 )
-from distdiag.events.losses import LossWeights
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.losses import LossView
 
@@ -22,7 +21,7 @@ _MUCH: Final = 1.5
 _SOME: Final = 1.1
 
 
-class UnequalTokenWeights(Check):
+class UnequalTokenWeights(Check[LossView]):
     """Tokens weigh unequally between ranks or micro-steps, since each divides by its own count.
 
     ## What it detects
@@ -51,7 +50,6 @@ class UnequalTokenWeights(Check):
     code = "PAR001"
     name = "unequal-token-weights"
     severity = Severity.WARNING
-    needs = (LossWeights,)
 
     why = "A mean of means is the mean over all tokens only where all counts are the same."
     fix = (
@@ -62,7 +60,7 @@ class UnequalTokenWeights(Check):
     fix_leaves = "Weights that differ on purpose, such as a mean over each sequence."
     disproof = "The mean over each rank's own tokens is the objective that is meant."
 
-    def check_losses(self, view: LossView) -> Iterator[Finding]:
+    def check(self, view: LossView) -> Iterator[Finding]:
         """Compare the weights of tokens in the steps that were looked at."""
         windows = known_windows(view)
         if not windows or not is_per_token(windows):

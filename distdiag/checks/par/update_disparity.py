@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
 from distdiag.events.comparisons import Disparity, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
 
 
-class UpdateDisparity(Check):
+class UpdateDisparity(Check[Disparity]):
     """An optimizer changes parameters otherwise on N ranks than on one.
 
     ## What it detects
@@ -34,7 +33,6 @@ class UpdateDisparity(Check):
     code = "PAR012"
     name = "update-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
 
     why = (
         "With the same gradients and states the same step follows, however parameters are sharded."
@@ -44,7 +42,7 @@ class UpdateDisparity(Check):
     fix_leaves = "A schedule whose length depends on the number of ranks."
     disproof = "The changes of the parameters in this step agree within the bound."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check(self, event: Disparity) -> Iterator[Finding]:
         """Name the first parameter whose change differs, and what explains it."""
         if event.subject is not Subject.UPDATE:
             return

@@ -9,10 +9,10 @@ from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import Alignment, OptimizerView
 
 
-class OptimizerStateMismatch(Check):
+class OptimizerStateMismatch(Check[OptimizerView]):
     """Learning rates or step counters of one optimizer differ between ranks.
 
     ## What it detects
@@ -37,7 +37,6 @@ class OptimizerStateMismatch(Check):
     code = "REP004"
     name = "optimizer-state-mismatch"
     severity = Severity.WARNING
-    needs = (OptimizerState,)
 
     why = "Each rank computes its update alone, from its own rate and its own counters."
     fix = "Make the rate and the state the same on all ranks before the step."
@@ -45,7 +44,7 @@ class OptimizerStateMismatch(Check):
     fix_leaves = "Parameters that have parted already: broadcast them once."
     disproof = "The rates and counters of the optimizer, printed on each rank, are the same."
 
-    def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
+    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
         """Compare rates, then counters."""
         if alignment.kind != "optimizer":
             return

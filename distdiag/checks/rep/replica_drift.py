@@ -14,12 +14,12 @@ from distdiag.checks.shared.replicas import (
     names_of,
     odd_ranks,
 )
-from distdiag.events.models import Basis, ModelState, Moment
+from distdiag.events.models import Basis, Moment
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.models import ReplicaView
+from distdiag.views.models import StepReplicas
 
 
-class ReplicaDrift(Check):
+class ReplicaDrift(Check[StepReplicas]):
     """Copies of a parameter were the same on all ranks and are not any more.
 
     ## What it detects
@@ -47,8 +47,6 @@ class ReplicaDrift(Check):
     code = "REP003"
     name = "replica-drift"
     severity = Severity.ERROR
-    needs = (ModelState,)
-    moments = (Moment.STEP,)
 
     why = "Copies stay equal only while every rank applies the same update to them."
     fix = "Reduce the gradient over all ranks that hold the parameter, before every step."
@@ -56,7 +54,7 @@ class ReplicaDrift(Check):
     fix_leaves = "The difference that is there already: broadcast the parameter once."
     disproof = "The digests of the parameter on these ranks are the same after that step."
 
-    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+    def check(self, view: StepReplicas) -> Iterator[Finding]:
         """Judge parameters that were alike before."""
         if view.moment is not Moment.STEP or view.alike_at is None:
             return

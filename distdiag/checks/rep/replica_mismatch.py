@@ -14,12 +14,12 @@ from distdiag.checks.shared.replicas import (
     odd_ranks,
     unwritten_ranks,
 )
-from distdiag.events.models import Basis, ModelState, Moment, TensorPlan
+from distdiag.events.models import Basis, Moment, TensorPlan
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.models import ReplicaView
+from distdiag.views.models import StartReplicas, StepReplicas
 
 
-class ReplicaMismatch(Check):
+class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
     """Ranks hold different values of a tensor that should be the same.
 
     ## What it detects
@@ -46,8 +46,6 @@ class ReplicaMismatch(Check):
     code = "REP001"
     name = "replica-mismatch"
     severity = Severity.ERROR
-    needs = (ModelState,)
-    moments = (Moment.START, Moment.STEP)
 
     why = "Nothing makes copies equal that began differently: equal gradients keep the difference."
     fix = "Broadcast the tensors from the rank that has the right ones, before the first step."
@@ -55,7 +53,7 @@ class ReplicaMismatch(Check):
     fix_leaves = "Optimizer state and anything that was computed from the wrong values before."
     disproof = "The digests of the tensor, computed on each rank at that moment, are the same."
 
-    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+    def check(self, view: StartReplicas | StepReplicas) -> Iterator[Finding]:
         """Judge what differs from the start, and does not look as if it had never been written."""
         # That the program reduces a gradient itself is seen when it has done so.
         is_late = view.basis is Basis.REDUCED and view.moment is Moment.STEP

@@ -9,10 +9,10 @@ from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import RandomView
 
 
-class RngMismatch(Check):
+class RngMismatch(Check[RandomView]):
     """Ranks draw different random numbers where they should draw the same.
 
     ## What it detects
@@ -37,7 +37,6 @@ class RngMismatch(Check):
     code = "REP005"
     name = "rng-mismatch"
     severity = Severity.WARNING
-    needs = (RandomDraw, RandomState)
 
     why = "DTensor takes it that all ranks of a mesh have the same generator, and does not compare."
     fix = "Seed all ranks of the mesh alike, for instance by their data-parallel rank alone."
@@ -45,7 +44,7 @@ class RngMismatch(Check):
     fix_leaves = "What was drawn before: initialise it again, or broadcast it."
     disproof = "The state of the generator is the same on these ranks before the operation."
 
-    def check_alignment(self, alignment: Alignment[RandomDraw | RandomState]) -> Iterator[Finding]:
+    def check(self, alignment: RandomView) -> Iterator[Finding]:
         """Compare the states of the ranks."""
         draws = {r: e for r, e in alignment.by_rank.items() if isinstance(e, RandomDraw)}
         if draws and len({draw.digest for draw in draws.values()}) > 1:

@@ -17,13 +17,13 @@ from distdiag.checks.shared.replicas import (
     suspects_of,
     unwritten_ranks,
 )
-from distdiag.events.models import ModelState, Moment
+from distdiag.events.models import Moment
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.models import ContentView, ReplicaView
+from distdiag.views.models import ContentView, StartReplicas
 
 
-class UninitialisedReplica(Check):
+class UninitialisedReplica(Check[ContentView | StartReplicas]):
     """A tensor was never written, on some ranks or on all.
 
     ## What it detects
@@ -51,8 +51,6 @@ class UninitialisedReplica(Check):
     code = "REP002"
     name = "uninitialised-replica"
     severity = Severity.ERROR
-    needs = (ModelState,)
-    moments = (Moment.START,)
 
     why = "Materialising a tensor reserves memory and writes nothing into it."
     fix = "Load or broadcast the tensor on these ranks too, before it is used."
@@ -60,7 +58,15 @@ class UninitialisedReplica(Check):
     fix_leaves = "Tensors that differ without looking unwritten: REP001 names those."
     disproof = "The values that these ranks hold are those of the checkpoint or the initialiser."
 
-    def check_contents(self, view: ContentView) -> Iterator[Finding]:
+    def check(self, view: ContentView | StartReplicas) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case ContentView():
+                yield from self._check_contents(view)
+            case StartReplicas():
+                yield from self._check_replicas(view)
+
+    def _check_contents(self, view: ContentView) -> Iterator[Finding]:
         """Judge what looks like memory as it was found, on some ranks or on all."""
         suspects = suspects_of(view)
         if not suspects:
@@ -83,7 +89,7 @@ class UninitialisedReplica(Check):
             ),
         )
 
-    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+    def _check_replicas(self, view: StartReplicas) -> Iterator[Finding]:
         """Judge what looks unwritten on some ranks from the start."""
         # What is not zero is judged with all contents.
         zeros = [

@@ -8,14 +8,13 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.events.sequences import TokenPassport
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import TokenTraceView
 
 _KINDS: Final = frozenset({FaultKind.CONTEXT})
 
 
-class AttentionContext(Check):
+class AttentionContext(Check[TokenTraceView]):
     """A token attends to other tokens than it should when the sequence is split over ranks.
 
     ## What it detects
@@ -44,7 +43,6 @@ class AttentionContext(Check):
     code = "SEQ004"
     name = "attention-context"
     severity = Severity.ERROR
-    needs = (TokenPassport,)
 
     why = (
         "Each rank computes the attention of its own part, and has to be told where that part lies."
@@ -56,7 +54,7 @@ class AttentionContext(Check):
     fix_leaves = "The order of the tokens and the gradients, which are looked at on their own."
     disproof = "The values of numbered tokens show exactly the context that is due."
 
-    def check_alignment(self, alignment: Alignment[TokenPassport]) -> Iterator[Finding]:
+    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
         """Judge what all ranks of a group saw of the same tokens."""
         for fault in faults_of(alignment.by_rank):
             if fault.kind in _KINDS:

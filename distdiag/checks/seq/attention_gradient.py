@@ -8,14 +8,13 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.events.sequences import TokenPassport
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import TokenTraceView
 
 _KINDS: Final = frozenset({FaultKind.ATTENTION_GRADIENT})
 
 
-class AttentionGradient(Check):
+class AttentionGradient(Check[TokenTraceView]):
     """Split attention computes the right output and a wrong gradient.
 
     ## What it detects
@@ -42,7 +41,6 @@ class AttentionGradient(Check):
     code = "SEQ009"
     name = "attention-gradient"
     severity = Severity.ERROR
-    needs = (TokenPassport,)
 
     why = "The backward pass of split attention is written by hand, and no error shows in the loss."
     fix = "Use in each step of the backward pass the chunk that the forward pass used."
@@ -50,7 +48,7 @@ class AttentionGradient(Check):
     fix_leaves = "Weights that were trained with the wrong gradients."
     disproof = "Gradients agree with those of full attention over the gathered rows."
 
-    def check_alignment(self, alignment: Alignment[TokenPassport]) -> Iterator[Finding]:
+    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
         """Judge what all ranks of a group saw of the same tokens."""
         for fault in faults_of(alignment.by_rank):
             if fault.kind in _KINDS:

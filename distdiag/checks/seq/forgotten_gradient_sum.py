@@ -10,8 +10,7 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
-from distdiag.events.gradients import GradientSum, GradientSums
-from distdiag.events.models import ModelState
+from distdiag.events.gradients import GradientSum
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
@@ -244,7 +243,7 @@ def _is_own(look: GradientLook, group: Ranks, name: str, shards: set[str]) -> bo
 # ---
 
 
-class ForgottenGradientSum(Check):
+class ForgottenGradientSum(Check[GradientView | SumsView]):
     """Gradients of a rank's own tokens are never summed over the ranks that hold copies.
 
     ## What it detects
@@ -278,7 +277,6 @@ class ForgottenGradientSum(Check):
     code = "SEQ012"
     name = "forgotten-gradient-sum"
     severity = Severity.ERROR
-    needs = (GradientSums, ModelState)
 
     why = "A backward pass gives each rank the gradient of its own tokens."
     fix = "All-reduce the gradients of these parameters over these ranks before each step."
@@ -286,7 +284,15 @@ class ForgottenGradientSum(Check):
     fix_leaves = "The copies that differ already since earlier steps."
     disproof = "Each rank is meant to train these parameters for itself."
 
-    def check_gradients(self, view: GradientView) -> Iterator[Finding]:
+    def check(self, view: GradientView | SumsView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case GradientView():
+                yield from self._check_gradients(view)
+            case SumsView():
+                yield from self._check_sums(view)
+
+    def _check_gradients(self, view: GradientView) -> Iterator[Finding]:
         """Look for parameters that work on parts of sequences."""
         for found in part_gradients(view):
             ranks = RankSet(found.ranks)
@@ -311,7 +317,7 @@ class ForgottenGradientSum(Check):
             f"and were different before step {view.looks[-1].step}",
         )
 
-    def check_sums(self, view: SumsView) -> Iterator[Finding]:
+    def _check_sums(self, view: SumsView) -> Iterator[Finding]:
         """Look for parameters that a program leaves out of its sums."""
         names, summed = forgotten_in(view), summed_in(view)
         if not names:

@@ -8,14 +8,13 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.events.sequences import TokenPassport
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import TokenTraceView
 
 _KINDS: Final = frozenset({FaultKind.GRADIENT})
 
 
-class GatherGradientScale(Check):
+class GatherGradientScale(Check[TokenTraceView]):
     """Gradients come back through split and gather multiplied by a wrong factor, or not at all.
 
     ## What it detects
@@ -45,7 +44,6 @@ class GatherGradientScale(Check):
     code = "SEQ003"
     name = "gather-gradient-scale"
     severity = Severity.ERROR
-    needs = (TokenPassport,)
 
     why = "The backward passes must fit the reduction of parameters' gradients."
     fix = "Scale in the backward pass of the gather or change the reduction, not both."
@@ -55,7 +53,7 @@ class GatherGradientScale(Check):
     fix_leaves = "Losses that are divided by wrong counts of tokens."
     disproof = "The gradient of each token on these ranks is the one that a single rank computes."
 
-    def check_alignment(self, alignment: Alignment[TokenPassport]) -> Iterator[Finding]:
+    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
         """Judge what all ranks of a group saw of the same tokens."""
         for fault in faults_of(alignment.by_rank):
             if fault.kind in _KINDS:

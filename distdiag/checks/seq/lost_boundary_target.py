@@ -7,9 +7,8 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.sequences import is_one_text, members_of, num_local_tokens, phrase_of
-from distdiag.events.losses import LossPass, LossWeights
+from distdiag.events.losses import LossPass
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import SequenceUse
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.losses import LossView
@@ -18,7 +17,7 @@ from distdiag.views.sequences import Likeness, Losses, SequenceView
 _FEWEST: Final = 2
 
 
-class LostBoundaryTarget(Check):
+class LostBoundaryTarget(Check[LossView | SequenceView]):
     """Labels are shifted on each rank's part of a sequence, which loses a target at each boundary.
 
     ## What it detects
@@ -47,7 +46,6 @@ class LostBoundaryTarget(Check):
     code = "SEQ007"
     name = "lost-boundary-target"
     severity = Severity.WARNING
-    needs = (SequenceUse, LossWeights)
     covers = ("PAR013", "SEQ007")
 
     why = "A shift within a part cannot reach the first token of the next one."
@@ -56,7 +54,15 @@ class LostBoundaryTarget(Check):
     fix_leaves = "The loss of all other targets."
     disproof = "The loss counts the label that follows the last token of each part."
 
-    def check_losses(self, view: LossView) -> Iterator[Finding]:
+    def check(self, view: LossView | SequenceView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case LossView():
+                yield from self._check_losses(view)
+            case SequenceView():
+                yield from self._check_sequences(view)
+
+    def _check_losses(self, view: LossView) -> Iterator[Finding]:
         """Compare the targets that a model was given with those that its loss scores."""
         by_rank = {rank: [w.of(rank) for w in view.windows] for rank in view.ranks}
         short = {
@@ -91,7 +97,7 @@ class LostBoundaryTarget(Check):
             ),
         )
 
-    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def _check_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Count the labels that each rank leaves out."""
         for members in () if view.likeness is Likeness.OTHER_MODELS else members_of(view):
             told = [(each[members[0]], _lost(view, each, members)) for each in view.losses]

@@ -8,16 +8,15 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.events.sequences import TokenPassport
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import TokenTraceView
 
 _KINDS: Final = frozenset(
     {FaultKind.RAISED, FaultKind.LOST, FaultKind.DUPLICATED, FaultKind.PADDED}
 )
 
 
-class LostOrDuplicatedToken(Check):
+class LostOrDuplicatedToken(Check[TokenTraceView]):
     """Tokens are lost or doubled where a sequence is split over ranks and gathered again.
 
     ## What it detects
@@ -46,7 +45,6 @@ class LostOrDuplicatedToken(Check):
     code = "SEQ001"
     name = "lost-or-duplicated-token"
     severity = Severity.ERROR
-    needs = (TokenPassport,)
 
     why = "Parts that overlap or leave gaps do not raise: shapes fit all the same."
     fix = "Let the parts cover the sequence exactly, with padding that the gather cuts off."
@@ -54,7 +52,7 @@ class LostOrDuplicatedToken(Check):
     fix_leaves = "The order of the tokens, which is looked at on its own."
     disproof = "Tokens that are numbered come out of the gather exactly once each."
 
-    def check_alignment(self, alignment: Alignment[TokenPassport]) -> Iterator[Finding]:
+    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
         """Judge what all ranks of a group saw of the same tokens."""
         for fault in faults_of(alignment.by_rank):
             if fault.kind in _KINDS:

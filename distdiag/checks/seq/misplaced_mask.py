@@ -7,12 +7,11 @@ from typing import Final, NamedTuple
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.sequences import is_one_text, members_of, phrase_of
-from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import AttentionUse, SeenMask, SeenPadding, SequenceUse
+from distdiag.events.sequences import AttentionUse, SeenMask, SeenPadding
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.sequences import SequenceView, Uses
+from distdiag.views.sequences import MaskedSequences, Uses
 
 # Whether what hides tokens from attention belongs to the parts of a sequence that ranks hold.
 
@@ -183,7 +182,7 @@ def _are_swapped(found: list[SeenPadding]) -> bool:
 # ---
 
 
-class MisplacedMask(Check):
+class MisplacedMask(Check[MaskedSequences]):
     """What hides tokens from attention does not belong to the parts of a sequence that ranks hold.
 
     ## What it detects
@@ -214,7 +213,6 @@ class MisplacedMask(Check):
     code = "SEQ013"
     name = "misplaced-mask"
     severity = Severity.WARNING
-    needs = (SequenceUse,)
 
     why = "The mask is made or split apart from the tokens, and its form fits all the same."
     fix = "Split the mask as the token ids are split, and exchange it where keys are exchanged."
@@ -223,13 +221,8 @@ class MisplacedMask(Check):
     disproof = (
         "The mask that attention gets, printed on each rank, hides the tokens that it should."
     )
-    absent = "no mask, causality or lengths that hide tokens were seen at shared attention"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for masks, causality and lengths beside attention."""
-        return isinstance(event, SequenceUse) and any(u.mask or u.padding for u in event.uses)
-
-    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def check(self, view: MaskedSequences) -> Iterator[Finding]:
         """Compare what hides tokens in the first layer of each pass."""
         for members in members_of(view):
             faults = [(each, fault_of(each, members)) for each in view.passes]

@@ -8,7 +8,6 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.checks.shared.sequences import are_mixed, members_of, phrase_of
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import SequenceUse
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.sequences import Likeness, SequenceView
@@ -17,7 +16,7 @@ _FEWEST: Final = 2
 _IN_ORDER: Final = ("SequentialSampler", "shuffle=False")
 
 
-class MixedSamples(Check):
+class MixedSamples(Check[SequenceView]):
     """Ranks that share sequences draw different samples from the data set.
 
     ## What it detects
@@ -47,7 +46,6 @@ class MixedSamples(Check):
     code = "SEQ006"
     name = "mixed-samples"
     severity = Severity.ERROR
-    needs = (SequenceUse,)
 
     why = "The sampler counts the ranks that share a sequence as ranks with data of their own."
     fix = "Divide the data by the groups that share sequences, not by ranks."
@@ -55,7 +53,7 @@ class MixedSamples(Check):
     fix_leaves = "The model, and the number of tokens on each rank."
     disproof = "The indices of the samples, printed on the ranks of a group, are parts of one text."
 
-    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def check(self, view: SequenceView) -> Iterator[Finding]:
         """Compare the samples of the ranks that share sequences."""
         if view.is_fed_by_others or view.likeness is Likeness.OTHER_MODELS:
             return

@@ -7,17 +7,15 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.sequences import members_of, phrase_of
-from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import SequenceUse
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.sequences import SequenceView, Uses
+from distdiag.views.sequences import PositionedSequences, Uses
 
 _FEWEST: Final = 2
 
 
-class RepeatedPositions(Check):
+class RepeatedPositions(Check[PositionedSequences]):
     """Ranks hold different parts of a sequence, but place their tokens at the same positions.
 
     ## What it detects
@@ -47,20 +45,14 @@ class RepeatedPositions(Check):
     code = "SEQ011"
     name = "repeated-positions"
     severity = Severity.WARNING
-    needs = (SequenceUse,)
 
     why = "Positions are counted within the rank's part, or are not split with the ids."
     fix = "Split the positions of the whole sequence in the same way as its tokens."
     fix_changes = "What attention computes between tokens of different parts."
     fix_leaves = "The layers and their exchanges."
     disproof = "The positions that reach attention, printed on each rank, differ."
-    absent = "no positions of tokens were given to a module with shared attention"
 
-    def concerns(self, event: Event) -> bool:
-        """Look for positions beside attention."""
-        return isinstance(event, SequenceUse) and any(use.positions for use in event.uses)
-
-    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def check(self, view: PositionedSequences) -> Iterator[Finding]:
         """Compare the positions of the ranks' tokens in the first layer of each pass."""
         for members in members_of(view):
             same = [each for each in view.passes if _is_same(each, members)]

@@ -7,7 +7,7 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import AttentionUse, SequenceUse
+from distdiag.events.sequences import AttentionUse
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.sequences import SequenceView
@@ -15,7 +15,7 @@ from distdiag.views.sequences import SequenceView
 _FEWEST: Final = 2
 
 
-class UnpairedExchange(Check):
+class UnpairedExchange(Check[SequenceView]):
     """What attention made of whole sequences is not brought back to the ranks that hold the parts.
 
     ## What it detects
@@ -41,7 +41,6 @@ class UnpairedExchange(Check):
     code = "SEQ010"
     name = "unpaired-exchange"
     severity = Severity.ERROR
-    needs = (SequenceUse,)
 
     why = "The second all-to-all of the pair is missing in this layer."
     fix = "Exchange the output of attention: scatter its tokens and gather its heads."
@@ -49,7 +48,7 @@ class UnpairedExchange(Check):
     fix_leaves = "Weights that were trained on mixed outputs."
     disproof = "Something after attention brings all heads of this rank's tokens together."
 
-    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def check(self, view: SequenceView) -> Iterator[Finding]:
         """Look for layers that never bring anything back."""
         if view.how != "all_to_all" or len(view.passes) < _FEWEST:
             return

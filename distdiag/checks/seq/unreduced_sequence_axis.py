@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from distdiag.checks.base import Check
 from distdiag.checks.shared.sequences import members_of, phrase_of
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import SequenceUse
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.sequences import Likeness, Losses, SequenceView
 
 
-class UnreducedSequenceAxis(Check):
+class UnreducedSequenceAxis(Check[SequenceView]):
     """Gradients of parts of one sequence are never combined over the ranks that share it.
 
     ## What it detects
@@ -39,7 +38,6 @@ class UnreducedSequenceAxis(Check):
     code = "SEQ008"
     name = "unreduced-sequence-axis"
     severity = Severity.ERROR
-    needs = (SequenceUse,)
 
     why = "The group of DDP or FSDP leaves out the ranks that share a sequence, or there is none."
     fix = "Wrap the model over the data-parallel and sequence-parallel ranks together."
@@ -47,7 +45,7 @@ class UnreducedSequenceAxis(Check):
     fix_leaves = "The copies that differ already since earlier steps."
     disproof = "The gradient of a parameter is the same on these ranks when the step begins."
 
-    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def check(self, view: SequenceView) -> Iterator[Finding]:
         """Look for groups in which nothing is combined."""
         if view.is_reduced or view.how == "all_gather" or view.likeness is Likeness.OTHER_MODELS:
             return

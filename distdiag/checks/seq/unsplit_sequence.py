@@ -8,7 +8,7 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.checks.shared.sequences import members_of, phrase_of
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import AttentionUse, SequenceUse
+from distdiag.events.sequences import AttentionUse
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.sequences import SequenceView, Uses
@@ -16,7 +16,7 @@ from distdiag.views.sequences import SequenceView, Uses
 _FEWEST: Final = 2
 
 
-class UnsplitSequence(Check):
+class UnsplitSequence(Check[SequenceView]):
     """Ranks that should hold parts of a sequence all hold the same tokens.
 
     ## What it detects
@@ -45,7 +45,6 @@ class UnsplitSequence(Check):
     code = "SEQ005"
     name = "unsplit-sequence"
     severity = Severity.ERROR
-    needs = (SequenceUse,)
 
     why = "Nothing splits the sequence between the data loader and attention."
     fix = "Take this rank's part of each sequence before the model, with its labels and positions."
@@ -53,7 +52,7 @@ class UnsplitSequence(Check):
     fix_leaves = "The layers and their exchanges."
     disproof = "The token ids that reach the first layer, printed on each rank, differ."
 
-    def check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def check(self, view: SequenceView) -> Iterator[Finding]:
         """Compare what ranks gave in the first layer of each pass."""
         for members in members_of(view):
             same = [number for each in view.passes if (number := _num_same(each, members))]

@@ -8,9 +8,8 @@ from typing import Final
 from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.events.sequences import TokenPassport
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import TokenTraceView
 
 _KINDS: Final = frozenset(
     {
@@ -23,7 +22,7 @@ _KINDS: Final = frozenset(
 )
 
 
-class WrongTokenOrder(Check):
+class WrongTokenOrder(Check[TokenTraceView]):
     """Tokens come out of a gather in another order than they went into the split.
 
     ## What it detects
@@ -51,7 +50,6 @@ class WrongTokenOrder(Check):
     code = "SEQ002"
     name = "wrong-token-order"
     severity = Severity.ERROR
-    needs = (TokenPassport,)
 
     why = "A gather that joins the parts otherwise than the split cut them returns the right shape."
     fix = (
@@ -61,7 +59,7 @@ class WrongTokenOrder(Check):
     fix_leaves = "How gradients are multiplied, which is looked at only where the order is right."
     disproof = "Tokens that are numbered come out of the gather in ascending order."
 
-    def check_alignment(self, alignment: Alignment[TokenPassport]) -> Iterator[Finding]:
+    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
         """Judge what all ranks of a group saw of the same tokens."""
         for fault in faults_of(alignment.by_rank):
             if fault.kind in _KINDS:

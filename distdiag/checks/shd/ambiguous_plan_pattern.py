@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.checks.shd.placements import clashes, faults_of
-from distdiag.events.models import ModelPlan, PlanFault, PlanPatterns
+from distdiag.events.models import PlanFault
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.views.models import ProgramPlanView, RuleView
 
 
-class AmbiguousPlanPattern(Check):
+class AmbiguousPlanPattern(Check[RuleView | ProgramPlanView]):
     """Two patterns of a sharding plan say different things about one parameter.
 
     ## What it detects
@@ -39,7 +39,6 @@ class AmbiguousPlanPattern(Check):
     code = "SHD016"
     name = "ambiguous-plan-pattern"
     severity = Severity.WARNING
-    needs = (ModelPlan, PlanPatterns)
 
     why = "A parameter can be placed in one way only, and the plan names two."
     fix = "Narrow one of the patterns, so that each parameter has one placement over each axis."
@@ -47,7 +46,15 @@ class AmbiguousPlanPattern(Check):
     fix_leaves = "Parameters that neither pattern matches."
     disproof = "No parameter has a name that both patterns match."
 
-    def check_rules(self, view: RuleView) -> Iterator[Finding]:
+    def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case RuleView():
+                yield from self._check_rules(view)
+            case ProgramPlanView():
+                yield from self._check_program_plan(view)
+
+    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
         """Name the first parameter that each pair of rules disagrees about."""
         pairs: dict[tuple[str, str], list[str]] = {}
         first: dict[tuple[str, str], str] = {}
@@ -69,7 +76,7 @@ class AmbiguousPlanPattern(Check):
                 ),
             )
 
-    def check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name the parameters that an earlier pattern has taken."""
         faults = faults_of(view, PlanFault.CLASH)
         if not faults:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import evidence_of, first_and_more, location_on, names_of
-from distdiag.events.models import Basis, ModelState, Moment
+from distdiag.events.models import Basis, Moment
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.models import ReplicaView
+from distdiag.views.models import GradientReplicas
 
 
-class BypassedForward(Check):
+class BypassedForward(Check[GradientReplicas]):
     """A model was trained past the forward pass of DDP, which reduces no gradients then.
 
     ## What it detects
@@ -36,8 +36,6 @@ class BypassedForward(Check):
     code = "SHD019"
     name = "bypassed-forward"
     severity = Severity.ERROR
-    needs = (ModelState,)
-    moments = (Moment.GRADIENT,)
 
     why = "DDP's hooks on gradients do nothing until its own forward pass has armed the reducer."
     fix = "Call `ddp(inputs)` in training; let `forward` choose the method by an argument."
@@ -45,7 +43,7 @@ class BypassedForward(Check):
     fix_leaves = "The copies that differ already since earlier steps."
     disproof = "The forward pass of the wrapper was called, with gradients, since the last step."
 
-    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+    def check(self, view: GradientReplicas) -> Iterator[Finding]:
         """Judge gradients of models whose wrapper had no hand in them."""
         if view.moment is not Moment.GRADIENT or view.basis is not Basis.BYPASSED:
             return

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import OptimizerView
 
 
-class CountedDummyStep(Check):
+class CountedDummyStep(Check[OptimizerView]):
     """A step whose gradients were all zero counts in the state of an optimizer.
 
     ## What it detects
@@ -38,7 +37,6 @@ class CountedDummyStep(Check):
     code = "SHD008"
     name = "counted-dummy-step"
     severity = Severity.WARNING
-    needs = (OptimizerState,)
 
     why = "An optimizer counts its calls of `step`, whatever the gradients are."
     fix = "Reset the step counters after the step that only creates the state."
@@ -46,7 +44,7 @@ class CountedDummyStep(Check):
     fix_leaves = "What weight decay did in that step, unless it was zero."
     disproof = "Before the first real step, every `step` in the state is zero."
 
-    def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
+    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
         """Compare the counter with the steps that were taken."""
         counted = {
             rank: state

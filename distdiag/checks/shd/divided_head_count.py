@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
-from distdiag.events.models import ModelPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ModelView
 
 
-class DividedHeadCount(Check):
+class DividedHeadCount(Check[ModelView]):
     """The number of attention heads is divided by the mesh although the projection is whole.
 
     ## What it detects
@@ -38,7 +37,6 @@ class DividedHeadCount(Check):
     code = "SHD012"
     name = "divided-head-count"
     severity = Severity.ERROR
-    needs = (ModelPlan,)
 
     why = "The output of a replicated projection holds all heads on every rank."
     fix = "Leave the number of heads as it is, or shard the projection along the heads."
@@ -46,7 +44,7 @@ class DividedHeadCount(Check):
     fix_leaves = "Weights that were trained with the heads mixed up."
     disproof = "The projection of this module yields as many heads as its attribute says."
 
-    def check_model(self, view: ModelView) -> Iterator[Finding]:
+    def check(self, view: ModelView) -> Iterator[Finding]:
         """Name the parameters of the modules concerned."""
         divided: dict[str, int] = {}
         ranks: set[int] = set()

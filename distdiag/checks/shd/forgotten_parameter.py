@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
-from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import OptimizerView
 
 
-class ForgottenParameter(Check):
+class ForgottenParameter(Check[OptimizerView]):
     """Trainable parameters were made after the optimizers, and no optimizer holds them.
 
     ## What it detects
@@ -36,7 +35,6 @@ class ForgottenParameter(Check):
     code = "SHD013"
     name = "forgotten-parameter"
     severity = Severity.WARNING
-    needs = (OptimizerState,)
 
     why = "An optimizer holds the parameters that there were when it was made."
     fix = "Build and change the model first, and make the optimizer of all its parameters then."
@@ -44,7 +42,7 @@ class ForgottenParameter(Check):
     fix_leaves = "Parameters that were meant to stay as they are: set `requires_grad` to False."
     disproof = "The parameters named here are not meant to be trained."
 
-    def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
+    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
         """Name the parameters."""
         # Where an optimizer holds what these have replaced, SHD001 says so.
         ranks = RankSet(

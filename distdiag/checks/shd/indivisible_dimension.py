@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.checks.shd.placements import Uneven, faults_of, uneven
-from distdiag.events.models import ModelPlan, PlanFault, PlanPatterns, PlanSource
+from distdiag.events.models import PlanFault, PlanSource
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ProgramPlanView, RuleView
 
 
-class IndivisibleDimension(Check):
+class IndivisibleDimension(Check[RuleView | ProgramPlanView]):
     """What a plan splits evenly cannot be divided by the size of the axis.
 
     ## What it detects
@@ -40,7 +40,6 @@ class IndivisibleDimension(Check):
     code = "SHD017"
     name = "indivisible-dimension"
     severity = Severity.WARNING
-    needs = (ModelPlan, PlanPatterns)
 
     why = "DTensor and FSDP2 allow uneven parts, but the code around these expects equal ones."
     fix = "Use an axis whose size divides the number of experts or heads."
@@ -48,7 +47,15 @@ class IndivisibleDimension(Check):
     fix_leaves = "Checkpoints that hold the uneven parts."
     disproof = "The number of experts or heads is a multiple of the size of the axis."
 
-    def check_rules(self, view: RuleView) -> Iterator[Finding]:
+    def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case RuleView():
+                yield from self._check_rules(view)
+            case ProgramPlanView():
+                yield from self._check_program_plan(view)
+
+    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
         """Divide what the rules split; other axes than that of experts may be uneven."""
         found = list(uneven(view))
         sure = [each for each in found if each.is_expert]
@@ -70,7 +77,7 @@ class IndivisibleDimension(Check):
             ),
         )
 
-    def check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name what the program's plan cannot split evenly."""
         faults = faults_of(view, PlanFault.UNEVEN)
         if not faults:

@@ -10,12 +10,12 @@ from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import OptimizerView
 
 _MOST_SKIPPED: Final = 2
 
 
-class MissingGradients(Check):
+class MissingGradients(Check[OptimizerView]):
     """An optimizer steps though none of its parameters has a gradient.
 
     ## What it detects
@@ -41,7 +41,6 @@ class MissingGradients(Check):
     code = "SHD005"
     name = "missing-gradients"
     severity = Severity.ERROR
-    needs = (OptimizerState,)
 
     why = "A parameter whose `grad` is None is left out of the step without a word."
     fix = "Let the last backward pass before the step reduce and store the gradients."
@@ -49,7 +48,7 @@ class MissingGradients(Check):
     fix_leaves = "The steps before, which did nothing."
     disproof = "A parameter of the optimizer has a gradient then, or is not meant to move."
 
-    def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
+    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
         """Judge optimizers that have nothing to apply."""
         if alignment.kind != "optimizer":
             return

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
-from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import OptimizerView
 
 
-class OptimizerBeforeSharding(Check):
+class OptimizerBeforeSharding(Check[OptimizerView]):
     """An optimizer holds the parameters that a model had before it was sharded.
 
     ## What it detects
@@ -37,7 +36,6 @@ class OptimizerBeforeSharding(Check):
     code = "SHD001"
     name = "optimizer-before-sharding"
     severity = Severity.ERROR
-    needs = (OptimizerState,)
 
     why = "An optimizer refers to the parameter objects that it was given, not to their names."
     fix = "Create the optimizer after the model was wrapped, from `model.parameters()`."
@@ -45,7 +43,7 @@ class OptimizerBeforeSharding(Check):
     fix_leaves = "Checkpoints of the optimizer that were written meanwhile: they hold no history."
     disproof = "The parameters named here differ before and after the step."
 
-    def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
+    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
         """Name what the optimizer should hold instead."""
         stale = {rank: state for rank, state in alignment.by_rank.items() if state.replaced}
         if not stale:

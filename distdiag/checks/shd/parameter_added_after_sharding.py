@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import evidence_of, first_and_more, location_on, names_of
-from distdiag.events.models import ModelState, Moment
+from distdiag.events.models import Moment
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.models import ReplicaView
+from distdiag.views.models import GradientReplicas, StartReplicas
 
 
-class ParameterAddedAfterSharding(Check):
+class ParameterAddedAfterSharding(Check[StartReplicas | GradientReplicas]):
     """A trainable parameter was added to a model that FSDP2 had sharded before.
 
     ## What it detects
@@ -36,8 +36,6 @@ class ParameterAddedAfterSharding(Check):
     code = "SHD003"
     name = "parameter-added-after-sharding"
     severity = Severity.ERROR
-    needs = (ModelState,)
-    moments = (Moment.START, Moment.GRADIENT)
 
     why = "The hooks of FSDP2 serve the parameters that were there when it wrapped the module."
     fix = "Inject the parameters first and call `fully_shard` afterwards."
@@ -45,7 +43,7 @@ class ParameterAddedAfterSharding(Check):
     fix_leaves = "Values and optimizer state that have parted already."
     disproof = "The gradient of the parameter is reduced elsewhere before each step."
 
-    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+    def check(self, view: StartReplicas | GradientReplicas) -> Iterator[Finding]:
         """Name the parameters that came too late, and differ for it."""
         late = [tensor for tensor in view.tensors if tensor.plan.is_late]
         if not late or view.moment not in (Moment.START, Moment.GRADIENT):

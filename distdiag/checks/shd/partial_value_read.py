@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.models import PartialRead
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import RankState
 
 
-class PartialValueRead(Check):
+class PartialValueRead(Check[PartialRead]):
     """A program reads its own part of a sum or norm as if it were the whole.
 
     ## What it detects
@@ -36,7 +35,6 @@ class PartialValueRead(Check):
     code = "SHD011"
     name = "partial-value-read"
     severity = Severity.WARNING
-    needs = (PartialRead,)
 
     why = "DTensor puts reductions off until a value is needed, and `item()` takes what is there."
     fix = "Write `value.full_tensor().item()`, on all ranks of the mesh."
@@ -44,9 +42,7 @@ class PartialValueRead(Check):
     fix_leaves = "Decisions that were taken from the partial number before."
     disproof = "The value equals that of `full_tensor()`."
 
-    def check_event(
-        self, event: PartialRead, _states: Mapping[int, RankState]
-    ) -> Iterator[Finding]:
+    def check(self, event: PartialRead) -> Iterator[Finding]:
         """Name the line that reads."""
         location = user_location(event.site.frames)
         placements = ", ".join(event.placements)

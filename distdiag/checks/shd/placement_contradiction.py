@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.checks.shd.placements import Contradiction, contradictions, faults_of
-from distdiag.events.models import ModelPlan, PlanFault, PlanPatterns
+from distdiag.events.models import PlanFault
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ProgramPlanView, RuleView
 
 
-class PlacementContradiction(Check):
+class PlacementContradiction(Check[RuleView | ProgramPlanView]):
     """A tensor is not placed as the sharding plan says.
 
     ## What it detects
@@ -40,7 +40,6 @@ class PlacementContradiction(Check):
     code = "SHD015"
     name = "placement-contradiction"
     severity = Severity.ERROR
-    needs = (ModelPlan, PlanPatterns)
 
     why = (
         "What shards a model goes by its own configuration, and nothing compares it with the plan."
@@ -50,7 +49,15 @@ class PlacementContradiction(Check):
     fix_leaves = "Checkpoints that were written with the other placement."
     disproof = "`parameter.placements` and `parameter.device_mesh` are as the plan says."
 
-    def check_rules(self, view: RuleView) -> Iterator[Finding]:
+    def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case RuleView():
+                yield from self._check_rules(view)
+            case ProgramPlanView():
+                yield from self._check_program_plan(view)
+
+    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
         """Compare the tensors with the rules; what is unsure stands apart."""
         found = list(contradictions(view))
         sure = [each for each in found if each.grade is not Grade.NOTE]
@@ -80,7 +87,7 @@ class PlacementContradiction(Check):
             ),
         )
 
-    def check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name what is whole although the program's plan has matched it."""
         faults = faults_of(view, PlanFault.UNLIKE)
         if not faults:

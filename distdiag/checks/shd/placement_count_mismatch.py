@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
-from distdiag.events.models import ModelPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.views.models import ModelView
 
 
-class PlacementCountMismatch(Check):
+class PlacementCountMismatch(Check[ModelView]):
     """A parameter has not one placement for each dimension of its mesh.
 
     ## What it detects
@@ -35,7 +34,6 @@ class PlacementCountMismatch(Check):
     code = "SHD010"
     name = "placement-count-mismatch"
     severity = Severity.ERROR
-    needs = (ModelPlan,)
 
     why = "A placement says what happens along one dimension of the mesh, in their order."
     fix = "Pass as many placements as the mesh has dimensions."
@@ -43,7 +41,7 @@ class PlacementCountMismatch(Check):
     fix_leaves = "Tensors that were built from the wrong layout before."
     disproof = "`len(tensor.placements)` equals `tensor.device_mesh.ndim`."
 
-    def check_model(self, view: ModelView) -> Iterator[Finding]:
+    def check(self, view: ModelView) -> Iterator[Finding]:
         """Count placements and dimensions."""
         wrong: dict[str, str] = {}
         ranks: set[int] = set()

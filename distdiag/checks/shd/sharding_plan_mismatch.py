@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import location_on
-from distdiag.events.models import Basis, ModelPlan, TensorPlan
+from distdiag.events.models import Basis, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ModelView
@@ -133,7 +133,7 @@ def odd_ranks(difference: Difference) -> tuple[RankSet, bool]:
 # ---
 
 
-class ShardingPlanMismatch(Check):
+class ShardingPlanMismatch(Check[ModelView]):
     """Ranks shard or wrap one model differently.
 
     ## What it detects
@@ -161,7 +161,6 @@ class ShardingPlanMismatch(Check):
     code = "SHD002"
     name = "sharding-plan-mismatch"
     severity = Severity.ERROR
-    needs = (ModelPlan,)
 
     why = "No backend compares plans: each rank sends and expects what its own plan says."
     fix = "Give all ranks the same rule, and apply it before any rank-dependent change."
@@ -169,7 +168,7 @@ class ShardingPlanMismatch(Check):
     fix_leaves = "Checkpoints that were written with the differing plans."
     disproof = "The plans of this tensor, printed on each rank after wrapping, are the same."
 
-    def check_model(self, view: ModelView) -> Iterator[Finding]:
+    def check(self, view: ModelView) -> Iterator[Finding]:
         """Name the first tensor that is kept differently."""
         difference = first_difference(view)
         if difference is None:

@@ -10,10 +10,10 @@ from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Severity
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import OptimizerView
 
 
-class StaleOptimizerState(Check):
+class StaleOptimizerState(Check[OptimizerView]):
     """An optimizer keeps its state for parameters that it does not hold any more.
 
     ## What it detects
@@ -39,7 +39,6 @@ class StaleOptimizerState(Check):
     code = "SHD007"
     name = "stale-optimizer-state"
     severity = Severity.ERROR
-    needs = (OptimizerState,)
 
     why = "The state of an optimizer is keyed by parameter objects, and these were replaced."
     fix = "Re-key the state with the new parameters, or make the optimizer after sharding."
@@ -47,7 +46,7 @@ class StaleOptimizerState(Check):
     fix_leaves = "The steps that were taken without it."
     disproof = "Every key of `optimizer.state` is in one of `optimizer.param_groups`."
 
-    def check_alignment(self, alignment: Alignment[OptimizerState]) -> Iterator[Finding]:
+    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
         """Name the parameters that lack what stale entries hold."""
         # A part that was replaced, a new head, may well begin anew.
         stale = {r: s for r, s in alignment.by_rank.items() if _has_lost_all(s)}

@@ -7,7 +7,6 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import location_on
-from distdiag.events.models import ModelState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.views.models import ScalingView
@@ -15,7 +14,7 @@ from distdiag.views.models import ScalingView
 _TOLERANCE: Final = 0.05
 
 
-class UnequalGradientScaling(Check):
+class UnequalGradientScaling(Check[ScalingView]):
     """Ranks scale the gradients of one model by different factors.
 
     ## What it detects
@@ -42,7 +41,6 @@ class UnequalGradientScaling(Check):
     code = "SHD006"
     name = "unequal-gradient-scaling"
     severity = Severity.ERROR
-    needs = (ModelState,)
 
     why = "The norm of a sharded gradient is known to no rank alone: squares must be summed first."
     fix = "Compute the coefficient from the norm over all shards, so that it is one for all ranks."
@@ -50,7 +48,7 @@ class UnequalGradientScaling(Check):
     fix_leaves = "The threshold: a global norm is larger than a local one."
     disproof = "The coefficient that each rank multiplied its gradients by is the same."
 
-    def check_scaling(self, view: ScalingView) -> Iterator[Finding]:
+    def check(self, view: ScalingView) -> Iterator[Finding]:
         """Compare the factors of the ranks."""
         low, high = min(view.by_rank.values()), max(view.by_rank.values())
         if high - low <= _TOLERANCE * max(abs(low), abs(high)):

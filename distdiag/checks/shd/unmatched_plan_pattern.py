@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.config.placement_rules import closest, matches
-from distdiag.events.models import ModelPlan, PlanPatterns, PlanSource
+from distdiag.events.models import PlanSource
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ProgramPlanView, RuleView
 
 
-class UnmatchedPlanPattern(Check):
+class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
     """A pattern of a sharding plan matches nothing.
 
     ## What it detects
@@ -39,7 +39,6 @@ class UnmatchedPlanPattern(Check):
     code = "SHD014"
     name = "unmatched-plan-pattern"
     severity = Severity.WARNING
-    needs = (ModelPlan, PlanPatterns)
 
     why = "Plans are matched by name, and a name that is not there is skipped."
     fix = "Correct the pattern, or leave it out."
@@ -47,7 +46,15 @@ class UnmatchedPlanPattern(Check):
     fix_leaves = "Checkpoints that were written without the sharding."
     disproof = "A parameter or module of the model whose name fits the pattern."
 
-    def check_rules(self, view: RuleView) -> Iterator[Finding]:
+    def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
+        """Judge what the view shows."""
+        match view:
+            case RuleView():
+                yield from self._check_rules(view)
+            case ProgramPlanView():
+                yield from self._check_program_plan(view)
+
+    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
         """Match the rules of the table against the names of all tensors."""
         names = tuple(dict.fromkeys(tensor.plan.name for tensor in view.tensors))
         models = ", ".join(dict.fromkeys(tensor.model for tensor in view.tensors))
@@ -67,7 +74,7 @@ class UnmatchedPlanPattern(Check):
                 ),
             )
 
-    def check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name the patterns that matched on no rank."""
         unmatched = [each.seen for each in view.patterns if each.num_matches == 0]
         if not unmatched:

@@ -13,12 +13,12 @@ from distdiag.checks.shared.replicas import (
     location_on,
     names_of,
 )
-from distdiag.events.models import Basis, ModelState, Moment
+from distdiag.events.models import Basis, Moment
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.models import ReplicaView
+from distdiag.views.models import GradientReplicas
 
 
-class UnreducedGradient(Check):
+class UnreducedGradient(Check[GradientReplicas]):
     """An optimizer applies gradients that differ between the copies of a parameter.
 
     ## What it detects
@@ -43,8 +43,6 @@ class UnreducedGradient(Check):
     code = "SHD004"
     name = "unreduced-gradient"
     severity = Severity.ERROR
-    needs = (ModelState,)
-    moments = (Moment.GRADIENT,)
 
     why = "A backward pass gives each rank the gradient of its own batch, heads or tokens."
     fix = "All-reduce the gradient over these ranks after the last backward pass of the step."
@@ -52,7 +50,7 @@ class UnreducedGradient(Check):
     fix_leaves = "The copies that differ already since earlier steps."
     disproof = "The gradients of the parameter on these ranks are equal when the step begins."
 
-    def check_replicas(self, view: ReplicaView) -> Iterator[Finding]:
+    def check(self, view: GradientReplicas) -> Iterator[Finding]:
         """Judge gradients at the step."""
         # Where DDP was bypassed, SHD019 says so.
         if view.moment is not Moment.GRADIENT or view.basis in (*NOT_REDUCED, Basis.BYPASSED):

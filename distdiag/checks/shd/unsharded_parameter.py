@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
-from distdiag.events.models import Basis, ModelPlan, TensorPlan
+from distdiag.events.models import Basis, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ModelView
@@ -19,7 +19,7 @@ _FEWEST_BLOCKS: Final = 4
 _LARGE: Final = 1 << 20
 
 
-class UnshardedParameter(Check):
+class UnshardedParameter(Check[ModelView]):
     """Parts of a sharded model belong to no module that was wrapped, or all to one.
 
     ## What it detects
@@ -45,7 +45,6 @@ class UnshardedParameter(Check):
     code = "SHD018"
     name = "unsharded-parameter"
     severity = Severity.INFO
-    needs = (ModelPlan,)
 
     why = "FSDP2 manages the parameters below the modules that it was called on, and no others."
     fix = "Call `fully_shard(model)` once more, on the root, after its blocks."
@@ -53,7 +52,7 @@ class UnshardedParameter(Check):
     fix_leaves = "Copies that differ already, and parameters that were ignored on purpose."
     disproof = "The program reduces the gradients of these parameters itself before each step."
 
-    def check_model(self, view: ModelView) -> Iterator[Finding]:
+    def check(self, view: ModelView) -> Iterator[Finding]:
         """Look for what is outside all units, and for a unit that is all."""
         sharded = {rank: plans for rank, plans in view.by_rank.items() if any(map(_is_in, plans))}
         outside = {rank: [p.name for p in plans if _is_out(p)] for rank, plans in sharded.items()}

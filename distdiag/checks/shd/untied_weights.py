@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import location_on
-from distdiag.events.models import ModelPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.views.models import ModelView
 
 
-class UntiedWeights(Check):
+class UntiedWeights(Check[ModelView]):
     """Weights that a model's configuration calls tied are not one tensor.
 
     ## What it detects
@@ -37,7 +36,6 @@ class UntiedWeights(Check):
     code = "SHD009"
     name = "untied-weights"
     severity = Severity.ERROR
-    needs = (ModelPlan,)
 
     why = "A tie is two names for one object; what copies or replaces tensors one by one cuts it."
     fix = "Call `tie_weights()` after the model was materialised, before it is wrapped."
@@ -45,7 +43,7 @@ class UntiedWeights(Check):
     fix_leaves = "Checkpoints that were saved without the head while it was a tensor of its own."
     disproof = "Both names give the same tensor (`a.weight is b.weight`)."
 
-    def check_model(self, view: ModelView) -> Iterator[Finding]:
+    def check(self, view: ModelView) -> Iterator[Finding]:
         """Name the two tensors and the ranks where they are two."""
         pairs: dict[tuple[str, str], list[int]] = {}
         for rank, plans in view.by_rank.items():

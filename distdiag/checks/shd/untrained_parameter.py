@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
-from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import UntrainedView
 
 
-class UntrainedParameter(Check):
+class UntrainedParameter(Check[UntrainedView]):
     """An optimizer holds trainable parameters that had no gradient at any look.
 
     ## What it detects
@@ -39,7 +38,6 @@ class UntrainedParameter(Check):
     code = "SHD020"
     name = "untrained-parameter"
     severity = Severity.WARNING
-    needs = (OptimizerState,)
 
     why = "A parameter that the loss does not depend on gets no gradient, and no error says so."
     fix = "Let the loss depend on the parameters, or set their `requires_grad` to False."
@@ -47,7 +45,7 @@ class UntrainedParameter(Check):
     fix_leaves = "Checkpoints, which hold the values with which the parameters were made."
     disproof = "The parameters have gradients at the steps that were not looked at."
 
-    def check_untrained(self, view: UntrainedView) -> Iterator[Finding]:
+    def check(self, view: UntrainedView) -> Iterator[Finding]:
         """Tell what ranks treat differently from what nobody trains."""
         if view.parted:
             names = tuple(view.parted)
