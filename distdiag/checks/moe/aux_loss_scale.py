@@ -256,7 +256,7 @@ class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
             case CombinedAuxLossView():
                 yield from self._check_combined_losses(view)
 
-    def _check_losses(self, view: AuxLossView) -> Iterator[Finding]:
+    def _check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
         windows = [w for w in known_windows(view) if any(p.aux for _, p in w.passes())]
         windows = list(dropwhile(_is_begun_late, windows))
