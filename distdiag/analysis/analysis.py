@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
@@ -15,7 +15,7 @@ from distdiag.analysis.evidence import Evidence, gather
 from distdiag.checks import load_checks
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
-from distdiag.events.base import Event, Phase
+from distdiag.events.base import Phase
 from distdiag.events.collectives import Collective
 from distdiag.events.lifecycle import Exited, Heartbeat, RankStarted, TorchLoaded
 from distdiag.events.ranks import RankSet
@@ -197,9 +197,8 @@ def analyze(
     timeline.stand_still(evidence.pause_s())
     roll.attendance.settle(is_hung=engine.is_hung)
     timeline.end()
-    needs = {code: check.needs for code, check in catalogue.items()}
     gaps = evidence.gaps | _left_out(catalogue, selection) | engine.not_checked
-    gaps |= roll.gaps({code: needs[code] for code in engine.checked})
+    gaps |= roll.gaps(engine.checked)
     return _report(evidence, engine, roll, gaps)
 
 
@@ -216,11 +215,9 @@ class _Roll:
         self.torch = ""
         self.started_ns = 0
         self.command: tuple[str, ...] = ()
-        self._kinds: set[type[Event]] = set()
         self._told: set[str] = set()
 
     def feed(self, event: AnyEvent) -> None:
-        self._kinds.add(type(event))
         self.attendance.feed(event)
         match event:
             case Collective():
@@ -237,18 +234,12 @@ class _Roll:
             fields = ("reduce_op", call.signature.reduce_op), ("root", call.signature.root)
             self._told |= {name for name, value in fields if value is not None}
 
-    def gaps(self, needs: Mapping[str, tuple[type[Event], ...]]) -> dict[str, str]:
-        """Return which checks had nothing to judge."""
-        gaps = {
-            code: f"no {' or '.join(kind.__name__ for kind in kinds)} is in the files"
-            for code, kinds in needs.items()
-            if code[:3] != "DIA" and not any(issubclass(seen, kinds) for seen in self._kinds)
-        }
-        untold = {code: part for code, part in _NOT_TOLD.items() if part not in self._told}
-        return gaps | {
+    def gaps(self, codes: Collection[str]) -> dict[str, str]:
+        """Return which of these checks lack what a flight recorder leaves out."""
+        return {
             code: f"no file tells the {part} of a collective"
-            for code, part in untold.items()
-            if code in needs
+            for code, part in _NOT_TOLD.items()
+            if part not in self._told and code in codes
         }
 
 

@@ -228,14 +228,14 @@ def explain(code: str) -> None:
     click.echo(f"{wanted.code} {wanted.name} ({wanted.severity})\n\n{_documentation(wanted)}")
 
 
-def _catalogue() -> dict[str, type[Check] | type[Rule]]:
+def _catalogue() -> dict[str, type[Check[Any]] | type[Rule]]:
     """Return the checks, and the rules of the static companion that are no checks, by code."""
-    found: dict[str, type[Check] | type[Rule]] = {**load_rules()}
+    found: dict[str, type[Check[Any]] | type[Rule]] = {**load_rules()}
     found.update(load_checks())
     return {code: found[code] for code in sorted(found)}
 
 
-def _documentation(check: type[Check] | type[Rule]) -> str:
+def _documentation(check: type[Check[Any]] | type[Rule]) -> str:
     return inspect.cleandoc(check.__doc__ or "This check has no documentation.")
 
 

@@ -1,82 +1,116 @@
-"""What watches one subject of a run for the engine, and has it judged."""
+"""The contract of an aligner, which puts events of ranks side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import ClassVar, Final
 
-from distdiag.engine.runner import Judges
+from distdiag.config.placement_rules import PlacementRule
+from distdiag.engine.ranks import RankTracker
 from distdiag.events.base import Event
-from distdiag.events.comparisons import Disparity, RoutingDifference
+from distdiag.events.ranks import RankSet
+from distdiag.findings.store import FindingStore
+from distdiag.views.base import View
+from distdiag.views.rank_states import RankState
 
-ONE_RUN = "there is one run only: distdiag parity compares it with another"
-ONE_ROUTING = "there is one run only: distdiag moe-determinism compares it with the same again"
+
+@dataclass(frozen=True, slots=True)
+class NothingThere:
+    """The run holds nothing of what a view shows, so checks of it have nothing to judge."""
+
+    reason: str
 
 
-class Watch:
-    """Fed with the events of its `kinds` as they come; judges at once what is complete."""
+@dataclass(frozen=True, slots=True)
+class NotObserved:
+    """What a view shows was not observed, or not wholly, so checks of it may have missed some."""
 
-    kinds: ClassVar[tuple[type[Event], ...]]
+    reason: str
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The codes of the checks that did not see all, and why."""
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A profile or an option leaves it out."""
+
+    reason: str
+
+
+Gap = NothingThere | NotObserved | LeftOut
+
+LIGHT: Final = LeftOut("the light profile leaves the steps out")
+
+
+@dataclass(slots=True)
+class CallOrder:
+    """Since when the calls of ranks are paired wrongly, so that their order is not known."""
+
+    doubted_since_ns: int | None = None
+
+    def doubt(self, since_ns: int) -> None:
+        """Take note that calls do not match from this time on."""
+        known = self.doubted_since_ns
+        self.doubted_since_ns = since_ns if known is None else min(known, since_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What an aligner may know of the run.
+
+    `world` are the observed ranks. `states` returns what is known of each of them now. `rules` are
+    the user's own sharding plan. `only_start`: the profile leaves the steps of models out.
+    `hang_timeout_s` is the user's threshold in seconds; None lets the duration of steps decide.
+    """
+
+    world: RankSet
+    states: Callable[[], Mapping[int, RankState]]
+    trackers: Mapping[int, RankTracker]
+    store: FindingStore
+    order: CallOrder
+    rules: Sequence[PlacementRule] = ()
+    only_start: bool = False
+    hang_timeout_s: float | None = None
+
+
+class Aligner:
+    """Takes in events of the types that it `needs`, and yields the views that it `builds`.
+
+    A generator may use what a ``yield`` returns: whether a check found something of warning or
+    above in the view. An aligner is fed only if some check judges one of its views.
+    """
+
+    needs: ClassVar[tuple[type[Event], ...]]
+    builds: ClassVar[tuple[type[View | Event], ...]]
+    """What it yields, and the events of whose absence it knows the reason."""
+
+    def __init__(self, job: Job) -> None:
+        """Nothing was observed yet."""
+        self.job = job
+
+    def feed(self, event: Event) -> Iterable[View]:
+        """Take in one event of one rank; return the views that it completes."""
+        return ()
+
+    def tick(self, now_ns: int, unseen: Collection[int]) -> Iterable[View]:
+        """Let time pass; nothing can be heard now of the ranks in `unseen`."""
+        return ()
+
+    def end(self) -> Iterable[View]:
+        """Return, at the end of the run, the views of what not all ranks have reached."""
+        return ()
+
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say of which views there were none, or not all, and why; asked at any time."""
         return {}
 
-    def feed(self, event: Event) -> None:
-        """Take in one event of one rank."""
 
-    def finish(self) -> None:
-        """Judge what not all ranks have told, at the end of the run."""
-
-
-class Watches:
-    """Several watches, each of which gets the events that it wants."""
-
-    def __init__(self, watches: Iterable[Watch]) -> None:
-        """Feed these."""
-        self._all = tuple(watches)
-        self._by_kind: dict[type[Event], tuple[Watch, ...]] = {}
-
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The codes of the checks that did not see all, and why."""
-        return {code: why for watch in self._all for code, why in watch.not_checked.items()}
-
-    def feed(self, event: Event) -> None:
-        """Hand an event to those that want it."""
-        kind = type(event)
-        wanted = self._by_kind.get(kind)
-        if wanted is None:
-            wanted = tuple(watch for watch in self._all if issubclass(kind, watch.kinds))
-            self._by_kind[kind] = wanted
-        for watch in wanted:
-            watch.feed(event)
-
-    def finish(self) -> None:
-        """Let all judge what is incomplete."""
-        for watch in self._all:
-            watch.finish()
-
-
-class ComparedRuns(Watch):
-    """Knows whether two runs were compared."""
-
-    kinds = (Disparity, RoutingDifference)
-
-    def __init__(self, judges: Judges, *, is_comparison: bool = False) -> None:
-        """Nothing was compared yet, unless this `is_comparison` and nothing differs."""
-        self._judges = judges
-        self._has_compared = is_comparison
-
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The checks of comparisons, if there was none."""
-        if self._has_compared:
-            return {}
-        routing = {check.code: ONE_ROUTING for check in self._judges.needing(RoutingDifference)}
-        return {check.code: ONE_RUN for check in self._judges.needing(Disparity)} | routing
-
-    def feed(self, event: Event) -> None:
-        """Take note of a comparison."""
-        self._has_compared = True
+def find_aligners() -> Iterator[type[Aligner]]:
+    """Import every module of the engine and yield the aligners that they define."""
+    package = import_module(__package__)
+    for module in walk_packages(package.__path__, f"{__package__}."):
+        for value in vars(import_module(module.name)).values():
+            is_aligner = isinstance(value, type) and issubclass(value, Aligner)
+            if is_aligner and value is not Aligner and value.__module__ == module.name:
+                yield value

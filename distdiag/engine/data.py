@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
-from distdiag.engine.aligner import Watch
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated, Signature
@@ -16,68 +15,81 @@ from distdiag.events.data import EpochFed, ModelFed, RowsGathered, ScheduleState
 from distdiag.events.lifecycle import ProbeDisabled, SteppedAlone
 from distdiag.events.models import ModelPlan
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
-from distdiag.views.data import FeedView
+from distdiag.views.alignment import (
+    Alignment,
+    EpochView,
+    GatheredRowsView,
+    LoneStepsView,
+    ScheduleView,
+)
+from distdiag.views.base import View
+from distdiag.views.data import FeedView, NormalisedFeeds
 
 # Which ranks train without anything that connects them, though they were launched together.
 
 
-class LoneSteps(Watch):
-    """Judges ranks that stepped alone, once all have or at the end, and never met before or since.
+class LoneStepsAligner(Aligner):
+    """Shows ranks that stepped alone, once all have or at the end, and never met before or since.
 
     A group that was made before is none that connects them: their library may not use it.
     """
 
-    kinds = (Collective, GroupCreated, ProbeDisabled, SteppedAlone)
+    needs = (Collective, GroupCreated, ProbeDisabled, SteppedAlone)
+    builds = (LoneStepsView,)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
+    def __init__(self, job: Job) -> None:
         """Nobody has stepped yet."""
-        self._world = world
-        self._judges = judges
+        super().__init__(job)
         self._alone: dict[int, SteppedAlone] = {}
         self._connected: set[int] = set()
         self._blind: set[int] = set()
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The check of first steps, if those of some rank were not seen."""
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether the first steps of some rank were not seen."""
         if not self._blind:
             return {}
         why = f"the steps of {RankSet(self._blind).phrase()} are not observed"
-        return {check.code: why for check in self._judges.needing(SteppedAlone)}
+        return {LoneStepsView: NotObserved(why)}
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         match event:
             case SteppedAlone():
                 self._alone[event.rank] = event
-                if self._alone.keys() >= set(self._world):
-                    self._judge()
+                if self._alone.keys() >= set(self.job.world):
+                    yield self._view()
             case ProbeDisabled(probe="steps"):
                 self._blind.add(event.rank)
             case Collective():
-                self._connect(event.rank)
+                yield from self._connect(event.rank)
             case GroupCreated() if event.rank in self._alone:
-                self._connect(event.rank)
+                yield from self._connect(event.rank)
 
-    def finish(self) -> None:
-        """Judge those that stepped, though others never did."""
+    def end(self) -> Iterator[View]:
+        """Show those that stepped, though others never did."""
         if self._alone:
-            self._judge()
+            yield self._view()
 
-    def _connect(self, rank: int) -> None:
+    def _connect(self, rank: int) -> Iterator[View]:
         if rank not in self._connected:
             self._connected.add(rank)
             if rank in self._alone:
-                self._judge()
+                yield self._view()
 
-    def _judge(self) -> None:
+    def _view(self) -> LoneStepsView:
         alone = {r: e for r, e in sorted(self._alone.items()) if r not in self._connected}
-        self._judges.judge_lone_steps(Alignment("step", ("first",), alone, self._world))
+        return LoneStepsView("step", ("first",), alone, self.job.world)
 
 
 # ---
 
+_NO_NORMS: Final = NothingThere("no layer normalises by the statistics of a batch on one rank")
+_NO_SCHEDULE: Final = NothingThere("no schedule of a learning rate was seen")
+_VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
+    EpochFed: EpochView,
+    ScheduleState: ScheduleView,
+    RowsGathered: GatheredRowsView,
+}
 _MOST_CALLS: Final = 64
 _MOST_PASSES: Final = 8
 _REDUCTIONS: Final = ("all_reduce", "allreduce", "reduce")
@@ -97,32 +109,46 @@ _SHARING: Final = re.compile(
 """Names of process groups and axes whose ranks work on the same samples."""
 
 
-class DataWatch(Watch):
-    """Feed events as they come; what is complete is judged at once, the rest at the end."""
+class DataAligner(Aligner):
+    """What models were fed, passes over data sets, schedules, and rows that were gathered."""
 
-    kinds = (ModelFed, EpochFed, ScheduleState, RowsGathered, Collective, GroupCreated, ModelPlan)
+    needs = (ModelFed, EpochFed, ScheduleState, RowsGathered, Collective, GroupCreated, ModelPlan)
+    builds = (FeedView, NormalisedFeeds, EpochView, ScheduleView, GatheredRowsView)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
-        """Watch what these ranks are fed."""
-        self._judges = judges
-        self._events = SideBySide(world)
-        self._feeds = SideBySide(world)
+    def __init__(self, job: Job) -> None:
+        """Nothing was fed yet."""
+        super().__init__(job)
+        self._events = SideBySide(job.world)
+        self._feeds = SideBySide(job.world)
+        self._has_norms = False
+        self._has_schedule = False
         self._passes: dict[tuple[str, RankSet], deque[Mapping[int, ModelFed]]] = {}
         self._calls: dict[int, deque[tuple[int, int, bool]]] = {}
         self._is_foreign: dict[int, tuple[bool, CallSite]] = {}
         self._sharing: list[frozenset[int]] = []
 
-    def feed(self, event: Event) -> None:
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say what was never there."""
+        gaps: dict[type[View | Event], Gap] = {}
+        if not self._has_norms:
+            gaps[NormalisedFeeds] = _NO_NORMS
+        if not self._has_schedule:
+            gaps[ScheduleView] = _NO_SCHEDULE
+        return gaps
+
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         match event:
             case ModelFed():
+                self._has_norms |= event.num_local_norms > 0
                 alignment = self._feeds.add(event)
                 if alignment is not None and event.members:
-                    self._judge_feeds(event.model, alignment.by_rank)
+                    yield from self._show_feeds(event.model, alignment.by_rank)
             case EpochFed() | ScheduleState() | RowsGathered():
+                self._has_schedule |= isinstance(event, ScheduleState)
                 alignment = self._events.add(event)
                 if alignment is not None:
-                    self._judges.judge(alignment)
+                    yield alignment.show_as(_VIEWS[type(event)], {})
             case Collective():
                 self._feed_call(event)
             case GroupCreated() if _SHARING.search(event.desc.lower()):
@@ -130,10 +156,10 @@ class DataWatch(Watch):
             case ModelPlan(first=0):
                 self._feed_plan(event)
 
-    def finish(self) -> None:
-        """Judge what not all ranks have told."""
+    def end(self) -> Iterator[View]:
+        """Show what not all ranks have reached."""
         for alignment in self._events.rest():
-            self._judges.judge(alignment)
+            yield alignment.show_as(_VIEWS[type(alignment.any_event)], {})
 
     def _feed_plan(self, plan: ModelPlan) -> None:
         for mesh in {tensor.mesh for tensor in plan.tensors if tensor.mesh is not None}:
@@ -155,7 +181,7 @@ class DataWatch(Watch):
             known_calls = self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS))
             known_calls.append((call.seq, num_rows, is_reduction))
 
-    def _judge_feeds(self, model: str, by_rank: Mapping[int, ModelFed]) -> None:
+    def _show_feeds(self, model: str, by_rank: Mapping[int, ModelFed]) -> Iterator[View]:
         ranks = RankSet(by_rank)
         passes = self._passes.setdefault((model, ranks), deque(maxlen=_MOST_PASSES))
         passes.append(by_rank)
@@ -163,7 +189,9 @@ class DataWatch(Watch):
         fed = [fed for each in passes for fed in each.values()]
         is_shared = is_shared or any(map(self._exchanges, fed))
         if len(passes) > 1:
-            self._judges.judge_feeds(FeedView(model, ranks, tuple(passes), is_shared))
+            yield FeedView(model, ranks, tuple(passes), is_shared)
+            if self._has_norms:
+                yield NormalisedFeeds(model, ranks, tuple(passes), is_shared)
 
     def _exchanges(self, fed: ModelFed) -> bool:
         """Say whether a rank has sent more than gradients and parameters for these samples."""

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from distdiag.engine.aligner import Watch
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
@@ -23,7 +22,16 @@ from distdiag.events.sequences import (
     SequenceUse,
     TokenPassport,
 )
-from distdiag.views.sequences import Likeness, Losses, SequenceView, Uses
+from distdiag.views.alignment import TokenTraceView
+from distdiag.views.base import View
+from distdiag.views.sequences import (
+    Likeness,
+    Losses,
+    MaskedSequences,
+    PositionedSequences,
+    SequenceView,
+    Uses,
+)
 
 # Compares the models of ranks, as they are when their training begins.
 
@@ -88,45 +96,53 @@ NOT_ASKED: Final = (
 )
 
 
-class SequenceWatch(Watch):
-    """Feed events as they come; a passage is judged when all ranks of its group have told."""
+class TokenTraceAligner(Aligner):
+    """Numbered tokens, shown when all ranks of their group are there."""
 
-    kinds = (TokenPassport, SequenceUnverified)
+    needs = (TokenPassport, SequenceUnverified)
+    builds = (TokenTraceView,)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
+    def __init__(self, job: Job) -> None:
         """Nothing was sent yet."""
-        self._judges = judges
-        self._events = SideBySide(world)
-        self._told: set[int] = set()
-        self._has_judged = False
+        super().__init__(job)
+        self._events = SideBySide(job.world)
+        self._seen: set[int] = set()
+        self._is_shown = False
         self._unverified: dict[str, str] = {}
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The checks of sequences, if none was verified, or not what a library has."""
-        ranks = RankSet(self._told)
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether nothing was verified, or not what a library has."""
         if self._unverified:
             why = "; ".join(f"{name}: {reason}" for name, reason in self._unverified.items())
-        elif self._has_judged:
+            return {TokenTraceView: NotObserved(why)}
+        if self._is_shown:
             return {}
-        else:
-            why = f"only {ranks.phrase()} told what became of the tokens" if ranks else NOT_ASKED
-        return {check.code: why for check in self._judges.needing(TokenPassport)}
+        if not self._seen:
+            return {TokenTraceView: NothingThere(NOT_ASKED)}
+        ranks = RankSet(self._seen).phrase()
+        return {TokenTraceView: NotObserved(f"only {ranks} reported what became of the tokens")}
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         if isinstance(event, SequenceUnverified):
             self._unverified.setdefault(event.name, event.reason)
             return
-        self._told.add(event.rank)
+        self._seen.add(event.rank)
         alignment = self._events.add(event)
         if alignment is not None:
-            self._has_judged = True
-            self._judges.judge(alignment)
+            self._is_shown = True
+            yield alignment.show_as(TokenTraceView, {})
 
 
 # ---
 
+_NONE: Final = NothingThere("no exchange between ranks was seen around attention")
+_NO_POSITIONS: Final = NothingThere(
+    "no positions of tokens were given to a module with shared attention"
+)
+_NO_MASKS: Final = NothingThere(
+    "no mask, causality or lengths that hide tokens were seen at shared attention"
+)
 _MOST_PASSES: Final = 8
 _MOST_CALLS: Final = 256
 _FLOATS: Final = ("float", "bfloat", "half", "double", "complex")
@@ -147,10 +163,10 @@ E = TypeVar("E", bound=Event)
 Group = tuple[str, tuple[int, ...]]
 
 
-class SequenceUses(Watch):
-    """Feed events as they come; a group is judged after each pass of all its ranks."""
+class SequenceAligner(Aligner):
+    """Ranks that share sequences, shown after each pass of all of them, and at the end."""
 
-    kinds = (
+    needs = (
         SequenceUse,
         AttentionUnread,
         ModelFed,
@@ -159,11 +175,14 @@ class SequenceUses(Watch):
         Collective,
         ProbeDisabled,
     )
+    builds = (SequenceView, PositionedSequences, MaskedSequences)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
+    def __init__(self, job: Job) -> None:
         """Know of no group yet."""
-        self._judges = judges
-        self._events = SideBySide(world)
+        super().__init__(job)
+        self._events = SideBySide(job.world)
+        self._has_positions = False
+        self._has_masks = False
         self._passes: dict[Group, deque[Uses]] = {}
         self._feeds: dict[int, deque[ModelFed]] = {}
         self._losses: dict[int, deque[LossWeights]] = {}
@@ -174,29 +193,40 @@ class SequenceUses(Watch):
         self._compiled: set[int] = set()
         self._models = FirstLooks()
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The checks of shared sequences, if none was seen, and why."""
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether no shared sequences were seen, or nothing beside them."""
+        if self.job.only_start:
+            return dict.fromkeys(self.builds, LIGHT)
+        why = self._unseen()
+        if why:
+            return dict.fromkeys(self.builds, NotObserved(why))
+        gaps: dict[type[View | Event], Gap] = {}
+        if not self._passes:
+            gaps |= dict.fromkeys(self.builds, _NONE)
+        if not self._has_positions:
+            gaps[PositionedSequences] = _NO_POSITIONS
+        if not self._has_masks:
+            gaps[MaskedSequences] = _NO_MASKS
+        return gaps
+
+    def _unseen(self) -> str:
+        """Return why not all of attention was seen, or an empty string."""
         if self._blind:
-            why = f"the exchanges of {RankSet(self._blind).phrase()} are not observed wholly"
-        elif self._unread:
+            return f"the exchanges of {RankSet(self._blind).phrase()} are not observed wholly"
+        if self._unread:
             number = sum(event.number for event in self._unread.values())
             ranks, first = RankSet(self._unread).phrase(), self._unread[min(self._unread)]
-            why = f"{number} calls of attention on {ranks} could not be read: {first.reason}"
-        elif not self._passes:
-            why = "no exchange between ranks was seen around attention"
-            if self._compiled:
-                ranks = RankSet(self._compiled).phrase()
-                why += f": {ranks} exchange in compiled code, where attention is not seen"
-        else:
-            return {}
-        return {check.code: why for check in self._judges.needing(SequenceUse)}
+            return f"{number} calls of attention on {ranks} could not be read: {first.reason}"
+        if self._compiled and not self._passes:
+            ranks = RankSet(self._compiled).phrase()
+            return f"{_NONE.reason}: {ranks} exchange in compiled code, where attention is not seen"
+        return ""
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         match event:
             case SequenceUse():
-                self._feed_use(event)
+                yield from self._feed_use(event)
             case ModelFed():
                 _keep(self._feeds, event)
             case LossWeights():
@@ -210,18 +240,20 @@ class SequenceUses(Watch):
             case ProbeDisabled(probe=probe) if probe in _OBSERVING:
                 self._blind.add(event.rank)
 
-    def finish(self) -> None:
-        """Judge all groups once more: what they were given may have become known since."""
+    def end(self) -> Iterator[View]:
+        """Show all groups once more: what they were given may have become known since."""
         for group in self._passes:
-            self._judge(group)
+            yield from self._views(group)
 
-    def _feed_use(self, event: SequenceUse) -> None:
+    def _feed_use(self, event: SequenceUse) -> Iterator[View]:
+        self._has_positions |= any(use.positions for use in event.uses)
+        self._has_masks |= any(use.mask or use.padding for use in event.uses)
         alignment = self._events.add(event)
         if alignment is not None:
             group = (event.how, event.members)
             known = self._passes.setdefault(group, deque(maxlen=_MOST_PASSES))
             known.append(alignment.by_rank)
-            self._judge(group)
+            yield from self._views(group)
 
     def _feed_call(self, call: Collective) -> None:
         """Take note of calls that bring samples to others, or combine gradients."""
@@ -236,7 +268,7 @@ class SequenceUses(Watch):
         if is_data and not op.startswith(_NO_EXCHANGES) and len(call.group.ranks) > 1:
             self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS)).append(call.seq)
 
-    def _judge(self, group: Group) -> None:
+    def _views(self, group: Group) -> Iterator[View]:
         passes = tuple(self._passes[group])
         members = group[1]
         feeds = tuple(_together(self._feeds, members, lambda e: (e.model, e.number)))
@@ -251,7 +283,11 @@ class SequenceUses(Watch):
             is_fed_by_others=any(self._is_sent(fed) for each in feeds for fed in each.values()),
             likeness=self._models.likeness(members),
         )
-        self._judges.judge_sequences(view)
+        yield view
+        if self._has_positions:
+            yield view.narrowed(PositionedSequences)
+        if self._has_masks:
+            yield view.narrowed(MaskedSequences)
 
     def _is_reduced(self, members: tuple[int, ...], losses: tuple[Losses, ...]) -> bool:
         steps = {event.step for each in losses for event in each.values()}

@@ -67,7 +67,7 @@ Identity = tuple[object, ...]
 _LATER: Final = "(the job went on later: it was slow, not stuck)"
 
 
-class Conclusions:
+class FindingStore:
     """What the checks have concluded so far."""
 
     def __init__(self, covers: Mapping[str, Collection[str]]) -> None:

@@ -8,20 +8,19 @@ from datetime import UTC, datetime
 from distdiag.checks import load_checks
 from distdiag.engine import Engine
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.live.job_dump import JobDump, RankStacks
-from distdiag.views.rank_states import RankState
+from distdiag.views.rank_states import RankState, StackView
 
 
 def judge(dump: JobDump) -> Report:
     """Let the checks that need nothing but stacks judge a job, and say which ones could not.
 
-    A check takes part when `Stacks` is among its `needs`; the others would take a rank without
-    events for one that was never heard of.
+    A check takes part when it judges a `StackView`; the others would take a rank without events
+    for one that was never heard of.
     """
     catalogue = load_checks()
-    able = {code: check for code, check in catalogue.items() if Stacks in check.needs}
+    able = {code: check for code, check in catalogue.items() if StackView in check.views}
     engine = Engine([check() for check in able.values()], RankSet(dump.ranks))
     for event in dump.events():
         engine.feed(event)

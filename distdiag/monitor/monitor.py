@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -135,7 +135,7 @@ class Monitor:
         self._reporter.problem = self._others.problem
         self._attendance = self._reporter.attendance
         self._own_findings = list(before.findings())
-        catalogue: Mapping[str, type[Check]] = self._guarded(load_checks, MappingProxyType({}))
+        catalogue: Mapping[str, type[Check[Any]]] = self._guarded(load_checks, MappingProxyType({}))
         selects = config.selection.selects
         self._left_out = {
             code: "left out by --select or --ignore" for code in catalogue if not selects(code)

@@ -20,7 +20,7 @@ from distdiag.reports import read_report
 
 def judge(disparities: Iterable[Disparity], world: RankSet) -> Engine:
     """Let the checks of parity judge what differs."""
-    checks = [check() for check in load_checks().values() if Disparity in check.needs]
+    checks = [check() for check in load_checks().values() if Disparity in check.views]
     engine = Engine(checks, world)
     for disparity in disparities:
         engine.feed(disparity)

@@ -16,9 +16,8 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
-from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.errors import DamagedFileError
-from distdiag.events.lifecycle import ProbeDisabled, TorchLoaded
+from distdiag.events.lifecycle import TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.events.union import AnyEvent
 from distdiag.findings.finding import (
@@ -72,8 +71,6 @@ class RunReporter:
         self._path = run_dir.report
         self._earlier = self._read_earlier()
         self._torch = self._earlier.run.torch if self._earlier else ""
-        self._saw_collective = False
-        self._blind_ranks: set[int] = set()
         self._reserve = run_dir.root / "report.reserve"
         self._set_aside(RESERVE_BYTES)
 
@@ -82,10 +79,6 @@ class RunReporter:
         self.attendance.feed(event)
         if isinstance(event, TorchLoaded):
             self._torch = event.torch
-        elif isinstance(event, Collective | GroupCreated):
-            self._saw_collective = True
-        elif isinstance(event, ProbeDisabled) and event.probe == "files":
-            self._blind_ranks.add(event.rank)
 
     def build(
         self,
@@ -97,7 +90,7 @@ class RunReporter:
         complete: bool = False,
     ) -> Report:
         """Return the report as it stands; `checks` are the codes of those that judged the run."""
-        gaps = {**self._gaps(checks, states), **not_checked}
+        gaps = {**self._gaps(states), **not_checked}
         earlier = self._earlier.findings if self._earlier else ()
         found = {finding.identity: finding for finding in earlier}
         found |= {finding.identity: finding for finding in findings}
@@ -184,14 +177,9 @@ class RunReporter:
             _log.warning("the report of the attempts before this one cannot be read")
             return None
 
-    def _gaps(self, checks: Iterable[str], states: Mapping[int, RankState]) -> dict[str, str]:
+    def _gaps(self, states: Mapping[int, RankState]) -> dict[str, str]:
         launch = self._launch_file.launch
         gaps: dict[str, str] = {}
-        if not self._saw_collective:
-            gaps |= {code: "no collective was called" for code in checks if code[:3] == "COL"}
-        if self._blind_ranks:
-            reason = f"the files of {RankSet(self._blind_ranks).phrase()} are not observed wholly"
-            gaps |= {code: reason for code in checks if code[:3] == "BAR"}
         elsewhere = RankSet(set(range(launch.world_size)) - set(self.attendance.ranks))
         if elsewhere:
             reason = f", and {self.problem}" if self.problem else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import ClassVar
+from dataclasses import fields
+from typing import ClassVar, TypeVar
 
 
 class View:
@@ -24,3 +25,10 @@ class View:
         None: the view stands for itself, and what was said before stays.
         """
         return None
+
+    def narrowed(self, kind: type[N]) -> N:
+        """Return the same view as one of a narrower type, which only some checks judge."""
+        return kind(*(getattr(self, field.name) for field in fields(self)))  # type: ignore[arg-type]
+
+
+N = TypeVar("N", bound=View)

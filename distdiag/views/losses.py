@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -56,6 +56,11 @@ class LossWindow:
         return frozenset(
             tuple(sorted(group)) for event in self.by_rank.values() for group in event.groups
         )
+
+
+def has_aux(windows: Iterable[LossWindow]) -> bool:
+    """Say whether an auxiliary (load-balancing) loss is part of a loss."""
+    return any(each.aux for window in windows for _, each in window.passes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,15 @@ class JobView(View):
 
 
 @dataclass(frozen=True, slots=True)
+class StackView(View):
+    """The same where stacks of ranks are known: what they tell by themselves."""
+
+    is_of_one_rank: ClassVar[bool] = True
+
+    states: Mapping[int, RankState]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkView(View):
     """What became of an asynchronous call of one rank, and the last calls of that rank."""
 

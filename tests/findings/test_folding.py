@@ -2,7 +2,7 @@ import pytest
 
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Grade, Location, Severity
-from distdiag.findings.store import Conclusions, folded
+from distdiag.findings.store import FindingStore, folded
 
 COVERS = {"SEQ007": ("PAR013", "SEQ007"), "PAR013": ()}
 
@@ -61,7 +61,7 @@ def test_what_no_check_covers_stays_in_its_order():
 
 
 def test_the_surer_of_two_that_are_the_same_stands():
-    conclusions = Conclusions(COVERS)
+    conclusions = FindingStore(COVERS)
     conclusions.revise("by groups", [finding(is_note=True)])
     conclusions.revise("by targets", [finding(message="sure")])
     (found,) = conclusions.all()

@@ -13,7 +13,7 @@ from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import main_stack, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.views.rank_states import Fate, JobView, RankState
+from distdiag.views.rank_states import Fate, RankState, StackView
 
 # What one look at the stacks of a job tells, where no records of calls are there.
 
@@ -69,7 +69,7 @@ def _call_in(stack: tuple[Frame, ...]) -> str | None:
 # ---
 
 
-class PartedStacks(Check[JobView]):
+class PartedStacks(Check[StackView]):
     """By their stacks, some ranks wait in a collective that others are not in.
 
     ## What it detects
@@ -105,7 +105,7 @@ class PartedStacks(Check[JobView]):
     fix_leaves = "Which call is missing: run the job under distdiag.check to see it."
     disproof = "A second dump shows the ranks at other places: the job goes on."
 
-    def check(self, view: JobView) -> Iterator[Finding]:
+    def check(self, view: StackView) -> Iterator[Finding]:
         """Name the ranks that are in no call while others are, or the fewer that are in another."""
         states = view.states
         places = standpoints(states)

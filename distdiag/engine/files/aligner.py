@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from distdiag.engine.files.conflicts import Place, RaceKey, place_of
+from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.files.conflicts import Place, place_of
 from distdiag.engine.files.races import FileRaces
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
 from distdiag.events.files import FileAccess, FileAction, StoreCall
-from distdiag.events.lifecycle import Exited, Finished, Raised
+from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised
+from distdiag.events.losses import LossWeights
+from distdiag.events.models import (
+    ModelPlan,
+    ModelState,
+    OptimizerState,
+    PartialRead,
+    PlanPatterns,
+    SliceSaved,
+)
+from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import Alignment, FileTestView
+from distdiag.views.base import View
 from distdiag.views.files import MissingFile, Race
 
 # Put side by side what ranks found when they tested at one place whether a file exists.
 
 ExistenceAlignment = Alignment[FileAccess]
 
+_NO_FILE: Final = NothingThere("no access to a file was observed")
+_OTHERS: Final = frozenset(
+    {LossWeights, ModelPlan, ModelState, OptimizerState, PartialRead, PlanPatterns}
+    | {RandomDraw, RandomState, SliceSaved}
+)
+"""Of models: nothing for the order of accesses."""
 _MOST_OPEN: Final = 10_000
 _ENDING: Final = (Collective, GroupCreated, StoreCall, Finished, Exited)
 
@@ -142,33 +161,48 @@ class MissingFiles:
 # ---
 
 
-class FileWatch:
-    """Feed events as they come, and ask for what there is to judge from time to time."""
+class FileAligner(Aligner):
+    """Accesses to files that nothing orders, tests of existence, and files that were missing."""
 
-    def __init__(self, world: RankSet) -> None:
-        """Watch these ranks."""
-        self._races = FileRaces(world)
-        self._tests = ExistenceTests(world)
+    needs = (Event,)
+    builds = (Race, FileTestView, MissingFile)
+
+    def __init__(self, job: Job) -> None:
+        """No file was accessed yet."""
+        super().__init__(job)
+        self._is_alone = len(job.world) < 2
+        self._races = FileRaces(job.world)
+        self._tests = ExistenceTests(job.world)
         self._missing = MissingFiles()
         self._raised: list[Raised] = []
+        self._blind: set[int] = set()
         self._has_accesses = False
-        self._is_over = False
 
-    @property
-    def problem(self) -> str:
-        """Why not all accesses were compared, or an empty string."""
-        return self._races.problem
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say why not all accesses were compared."""
+        if self._blind:
+            why = f"the files of {RankSet(self._blind).phrase()} are not observed wholly"
+            return dict.fromkeys(self.builds, NotObserved(why))
+        problem = self._races.problem
+        if problem:
+            return dict.fromkeys(self.builds, NotObserved(problem))
+        return {} if self._has_accesses else dict.fromkeys(self.builds, _NO_FILE)
 
-    def feed(self, event: Event) -> None:
-        """Take in one event of one rank."""
+    def feed(self, event: Event) -> tuple[()]:
+        """Take in one event of one rank; what there is to show is asked for from time to time."""
         kind = type(event)
+        if kind is ProbeDisabled and event.probe == "files":  # type: ignore[attr-defined]
+            self._blind.add(event.rank)
+        if self._is_alone or kind in _OTHERS:
+            return ()
         if kind is CollectiveState and event.state == "issued":  # type: ignore[attr-defined]
-            return  # the most frequent of all events, and nothing for anybody here
+            return ()  # the most frequent of all events, and nothing for anybody here
         if kind is FileAccess or kind is Raised:
             self._feed_rare(event)
         if self._has_accesses:
             self._tests.feed(event)
         self._races.order.feed(event)
+        return ()
 
     def _feed_rare(self, event: Event) -> None:
         if isinstance(event, FileAccess):
@@ -178,31 +212,30 @@ class FileWatch:
             self._raised.append(event)
             self._races.note_end(event)
 
-    def doubt(self, since_ns: int) -> None:
-        """From this time on calls are paired wrongly: the order that they make is not known."""
-        self._races.order.doubt(since_ns)
-
-    def advance(self, now_ns: int, unseen: Collection[int]) -> None:
-        """Let time pass; nothing can be heard now of the ranks in `unseen`."""
+    def tick(self, now_ns: int, unseen: Collection[int]) -> Iterator[View]:
+        """Let time pass, and show the races that are new or have grown."""
+        if self._is_alone:
+            return
+        doubted_since_ns = self.job.order.doubted_since_ns
+        if doubted_since_ns is not None:
+            self._races.order.doubt(doubted_since_ns)
         self._races.order.advance(now_ns, unseen)
+        yield from self._views()
 
-    def finish(self) -> None:
-        """Nothing more comes."""
+    def end(self) -> Iterator[View]:
+        """Show the rest, and the files for lack of which ranks ended."""
+        if self._is_alone:
+            return
         self._races.finish()
         self._tests.finish()
-        self._is_over = True
-
-    def races(self) -> Iterator[tuple[RaceKey, Race]]:
-        """Yield the races that are new or have grown."""
-        return self._races.changed()
-
-    def tests(self) -> list[ExistenceAlignment]:
-        """Return the tests that found different things, once."""
-        return self._tests.take()
-
-    def missing(self) -> Iterator[MissingFile]:
-        """Yield, at the end, the files for lack of which ranks ended."""
-        for raised in self._raised if self._is_over else ():
+        yield from self._views()
+        for raised in self._raised:
             missing = self._missing.explain(raised)
             if missing is not None:
                 yield missing
+
+    def _views(self) -> Iterator[View]:
+        for test in self._tests.take():
+            yield test.show_as(FileTestView, self.job.states())
+        for key, race in self._races.changed():
+            yield replace(race, states=self.job.states(), key=key)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from distdiag.engine.aligner import Watch
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import Aligner, Job
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
@@ -17,8 +17,9 @@ from distdiag.events.gradients import GradientSums
 from distdiag.events.losses import LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SequenceUse
+from distdiag.views.base import View
 from distdiag.views.gradients import Combined, GradientLook, Ranks, copied_on
-from distdiag.views.losses import LossView, LossWindow
+from distdiag.views.losses import CombinedAuxLossView, CombinedLossView, LossWindow, has_aux
 from distdiag.views.sequences import SequenceView
 
 _MOST_OPEN: Final = 64
@@ -35,27 +36,28 @@ _OfStep = dict[int, E | None]
 _Told = dict[int, _OfStep[E]]
 
 
-class CombinedLosses(Watch):
-    """Feed events as they come; a step is judged when all ranks have told losses and gradients.
+class CombinedLossAligner(Aligner):
+    """Losses beside measured gradients; a step is shown when both of all ranks are there.
 
     A step is left out where a rank steps several optimizers, or trains several models, since it is
     not known then which gradients a loss has.
     """
 
-    kinds = (LossWeights, GradientSums, SequenceUse, Collective)
+    needs = (LossWeights, GradientSums, SequenceUse, Collective)
+    builds = (CombinedLossView, CombinedAuxLossView)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
+    def __init__(self, job: Job) -> None:
         """Know of no step yet."""
-        self._world = frozenset(world)
-        self._judges = judges
+        super().__init__(job)
+        self._world = frozenset(job.world)
         self._groups: set[Ranks] = set()
         self._losses: _Told[LossWeights] = {}
         self._sums: _Told[GradientSums] = {}
-        self._uses = SideBySide(world)
+        self._uses = SideBySide(job.world)
         self._sequences: dict[tuple[str, Ranks], SequenceView] = {}
         self._windows: dict[Key, deque[LossWindow]] = {}
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         match event:
             case LossWeights() | GradientSums():
@@ -63,18 +65,18 @@ class CombinedLosses(Watch):
                 of_step = known.setdefault(event.step, {})
                 of_step[event.rank] = None if event.rank in of_step else event
                 if self._is_told(event.step):
-                    self._judge(before=event.step)
+                    yield from self._views(before=event.step)
             case SequenceUse():
                 self._feed_use(event)
             case Collective():
                 if event.signature.op.startswith(_REDUCING):
                     self._groups.add(tuple(sorted(event.group.ranks)))
 
-    def finish(self) -> None:
-        """Judge what is known once more: who shares sequences may have been told since."""
-        self._judge(before=sys.maxsize)
+    def end(self) -> Iterator[View]:
+        """Show what is known once more: who shares sequences may be known only now."""
+        yield from self._views(before=sys.maxsize)
         for key in self._windows:
-            self._show(key)
+            yield from self._view(key)
 
     def _feed_use(self, event: SequenceUse) -> None:
         alignment = self._uses.add(event)
@@ -83,10 +85,10 @@ class CombinedLosses(Watch):
             view = SequenceView(event.how, ranks, (alignment.by_rank,))
             self._sequences[event.how, event.members] = view
 
-    def _judge(self, before: int) -> None:
-        """Judge earlier steps: nothing more is told of those whose next one all have told."""
+    def _views(self, before: int) -> Iterator[View]:
+        """Show earlier steps: nothing more is told of those whose next one all have told."""
         for step in [step for step in self._losses if step < before and self._is_told(step)]:
-            self._take(step, self._losses.pop(step), self._sums.pop(step))
+            yield from self._take(step, self._losses.pop(step), self._sums.pop(step))
         for known in (self._losses, self._sums):
             for step in sorted(known)[:-_MOST_OPEN]:
                 del known[step]
@@ -95,7 +97,9 @@ class CombinedLosses(Watch):
         known = (self._losses, self._sums)
         return all(each.get(step, {}).keys() >= self._world for each in known)
 
-    def _take(self, step: int, losses: _OfStep[LossWeights], sums: _OfStep[GradientSums]) -> None:
+    def _take(
+        self, step: int, losses: _OfStep[LossWeights], sums: _OfStep[GradientSums]
+    ) -> Iterator[View]:
         told = {rank: event for rank, event in losses.items() if event is not None}
         if len(told) < len(losses) or len({each.optimizer for each in told.values()}) != 1:
             return
@@ -108,7 +112,7 @@ class CombinedLosses(Watch):
                 key = (group[members[0]].optimizer, members, is_measured)
                 windows = self._windows.setdefault(key, deque(maxlen=_MOST_WINDOWS))
                 windows.append(LossWindow(step, group))
-                self._show(key)
+                yield from self._view(key)
 
     def _measured(
         self, step: int, told: dict[int, LossWeights], sums: _OfStep[GradientSums]
@@ -121,18 +125,20 @@ class CombinedLosses(Watch):
         found = {rank: copied_on(look, rank) for rank in by_rank}
         return {r: _with(told[r], each) for r, each in found.items() if each is not None}
 
-    def _show(self, key: Key) -> None:
+    def _view(self, key: Key) -> Iterator[View]:
         optimizer, members, is_measured = key
         sequences = tuple(self._sequences.values())
         if is_measured or sequences:
-            view = LossView(
+            view = CombinedLossView(
                 optimizer,
                 RankSet(members),
                 tuple(self._windows[key]),
                 sequences=sequences,
                 is_measured=is_measured,
             )
-            self._judges.judge_combined_losses(view)
+            yield view
+            if has_aux(view.windows):
+                yield view.narrowed(CombinedAuxLossView)
 
 
 def _with(event: LossWeights, combined: Combined) -> LossWeights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from distdiag.engine.aligner import Watch
+from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.collectives.traffic import Surplus, element_bytes
 from distdiag.engine.models.models import RankModels
 from distdiag.engine.models.replicas import (
@@ -16,18 +16,19 @@ from distdiag.engine.models.replicas import (
     is_zero,
     sum_of,
 )
-from distdiag.engine.runner import Judges
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective
 from distdiag.events.gradients import GradientSums
 from distdiag.events.lifecycle import ProbeDisabled, StepEnd
 from distdiag.events.models import Basis, Content, ModelPlan, ModelState, Moment, TensorPlan
 from distdiag.events.ranks import RankSet
+from distdiag.views.base import View
 from distdiag.views.experts import is_of_expert
 from distdiag.views.gradients import GradientLook, GradientView, Ranks, Sum, SumsView
 
 # Puts gradients of all ranks side by side, with the exchanges that their passages made.
 
+_NO_EXCHANGE: Final = NothingThere("no gradient was seen that passes an all-to-all")
 _MOST_LOOKS: Final = 8
 _MOST_OPEN: Final = 32
 _MOST_CALLS: Final = 4096
@@ -44,17 +45,18 @@ class _Told(NamedTuple):
     gathers: tuple[Ranks, ...]
 
 
-class GradientWatch(Watch):
-    """Feed sums as they come; a step is judged when all ranks have told theirs."""
+class GradientAligner(Aligner):
+    """Sums over gradients; a step is shown when those of all ranks are there."""
 
-    kinds = (GradientSums, Collective, ModelPlan, ProbeDisabled)
+    needs = (GradientSums, Collective, ModelPlan, ProbeDisabled)
+    builds = (GradientView,)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
-        """Watch the gradients of these ranks."""
-        self._world = frozenset(world)
-        self._judges = judges
-        self._calls: dict[int, dict[int, Ranks]] = {rank: {} for rank in world}
-        self._gathers: dict[int, dict[int, Ranks]] = {rank: {} for rank in world}
+    def __init__(self, job: Job) -> None:
+        """No gradient was seen yet."""
+        super().__init__(job)
+        self._world = frozenset(job.world)
+        self._calls: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}
+        self._gathers: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}
         self._placed: dict[str, set[str]] = {}
         self._groups: set[Ranks] = set()
         self._open: dict[tuple[str, int], dict[int, _Told]] = {}
@@ -62,20 +64,16 @@ class GradientWatch(Watch):
         self._has_exchanged = False
         self._blind: set[int] = set()
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The checks of gradients, where they saw nothing to judge, and why."""
-        codes = {check.code for check in self._judges.needing(GradientSums)}
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether no gradient was seen behind an all-to-all, or not all."""
+        if self.job.only_start:
+            return {GradientView: LIGHT}
         if self._blind:
             why = f"the gradients of {RankSet(self._blind).phrase()} are not observed wholly"
-        elif not self._has_exchanged:
-            why = "no gradient was seen that passes an all-to-all"
-            codes -= {check.code for check in self._judges.needing(ModelState)}
-        else:
-            return {}
-        return dict.fromkeys(sorted(codes), why)
+            return {GradientView: NotObserved(why)}
+        return {} if self._has_exchanged else {GradientView: _NO_EXCHANGE}
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         match event:
             case Collective():
@@ -86,7 +84,7 @@ class GradientWatch(Watch):
                 names = {plan.name for plan in event.tensors if plan.basis not in _UNPLACED}
                 self._placed.setdefault(event.model, set()).update(names)
             case GradientSums():
-                self._add(event)
+                yield from self._add(event)
 
     def _note(self, call: Collective) -> None:
         op = call.signature.op
@@ -97,7 +95,7 @@ class GradientWatch(Watch):
         if op.startswith(_REDUCING):
             self._groups.add(tuple(sorted(call.group.ranks)))
 
-    def _add(self, event: GradientSums) -> None:
+    def _add(self, event: GradientSums) -> Iterator[View]:
         key = (event.model, event.step)
         exchanges, gathers = (
             tuple(_groups_of(calls[event.rank], *passage.calls) for passage in event.passages)
@@ -107,11 +105,11 @@ class GradientWatch(Watch):
         by_rank = self._open.setdefault(key, {})
         by_rank[event.rank] = _Told(event, exchanges, gathers)
         if by_rank.keys() >= self._world:
-            self._judge(event.model, event.step)
+            yield self._view(event.model, event.step)
         while len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
 
-    def _judge(self, model: str, step: int) -> None:
+    def _view(self, model: str, step: int) -> GradientView:
         found = self._open.pop((model, step))
         look = GradientLook(
             step,
@@ -124,12 +122,12 @@ class GradientWatch(Watch):
         self._looks[model] = looks = (*self._looks.get(model, ()), look)[:_MOST_LOOKS]
         ranks = RankSet(rank for each in looks for rank in each.by_rank)
         placed = frozenset(self._placed.get(model, ()))
-        self._judges.judge_gradients(GradientView(model, ranks, looks, placed))
+        return GradientView(model, ranks, looks, placed)
 
-    def finish(self) -> None:
-        """Judge what not all ranks have told."""
+    def end(self) -> Iterator[View]:
+        """Show what not all ranks have reached."""
         for model, step in list(self._open):
-            self._judge(model, step)
+            yield self._view(model, step)
 
 
 def _keep(calls: dict[int, Ranks], call: Collective) -> None:
@@ -146,6 +144,8 @@ def _groups_of(calls: dict[int, Ranks], first: int, last: int) -> Ranks:
 
 # ---
 
+_BLIND: Final = NotObserved("models, or what is sent between ranks, are not observed wholly")
+_NO_SUMS: Final = NothingThere("no gradients were compared but what wrappers combine")
 FIRST_STEPS: Final = 3
 FEWEST_STEPS: Final = 4
 """In a run that is over after fewer steps nothing can be known to be never summed."""
@@ -156,15 +156,17 @@ Held = Mapping[str, tuple[TensorPlan, Content]]
 _Look = tuple[Moment, int]
 
 
-class PartlySummed(Watch):
-    """Feed events as they come; models are judged after a hundred steps and at the end."""
+class SumsAligner(Aligner):
+    """Which gradients ranks sum by hand; shown after a hundred steps and at the end."""
 
-    kinds = (ModelPlan, ModelState, Collective, StepEnd, ProbeDisabled)
+    needs = (ModelPlan, ModelState, Collective, StepEnd, ProbeDisabled)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
+    builds = (SumsView,)
+
+    def __init__(self, job: Job) -> None:
         """Know of no model yet."""
-        self._judges = judges
-        self._models = {rank: RankModels() for rank in world}
+        super().__init__(job)
+        self._models = {rank: RankModels() for rank in job.world}
         self._looks: dict[str, dict[_Look, dict[int, Held]]] = {}
         self._sites: dict[tuple[str, int], CallSite] = {}
         self._groups: set[Ranks] = set()
@@ -173,24 +175,21 @@ class PartlySummed(Watch):
         self._is_blind = False
         self._has_looked = False
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The checks that saw no gradients of several ranks side by side, and why."""
-        if self._has_looked and not self._is_blind:
-            return {}
-        why = "no gradients were compared but what wrappers combine"
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether no gradients of several ranks were seen side by side."""
+        if self.job.only_start:
+            return {SumsView: LIGHT}
         if self._is_blind:
-            why = "models, or what is sent between ranks, are not observed wholly"
-        steps = {check.code for check in self._judges.needing(ModelState)}
-        return {c.code: why for c in self._judges.needing(GradientSums) if c.code in steps}
+            return {SumsView: _BLIND}
+        return {} if self._has_looked else {SumsView: _NO_SUMS}
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         match event:
             case ModelPlan():
                 self._models[event.rank].add_plan(event)
             case ModelState():
-                self._note(event)
+                yield from self._note(event)
             case Collective():
                 self._surplus.add(event)
                 if event.signature.op.startswith(_REDUCING) and len(event.group.ranks) > 1:
@@ -200,12 +199,12 @@ class PartlySummed(Watch):
             case ProbeDisabled(probe="models" | "collectives" | "collective-fronts"):
                 self._is_blind = True
 
-    def finish(self) -> None:
-        """Judge all models once more: more is known of what was sent."""
+    def end(self) -> Iterator[View]:
+        """Show all models once more: more is known of what was sent."""
         for model in self._looks:
-            self._judge(model)
+            yield from self._views(model)
 
-    def _note(self, event: ModelState) -> None:
+    def _note(self, event: ModelState) -> Iterator[View]:
         models = self._models[event.rank]
         complete = models.add_state(event)
         if complete is None:
@@ -225,9 +224,9 @@ class PartlySummed(Watch):
             del looks[late]  # of the later ones the last is kept
         is_late = moment is Moment.STEP and step >= FIRST_STEPS
         if is_late and looks[moment, step].keys() >= self._models.keys():
-            self._judge(model)
+            yield from self._views(model)
 
-    def _judge(self, model: str) -> None:
+    def _views(self, model: str) -> Iterator[View]:
         if self._is_blind or self._num_steps < FEWEST_STEPS:
             return
         summing: list[set[int]] = []
@@ -236,7 +235,7 @@ class PartlySummed(Watch):
                 continue  # it tells what is not summed here, either
             view = self._view(model, group)
             if view is not None:
-                self._judges.judge_sums(view)
+                yield view
                 if any(Sum.SUMMED in found for found in view.sums.values()):
                     summing.append(set(group))
 

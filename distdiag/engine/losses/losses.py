@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import LIGHT, Gap, Job, NothingThere, NotObserved
+from distdiag.events.base import Event
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.losses import LossWeights
 from distdiag.events.ranks import RankSet
-from distdiag.views.losses import LossView, LossWindow
-from distdiag.views.models import ScalingView, View
+from distdiag.views.base import View
+from distdiag.views.losses import (
+    AuxLossView,
+    CombinedAuxLossView,
+    CombinedLossView,
+    LossView,
+    LossWindow,
+    has_aux,
+)
+from distdiag.views.models import ScalingView
 
 # Puts the backward passes of one step on all ranks side by side.
 
+_NO_LOSS: Final = NothingThere("no loss was seen of a kind that can be weighed")
+_NO_AUX: Final = NothingThere("no auxiliary (load-balancing) loss was seen in a loss")
 MOST_OPEN: Final = 64
 MOST_WINDOWS: Final = 16
 
@@ -66,38 +78,44 @@ class LossWindows:
 # ---
 
 
-class LossWatch:
-    """Feed the losses of the ranks as they come."""
+class LossAligner:
+    """Losses of the steps that all ranks have taken, as a part of what is known of models."""
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
-        """Watch the losses of these ranks."""
-        self._judges = judges
-        self._windows = LossWindows(world)
+    builds = (LossView, AuxLossView, CombinedLossView, CombinedAuxLossView)
+
+    def __init__(self, job: Job) -> None:
+        """No loss was seen yet."""
+        self._job = job
+        self._windows = LossWindows(job.world)
         self._is_read = False
+        self._has_aux = False
         self._blind: set[int] = set()
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The codes of the checks of losses, if not all losses were seen, and why."""
+    def gaps(self) -> dict[type[View | Event], Gap]:
+        """Say whether no loss was seen, or not all."""
+        if self._job.only_start:
+            return dict.fromkeys(self.builds, LIGHT)
         if self._blind:
             why = f"the losses of {RankSet(self._blind).phrase()} are not observed wholly"
-        elif not self._is_read:
-            why = "no loss was seen of a kind that can be weighed"
-        else:
-            return {}
-        return {check.code: why for check in self._judges.needing(LossWeights)}
+            return dict.fromkeys(self.builds, NotObserved(why))
+        if not self._is_read:
+            return dict.fromkeys(self.builds, _NO_LOSS)
+        return {} if self._has_aux else dict.fromkeys((AuxLossView, CombinedAuxLossView), _NO_AUX)
 
     def note(self, view: View) -> None:
         """Take note of what is known of a model."""
         self._windows.note(view)
 
-    def feed(self, event: LossWeights | ProbeDisabled) -> None:
+    def feed(self, event: LossWeights | ProbeDisabled) -> Iterator[View]:
         """Take in one event of one rank."""
         if isinstance(event, ProbeDisabled):
             if event.probe == "losses":
                 self._blind.add(event.rank)
             return
         self._is_read = self._is_read or any(event.passes)
+        self._has_aux |= any(each.aux for each in event.passes if each is not None)
         view = self._windows.add(event)
         if view is not None:
-            self._judges.judge_losses(view)
+            yield view
+            if has_aux(view.windows):
+                yield view.narrowed(AuxLossView)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from distdiag.config.placement_rules import PlacementRule
-from distdiag.engine.aligner import Watch
-from distdiag.engine.coverage import KINDS, ModelCoverage
-from distdiag.engine.losses.losses import LossWatch
+from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.losses.losses import LossAligner
 from distdiag.engine.models.models import Models
-from distdiag.engine.models.optimizers import OptimizerAlignment, OptimizerSteps, Untrained
+from distdiag.engine.models.optimizers import OptimizerSteps, Untrained
 from distdiag.engine.models.plans import UserPlans
 from distdiag.engine.models.replicas import Apart
-from distdiag.engine.runner import Judges
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import ProbeDisabled, RankStarted
 from distdiag.events.losses import LossWeights
 from distdiag.events.models import (
     ModelPlan,
     ModelState,
+    Moment,
     OptimizerState,
     PartialRead,
     PlanPatterns,
@@ -27,8 +25,23 @@ from distdiag.events.models import (
 )
 from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
-from distdiag.views.models import ReplicaView
+from distdiag.views.alignment import Alignment, OptimizerView, RandomView, SliceSaveView
+from distdiag.views.base import View
+from distdiag.views.experts import is_of_expert
+from distdiag.views.models import (
+    ContentView,
+    ExpertContents,
+    GradientReplicas,
+    ModelView,
+    ProgramPlanView,
+    ReplicaView,
+    RouterBiasReplicas,
+    RuleView,
+    ScalingView,
+    StartReplicas,
+    StepReplicas,
+    UntrainedView,
+)
 
 # Saves of parts of sharded parameters, of all ranks that hold parts.
 
@@ -95,128 +108,173 @@ class RandomStreams:
 
 # ---
 
-ModelEvent = (
-    ModelPlan
-    | ModelState
-    | OptimizerState
-    | PartialRead
-    | SliceSaved
-    | PlanPatterns
-    | RandomState
-    | RandomDraw
-    | LossWeights
+_NO_MODEL: Final = NothingThere("no model was seen")
+_NO_STEP: Final = NothingThere("no step of a model was compared")
+_NO_COPIES: Final = NothingThere("no two ranks hold a tensor that should be the same")
+_NO_PLAN: Final = NothingThere("no sharding plan was given, by a table or by the program")
+_NEVER: Final[Mapping[type[View | Event], NothingThere]] = {
+    ModelView: NothingThere("nothing tells which ranks keep a model together"),
+    ContentView: NothingThere("not all ranks reported what their models hold at first"),
+    ExpertContents: NothingThere("no parameter was recognised as one of an expert"),
+    ScalingView: NothingThere("by what a model's gradients were scaled was not seen"),
+    StartReplicas: _NO_COPIES,
+    GradientReplicas: _NO_STEP,
+    StepReplicas: _NO_STEP,
+    RouterBiasReplicas: NothingThere("no bias was seen by which experts are chosen"),
+    OptimizerView: _NO_STEP,
+    UntrainedView: _NO_STEP,
+    RandomView: NothingThere("no two ranks draw where they should draw the same"),
+    RuleView: _NO_PLAN,
+    ProgramPlanView: _NO_PLAN,
+    PartialRead: _NO_MODEL,
+    SliceSaveView: _NO_MODEL,
+}
+"""What is said of views of which there was none."""
+_OF_STEPS: Final = (GradientReplicas, StepReplicas, OptimizerView, UntrainedView, ScalingView)
+_REPLICAS: Final[Mapping[Moment, type[ReplicaView]]] = {
+    Moment.START: StartReplicas,
+    Moment.GRADIENT: GradientReplicas,
+    Moment.STEP: StepReplicas,
+}
+_OF_MODELS: Final = (
+    ModelPlan,
+    ModelState,
+    OptimizerState,
+    PartialRead,
+    PlanPatterns,
+    RandomState,
+    SliceSaved,
 )
 
 
-class ModelWatch(Watch):
-    """Feed events as they come; what is complete is judged at once, the rest at the end."""
+class ModelAligner(Aligner):
+    """Models, their optimizers and losses, and what is saved of them.
 
-    kinds = (*KINDS, LossWeights, RandomDraw, ProbeDisabled, RankStarted)
+    What is complete is shown at once, the rest at the end.
+    """
 
-    def __init__(
-        self,
-        world: RankSet,
-        judges: Judges,
-        rules: Sequence[PlacementRule] = (),
-        *,
-        only_start: bool = False,
-        apart: Apart | None = None,
-    ) -> None:
-        """Watch the models of these ranks.
+    needs = (*_OF_MODELS, LossWeights, RandomDraw, RankStarted, *Apart.needs)
+    builds = (*_NEVER, *LossAligner.builds)
 
-        `rules` are the user's own plan for them; `only_start`: the ranks leave the steps out.
-        `apart` is told of copies that differ.
-        """
-        self._judges = judges
-        self._apart = apart or Apart(judges)
+    def __init__(self, job: Job) -> None:
+        """No model was seen yet."""
+        super().__init__(job)
+        self._apart = Apart()
         self._models = Models(self._apart.siblings)
-        self._optimizers = OptimizerSteps(world)
+        self._optimizers = OptimizerSteps(job.world)
         self._untrained = Untrained()
         self._saves = SliceSaves()
-        self._plans = UserPlans(world, rules)
+        self._plans = UserPlans(job.world, job.rules)
         self._random = RandomStreams()
-        self._coverage = ModelCoverage(only_start=only_start)
-        self._losses = LossWatch(world, self._judges)
+        self._losses = LossAligner(job)
         self._blind: set[int] = set()
-        self._num_ranks = len(world)
         self._sees_all = True
+        self._seen: set[object] = set()
+        """Types of events, views that were complete, and moments of contents."""
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The codes of the checks that compared nothing, or not all models, and why."""
-        checks = {check.code: check for kind in KINDS for check in self._judges.needing(kind)}
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say of what there was nothing to compare."""
+        losses = self._losses.gaps()
         if self._blind:
-            reason = f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
-            return self._losses.not_checked | dict.fromkeys(checks, reason)
-        gaps = {code: self._coverage.gap(type(check)) for code, check in checks.items()}
-        return self._losses.not_checked | {code: gap for code, gap in gaps.items() if gap}
+            why = f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
+            return losses | dict.fromkeys(_NEVER, NotObserved(why))
+        if not any(kind in self._seen for kind in _OF_MODELS):
+            return losses | dict.fromkeys(_NEVER, _NO_MODEL)
+        gaps: dict[type[View | Event], Gap] = {
+            view: gap for view, gap in _NEVER.items() if view not in self._seen
+        }
+        for moment, view in _REPLICAS.items():
+            if view in gaps and moment in self._seen:
+                gaps[view] = _NO_COPIES
+        if self.job.only_start:
+            gaps |= {view: LIGHT for view in _OF_STEPS if view in gaps}
+        if ModelPlan in self._seen:  # it would have been heard of
+            gaps.pop(PartialRead, None)
+            gaps.pop(SliceSaveView, None)
+        return losses | gaps
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
-        if isinstance(event, ModelEvent):
-            self._coverage.saw(event)
+        self._seen.add(type(event))
+        if isinstance(event, Apart.needs):
+            yield from self._of_replicas(self._apart.feed(event))
         match event:
             case LossWeights():
-                self._losses.feed(event)
-            case RandomState() | RandomDraw():
-                self._feed_random(event)
+                yield from self._losses.feed(event)
             case ProbeDisabled():
-                self._note_blind(event)
+                yield from self._losses.feed(event)
+                if event.probe == "models":
+                    self._blind.add(event.rank)
+            case RandomState() | RandomDraw():
+                for alignment in self._random.add(event):
+                    yield self._seen_now(alignment.show_as(RandomView, {}))
+            case RankStarted():
+                self._sees_all &= event.world_size <= len(self.job.world)
+            case _:
+                yield from self._feed_of_models(event)
+
+    def _feed_of_models(self, event: Event) -> Iterator[View]:
+        match event:
             case ModelPlan() | ModelState():
-                self._feed_model(event)
+                yield from self._feed_model(event)
             case OptimizerState():
-                self._feed_step(event)
+                yield from self._feed_step(event)
             case PlanPatterns():
                 self._plans.add(event)
-            case RankStarted():
-                self._sees_all = self._sees_all and event.world_size <= self._num_ranks
             case SliceSaved():
                 self._saves.add(event)
 
-    def _feed_step(self, event: OptimizerState) -> None:
+    def _feed_step(self, event: OptimizerState) -> Iterator[View]:
         self._untrained.add(event)
-        self._judge(self._optimizers.add(event))
+        self._seen.add(UntrainedView)
+        alignment = self._optimizers.add(event)
+        if alignment is not None:
+            yield self._seen_now(alignment.show_as(OptimizerView, {}))
         if self._plans.has_stepped(event.rank):
-            self._judge_plans()
+            yield from self._plan_views()
 
-    def _note_blind(self, event: ProbeDisabled) -> None:
-        self._losses.feed(event)
-        if event.probe == "models":
-            self._blind.add(event.rank)
-
-    def _feed_model(self, event: ModelPlan | ModelState) -> None:
+    def _feed_model(self, event: ModelPlan | ModelState) -> Iterator[View]:
+        if isinstance(event, ModelState):
+            self._seen.add(event.moment)
+        elif any(tensor.is_routing_bias for tensor in event.tensors):
+            self._seen.add(RouterBiasReplicas)
+        if isinstance(event, ModelPlan) and any(map(is_of_expert, event.tensors)):
+            self._seen.add(ExpertContents)
         for view in self._models.feed(event):
-            self._coverage.compared(type(view))
-            self._judges.judge_model(view)
             self._losses.note(view)
             if isinstance(view, ReplicaView):
+                yield from self._of_replicas((view,))
                 self._apart.note(view)
-        for moment in self._models.compared:
-            self._coverage.compared(moment)
+                continue
+            yield self._seen_now(view)
+            if isinstance(view, ContentView) and ExpertContents in self._seen:
+                yield view.narrowed(ExpertContents)
+        self._seen.update(_REPLICAS[m] for m in self._models.compared if m in _REPLICAS)
 
-    def _feed_random(self, event: RandomState | RandomDraw) -> None:
-        for alignment in self._random.add(event):
-            self._coverage.compared(RandomState)
-            self._judges.judge(alignment)
+    def _of_replicas(self, views: Iterable[ReplicaView]) -> Iterator[View]:
+        """Yield views of replicas as those of their moment."""
+        for view in views:
+            if view.moment in _REPLICAS:
+                yield view.narrowed(_REPLICAS[view.moment])
+            if view.moment is Moment.STEP and RouterBiasReplicas in self._seen:
+                yield view.narrowed(RouterBiasReplicas)
 
-    def finish(self) -> None:
-        """Judge what not all ranks have reached."""
+    def end(self) -> Iterator[View]:
+        """Show what not all ranks have reached."""
         for alignment in self._optimizers.rest():
-            self._judge(alignment)
-        for view in self._untrained.views(self._models.plans_of):
-            self._judges.judge_model(view)
+            yield self._seen_now(alignment.show_as(OptimizerView, {}))
+        yield from self._untrained.views(self._models.plans_of)
         for save in self._saves.incomplete():
-            self._judges.judge_missing(save)
-        self._judge_plans()
+            yield save.show_as(SliceSaveView, {})
+        yield from self._plan_views()
+        yield from self._of_replicas(self._apart.end())
 
-    def _judge_plans(self) -> None:
+    def _plan_views(self) -> Iterator[View]:
         # Of ranks that nobody sees it is not known what a pattern matches there.
         if self._sees_all and not self._blind:
             for view in self._plans.views(self._models.plans()):
-                self._coverage.compared(PlanPatterns)
-                self._judges.judge_plan(view)
+                yield self._seen_now(view)
 
-    def _judge(self, alignment: OptimizerAlignment | None) -> None:
-        if alignment is not None:
-            self._coverage.compared(OptimizerState)
-            self._judges.judge(alignment)
+    def _seen_now(self, view: View) -> View:
+        self._seen.add(type(view))
+        return view

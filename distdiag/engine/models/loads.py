@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
-from distdiag.engine.aligner import Watch
-from distdiag.engine.runner import Judges
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from distdiag.engine.aligner import Aligner, Gap, Job, NotObserved
 from distdiag.events.base import Event
 from distdiag.events.checkpoints import (
     KINDS,
     LoadWasted,
+    StateRestored,
     StateSaved,
     TrainingResumed,
     WeightsLoaded,
 )
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
+from distdiag.views.alignment import (
+    Alignment,
+    LoadWastedView,
+    RankStateView,
+    ResumeView,
+    WeightsLoadedView,
+)
+from distdiag.views.base import View
+
+_VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
+    WeightsLoaded: WeightsLoadedView,
+    LoadWasted: LoadWastedView,
+    TrainingResumed: ResumeView,
+    StateSaved: RankStateView,
+    StateRestored: RankStateView,
+}
 
 _Key = tuple[str | int, ...]
 
 
-class StateLoads(Watch):
-    """Feed events as they come; what all ranks have told is judged at once, the rest at the end."""
+class LoadAligner(Aligner):
+    """What was loaded and saved: shown when all ranks are there, the rest at the end."""
 
-    kinds = (*KINDS, ProbeDisabled)
+    needs = (*KINDS, ProbeDisabled)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
+    builds = (WeightsLoadedView, LoadWastedView, ResumeView, RankStateView)
+
+    def __init__(self, job: Job) -> None:
         """Nothing was loaded or saved yet."""
-        self._world = world
-        self._judges = judges
+        super().__init__(job)
         self._open: dict[_Key, dict[int, Event]] = {}
         self._expected: dict[_Key, RankSet] = {}
         self._counts: dict[tuple[int, _Key], int] = {}
         self._blind: set[int] = set()
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The codes of the checks of loads and saves, if not all were seen, and why."""
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether not all loads and saves were seen."""
         if not self._blind:
             return {}
         why = f"what {RankSet(self._blind).phrase()} loaded and saved is not observed wholly"
-        return {check.code: why for kind in KINDS for check in self._judges.needing(kind)}
+        return dict.fromkeys(self.builds, NotObserved(why))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         if isinstance(event, ProbeDisabled):
             if event.probe in ("loads", "rank-states"):
@@ -50,19 +68,20 @@ class StateLoads(Watch):
         key = _key_of(event)
         number = self._counts[event.rank, key] = self._counts.get((event.rank, key), 0) + 1
         key = (*key, number)
-        self._expected.setdefault(key, _expected(event) or self._world)
+        self._expected.setdefault(key, _expected(event) or self.job.world)
         by_rank = self._open.setdefault(key, {})
         by_rank[event.rank] = event
         if by_rank.keys() >= self._expected[key]:
-            self._judges.judge(self._alignment(key, self._open.pop(key)))
+            yield self._view(key, self._open.pop(key))
 
-    def finish(self) -> None:
-        """Judge what not all ranks have told."""
+    def end(self) -> Iterator[View]:
+        """Show what not all ranks have reached."""
         for key in list(self._open):
-            self._judges.judge(self._alignment(key, self._open.pop(key)))
+            yield self._view(key, self._open.pop(key))
 
-    def _alignment(self, key: _Key, by_rank: dict[int, Event]) -> Alignment[Event]:
-        return Alignment("load", key, by_rank, self._expected[key])
+    def _view(self, key: _Key, by_rank: dict[int, Any]) -> View:
+        kind = _VIEWS[type(next(iter(by_rank.values())))]
+        return kind("load", key, by_rank, self._expected[key])
 
 
 def _key_of(event: Event) -> _Key:

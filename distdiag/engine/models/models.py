@@ -24,9 +24,9 @@ from distdiag.views.models import (
     ContentView,
     Disagreement,
     ModelView,
+    ModelViews,
     ReplicaView,
     ScalingView,
-    View,
 )
 
 # Stages of a pipeline, told from copies of one model by the names of their tensors.
@@ -158,7 +158,7 @@ class Models:
         self.compared: set[Moment] = set()
         """The moments at which copies of a tensor were put side by side."""
 
-    def feed(self, event: Event) -> Iterator[View]:
+    def feed(self, event: Event) -> Iterator[ModelViews]:
         """Take in one event of one rank."""
         if isinstance(event, ModelPlan):
             is_complete = self._of(event.rank).add_plan(event)
@@ -181,7 +181,7 @@ class Models:
 
     # Plans
 
-    def _plans(self, event: ModelPlan) -> Iterator[View]:
+    def _plans(self, event: ModelPlan) -> Iterator[ModelViews]:
         """Compare the plans with which a model was begun; it may begin again, wrapped anew."""
         begun = (event.rank, event.model)
         count = self._begun[begun] = self._begun.get(begun, -1) + 1
@@ -196,7 +196,7 @@ class Models:
 
     # Contents
 
-    def _feed_state(self, event: ModelState) -> Iterator[View]:
+    def _feed_state(self, event: ModelState) -> Iterator[ModelViews]:
         models = self._of(event.rank)
         complete = models.add_state(event)
         if complete is None:
@@ -218,13 +218,15 @@ class Models:
 
     def _contents(
         self, key: Key, states: Mapping[int, _State], expected: set[int]
-    ) -> Iterator[View]:
+    ) -> Iterator[ModelViews]:
         if expected <= states.keys():
             held = {rank: states[rank].held() for rank in sorted(expected)}
             sites = {rank: states[rank].site for rank in sorted(expected)}
             yield ContentView(key[0], key[2], held, sites)
 
-    def _compare(self, key: Key, states: Mapping[int, _State], newest: _State) -> Iterator[View]:
+    def _compare(
+        self, key: Key, states: Mapping[int, _State], newest: _State
+    ) -> Iterator[ModelViews]:
         """Compare the tensors of which the newest state is the last one to come."""
         model, moment, step, _ = key
         groups = {(_basis(plan), plan.replicas) for plan in newest.plans if len(plan.replicas) > 1}
@@ -251,7 +253,7 @@ class Models:
 
     def _stages(
         self, view: ReplicaView, names: Mapping[str, Seen], plans: Mapping[int, Plans]
-    ) -> Iterator[View]:
+    ) -> Iterator[ModelViews]:
         """Judge the stages of a pipeline, each by itself, once reductions tell that it is one."""
         for ranks in stages_in(plans):
             if len(ranks) < 2:
@@ -268,7 +270,7 @@ class Models:
             if self._siblings.are_joined(ranks):
                 yield from views
 
-    def _judge_group(self, view: ReplicaView, names: Mapping[str, Seen]) -> Iterator[View]:
+    def _judge_group(self, view: ReplicaView, names: Mapping[str, Seen]) -> Iterator[ModelViews]:
         """Show what differs: once what was alike before, and once what never was."""
         differing: dict[bool, list[tuple[Disagreement, int | None]]] = {True: [], False: []}
         for name, seen in names.items():
@@ -294,7 +296,7 @@ class Models:
 
     # Gradients
 
-    def _gradient(self, event: ModelState, state: _State) -> Iterator[View]:
+    def _gradient(self, event: ModelState, state: _State) -> Iterator[ModelViews]:
         place = (event.rank, event.model)
         if event.moment is Moment.BACKWARD:
             self._gradients[place] = (event.step, state)

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from distdiag.engine.aligner import Watch
 from distdiag.engine.collectives.traffic import Traffic, carried_bytes, element_bytes
 from distdiag.engine.ranks import RECORDS_OF_CALLS
-from distdiag.engine.runner import Judges
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
@@ -472,22 +470,21 @@ class _Pending:
         )
 
 
-class Apart(Watch):
-    """Judges copies whose ranks have told one another nothing, after many steps or at the end."""
+class Apart:
+    """Finds copies between whose ranks nothing has passed, after many steps or at the end."""
 
-    kinds = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
+    needs = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
 
-    def __init__(self, judges: Judges) -> None:
+    def __init__(self) -> None:
         """Know of no copies that differ."""
         self.siblings = Siblings()
-        self._judges = judges
         self._traffic = Traffic()
         self._pending: dict[tuple[str, Basis, frozenset[int]], _Pending] = {}
         self._steps: dict[int, int] = {}
         self._finished: set[int] = set()
         self._is_blind = False
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[ReplicaView]:
         """Take in one event of one rank."""
         match event:
             case Collective():
@@ -495,7 +492,7 @@ class Apart(Watch):
                 self._traffic.add(event)
             case StepEnd():
                 self._steps[event.rank] = event.step + 1
-                self._judge(is_over=False)
+                yield from self._views(is_over=False)
             case GroupCreated():
                 self.siblings.feed_group(event)
             case Finished(exit_status=0):
@@ -515,11 +512,11 @@ class Apart(Watch):
             is_told = view.basis is Basis.SIBLING
             self._pending[key] = _Pending(view, frozenset(view.ranks), is_told)
 
-    def finish(self) -> None:
-        """Judge, at the end, what ran to its end."""
-        self._judge(is_over=True)
+    def end(self) -> Iterator[ReplicaView]:
+        """Yield, at the end, what ran to its end."""
+        yield from self._views(is_over=True)
 
-    def _judge(self, *, is_over: bool) -> None:
+    def _views(self, *, is_over: bool) -> Iterator[ReplicaView]:
         if self._is_blind:
             return
         for pending in self._pending.values():
@@ -532,7 +529,7 @@ class Apart(Watch):
                 continue
             pending.is_judged = True
             if not self._have_met(pending):
-                self._judges.judge_model(replace(pending.view, apart_for=num_steps))
+                yield replace(pending.view, apart_for=num_steps)
 
     def _have_met(self, pending: _Pending) -> bool:
         most, total = self._traffic.between(pending.ranks)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from distdiag.engine.aligner import Watch
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import AuxLoss, CounterWritten, CountsHeld, Routing
-from distdiag.views.routing import Divergence, Recount, Rerouting, RoutingView
+from distdiag.views.base import View
+from distdiag.views.routing import (
+    AuxLossRouting,
+    Divergence,
+    Recount,
+    RepeatedRouting,
+    Rerouting,
+    RoutingView,
+)
 
 _MOST_KEPT: Final = 256
 _MOST_LOOKS: Final = 64
@@ -21,6 +28,10 @@ _LAG: Final = 2
 """So many steps later what a device has computed is written down, too."""
 
 Key = tuple[object, ...]
+
+_NO_CHOICE: Final = NothingThere("no choice of experts was seen")
+_NO_REPEAT: Final = NothingThere("no choice of experts was repeated by activation checkpointing")
+_NO_AUX: Final = NothingThere("no auxiliary (load-balancing) loss was seen")
 
 
 @dataclass(slots=True)
@@ -38,37 +49,45 @@ class _Known:
     used: dict[str, AuxLoss] = field(default_factory=dict)
     num_repeated: int = 0
     num_compared: int = 0
+    is_repeated: bool = False
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether a module that routes computed an auxiliary loss."""
+        return bool(self.aux or self.used)
 
 
-class RoutingWatch(Watch):
-    """Feed choices as they come; a step is judged when all ranks have gone on."""
+class RoutingAligner(Aligner):
+    """Choices of experts; a step is shown when all ranks have gone on."""
 
-    kinds = (Routing, CounterWritten, AuxLoss, StepEnd, Finished, ProbeDisabled)
+    needs = (Routing, CounterWritten, AuxLoss, StepEnd, Finished, ProbeDisabled)
+    builds = (RoutingView, RepeatedRouting, AuxLossRouting, CountsHeld)
 
-    def __init__(self, world: RankSet, judges: Judges) -> None:
-        """Watch the routing of these ranks."""
-        self._world = world
-        self._judges = judges
+    def __init__(self, job: Job) -> None:
+        """No tokens were routed yet."""
+        super().__init__(job)
         self._models: dict[str, _Known] = {}
-        self._reached: dict[int, int] = dict.fromkeys(world, 0)
+        self._reached: dict[int, int] = dict.fromkeys(job.world, 0)
         self._finished: set[int] = set()
         self._blind: set[int] = set()
 
-    @property
-    def not_checked(self) -> dict[str, str]:
-        """The checks of routing, where no routing was seen, and why."""
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say what of routing was never there."""
         if self._blind:
             why = f"the routing of {RankSet(self._blind).phrase()} is not observed wholly"
-        elif not self._models:
-            why = "no choice of experts was seen"
-        else:
-            why = "no balancing loss was seen"
-            has_aux = any(known.aux or known.used for known in self._models.values())
-            return {} if has_aux else {c.code: why for c in self._judges.needing(AuxLoss)}
-        kinds = (Routing, CountsHeld)
-        return {check.code: why for kind in kinds for check in self._judges.needing(kind)}
+            return dict.fromkeys(self.builds, NotObserved(why))
+        gaps: dict[type[View | Event], Gap] = {}
+        if not self._models:
+            gaps |= dict.fromkeys(self.builds, _NO_CHOICE)
+        elif not any(known.is_repeated for known in self._models.values()):
+            gaps[RepeatedRouting] = _NO_REPEAT
+        if self.job.only_start:
+            gaps[AuxLossRouting] = LIGHT
+        elif self._models and not any(known.has_aux for known in self._models.values()):
+            gaps[AuxLossRouting] = _NO_AUX
+        return gaps
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         match event:
             case ProbeDisabled(probe="routing"):
@@ -76,6 +95,7 @@ class RoutingWatch(Watch):
             case Routing():
                 known = self._models.setdefault(event.model, _Known())
                 known.ranks.add(event.rank)
+                known.is_repeated |= event.is_recompute
                 known.steps.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
             case CounterWritten():
                 known = self._models.setdefault(event.model, _Known())
@@ -88,15 +108,15 @@ class RoutingWatch(Watch):
             case StepEnd():
                 self._reached[event.rank] = event.step
                 if self._models:
-                    self._judge_until(min(self._reached.values()) - _LAG)
+                    yield from self._show_until(min(self._reached.values()) - _LAG)
             case Finished(exit_status=0):
                 self._finished.add(event.rank)
 
-    def finish(self) -> None:
-        """Judge all that is left."""
-        self._judge_until(None)
+    def end(self) -> Iterator[View]:
+        """Show all that is left."""
+        yield from self._show_until(None)
 
-    def _judge_until(self, last: int | None) -> None:
+    def _show_until(self, last: int | None) -> Iterator[View]:
         for name, known in self._models.items():
             steps = known.steps.keys() | known.counters.keys()
             ripe = [step for step in steps if last is None or step <= last]
@@ -107,7 +127,12 @@ class RoutingWatch(Watch):
                 del known.recounts[_MOST_KEPT:]
             if ripe or (last is None and known.aux):
                 num_steps = self._num_steps(known.ranks) if last is None else 0
-                self._judges.judge_routing(_view(name, known, num_steps))
+                view = _view(name, known, num_steps)
+                yield view
+                if known.is_repeated:
+                    yield view.narrowed(RepeatedRouting)
+                if known.has_aux:
+                    yield view.narrowed(AuxLossRouting)
 
     def _num_steps(self, ranks: set[int]) -> int:
         """Return how many steps ranks took that ran to their end, 0 if some did not."""

@@ -73,7 +73,7 @@ def report_of(
 ) -> Report:
     """Let the checks judge the difference."""
     world = RankSet(range(num_ranks))
-    checks = [check() for check in load_checks().values() if RoutingDifference in check.needs]
+    checks = [check() for check in load_checks().values() if RoutingDifference in check.views]
     engine = Engine(checks, world)
     if result.difference is not None:
         engine.feed(result.difference)
