@@ -70,7 +70,7 @@ class ForwardingMonitor:
         """Watch until the ranks have ended and everything was sent, or cannot be sent."""
         try:
             self._attend()
-        except Exception as error:  # noqa: BLE001 - the ranks' own records are still sent (STYLE 4.11)
+        except Exception as error:  # noqa: BLE001 - the ranks' own records are still sent
             _log.exception("the monitor failed")
             say(
                 f"distdiag: the monitor of {self._local.ranks.phrase()} failed: "

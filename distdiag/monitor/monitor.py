@@ -99,6 +99,8 @@ def _chain(thread: ThreadStack) -> str:
 # ---
 
 T = TypeVar("T")
+from distdiag.views.files import Race
+
 _log = logging.getLogger("distdiag.monitor")  # this module runs as ``__main__``
 
 UNKILLABLE_S: Final = 10.0
@@ -136,6 +138,7 @@ class Monitor:
         self._attendance = self._reporter.attendance
         self._own_findings = list(before.findings())
         catalogue: Mapping[str, type[Check[Any]]] = self._guarded(load_checks, MappingProxyType({}))
+        self._growing = {code for code, check in catalogue.items() if Race in check.views}
         selects = config.selection.selects
         self._left_out = {
             code: "left out by --select or --ignore" for code in catalogue if not selects(code)
@@ -149,7 +152,7 @@ class Monitor:
         )
         self._announced: set[tuple[object, ...]] = set()
         for told in before.told():
-            self._announced |= {_news_of(told), (False, *_news_of(told)[1:])}
+            self._announced |= {self._news_of(told), (False, *self._news_of(told)[1:])}
         for event in before.seen(canon):
             self._engine.feed(event)
         self._has_verdict = False
@@ -239,12 +242,12 @@ class Monitor:
 
     def _announce(self) -> None:
         for note in self._engine.take_withdrawn():
-            news = _news_of(note)
+            news = self._news_of(note)
             if (True, *news[1:]) in self._announced:
                 say(f"{one_line(note)}\n")
                 self._announced.discard((True, *news[1:]))  # it may become true again
                 self._written_s = 0.0
-        findings = {_news_of(finding): finding for finding in self._findings()}
+        findings = {self._news_of(finding): finding for finding in self._findings()}
         new = {news: findings[news] for news in findings if news not in self._announced}
         if not new and time.monotonic() - self._written_s < REWRITE_EVERY_S:
             return
@@ -321,21 +324,19 @@ class Monitor:
             self._attendance.feed(end)
         self._attendance.settle(is_hung=False)
 
+    def _news_of(self, finding: Finding) -> tuple[object, ...]:
+        """Return what makes a finding worth a line: a race grows rank by rank, in silence."""
+        is_alarm = finding.severity is not Severity.INFO
+        identity = finding.identity
+        return (is_alarm, *(identity[:2] if finding.code in self._growing else identity))
+
     def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
         try:
             return act()
-        except Exception as error:  # noqa: BLE001 - the report must exist even so (STYLE 4.11)
+        except Exception as error:  # noqa: BLE001 - the report must exist even so
             _log.exception("the monitor failed")
             self._own_findings.append(crash_finding(error))
             return otherwise
-
-
-def _news_of(finding: Finding) -> tuple[object, ...]:
-    """Return what makes a finding worth a line: a race of files grows rank by rank, in silence."""
-    is_alarm = finding.severity is not Severity.INFO
-    if finding.code.startswith("BAR"):
-        return (is_alarm, *finding.identity[:2])
-    return (is_alarm, *finding.identity)
 
 
 def main(arguments: list[str]) -> int:

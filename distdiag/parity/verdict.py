@@ -34,13 +34,15 @@ def report_of(
     world = RankSet(range(max(outcome.configuration.num_ranks for outcome in outcomes)))
     found = [each for each in (outcome.result.disparity for outcome in outcomes) if each]
     engine = judge(found, world)
+    own_codes = {code for code, check in load_checks().items() if check.is_about_tool}
     findings, checked, torch = list(engine.findings), list(engine.checked), ""
     ranks: tuple[RankInfo, ...] = ()
     not_checked: dict[str, str] = {}
     for outcome in outcomes:
         own = _own_report(folder / outcome.name / FINDINGS)
         if own is not None:
-            findings += [f for f in own.findings if f.code[:3] != "DIA" and not _known(f, findings)]
+            told = [f for f in own.findings if f.code not in own_codes]
+            findings += [f for f in told if not _known(f, findings)]
             checked += [code for code in own.checked if code not in checked]
             torch, ranks = own.run.torch, own.run.ranks or ranks
         label = outcome.configuration.label
