@@ -38,6 +38,7 @@ from distdiag.reports import one_line
 from distdiag.reports.builder import RunReporter, crash_finding, say
 from distdiag.transports.frames import Orders
 from distdiag.transports.journal import Journal
+from distdiag.views.files import Race
 
 # A second look at hung ranks, with native frames: slow, so it runs beside everything else.
 
@@ -99,7 +100,6 @@ def _chain(thread: ThreadStack) -> str:
 # ---
 
 T = TypeVar("T")
-from distdiag.views.files import Race
 
 _log = logging.getLogger("distdiag.monitor")  # this module runs as ``__main__``
 
