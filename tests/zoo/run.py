@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -102,12 +103,16 @@ def run_entry_script(
     entry: ZooEntry, name: ScriptName, mode: Mode, timeout_s: float
 ) -> ScriptResult:
     """Run and score the bug or the fix of one entry."""
-    script: Path = entry.bug if name == "bug" else entry.fix
     expected = entry.expectation
     parity_args = expected.parity_args if expected.mode == "parity" else None
-    run = run_script(
-        script, mode, timeout_s, num_ranks=expected.world_size, parity_args=parity_args
-    )
+    with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
+        script = entry.bug
+        if name == "fix":
+            script = Path(folder, "fix.py")
+            script.write_text(entry.fixed_text)
+        run = run_script(
+            script, mode, timeout_s, num_ranks=expected.world_size, parity_args=parity_args
+        )
     score = score_run(entry, name, mode, run)
     return ScriptResult(
         outcome=run.outcome,
