@@ -117,6 +117,7 @@ class _Server:
                 start_new_session=True,
             )
         self._folder = tempfile.TemporaryDirectory(prefix="forked-")
+        self.executable = sys.executable
         self.stand_in = Path(self._folder.name, "python")
         text = _STAND_IN.format(
             executable=sys.executable, repository=str(REPOSITORY), address=self.address
@@ -145,28 +146,34 @@ def start(
     With `nproc=0` it is one process without a launcher; what the command line of distdiag launches
     is forked, too.
     """
+    server = _server()
     is_cli = list(command[:2]) == ["-m", "distdiag.cli"]
     request = {
         "command": list(command),
         "nproc": nproc,
         "environ": dict(environ),
         "folder": str(folder or Path.cwd()),
-        "executable": str(_server().stand_in) if is_cli else sys.executable,
+        "executable": str(server.stand_in) if is_cli else server.executable,
     }
-    return Job(_server().address, request, [stream.fileno() for stream in streams])
+    return Job(server.address, request, [stream.fileno() for stream in streams])
 
 
 def run(
     command: Sequence[str], *, timeout: float, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a module or a script in a process of its own, as `subprocess.run` does with `text`."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", MARK: uuid.uuid4().hex}
+    paths = filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    own = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        MARK: uuid.uuid4().hex,
+    }
     with (
         open(os.devnull) as stdin,
         tempfile.TemporaryFile("w+") as stdout,
         tempfile.TemporaryFile("w+") as stderr,
     ):
-        job = start(command, 0, environ, cwd, (stdin, stdout, stderr))
+        job = start(command, 0, os.environ | own, cwd, (stdin, stdout, stderr))
         status = job.wait(timeout)
         job.close()
         stdout.seek(0)
@@ -177,17 +184,22 @@ def run(
 
 
 def stand_in() -> str:
-    """Return an executable that is Python, but for torchrun, whose ranks are forked."""
+    """Return an executable that is Python, but forks pytest and the ranks of torchrun."""
     return str(_server().stand_in)
 
 
 def run_instead(executable: str, address: str, arguments: list[str]) -> NoReturn:
     """Be the executable that `stand_in` returns."""
-    if arguments[:4] != _TORCHRUN:
+    command, nproc = arguments, 0
+    if arguments[:4] == _TORCHRUN:
+        command, nproc = arguments[5:], int(arguments[4])
+    elif arguments[:1] == ["-mpytest"]:
+        command = ["-m", "pytest", *arguments[1:]]
+    else:
         os.execv(executable, [executable, *arguments])
     request = {
-        "command": arguments[5:],
-        "nproc": int(arguments[4]),
+        "command": command,
+        "nproc": nproc,
         "environ": {MARK: "0" * _MARK_LENGTH, **os.environ},
         "folder": os.getcwd(),
         "executable": executable,
@@ -195,8 +207,7 @@ def run_instead(executable: str, address: str, arguments: list[str]) -> NoReturn
     job = Job(address, request, [0, 1, 2])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: os.kill(job.pid, number))
-    status = job.wait()
-    os._exit(status or 0)
+    os._exit((job.wait() or 0) & 0xFF)
 
 
 # From here on: the server, and what is forked from it.

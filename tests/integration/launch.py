@@ -20,7 +20,15 @@ import psutil
 from distdiag.run_dir import RUNS_FOLDER
 from tests import forked
 
-__all__ = ["Launch", "Outcome", "run_checked", "run_command", "run_plain"]
+__all__ = [
+    "Launch",
+    "Launcher",
+    "Outcome",
+    "run_checked",
+    "run_command",
+    "run_plain",
+    "with_report",
+]
 
 Launcher = Literal["forked", "torchrun"]
 """What starts the ranks: see `tests.forked`. With `torchrun` they are processes like a user's, and
@@ -113,7 +121,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
                 tool = ["-m", "distdiag.check", "--run-dir", str(run_dir), "--report", "json"]
                 command = [*tool, *options, str(script), *args]
                 outcome = self._run(command, nproc, timeout)
-                return msgspec.structs.replace(outcome, report=_read_report(run_dir))
+                return with_report(outcome, run_dir)
 
         return _last_of_attempts(run)
 
@@ -123,7 +131,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             run_dir = Path(temporary, "run")
             tool = ["-m", "distdiag.cli", "parity", "--run-dir", str(run_dir), "--report", "json"]
             outcome = self._run([*tool, *arguments], 0, timeout)
-            return msgspec.structs.replace(outcome, report=_read_report(run_dir))
+            return with_report(outcome, run_dir)
 
     def _run(self, command: list[str], nproc: int, timeout: float) -> Outcome:
         if self.launcher == "forked":
@@ -150,7 +158,7 @@ def run_command(
         shutil.rmtree(folder / RUNS_FOLDER, ignore_errors=True)
         how = Launch(folder=folder, environ=environ)
         outcome = _run(partial(_Process, list(command)), timeout, how)
-        return msgspec.structs.replace(outcome, report=_read_report(folder / RUNS_FOLDER))
+        return with_report(outcome, folder / RUNS_FOLDER)
 
     return _last_of_attempts(run)
 
@@ -288,12 +296,11 @@ def _dump_stacks(mark: str) -> str:
     return "\n".join(["", "--- stacks when the time was up", *dumps])
 
 
-def _read_report(run_dir: Path) -> dict[str, Any] | None:
+def with_report(outcome: Outcome, run_dir: Path) -> Outcome:
+    """Add the report below a run directory, if there is one, to how the run ended."""
     paths = list(run_dir.rglob("report.json"))
     if not paths:
-        return None
+        return outcome
     if len(paths) > 1:
         raise ValueError(f"expected one report.json below {run_dir}, found {len(paths)}")
-    report = msgspec.json.decode(paths[0].read_bytes())
-    assert isinstance(report, dict)
-    return report
+    return msgspec.structs.replace(outcome, report=msgspec.json.decode(paths[0].read_bytes()))
