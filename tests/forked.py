@@ -346,9 +346,11 @@ def _main_of(command: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
     main = sys.modules["__main__"] = ModuleType("__main__")
     if command[0] == "-m":
         spec = importlib.util.find_spec(command[1])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{command[1]}.__main__")
         assert spec is not None and spec.loader is not None
         path, first = str(spec.origin), os.getcwd()
-        code = spec.loader.get_code(command[1])  # type: ignore[attr-defined]
+        code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
         main.__spec__, main.__package__, main.__loader__ = spec, spec.parent, spec.loader
     else:
         path, first = command[0], os.path.dirname(os.path.realpath(command[0]))

@@ -70,5 +70,5 @@ if __name__ == "__main__":
     if options.attach:
         import distdiag
 
-        distdiag.attach(run_dir=options.attach, report="json")
+        distdiag.attach(run_dir=options.attach, report=("json",))
     print("losses", *train())
