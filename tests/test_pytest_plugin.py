@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from tests import forked
+
 pytest_plugins = ["pytester"]
 
 pytestmark = pytest.mark.timeout(400)  # each starts several ranks, and machines are slow
@@ -26,6 +28,7 @@ def run(pytester, monkeypatch):
     """Return a function that runs pytest on the text of a test file."""
     paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setattr(sys, "executable", forked.stand_in())
     plugin = ("-p", "distdiag.pytest_plugin")  # as if installed, whatever this is run from
 
     def run_pytest(text, *arguments):
@@ -212,6 +215,7 @@ def test_sleeps():
     run(text).assert_outcomes(failed=1)
 
 
+@pytest.mark.slow
 def test_tests_run_side_by_side_under_xdist(run):
     pytest.importorskip("xdist")
     text = """

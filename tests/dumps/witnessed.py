@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distdiag.record.run_dir import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
+MOST_S = 60.0
+"""A process that has said that it is ready is at the next line long before."""
 
 PRELUDE = """
 import _thread, ctypes, faulthandler, os, sys, threading, time
@@ -38,11 +41,21 @@ while not run_dir.stack_signal(0).exists():
 time.sleep(0.3)
 
 def wait_inside():
+    print("ready", flush=True)
     {body}
 
-print("ready", flush=True)
 wait_inside()
 """
+
+
+def dump_at(source, process, line):
+    """Dump until the main thread has got to this line of its function; return the stacks."""
+    deadline = time.monotonic() + MOST_S
+    while True:
+        stacks = source.dump(process.pid, 0, 20.0)
+        at = stacks.threads[0].frames[0].line if stacks.threads else None
+        if at == line or stacks.error or time.monotonic() > deadline:
+            return stacks
 
 
 @contextmanager

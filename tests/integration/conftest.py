@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.catalogue import Program
-from tests.integration.launch import run_checked
+from tests.integration.launch import Launch, Launcher
 from tests.integration.records import Recorded, read_records
 
 
@@ -14,16 +14,17 @@ class CheckedRuns:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._runs: dict[str, Recorded] = {}
+        self._runs: dict[tuple[str, Launcher], Recorded] = {}
 
-    def of(self, program: Program) -> Recorded:
+    def of(self, program: Program, launcher: Launcher) -> Recorded:
         """Return the checked run of a program."""
-        if program.label not in self._runs:
-            out = self._folder / program.label
+        key = (program.label, launcher)
+        if key not in self._runs:
+            out = self._folder / "-".join(key)
             args = [*program.watch, *program.args, "--out", str(out)]
-            outcome = run_checked(program.script, args, nproc=program.nproc)
-            self._runs[program.label] = Recorded(outcome, read_records(out))
-        return self._runs[program.label]
+            outcome = Launch(launcher=launcher).checked(program.script, args, nproc=program.nproc)
+            self._runs[key] = Recorded(outcome, read_records(out))
+        return self._runs[key]
 
 
 @pytest.fixture(scope="session")

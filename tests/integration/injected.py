@@ -1,4 +1,7 @@
-"""A training on one rank in which one part of the tool is made to fail; prints its losses."""
+"""A training on one rank in which one part of the tool is made to fail; prints its losses.
+
+With `--attach` it starts the tool itself, after that.
+"""
 
 import argparse
 import os
@@ -61,5 +64,11 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser()
     parser.add_argument("what")
-    inject(parser.parse_args().what)
+    parser.add_argument("--attach", metavar="RUN_DIR")
+    options = parser.parse_args()
+    inject(options.what)
+    if options.attach:
+        import distdiag
+
+        distdiag.attach(run_dir=options.attach, report=("json",))
     print("losses", *train())

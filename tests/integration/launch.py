@@ -8,17 +8,31 @@ import sysconfig
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any, Literal
 
 import msgspec
 import psutil
 
 from distdiag.record.run_dir import RUNS_FOLDER
+from tests import forked
 
-__all__ = ["Outcome", "run_checked", "run_command", "run_plain"]
+__all__ = [
+    "Launch",
+    "Launcher",
+    "Outcome",
+    "run_checked",
+    "run_command",
+    "run_plain",
+    "with_report",
+]
+
+Launcher = Literal["forked", "torchrun"]
+"""What starts the ranks: see `tests.forked`. With `torchrun` they are processes like a user's, and
+so is the one process of a program without a launcher."""
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 150.0
@@ -27,7 +41,6 @@ GRACE_S = 6.0
 # About 7 % of clean gloo runs die at interpreter exit, when all work is done.
 EXIT_ABORT = "terminate called without an active exception"
 MAX_ATTEMPTS = 3
-_MARK = "DISTDIAG_TEST_MARK"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,43 +85,64 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(parts)
 
 
-def run_plain(
-    script: Path,
-    args: Sequence[str] = (),
-    *,
-    nproc: int = 2,
-    timeout: float = TIMEOUT_S,
-    stdin: str = "",
-) -> Outcome:
-    """Run a script without the tool; `nproc=0` means without a launcher."""
-    command = [*_launcher(nproc), str(script), *args]
-    for _ in range(MAX_ATTEMPTS):
-        outcome = _run(command, timeout, stdin)
-        if not outcome.aborted_at_exit:
-            break
-    return outcome
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start a script: by what, where, and with what beside its arguments."""
+
+    launcher: Launcher = "forked"
+    folder: Path | None = None
+    environ: Mapping[str, str] = {}
+    stdin: str = ""
+
+    def plain(
+        self,
+        script: Path,
+        args: Sequence[str] = (),
+        *,
+        nproc: int = 2,
+        timeout: float = TIMEOUT_S,
+    ) -> Outcome:
+        """Run a script without the tool; `nproc=0` means without a launcher."""
+        return _last_of_attempts(lambda: self._run([str(script), *args], nproc, timeout))
+
+    def checked(
+        self,
+        script: Path,
+        args: Sequence[str] = (),
+        *,
+        options: Sequence[str] = (),
+        nproc: int = 2,
+        timeout: float = TIMEOUT_S,
+    ) -> Outcome:
+        """Run a script behind the tool and return its report along with how it ended."""
+
+        def run() -> Outcome:
+            with tempfile.TemporaryDirectory(prefix="distdiag-test-") as temporary:
+                run_dir = Path(temporary, "run")
+                tool = ["-m", "distdiag.check", "--run-dir", str(run_dir), "--report", "json"]
+                command = [*tool, *options, str(script), *args]
+                outcome = self._run(command, nproc, timeout)
+                return with_report(outcome, run_dir)
+
+        return _last_of_attempts(run)
+
+    def parity(self, arguments: Sequence[str], *, timeout: float = TIMEOUT_S) -> Outcome:
+        """Run `distdiag parity` and return its report along with how it ended."""
+        with tempfile.TemporaryDirectory(prefix="distdiag-test-") as temporary:
+            run_dir = Path(temporary, "run")
+            tool = ["-m", "distdiag.cli", "parity", "--run-dir", str(run_dir), "--report", "json"]
+            outcome = self._run([*tool, *arguments], 0, timeout)
+            return with_report(outcome, run_dir)
+
+    def _run(self, command: list[str], nproc: int, timeout: float) -> Outcome:
+        if self.launcher == "forked":
+            return _run(partial(forked.start, command, nproc), timeout, self)
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+        anew = [sys.executable, *(torchrun if nproc else ()), *command]
+        return _run(partial(_Process, anew), timeout, self)
 
 
-def run_checked(
-    script: Path,
-    args: Sequence[str] = (),
-    *,
-    options: Sequence[str] = (),
-    nproc: int = 2,
-    timeout: float = TIMEOUT_S,
-    stdin: str = "",
-) -> Outcome:
-    """Run a script behind the tool and return its report along with how it ended."""
-    for _ in range(MAX_ATTEMPTS):
-        with tempfile.TemporaryDirectory(prefix="distdiag-test-") as folder:
-            run_dir = Path(folder, "run")
-            tool = ["-m", "distdiag.check", "--run-dir", str(run_dir), "--report", "json"]
-            command = [*_launcher(nproc), *tool, *options, str(script), *args]
-            outcome = _run(command, timeout, stdin)
-            outcome = msgspec.structs.replace(outcome, report=_read_report(run_dir))
-        if not outcome.aborted_at_exit:
-            break
-    return outcome
+run_plain = Launch().plain
+run_checked = Launch().checked
 
 
 def run_command(
@@ -119,20 +153,53 @@ def run_command(
     timeout: float = TIMEOUT_S,
 ) -> Outcome:
     """Run a command in a folder as a user would, and return the report of the run below it."""
-    for _ in range(MAX_ATTEMPTS):
+
+    def run() -> Outcome:
         shutil.rmtree(folder / RUNS_FOLDER, ignore_errors=True)
-        outcome = _run(list(command), timeout, "", folder=folder, environ=environ)
-        outcome = msgspec.structs.replace(outcome, report=_read_report(folder / RUNS_FOLDER))
+        how = Launch(folder=folder, environ=environ)
+        outcome = _run(partial(_Process, list(command)), timeout, how)
+        return with_report(outcome, folder / RUNS_FOLDER)
+
+    return _last_of_attempts(run)
+
+
+def _last_of_attempts(run: Callable[[], Outcome]) -> Outcome:
+    for _ in range(MAX_ATTEMPTS):
+        outcome = run()
         if not outcome.aborted_at_exit:
             break
     return outcome
 
 
-def _launcher(nproc: int) -> list[str]:
-    if nproc == 0:
-        return [sys.executable]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*torchrun, "--nproc-per-node", str(nproc)]
+class _Process:
+    """A command, waited for like a `forked.Job`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        folder: Path | None,
+        streams: Sequence[IO[str]],
+    ) -> None:
+        stdin, stdout, stderr = streams
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environ,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+
+    def wait(self, timeout_s: float) -> int | None:
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        self._process.wait()
 
 
 def _environment(mark: str) -> dict[str, str]:
@@ -143,17 +210,10 @@ def _environment(mark: str) -> dict[str, str]:
     paths = [str(REPOSITORY), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     # Without a terminal Python would keep the output of a killed process to itself.
-    return environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", _MARK: mark}
+    return environment | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", forked.MARK: mark}
 
 
-def _run(
-    command: list[str],
-    timeout: float,
-    stdin: str,
-    *,
-    folder: Path | None = None,
-    environ: Mapping[str, str] = MappingProxyType({}),
-) -> Outcome:
+def _run(start: Callable[..., _Process | forked.Job], timeout: float, how: Launch) -> Outcome:
     mark = uuid.uuid4().hex
     started = time.monotonic()
     # Files and not pipes: a process left behind could keep a pipe open for ever.
@@ -162,22 +222,15 @@ def _run(
         tempfile.TemporaryFile("w+", errors="replace") as stdout_file,
         tempfile.TemporaryFile("w+", errors="replace") as stderr_file,
     ):
-        stdin_file.write(stdin)
+        stdin_file.write(how.stdin)
         stdin_file.seek(0)
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=_environment(mark) | environ,
-            stdin=stdin_file,
-            stdout=stdout_file,
-            stderr=stderr_file,
-            start_new_session=True,
-        )
-        exit_status = _wait(process, timeout)
+        streams = (stdin_file, stdout_file, stderr_file)
+        job = start(_environment(mark) | dict(how.environ), how.folder, streams)
+        exit_status = job.wait(timeout)
         duration_s = time.monotonic() - started
         stacks = _dump_stacks(mark) if exit_status is None else ""
         leftovers = _kill_marked(mark, 0.0 if exit_status is None else GRACE_S)
-        process.wait()
+        job.close()
         stdout_file.seek(0)
         stderr_file.seek(0)
         return Outcome(
@@ -189,19 +242,13 @@ def _run(
         )
 
 
-def _wait(process: subprocess.Popen[bytes], timeout: float) -> int | None:
-    try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
-
-
 def _marked(mark: str) -> list[psutil.Process]:
     """Find the processes of a run by what they inherited, since sessions and parents change."""
     marked = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            is_of_run = process.environ().get(forked.MARK) == mark
+            if is_of_run and process.status() != psutil.STATUS_ZOMBIE:
                 marked.append(process)
         except psutil.Error:
             continue
@@ -249,12 +296,11 @@ def _dump_stacks(mark: str) -> str:
     return "\n".join(["", "--- stacks when the time was up", *dumps])
 
 
-def _read_report(run_dir: Path) -> dict[str, Any] | None:
+def with_report(outcome: Outcome, run_dir: Path) -> Outcome:
+    """Add the report below a run directory, if there is one, to how the run ended."""
     paths = list(run_dir.rglob("report.json"))
     if not paths:
-        return None
+        return outcome
     if len(paths) > 1:
         raise ValueError(f"expected one report.json below {run_dir}, found {len(paths)}")
-    report = msgspec.json.decode(paths[0].read_bytes())
-    assert isinstance(report, dict)
-    return report
+    return msgspec.structs.replace(outcome, report=msgspec.json.decode(paths[0].read_bytes()))

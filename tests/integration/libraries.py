@@ -14,13 +14,12 @@ class LibraryRun(NamedTuple):
 
     name: str
     args: str
-    slow: bool = True
     nproc: int = 2
     needs: tuple[str, ...] = ()
 
 
 _CONTEXT = (
-    LibraryRun("context_parallel", "--rotate allgather --wrapper fsdp2", slow=False),
+    LibraryRun("context_parallel", "--rotate allgather --wrapper fsdp2"),
     LibraryRun("context_parallel", "--rotate alltoall --wrapper ddp --recompute"),
     LibraryRun("context_parallel", "--rotate alltoall --wrapper fsdp2", nproc=4),
     LibraryRun("split_models", "--way dropout", nproc=4),
@@ -82,7 +81,6 @@ LIBRARY_RUNS = (
     LibraryRun(
         "sparse_transformers",
         "--model gpt-oss --wrapper fsdp2 --recompute exact --extras aux bf16",
-        slow=False,
     ),
     *(LibraryRun("sparse_transformers", args) for args in _TRANSFORMERS),
     *(LibraryRun("split_by_libraries", f"--way {name}", needs=(name,)) for name in _SPLITTING),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.catalogue import Program, program_parameters
 from tests.integration.conftest import CheckedRuns
-from tests.integration.launch import run_plain
+from tests.integration.launch import Launch, Launcher
 from tests.integration.records import read_records
 
 # One of each way to train and to share files; with --all every program.
@@ -28,15 +28,15 @@ QUICK = (
 
 
 @pytest.mark.timeout(800)
-@pytest.mark.parametrize("program", program_parameters(QUICK))
+@pytest.mark.parametrize(("program", "launcher"), program_parameters(QUICK))
 def test_results_are_bit_identical_with_and_without_distdiag(
-    program: Program, checked_runs: CheckedRuns, tmp_path: Path
+    program: Program, launcher: Launcher, checked_runs: CheckedRuns, tmp_path: Path
 ) -> None:
     out = tmp_path / program.label
     args = [*program.watch, *program.args, "--out", str(out)]
-    plain = run_plain(program.script, args, nproc=program.nproc)
+    plain = Launch(launcher=launcher).plain(program.script, args, nproc=program.nproc)
     plain_records = read_records(out)
     assert sorted(plain_records) == program.records, plain.describe()
 
-    checked = checked_runs.of(program)
+    checked = checked_runs.of(program, launcher)
     assert checked.records == plain_records, checked.outcome.describe()

@@ -9,16 +9,17 @@ from tests.integration.catalogue import (
     program_parameters,
 )
 from tests.integration.conftest import CheckedRuns
+from tests.integration.launch import Launcher
 
 HELPERS = {"megatron_on_cpu", "operation_log", "routed_twice", "training_record"}
 
 
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize("program", program_parameters())
-def test_correct_program_finishes_without_an_alarm(
-    program: Program, checked_runs: CheckedRuns
+@pytest.mark.parametrize(("program", "launcher"), program_parameters())
+def test_a_correct_program_finishes_without_an_alarm_and_its_report_is_complete(
+    program: Program, launcher: Launcher, checked_runs: CheckedRuns
 ) -> None:
-    run = checked_runs.of(program)
+    run = checked_runs.of(program, launcher)
     outcome = run.outcome
     # With several ranks, gloo may abort every attempt at exit: the records then show the end.
     assert outcome.exit_status == 0 or outcome.aborted_at_exit, outcome.describe()
@@ -26,13 +27,6 @@ def test_correct_program_finishes_without_an_alarm(
     assert outcome.leftovers == (), outcome.describe()
     assert sorted(run.records) == program.records, outcome.describe()
 
-
-@pytest.mark.timeout(480)
-@pytest.mark.parametrize("program", program_parameters())
-def test_report_of_a_correct_program_is_complete(
-    program: Program, checked_runs: CheckedRuns
-) -> None:
-    outcome = checked_runs.of(program).outcome
     report = outcome.report
     assert report is not None, outcome.describe()
     assert report["complete"] is True, outcome.describe()

@@ -1,10 +1,10 @@
-"""How jobs end under a real launcher: who ended first, by what, and what only came of it."""
+"""How jobs end: who ended first, by what, and what only came of it."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.integration.launch import run_checked
+from tests.integration.launch import Launch
 
 EXITS = Path(__file__).with_name("exits.py")
 
@@ -17,9 +17,9 @@ def line_of(text):
     return number
 
 
-def ended(kind):
+def ended(kind, launcher="forked"):
     """Run the program; return how it ended, with the one finding that its report has."""
-    run = run_checked(EXITS, [kind])
+    run = Launch(launcher=launcher).checked(EXITS, [kind])
     assert run.exit_status == 1, run.describe()
     assert run.leftovers == (), run.describe()
     assert run.report["complete"], run.describe()
@@ -28,7 +28,7 @@ def ended(kind):
 
 
 def test_a_job_that_was_ended_from_outside_is_told_as_that():
-    run, finding = ended("end_the_job")
+    run, finding = ended("end_the_job", "torchrun")
     assert (finding["code"], finding["severity"]) == ("HNG002", "info"), run.describe()
     assert finding["ranks"] == [0, 1]
     assert finding["message"] == "ranks 0-1 were all ended from outside by SIGTERM"

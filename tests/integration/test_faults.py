@@ -1,4 +1,4 @@
-"""Ranks, monitors and disks that fail under a real launcher: the report exists and says enough."""
+"""Ranks, monitors and disks that fail: the report exists and says enough."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.integration.launch import REPOSITORY, run_checked
+from tests.integration.launch import REPOSITORY, Launch
 
 FAULTY = Path(__file__).with_name("faulty.py")
 
@@ -41,19 +41,25 @@ def wait_for_report(folder, timeout_s=20.0):
         time.sleep(0.1)
 
 
-def run_faulty(folder, *args, options=()):
+def run_faulty(folder, *args, options=(), launcher="forked"):
     """Run the program; return how it ended and its report once the monitor is done."""
-    outcome = run_checked(FAULTY, args, options=["--run-dir", str(folder), *options])
+    options = ["--run-dir", str(folder), *options]
+    outcome = Launch(launcher=launcher).checked(FAULTY, args, options=options)
     assert outcome.leftovers == (), outcome.describe()
     return outcome, wait_for_report(folder)
 
 
 @pytest.mark.parametrize(
-    ("fault", "rank"),
-    [("kill", 0), ("kill", 1), ("abort", 1), pytest.param("abort", 0, marks=pytest.mark.slow)],
+    ("fault", "rank", "launcher"),
+    [
+        ("kill", 0, "torchrun"),
+        ("kill", 1, "forked"),
+        ("abort", 1, "forked"),
+        pytest.param("abort", 0, "torchrun", marks=pytest.mark.slow),
+    ],
 )
-def test_a_rank_that_dies_is_named_and_what_all_did_last_is_said(tmp_path, fault, rank):
-    outcome, report = run_faulty(tmp_path / "run", fault, str(rank))
+def test_a_rank_that_dies_is_named_and_what_all_did_last_is_said(tmp_path, fault, rank, launcher):
+    outcome, report = run_faulty(tmp_path / "run", fault, str(rank), launcher=launcher)
     assert outcome.exit_status == 1
     assert report["complete"], outcome.describe()
     assert report["run"]["outcome"] == "killed", outcome.describe()
@@ -67,7 +73,7 @@ def test_a_rank_that_dies_is_named_and_what_all_did_last_is_said(tmp_path, fault
 
 
 def test_a_rank_that_raises_is_the_cause_and_its_peer_is_shown_waiting(tmp_path):
-    outcome, report = run_faulty(tmp_path / "run", "raise_error", "1")
+    outcome, report = run_faulty(tmp_path / "run", "raise_error", "1", launcher="torchrun")
     assert outcome.exit_status == 1
     assert report["run"]["outcome"] == "failed", outcome.describe()
     assert set(loud(report)) == {"HNG001"}, outcome.describe()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.launch import run_plain
+from tests.integration.launch import Launch, run_plain
 
 
 def write_script(folder: Path, text: str) -> Path:
@@ -24,7 +24,7 @@ def test_a_finished_script_leaves_its_status_and_output(tmp_path: Path) -> None:
         sys.exit("bad end")
         """,
     )
-    outcome = run_plain(script, ["word"], nproc=0, stdin="input")
+    outcome = Launch(launcher="torchrun", stdin="input").plain(script, ["word"], nproc=0)
     assert (outcome.exit_status, outcome.stdout) == (1, "out word input\n")
     assert outcome.stderr == "bad end\n"
     assert outcome.leftovers == ()

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.catalogue import PROGRAM_FOLDER
-from tests.integration.launch import Outcome, run_checked, run_plain
+from tests.integration.launch import Launch, Outcome
 
 SCRIPTS = PROGRAM_FOLDER / "like_python"
+ANEW = Launch(launcher="torchrun")
 OWN_OPTIONS = ["data.csv", "--report", "x", "--run-dir=here", "--select", "3", "-m", "tiny", "--"]
 
 
@@ -40,14 +41,14 @@ def assert_alike(checked: Outcome, plain: Outcome) -> None:
 )
 def test_script_sees_the_start_that_python_gives_it(script: str, args: list[str]) -> None:
     path = SCRIPTS / f"{script}.py"
-    assert_alike(run_checked(path, args, nproc=0), run_plain(path, args, nproc=0))
+    assert_alike(ANEW.checked(path, args, nproc=0), ANEW.plain(path, args, nproc=0))
 
 
 @pytest.mark.timeout(240)
 def test_script_reads_its_input_and_finds_its_environment_unchanged() -> None:
     path = SCRIPTS / "reads_stdin.py"
-    checked = run_checked(path, nproc=0, stdin="some words\nhere")
-    assert_alike(checked, run_plain(path, nproc=0, stdin="some words\nhere"))
+    launch = Launch(launcher="torchrun", stdin="some words\nhere")
+    assert_alike(launch.checked(path, nproc=0), launch.plain(path, nproc=0))
 
 
 @pytest.mark.timeout(240)
@@ -72,14 +73,14 @@ def test_script_reads_its_input_and_finds_its_environment_unchanged() -> None:
 )
 def test_script_ends_as_under_python(ending: str) -> None:
     path = SCRIPTS / "endings.py"
-    assert_alike(run_checked(path, [ending], nproc=0), run_plain(path, [ending], nproc=0))
+    assert_alike(ANEW.checked(path, [ending], nproc=0), ANEW.plain(path, [ending], nproc=0))
 
 
 @pytest.mark.timeout(240)
 def test_syntax_error_is_shown_as_python_shows_it(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text('"""Lacks a bracket."""\n\nprint("never printed"\n')
-    assert_alike(run_checked(path, nproc=0), run_plain(path, nproc=0))
+    assert_alike(ANEW.checked(path, nproc=0), ANEW.plain(path, nproc=0))
 
 
 @pytest.mark.timeout(240)
@@ -98,13 +99,13 @@ def test_script_found_by_a_relative_path_sees_that_path(
     )
     monkeypatch.chdir(tmp_path)
     path = Path("project/train.py")
-    assert_alike(run_checked(path, nproc=0), run_plain(path, nproc=0))
+    assert_alike(ANEW.checked(path, nproc=0), ANEW.plain(path, nproc=0))
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("ending", "status"), [("leave_by_status", 3), ("leave_by_os_exit", 4)])
 def test_launcher_learns_the_status_of_the_script(ending: str, status: int) -> None:
-    outcome = run_checked(SCRIPTS / "endings.py", [ending])
+    outcome = ANEW.checked(SCRIPTS / "endings.py", [ending])
     assert outcome.exit_status == 1, outcome.describe()
     assert re.search(rf"exitcode\s*: {status}\b", outcome.stderr), outcome.describe()
     assert outcome.leftovers == (), outcome.describe()

@@ -1,18 +1,15 @@
 """``distdiag moe-determinism`` on real runs: the same again, and what is not."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from distdiag.findings.finding import Grade
 from distdiag.reports import read_report
+from tests import forked
 
 SCRIPT = Path(__file__).parent / "programs" / "routed_twice.py"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,11 +18,9 @@ pytestmark = pytest.mark.timeout(600)
 def compared(tmp_path):
     def compared(how, *options):
         folder = tmp_path / "run"
-        command = [sys.executable, "-m", "distdiag.cli", "moe-determinism", "--steps", "2"]
+        command = ["-m", "distdiag.cli", "moe-determinism", "--steps", "2"]
         command += ["--run-dir", str(folder), *options, str(SCRIPT), "--how", how]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=500, env=ENVIRONMENT, check=False
-        )
+        done = forked.run(command, timeout=500)
         path = folder / "report.json"
         return done, read_report(path) if path.exists() else None
 

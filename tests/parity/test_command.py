@@ -1,17 +1,14 @@
 """Tests of ``distdiag parity`` on real runs: right ones agree, wrong ones are explained."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from distdiag.findings.finding import Severity
 from distdiag.reports import read_report
+from tests import forked
 
 SCRIPT = Path(__file__).parent / "programs" / "language_model.py"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -19,11 +16,9 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture
 def compared(tmp_path):
     def compared(*arguments, options=("--steps", "3")):
-        command = [sys.executable, "-m", "distdiag.cli", "parity", *options]
+        command = ["-m", "distdiag.cli", "parity", *options]
         command += ["--run-dir", str(tmp_path / "run"), str(SCRIPT), *arguments]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=800, env=ENVIRONMENT, check=False
-        )
+        done = forked.run(command, timeout=800)
         path = tmp_path / "run" / "report.json"
         return done, read_report(path) if path.exists() else None
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from distdiag.findings.finding import Grade, Severity
 from distdiag.reports import read_report
+from tests import forked
 
 SCRIPT = Path(__file__).parent / "programs" / "ragged_pairs.py"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.timeout(600)
 
 
 def findings_of(run_dir, *options, script=()):
-    command = [sys.executable, "-m", "distdiag.cli", "parity", *options]
-    command += ["--run-dir", str(run_dir), str(SCRIPT), *script]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=500, env=ENVIRONMENT, check=False
-    )
+    command = ["-m", "distdiag.cli", "parity", *options]
+    done = forked.run([*command, "--run-dir", str(run_dir), str(SCRIPT), *script], timeout=500)
     assert done.returncode == 0, done.stderr + done.stdout
     findings = read_report(run_dir / "report.json").findings
     return [finding for finding in findings if finding.code.startswith("PAR")]

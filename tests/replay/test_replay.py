@@ -1,10 +1,5 @@
 """A run with a finding of collectives becomes a test that shows it, and passes when corrected."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from distdiag.events.collectives import Signature
@@ -12,9 +7,9 @@ from distdiag.events.errors import UsageError
 from distdiag.replay import replay_source
 from distdiag.replay.source import statement
 from distdiag.reports import write_report
+from tests import forked
 from tests.cli.test_cli import REPORT
 
-ROOT = Path(__file__).parents[2]
 SICK = """
 import torch
 import torch.distributed as dist
@@ -29,15 +24,7 @@ dist.destroy_process_group()
 
 
 def call(folder, *words):
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, "-m", *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    return forked.run(["-m", *words], timeout=200, cwd=folder)
 
 
 @pytest.mark.timeout(400)

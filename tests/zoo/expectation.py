@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from tests.zoo.patch import apply_patch
+
 __all__ = ["ZOO", "Expectation", "ZooEntry", "load_entries", "read_expectation"]
 
 ZOO = Path(__file__).resolve().parent
@@ -72,9 +74,14 @@ class ZooEntry(msgspec.Struct, frozen=True):
         return self.folder / "bug.py"
 
     @property
-    def fix(self) -> Path:
-        """Return the same script with the smallest right fix."""
-        return self.folder / "fix.py"
+    def fix_patch(self) -> Path:
+        """Return the smallest right fix, a unified diff of the script."""
+        return self.folder / "fix.patch"
+
+    @property
+    def fixed_text(self) -> str:
+        """Return the text of the script with the fix."""
+        return apply_patch(self.bug.read_text(), self.fix_patch.read_text())
 
 
 def read_expectation(path: Path) -> Expectation:

@@ -1,7 +1,9 @@
 """Run the zoo under a tool and score it: `python -m tests.zoo.run --with distdiag`."""
 
 import argparse
+import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,9 +12,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Column, Table
 
-from tests.zoo.expectation import ZooEntry, load_entries
-from tests.zoo.launch import Mode, Run, run_script
-from tests.zoo.score import Score, score_bug, score_fix
+from tests.integration.launch import Launch, Launcher, Outcome
+from tests.zoo.expectation import Expectation, ZooEntry, load_entries
+from tests.zoo.score import Report, Score, score_bug, score_fix
 
 __all__ = [
     "EntryResult",
@@ -26,7 +28,14 @@ __all__ = [
 ]
 
 ScriptName = Literal["bug", "fix"]
+Mode = Literal["distdiag", "detail", "plain"]
+CHECK_OPTIONS = ("--hang-timeout", "5", "--on-hang", "abort")
 LOG_TAIL = 4000
+RUNS_OF_PARITY = 4
+
+_NAMED_MISMATCH = re.compile(
+    r"Detected mismatch between collectives|failed to pass monitoredBarrier"
+)
 
 
 class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,52 +83,79 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[EntryResult, ...]
 
 
-def score_run(entry: ZooEntry, name: ScriptName, mode: Mode, run: Run) -> Score:
+def ending(run: Outcome) -> Literal["hung", "finished", "failed"]:
+    """Return how a run ended; what gloo does at the interpreter's exit is no failure."""
+    if run.exit_status is None:
+        return "hung"
+    return "finished" if run.exit_status == 0 or run.aborted_at_exit else "failed"
+
+
+def names_mismatch(run: Outcome) -> bool:
+    """Tell whether torch itself named the disagreeing ranks."""
+    return bool(_NAMED_MISMATCH.search(run.stdout + run.stderr))
+
+
+def score_run(entry: ZooEntry, name: ScriptName, mode: Mode, run: Outcome) -> Score:
     """Judge one run of the bug or the fix of an entry."""
-    if name == "fix" and run.outcome != "finished":
-        return Score(False, reason=f"{run.outcome} with status {run.status}")
-    if run.left_behind:
-        return Score(False, reason=f"left behind: {'; '.join(run.left_behind)}")
+    how = ending(run)
+    if name == "fix" and how != "finished":
+        return Score(False, reason=f"{how} with status {run.exit_status}")
+    if run.leftovers:
+        return Score(False, reason=f"left behind: {'; '.join(run.leftovers)}")
     if mode == "distdiag":
+        report = msgspec.convert(run.report, Report) if run.report is not None else None
         if name == "fix":
-            return score_fix(run.report, error=run.report_error)
-        return score_bug(run.report, entry.expectation, entry.bug, error=run.report_error)
+            return score_fix(report)
+        return score_bug(report, entry.expectation, entry.bug)
     if name == "fix":
         return Score(True)
     if mode == "detail":
-        return Score(run.names_mismatch, reason="" if run.names_mismatch else "nothing named")
-    return _score_symptom(entry, run)
-
-
-def _score_symptom(entry: ZooEntry, run: Run) -> Score:
-    """Without a tool, a bug passes when it shows the symptom that its entry says."""
+        is_named = names_mismatch(run)
+        return Score(is_named, reason="" if is_named else "nothing named")
     symptoms = {"hung": "hang", "failed": "fail", "finished": "silent"}
-    shown, wanted = symptoms[run.outcome], entry.expectation.outcome
+    shown, wanted = symptoms[how], entry.expectation.outcome
     return Score(shown == wanted, reason="" if shown == wanted else f"{shown}, not {wanted}")
 
 
 def run_entry_script(
-    entry: ZooEntry, name: ScriptName, mode: Mode, timeout_s: float
+    entry: ZooEntry, name: ScriptName, mode: Mode, timeout_s: float, launcher: Launcher
 ) -> ScriptResult:
-    """Run and score the bug or the fix of one entry."""
-    script: Path = entry.bug if name == "bug" else entry.fix
-    expected = entry.expectation
-    parity_args = expected.parity_args if expected.mode == "parity" else None
-    run = run_script(
-        script, mode, timeout_s, num_ranks=expected.world_size, parity_args=parity_args
-    )
+    """Run and score the bug or the fix of one entry, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="zoo-") as temporary:
+        script, folder = entry.bug, Path(temporary, "work")
+        folder.mkdir()
+        if name == "fix":
+            script = Path(temporary, "fix.py")
+            script.write_text(entry.fixed_text)
+        run = _run(
+            entry.expectation, script, mode, timeout_s, Launch(launcher=launcher, folder=folder)
+        )
     score = score_run(entry, name, mode, run)
     return ScriptResult(
-        outcome=run.outcome,
-        status=run.status,
+        outcome=ending(run),
+        status=run.exit_status,
         duration_s=round(run.duration_s, 1),
         score=score,
         aborted_at_exit=run.aborted_at_exit,
-        names_mismatch=run.names_mismatch,
-        left_behind=run.left_behind,
-        log_tail=run.log[-LOG_TAIL:],
+        names_mismatch=names_mismatch(run),
+        left_behind=run.leftovers,
+        log_tail=(run.stdout + run.stderr)[-LOG_TAIL:],
         num_passed=int(score.passed),
     )
+
+
+def _run(
+    expected: Expectation, script: Path, mode: Mode, timeout_s: float, launch: Launch
+) -> Outcome:
+    nproc = expected.world_size
+    if mode != "distdiag":
+        debug = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if mode == "detail" else {}
+        launch = msgspec.structs.replace(launch, environ=debug)
+        return launch.plain(script, nproc=nproc, timeout=timeout_s)
+    if expected.mode == "parity":
+        arguments = [*expected.parity_args, str(script)]
+        return launch.parity(arguments, timeout=RUNS_OF_PARITY * timeout_s)
+    return launch.checked(script, options=CHECK_OPTIONS, nproc=nproc, timeout=timeout_s)
 
 
 def combine(results: Sequence[ScriptResult]) -> ScriptResult:
@@ -162,6 +198,9 @@ def _parse_args(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     parser.add_argument("--times", type=_positive, default=1, metavar="N", help="run each so often")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="bound each script")
+    parser.add_argument(
+        "--launcher", choices=["forked", "torchrun"], default="torchrun", help="start ranks by it"
+    )
     args = parser.parse_args(argv)
     if args.timeout is None:
         # Without the tool a hang lasts until the bound; with it, only a slow machine comes near.
@@ -184,7 +223,7 @@ def _run_all(entries: list[ZooEntry], args: argparse.Namespace, console: Console
         for name in names:
             runs: list[ScriptResult] = []
             for _ in range(args.times):
-                runs.append(run_entry_script(entry, name, args.mode, args.timeout))
+                runs.append(run_entry_script(entry, name, args.mode, args.timeout, args.launcher))
                 place = f"\\[{number}/{len(entries)}] {entry.id} {name}.py"
                 console.print(f"{place}: {combine(runs).cell}", highlight=False)
             scripts[name] = combine(runs)

@@ -14,7 +14,6 @@ __all__ = [
     "Report",
     "Score",
     "matches",
-    "read_report",
     "score_bug",
     "score_fix",
 ]
@@ -68,17 +67,6 @@ class Score(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def read_report(run_dir: Path) -> tuple[Report | None, str]:
-    """Return the report below a run directory, or why there is none."""
-    paths = sorted(run_dir.rglob("report.json"))
-    if len(paths) != 1:
-        return None, f"{len(paths)} report.json below the run directory"
-    try:
-        return msgspec.json.decode(paths[0].read_bytes(), type=Report), ""
-    except msgspec.DecodeError as error:
-        return None, f"report.json: {error}"
-
-
 def matches(finding: FindingSummary, expectation: Expectation, script: Path) -> tuple[str, ...]:
     """Return which of rank, line, sides and subject a finding of an expected family got right."""
     if finding.code[:3] not in expectation.families:
@@ -120,15 +108,13 @@ def _shows_all_sides(finding: FindingSummary, expectation: Expectation, script: 
     return bool(sides) and all(shown.intersection(side) for side in sides)
 
 
-def score_bug(
-    report: Report | None, expectation: Expectation, script: Path, *, error: str = ""
-) -> Score:
+def score_bug(report: Report | None, expectation: Expectation, script: Path) -> Score:
     """Score the run of a bug: a hit names the family and the rank, the line or the subject.
 
     Where the bug is a conflict between two lines, a hit names its line and shows both.
     """
     if report is None:
-        return Score(False, reason=error)
+        return Score(False, reason="there is no report")
     alarms = [finding for finding in report.findings if finding.alarms]
     candidates = [(matches(finding, expectation, script), finding) for finding in alarms]
     needed = {"line", "sides"} if expectation.evidence_lines else set()
@@ -145,10 +131,10 @@ def score_bug(
     return Score(True, best.code, matched)
 
 
-def score_fix(report: Report | None, *, error: str = "") -> Score:
+def score_fix(report: Report | None) -> Score:
     """Score the run of a fix: it must have a complete report that accuses nobody."""
     if report is None:
-        return Score(False, reason=error)
+        return Score(False, reason="there is no report")
     for finding in report.findings:
         if finding.alarms:
             return Score(False, finding.code, reason=finding.message or finding.code)

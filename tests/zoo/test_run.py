@@ -3,16 +3,33 @@
 import msgspec
 import pytest
 
+from tests.integration.launch import Outcome
 from tests.zoo.expectation import ZooEntry, load_entries
-from tests.zoo.launch import Run
-from tests.zoo.run import EntryResult, ScriptResult, combine, main, score_run, summarise
-from tests.zoo.score import FindingSummary, Report, Score
+from tests.zoo.run import (
+    EntryResult,
+    ScriptResult,
+    combine,
+    ending,
+    main,
+    names_mismatch,
+    score_run,
+    summarise,
+)
+from tests.zoo.score import Score
 
-FINISHED = Run(outcome="finished", status=0, duration_s=1.0, log="")
-HUNG = Run(outcome="hung", status=None, duration_s=1.0, log="")
-FAILED = Run(outcome="failed", status=1, duration_s=1.0, log="")
-NAMED = msgspec.structs.replace(FAILED, log="Detected mismatch between collectives on ranks.")
-SILENT_REPORT = Report((), complete=True)
+TRACEBACK = "[rank0]: Traceback (most recent call last):\n"
+EXIT_ABORT = "terminate called without an active exception\n"
+
+
+def ended(status: int | None, stderr: str = "") -> Outcome:
+    return Outcome(exit_status=status, stdout="", stderr=stderr, duration_s=1.0, leftovers=())
+
+
+FINISHED = ended(0)
+HUNG = ended(None)
+FAILED = ended(1)
+NAMED = ended(1, "RuntimeError: Detected mismatch between collectives on ranks.")
+SILENT_REPORT = {"findings": [], "complete": True}
 
 
 @pytest.fixture
@@ -55,8 +72,9 @@ def test_a_run_without_a_report_is_judged_by_how_it_ended(entry, name, mode, run
 
 
 def test_a_report_that_names_the_right_rank_passes_the_bug(entry):
-    finding = FindingSummary(code="COL009", severity="error", ranks=(0,))
-    run = msgspec.structs.replace(FAILED, report=Report((finding,), complete=True))
+    finding = {"code": "COL009", "severity": "error", "ranks": [0]}
+    report = {"findings": [finding], "complete": True}
+    run = msgspec.structs.replace(FAILED, report=report)
     assert score_run(entry, "bug", "distdiag", run).passed
 
 
@@ -68,7 +86,7 @@ def test_a_fix_must_finish_and_its_report_must_be_silent(entry):
 
 
 def test_a_process_left_behind_spoils_the_score(entry):
-    run = msgspec.structs.replace(FINISHED, report=SILENT_REPORT, left_behind=("sleep 9",))
+    run = msgspec.structs.replace(FINISHED, report=SILENT_REPORT, leftovers=("sleep 9",))
     assert score_run(entry, "fix", "distdiag", run).reason == "left behind: sleep 9"
 
 
@@ -105,3 +123,21 @@ def test_a_script_runs_at_least_once(times, capsys):
 def test_an_unknown_entry_is_wrong_usage(capsys):
     assert main(["--only", "nobody-1"]) == 2
     assert "nobody-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("run", "how"),
+    [
+        (FINISHED, "finished"),
+        (ended(1, EXIT_ABORT), "finished"),
+        (ended(1, EXIT_ABORT + TRACEBACK), "failed"),
+        (HUNG, "hung"),
+    ],
+)
+def test_an_abort_at_exit_is_told_from_a_failure_of_the_script(run, how):
+    assert ending(run) == how
+
+
+def test_the_mismatch_that_torch_names_is_recognised():
+    assert names_mismatch(NAMED)
+    assert not names_mismatch(ended(1, "RuntimeError: Connection closed by peer"))

@@ -12,30 +12,31 @@ TIMEOUT_S = 100.0
 
 
 def cases() -> Iterator[object]:
-    """Every bug and every fix.
-
-    Of bugs of one kind all but the first are slow tests, and so are comparisons of several runs. Of
-    fixes all but the first of a family are.
-    """
-    kinds, families = set(), set()
+    """Every fix, and of each kind of bug one; in the long form everything, under torchrun, too."""
+    kinds = set()
     for entry in load_entries():
         expected = entry.expectation
-        kind, family = expected.hang_class or expected.codes[0], expected.families[0]
+        kind = expected.hang_class or expected.codes[0]
         is_slow = kind in kinds or expected.mode == "parity"
-        marks = [pytest.mark.slow] if is_slow or family in families else []
-        yield pytest.param(entry, "fix", id=f"{entry.id}-fix", marks=marks)
-        marks = [pytest.mark.slow] if is_slow else []
-        if expected.missed:
-            marks = [*marks, pytest.mark.xfail(reason=expected.missed, strict=True)]
-        yield pytest.param(entry, "bug", id=f"{entry.id}-bug", marks=marks)
         kinds.add(kind)
-        if not is_slow:
-            families.add(family)
+        is_missed = pytest.mark.xfail(reason=expected.missed, strict=True)
+        for name, launcher, slow in (
+            ("fix", "forked", False),
+            ("bug", "forked", is_slow),
+            ("fix", "torchrun", True),
+            ("bug", "torchrun", True),
+        ):
+            marks = [pytest.mark.slow] * slow + [is_missed] * bool(
+                expected.missed and name == "bug"
+            )
+            yield pytest.param(
+                entry, name, launcher, id=f"{entry.id}-{name}-{launcher}", marks=marks
+            )
 
 
 @pytest.mark.zoo
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("entry", "name"), list(cases()))
-def test_the_bug_is_found_and_the_fix_is_silent(entry, name):
-    result = run_entry_script(entry, name, "distdiag", TIMEOUT_S)
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize(("entry", "name", "launcher"), list(cases()))
+def test_the_bug_is_found_and_the_fix_is_silent(entry, name, launcher):
+    result = run_entry_script(entry, name, "distdiag", TIMEOUT_S, launcher)
     assert result.score.passed, f"{result.score.reason}\n{result.log_tail}"

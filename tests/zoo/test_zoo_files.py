@@ -119,6 +119,7 @@ IDS = [
     "verl-6176-dynamic-mb",
     "xtuner-1656-sp-entropy",
 ]
+FILES = {"bug.py", "fix.patch", "expect.toml"}
 FAMILIES = {"BAR", "CKP", "COL", "DAT", "HNG", "MOE", "PAR", "REP", "SEQ", "SHD"}
 NO_CODE = {
     tokenize.COMMENT,
@@ -153,11 +154,13 @@ def test_every_folder_of_the_zoo_is_an_entry():
 
 
 @entries
-def test_an_entry_holds_two_scripts_that_differ_and_parse(entry: ZooEntry):
-    bug, fix = entry.bug.read_text(), entry.fix.read_text()
+def test_an_entry_holds_a_script_and_a_fix_that_applies_to_it(entry: ZooEntry):
+    assert {path.name for path in entry.folder.iterdir()} - {"__pycache__"} == FILES
+    assert entry.fix_patch.read_text().startswith("--- bug.py\n+++ fix.py\n@@ ")
+    bug, fix = entry.bug.read_text(), entry.fixed_text
     assert bug != fix
     compile(bug, str(entry.bug), "exec")
-    compile(fix, str(entry.fix), "exec")
+    compile(fix, str(entry.fix_patch), "exec")
 
 
 @entries
@@ -186,8 +189,7 @@ def test_the_expected_ranks_are_those_of_the_run(entry: ZooEntry):
 
 @entries
 def test_no_script_knows_the_tool_or_the_place_of_its_bug(entry: ZooEntry):
-    for script in (entry.bug, entry.fix):
-        text = script.read_text().lower()
+    for text in (entry.bug.read_text().lower(), entry.fixed_text.lower()):
         assert not [word for word in ("distdiag", "bug", "culprit", "deadlock") if word in text]
 
 

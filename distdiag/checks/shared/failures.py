@@ -70,7 +70,7 @@ def first_end(states: States) -> FirstEnd | None:
     failed = sorted((s for s in states.values() if s.has_failed), key=_by_time)
     own = [s for s in failed if not (_was_told_to_end(s) or is_consequence(s, states))]
     # A launcher that has lost patience kills, too: only the first such death is a cause.
-    own = [s for s in own if not _may_be_killed_by_launcher(s) or s.left_ns == failed[0].left_ns]
+    own = [s for s in own if not _may_be_killed_by_launcher(s) or _may_be_first(s, failed[0])]
     if own:
         ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
         return FirstEnd(ranks, is_outside=_is_massacre(own[0], ranks, states))
@@ -152,6 +152,18 @@ def _was_told_to_end(state: RankState) -> bool:
 
 def _may_be_killed_by_launcher(state: RankState) -> bool:
     return state.fate is Fate.DIED and state.exit_status in (None, -signal.SIGKILL)
+
+
+def _may_be_first(killed: RankState, first: RankState) -> bool:
+    """Say whether a killed rank may be the cause of the end that comes first in the records.
+
+    A busy monitor sees the killed rank and those that the launcher has ended because of it in one
+    look, and knows of each only when it was last alive. No launcher loses patience that soon.
+    """
+    if killed.left_ns == first.left_ns:
+        return True
+    is_launchers = (killed.exit_status, first.exit_status) == (-signal.SIGKILL, -signal.SIGTERM)
+    return is_launchers and killed.left_ns - first.left_ns <= TOGETHER_NS
 
 
 def _ended_alike(first: RankState, other: RankState) -> bool:

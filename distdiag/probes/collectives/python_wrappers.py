@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from distdiag.events.errors import CollectiveMismatchError
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
 from distdiag.probes.collectives.tap import Tap, TapError
 from distdiag.probes.collectives.work import WorkWatch
@@ -51,12 +51,15 @@ class CollectiveFronts(Probe):
 
     def _install(self) -> None:
         kind = dist.ProcessGroup
-        for name, method in METHODS.items():
-            if name in vars(kind):
-                self._need(self._patches.wrap(kind, name, partial(self._front, method=method)))
+        makes: dict[str, Wrap] = {
+            name: partial(self._front, method=method)
+            for name, method in METHODS.items()
+            if name in vars(kind)
+        }
         if "_start_coalescing" in vars(kind) and "_end_coalescing" in vars(kind):
-            self._need(self._patches.wrap(kind, "_start_coalescing", self._start_front))
-            self._need(self._patches.wrap(kind, "_end_coalescing", self._end_front))
+            makes["_start_coalescing"] = self._start_front
+            makes["_end_coalescing"] = self._end_front
+        self._need(self._patches.wrap_all(kind, makes))
         self._watch_native_callers()
 
     def _need(self, is_wrapped: bool) -> None:

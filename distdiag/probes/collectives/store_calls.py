@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from torch._C import _distributed_c10d as c10d
 
 from distdiag.events.files import StoreCall
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.probes.call_sites import caller, is_own_file
 from distdiag.record.recorder import Recorder
 
@@ -56,13 +56,15 @@ class StoreCalls(Probe):
 
     def _install(self) -> None:
         kind = c10d.Store
-        for name, method in METHODS.items():
-            if name in vars(kind):
-                make = partial(self._front, name=name, method=method)
-                self._patches.wrap(kind, name, make)
-        self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
+        makes: dict[str, Wrap] = {
+            name: partial(self._front, name=name, method=method)
+            for name, method in METHODS.items()
+            if name in vars(kind)
+        }
         if "clone" in vars(kind):
-            self._patches.wrap(kind, "clone", self._cloning)
+            makes["clone"] = self._cloning
+        self._patches.wrap_all(kind, makes)
+        self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
 
     def _front(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
         action = _PLURAL.get(name, name)

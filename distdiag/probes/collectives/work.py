@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 import torch.distributed as dist
 
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.record.event_file import WAITED
 from distdiag.record.recorder import Recorder
 from distdiag.record.thread_context import Calls
@@ -41,6 +41,10 @@ class _Handle(weakref.ref[Any]):
     key: int
 
 
+def _looking_like_it(make: Wrap) -> Wrap:
+    return lambda original: wrap_like(original)(make(original))
+
+
 class WorkWatch(Probe):
     """Records that a Work was waited for, completed, failed, or dropped without a look at it."""
 
@@ -53,17 +57,14 @@ class WorkWatch(Probe):
 
     def _install(self) -> None:
         kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
+        makes: dict[str, Wrap] = {
+            **dict.fromkeys(_WAITS, self._waiting),
+            **dict.fromkeys(_LOOKS, self._looking),
+            "is_completed": self._asking,
+        }
         for kind in kinds:
-            for name in _WAITS:
-                self._patch(kind, name, self._waiting)
-            for name in _LOOKS:
-                self._patch(kind, name, self._looking)
-            self._patch(kind, "is_completed", self._asking)
-
-    def _patch(self, kind: Any, name: str, make: Any) -> None:  # noqa: ANN401
-        original = vars(kind).get(name)
-        if callable(original):
-            self._patches.wrap(kind, name, lambda each: wrap_like(each)(make(each)))
+            there = [name for name in makes if callable(vars(kind).get(name))]
+            self._patches.wrap_all(kind, {name: _looking_like_it(makes[name]) for name in there})
 
     def remember(self, work: object, calls: Calls) -> None:
         """Follow the Work that an asynchronous front gave its caller; `calls` are those it made."""

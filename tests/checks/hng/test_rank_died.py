@@ -63,6 +63,14 @@ def test_a_crash_comes_before_the_signals_of_the_launcher_whenever_it_was_seen()
     assert [e.values for e in finding.evidence] == [{"signal": "SIGTERM"}, {"signal": "SIGSEGV"}]
 
 
+def test_a_killed_rank_is_the_cause_though_it_was_seen_alive_a_little_longer():
+    job = Job()
+    die(job, 0, 5 * S, -15)
+    die(job, 1, 5 * S + S // 2, -9)
+    (finding,) = judged(job)
+    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
+
+
 def test_memory_is_blamed_only_where_the_kernel_has_killed_for_it():
     job = Job()
     die(job, 0, 9, -15)
@@ -114,14 +122,23 @@ def test_the_same_exit_of_all_ranks_is_a_note():
     assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
 
 
-@pytest.mark.parametrize("statuses", [(-15, -15), (-15, -9), (143, 143), (-9, -9), (-2, -2)])
-def test_all_ranks_were_ended_from_outside(statuses):
+@pytest.mark.parametrize(
+    ("statuses", "apart_ns"),
+    [
+        ((-15, -15), 1),
+        ((-15, -9), 30 * S),  # the second did not obey, and was killed
+        ((143, 143), 1),
+        ((-9, -9), 1),
+        ((-2, -2), 1),
+    ],
+)
+def test_all_ranks_were_ended_from_outside(statuses, apart_ns):
     job = Job()
     for rank, status in enumerate(statuses):
         if status < 0:
-            die(job, rank, 5 + rank, status)
+            die(job, rank, 5 + rank * apart_ns, status)
         else:
-            leave(job, rank, 5 + rank, status)
+            leave(job, rank, 5 + rank * apart_ns, status)
     (finding,) = judged(job)
     assert finding.severity is Severity.INFO
     assert "ranks 0-1 were all ended from outside" in finding.message

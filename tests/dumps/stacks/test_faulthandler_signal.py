@@ -11,7 +11,7 @@ import pytest
 from distdiag.dumps.process.proc import read_process, signal_mask
 from distdiag.dumps.stacks.faulthandler_signal import FaulthandlerSignal
 from distdiag.record.run_dir import RunDir, StackSignal
-from tests.dumps.witnessed import witnessed
+from tests.dumps.witnessed import dump_at, witnessed
 
 # Loaded this way, a C function keeps the GIL.
 HOLD = "libc = ctypes.PyDLL(None)"
@@ -31,7 +31,7 @@ def test_the_users_line_is_shown_whatever_the_process_does(tmp_path, body):
     with witnessed(tmp_path, body) as (process, run_dir, script):
         source = FaulthandlerSignal(run_dir, str(script))
         for _ in range(2):
-            stacks = source.dump(process.pid, 0, 20.0)
+            stacks = dump_at(source, process, line_of(script, body))
             assert (stacks.rank, stacks.error, stacks.source) == (0, "", "faulthandler")
             assert [thread.name for thread in stacks.threads[:1]] == ["MainThread"]
             assert sorted(thread.name for thread in stacks.threads) == [
@@ -50,7 +50,8 @@ def test_the_users_line_is_shown_whatever_the_process_does(tmp_path, body):
 def test_no_system_call_of_the_script_is_interrupted(tmp_path):
     body = f"{HOLD}; print(libc.poll(None, 0, 6000), flush=True)"
     with witnessed(tmp_path, body) as (process, run_dir, script):
-        stacks = FaulthandlerSignal(run_dir, str(script)).dump(process.pid, 0, 20.0)
+        source = FaulthandlerSignal(run_dir, str(script))
+        stacks = dump_at(source, process, line_of(script, "libc.poll"))
         assert stacks.error == ""
         assert stacks.threads[0].frames[0].line == line_of(script, "libc.poll")
         # An interrupted poll would have returned -1.

@@ -13,15 +13,27 @@ import pytest
 from distdiag.dumps.base import StackSource, dump_ranks
 from distdiag.dumps.process.proc import read_process
 from distdiag.dumps.stacks.py_spy import PySpy, PySpyNative
+from tests.dumps.witnessed import MOST_S, dump_at
 
 SCRIPT = """
 import json, threading, time
 def wait_inside():
+    print("ready", flush=True)
     {wait}
 threading.Thread(target=lambda: time.sleep(100), name="background", daemon=True).start()
-print("ready", flush=True)
 wait_inside()
 """
+
+
+WAIT_LINE = 5
+
+
+def comes_to(pid, state):
+    """Wait until the kernel says that the process is in this state; False if it never is."""
+    deadline = time.monotonic() + MOST_S
+    while read_process(pid).state != state and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return read_process(pid).state == state
 
 
 @contextmanager
@@ -30,7 +42,6 @@ def running(path, wait):
     with subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "ready\n"
-            time.sleep(0.2)
             yield process
         finally:
             process.kill()
@@ -49,12 +60,12 @@ def running(path, wait):
 def test_a_dump_shows_the_users_line_whatever_the_process_does(tmp_path, wait):
     script = tmp_path / "train.py"
     with running(script, wait) as process:
-        stacks = PySpy(str(script)).dump(process.pid, 3, 5.0)
-    assert (stacks.rank, stacks.error, stacks.source) == (3, "", "py-spy")
+        stacks = dump_at(PySpy(str(script)), process, WAIT_LINE)
+    assert (stacks.rank, stacks.error, stacks.source) == (0, "", "py-spy")
     main = stacks.threads[0]
     assert main.name == "MainThread"
     assert main.frames[0].function == "wait_inside"
-    assert (main.frames[0].file, main.frames[0].line) == (str(script), 4)
+    assert (main.frames[0].file, main.frames[0].line) == (str(script), WAIT_LINE)
     assert main.frames[0].user
     (background,) = [thread for thread in stacks.threads if thread.name == "background"]
     outermost = background.frames[-1]
@@ -70,13 +81,14 @@ def test_a_process_that_is_gone_is_said_to_be_gone():
 def test_native_frames_stand_among_those_of_python(tmp_path):
     script = tmp_path / "train.py"
     with running(script, "import ctypes; ctypes.PyDLL(None).sleep(100)") as process:
+        dump_at(PySpy(str(script)), process, WAIT_LINE)
         stacks = PySpyNative(str(script)).dump(process.pid, 3, 60.0)
         assert (stacks.rank, stacks.error, stacks.source) == (3, "", "py-spy-native")
         frames = stacks.threads[0].frames
         assert (stacks.threads[0].name, frames[0].user) == ("MainThread", False)
         assert "nanosleep" in frames[0].function
         (user,) = [frame for frame in frames if frame.function == "wait_inside"]
-        assert (user.file, user.line, user.user) == (str(script), 4, True)
+        assert (user.file, user.line, user.user) == (str(script), WAIT_LINE, True)
         # The process goes on.
         assert process.poll() is None
 
@@ -101,12 +113,10 @@ def test_a_native_pass_that_takes_too_long_leaves_the_process_running(tmp_path, 
 def test_a_native_pass_leaves_a_process_stopped_that_was_stopped(tmp_path):
     with running(tmp_path / "train.py", "time.sleep(100)") as process:
         os.kill(process.pid, signal.SIGSTOP)
-        while read_process(process.pid).state != "T":
-            time.sleep(0.01)
+        assert comes_to(process.pid, "T")
         PySpyNative(None).dump(process.pid, 0, 0.05)
-        while read_process(process.pid).state == "t":  # py-spy is being put down
-            time.sleep(0.01)
-        assert read_process(process.pid).state == "T"
+        # When py-spy is killed the kernel wakes the process, which then stops again.
+        assert comes_to(process.pid, "T")
 
 
 def test_a_native_pass_that_fails_is_told():

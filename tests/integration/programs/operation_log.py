@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from typing import Any
 
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +17,11 @@ class LoggedOperations(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        sizes = [list(each.shape) if hasattr(each, "shape") else "" for each in args]
+        # A parameter that is not initialised yet has no shape, and raises when it is asked.
+        sizes = [
+            list(each.shape) if not is_lazy(each) and hasattr(each, "shape") else ""
+            for each in args
+        ]
         self.seen.append(f"{func} {sizes}")
         return func(*args, **(kwargs or {}))
 

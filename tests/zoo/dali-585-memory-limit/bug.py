@@ -62,7 +62,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         logger.info("rank %d step %d uses %d MiB", rank, step, resident_bytes() // MIB)
-        time.sleep(0.05)
+        time.sleep(0.2)
     dist.destroy_process_group()
 
 

@@ -94,6 +94,7 @@ def main() -> None:
         logger.info("step %d loss %.4f", step, loss.item())
 
     logger.info("training finished")
+    del parallel  # it must not outlive the group
     dist.destroy_process_group()
 
 

@@ -1,0 +1,423 @@
+"""Starts ranks of test programs by forking a process that has imported torch already.
+
+Importing torch takes a rank some two seconds of a core, often longer than what a test program does.
+`start` takes the place of `torchrun --standalone` for programs that do not look at how they were
+started: each rank gets the arguments, environment, folder, streams and `__main__` of a process of
+its own, and nothing of it has run before. What a launcher does is in a process of its own too, the
+parent of the ranks. `stand_in` is a `sys.executable` for code that runs torchrun by itself. Tests
+of how ranks are started and ended run the real one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import pkgutil
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import IO, Any, NoReturn
+
+__all__ = ["MARK", "Job", "run", "stand_in", "start"]
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+MARK = "DISTDIAG_TEST_MARK"
+"""The variable by which the processes of a job are found; /proc shows it of forked ones, too."""
+PRELOADED = (
+    "numpy",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "distdiag.check",
+)
+"""What most programs import, or the first optimizer does. The agent then finds there what else it
+would see being imported, as in a program that calls `attach()` late."""
+TERMINATE_S = 10.0
+"""A rank whose peer has failed has this long to end when it is told so; torchrun gives it 30."""
+
+_MARK_LENGTH = 32
+_MOST_BYTES = 1 << 20
+_TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+_SERVE = """
+from tests.forked import leave, serve
+try:
+    exec(*serve())
+except BaseException as error:
+    leave(error)
+leave(None)
+"""
+_STAND_IN = """#!{executable} -IS
+import sys
+sys.path.insert(0, {repository!r})
+from tests.forked import run_instead
+run_instead({executable!r}, {address!r}, sys.argv[1:])
+"""
+
+
+class Job:
+    """A launcher and its ranks; they end with the connection to it."""
+
+    def __init__(self, address: str, request: Mapping[str, Any], streams: Sequence[int]) -> None:
+        """Have it started by the server at this address."""
+        self._launcher = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._launcher.connect(address)
+        socket.send_fds(self._launcher, [json.dumps(request).encode()], streams)
+        self.pid = int(self._launcher.recv(_MOST_BYTES))
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return the exit status of the launcher, or None when the time is up."""
+        if not select.select([self._launcher], [], [], timeout_s)[0]:
+            return None
+        told = self._launcher.recv(_MOST_BYTES)
+        return int(told) if told else -signal.SIGKILL
+
+    def close(self) -> None:
+        """End what still runs."""
+        self._launcher.close()
+
+
+class _Server:
+    """The process that ranks are forked from; it ends with the one that started it."""
+
+    def __init__(self) -> None:
+        self.address = f"\0forked-{os.getpid()}-{os.urandom(8).hex()}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listening.bind(self.address)
+        listening.listen(16)
+        paths = filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        own = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            # A thread of OpenMP would be missing in what is forked.
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            MARK: "0" * _MARK_LENGTH,
+        }
+        with listening:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE, str(listening.fileno())],
+                env=os.environ | own,
+                stdin=subprocess.PIPE,  # it ends when nobody holds the other side any more
+                pass_fds=[listening.fileno()],
+                start_new_session=True,
+            )
+        self._folder = tempfile.TemporaryDirectory(prefix="forked-")
+        self.executable = sys.executable
+        self.stand_in = Path(self._folder.name, "python")
+        text = _STAND_IN.format(
+            executable=sys.executable, repository=str(REPOSITORY), address=self.address
+        )
+        self.stand_in.write_text(text)
+        self.stand_in.chmod(0o700)
+
+
+_SERVERS: dict[int, _Server] = {}
+
+
+def _server() -> _Server:
+    """Return the server of this process."""
+    return _SERVERS.get(os.getpid()) or _SERVERS.setdefault(os.getpid(), _Server())
+
+
+def start(
+    command: Sequence[str],
+    nproc: int,
+    environ: Mapping[str, str],
+    folder: Path | None,
+    streams: Sequence[IO[Any]],
+) -> Job:
+    """Start `nproc` ranks of `script args…` or `-m module args…`; `streams` are the usual three.
+
+    With `nproc=0` it is one process without a launcher; what the command line of distdiag launches
+    is forked, too.
+    """
+    server = _server()
+    is_cli = list(command[:2]) == ["-m", "distdiag.cli"]
+    request = {
+        "command": list(command),
+        "nproc": nproc,
+        "environ": dict(environ),
+        "folder": str(folder or Path.cwd()),
+        "executable": str(server.stand_in) if is_cli else server.executable,
+    }
+    return Job(server.address, request, [stream.fileno() for stream in streams])
+
+
+def run(
+    command: Sequence[str], *, timeout: float, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a module or a script in a process of its own, as `subprocess.run` does with `text`."""
+    paths = filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    own = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "OMP_NUM_THREADS": "1",
+        MARK: uuid.uuid4().hex,
+    }
+    with (
+        open(os.devnull) as stdin,
+        tempfile.TemporaryFile("w+") as stdout,
+        tempfile.TemporaryFile("w+") as stderr,
+    ):
+        job = start(command, 0, os.environ | own, cwd, (stdin, stdout, stderr))
+        status = job.wait(timeout)
+        job.close()
+        stdout.seek(0)
+        stderr.seek(0)
+        if status is None:
+            raise subprocess.TimeoutExpired(command, timeout, stdout.read(), stderr.read())
+        return subprocess.CompletedProcess(command, status, stdout.read(), stderr.read())
+
+
+def stand_in() -> str:
+    """Return an executable that is Python, but forks pytest and the ranks of torchrun."""
+    return str(_server().stand_in)
+
+
+def run_instead(executable: str, address: str, arguments: list[str]) -> NoReturn:
+    """Be the executable that `stand_in` returns."""
+    command, nproc = arguments, 0
+    if arguments[:4] == _TORCHRUN:
+        command, nproc = arguments[5:], int(arguments[4])
+    elif arguments[:1] == ["-mpytest"]:
+        command = ["-m", "pytest", *arguments[1:]]
+    else:
+        os.execv(executable, [executable, *arguments])
+    request = {
+        "command": command,
+        "nproc": nproc,
+        "environ": {MARK: "0" * _MARK_LENGTH, **os.environ},
+        "folder": os.getcwd(),
+        "executable": executable,
+    }
+    job = Job(address, request, [0, 1, 2])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(job.pid, number))
+    os._exit((job.wait() or 0) & 0xFF)
+
+
+# From here on: the server, and what is forked from it.
+
+
+def serve() -> tuple[CodeType, dict[str, Any]]:
+    """Fork a launcher for each request; return in a rank only: what it has to run, and where.
+
+    A rank must run it at the bottom of the stack, where it would be in a process of its own.
+    """
+    sys.path[0] = str(REPOSITORY)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    probes = importlib.import_module("distdiag.probes")
+    for module in pkgutil.walk_packages(probes.__path__, "distdiag.probes."):
+        with suppress(ImportError):  # some need what is not installed
+            importlib.import_module(module.name)
+    tasks = os.listdir("/proc/self/task")
+    if len(tasks) != 1:
+        raise RuntimeError(f"{len(tasks)} threads: what is forked would lack all but one")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    while listening in select.select([listening, 0], [], [])[0]:
+        client, _ = listening.accept()
+        with client:
+            message, streams, _, _ = socket.recv_fds(client, _MOST_BYTES, 3)
+            if os.fork() == 0:
+                listening.close()
+                return _launch(json.loads(message), streams, client.dup())
+        for descriptor in streams:
+            os.close(descriptor)
+    os._exit(0)
+
+
+def _launch(
+    request: Mapping[str, Any], streams: list[int], client: socket.socket
+) -> tuple[CodeType, dict[str, Any]]:
+    """Be the launcher, which never returns, and return in its ranks."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+        os.close(source)
+    _set_environment(request["environ"])
+    os.chdir(request["folder"])
+    sys.executable = request["executable"]
+    nproc, failures = request["nproc"], tempfile.mkdtemp(prefix="forked-")
+    listening = socket.create_server(("127.0.0.1", 0))
+    pids = {}
+    for rank in range(max(nproc, 1)):
+        pid = os.fork()
+        if pid == 0:
+            port = listening.getsockname()[1]
+            listening.close()
+            client.close()
+            if nproc:
+                error_file = os.path.join(failures, f"{rank}.json")
+                os.environ.update(_rank_environment(rank, nproc, port, error_file))
+            return _main_of(request["command"])
+        pids[pid] = rank
+    status = 1
+    try:
+        client.send(str(os.getpid()).encode())
+        if nproc:
+            store = _store_on(listening)  # noqa: F841 (the ranks use it while it lives)
+        status = _watch(pids, client, failures if nproc else None)
+        shutil.rmtree(failures, ignore_errors=True)
+    finally:
+        with suppress(OSError):
+            client.send(str(status).encode())
+        os._exit(status & 0xFF)
+
+
+def leave(error: BaseException | None) -> NoReturn:
+    """End a rank as the interpreter does, but for taking apart what it has imported.
+
+    That takes half a second, in which nothing of the program or the agent runs any more.
+    """
+    status: object = 0
+    if isinstance(error, SystemExit):
+        status = error.code
+        if not isinstance(status, int | None):
+            sys.stderr.write(f"{status}\n")
+            status = 1
+    elif error is not None:
+        trace = error.__traceback__
+        error = error.with_traceback(trace.tb_next if trace else None)
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(int(status or 0) & 0xFF)  # type: ignore[call-overload]
+
+
+def _set_environment(environ: Mapping[str, str]) -> None:
+    """Let this process have another environment; of that /proc shows the mark only."""
+    os.environ.clear()
+    os.environ.update(environ)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[47]), int(fields[48])
+    block = ctypes.string_at(begin, end - begin)
+    place = block.find(f"{MARK}=".encode())
+    mark = environ[MARK].encode()
+    assert place >= 0 and len(mark) == _MARK_LENGTH
+    ctypes.memmove(begin + place + len(MARK) + 1, mark, _MARK_LENGTH)
+
+
+def _rank_environment(rank: int, nproc: int, port: int, error_file: str) -> dict[str, str]:
+    """Return what torchrun tells a rank."""
+    values = {
+        **dict.fromkeys(("LOCAL_RANK", "RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("LOCAL_WORLD_SIZE", "WORLD_SIZE", "ROLE_WORLD_SIZE"), nproc),
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": f"forked-{os.getppid()}",
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_ERROR_FILE": error_file,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _main_of(command: Sequence[str]) -> tuple[CodeType, dict[str, Any]]:
+    """Make the process what Python makes of it for this command line; return what it runs."""
+    import numpy
+
+    numpy.random.seed()  # Python does so for its own generator
+    sys.orig_argv = [sys.executable, *command]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    if command[0] == "-m":
+        spec = importlib.util.find_spec(command[1])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{command[1]}.__main__")
+        assert spec is not None and spec.loader is not None
+        path, first = str(spec.origin), os.getcwd()
+        code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+        main.__spec__, main.__package__, main.__loader__ = spec, spec.parent, spec.loader
+    else:
+        path, first = command[0], os.path.dirname(os.path.realpath(command[0]))
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        main.__package__, main.__loader__ = None, SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
+    sys.argv = [path, *command[1 + (command[0] == "-m") :]]
+    sys.path[0] = first
+    return code, main.__dict__
+
+
+def _store_on(listening: socket.socket) -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        "localhost",
+        listening.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def _watch(pids: dict[int, int], client: socket.socket, failures: str | None) -> int:
+    """Wait for the ranks, as torchrun does: when one fails the others are told to end.
+
+    Return the status of a process without a launcher, which has no folder for `failures`.
+    """
+    told: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: told.append(number))
+    status = 0
+    kill_s = float("inf")
+    while pids:
+        pid, how = os.waitpid(-1, os.WNOHANG)
+        if pid in pids:
+            rank = pids.pop(pid)
+            ended = os.waitstatus_to_exitcode(how)
+            if failures is None:
+                return ended
+            if ended and not told:
+                status = 1
+                sys.stderr.write(f"rank {rank} failed, exitcode  : {ended} (pid: {pid})\n")
+                sys.stderr.write(_error_message(failures, rank))
+                told.append(signal.SIGTERM)
+            continue
+        if told and kill_s == float("inf"):
+            status = 1
+            kill_s = time.monotonic() + TERMINATE_S
+            _signal(pids, told[0])
+        if time.monotonic() > kill_s:
+            _signal(pids, signal.SIGKILL)
+        if select.select([client], [], [], 0.01)[0]:  # nobody waits for them any more
+            _signal(pids, signal.SIGKILL)
+            break
+    return status
+
+
+def _signal(pids: dict[int, int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def _error_message(failures: str, rank: int) -> str:
+    """Return what the rank left for the launcher to say."""
+    try:
+        text = Path(failures, f"{rank}.json").read_text()
+    except OSError:
+        return ""
+    return f"{json.loads(text)['message']['message']}\n"
