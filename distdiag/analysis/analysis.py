@@ -15,12 +15,11 @@ from distdiag.analysis.evidence import Evidence, gather
 from distdiag.checks import load_checks
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
-from distdiag.events.base import Phase
+from distdiag.events.base import Event, Phase
 from distdiag.events.collectives import Collective
 from distdiag.events.lifecycle import Exited, Heartbeat, RankStarted, TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
-from distdiag.events.union import AnyEvent
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.reports.builder import say
 from distdiag.reports.rank_status import Attendance
@@ -82,7 +81,7 @@ LOOK_NS: Final = 250_000_000
 class Timeline:
     """Feeds an engine what a job did until it was over."""
 
-    def __init__(self, engine: Engine, on_event: Callable[[AnyEvent], None]) -> None:
+    def __init__(self, engine: Engine, on_event: Callable[[Event], None]) -> None:
         """Begin where nothing has happened yet; `on_event` is shown every event."""
         self._engine = engine
         self._on_event = on_event
@@ -91,7 +90,7 @@ class Timeline:
         self._now_ns = START_NS
         engine.tick(START_NS)
 
-    def feed(self, sources: Iterable[Iterator[AnyEvent]]) -> None:
+    def feed(self, sources: Iterable[Iterator[Event]]) -> None:
         """Feed all events, one of each source in turn, so that no rank is far ahead.
 
         The ends of processes are kept back: the standstill before them comes first.
@@ -100,7 +99,7 @@ class Timeline:
         while turns:
             turns = [source for source in turns if self._feed_next(source)]
 
-    def _feed_next(self, source: Iterator[AnyEvent]) -> bool:
+    def _feed_next(self, source: Iterator[Event]) -> bool:
         event = next(source, None)
         if event is None:
             return False
@@ -217,7 +216,7 @@ class _Roll:
         self.command: tuple[str, ...] = ()
         self._told: set[str] = set()
 
-    def feed(self, event: AnyEvent) -> None:
+    def feed(self, event: Event) -> None:
         self.attendance.feed(event)
         match event:
             case Collective():

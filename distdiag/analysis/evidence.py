@@ -13,9 +13,9 @@ from distdiag.dumps.flight_recorder.recording import Recording, RecordingDump
 from distdiag.dumps.flight_recorder.run import RecordedRun
 from distdiag.dumps.ranks import resolve_ranks
 from distdiag.dumps.reading import RankDump
+from distdiag.events.base import Event
 from distdiag.events.errors import UsageError
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import AnyEvent
 from distdiag.record.wire import Canon
 
 ASSUMED_PAUSE_S: Final = 600.0
@@ -35,7 +35,7 @@ class Evidence:
 
     folders: tuple[RunFolder, ...]
     recorded: RecordedRun | None
-    events: Mapping[int, Sequence[AnyEvent]]
+    events: Mapping[int, Sequence[Event]]
     recordings: Mapping[int, RecordingDump]
     problems: Sequence[str] = ()
     gaps: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Evidence:
                 ranks |= set(range(file.launch.world_size))
         return RankSet(ranks)
 
-    def sources(self) -> Iterator[Iterator[AnyEvent]]:
+    def sources(self) -> Iterator[Iterator[Event]]:
         """Yield one iterator for each rank, or for each node of a run directory."""
         canon = Canon()
         yield from (folder.events(canon) for folder in self.folders)
@@ -102,7 +102,7 @@ def gather(
     if recordings and folders:
         gaps["flight-recorder dumps"] = "not used: the event files of the run know more"
         recordings = {}
-    events: dict[int, list[AnyEvent]] = {}
+    events: dict[int, list[Event]] = {}
     for dump in resolved.dumps:
         if dump.rank is not None and dump.events:
             events.setdefault(dump.rank, []).extend(dump.events)

@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from distdiag.dumps.process.proc import Process
+from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted
-from distdiag.events.union import AnyEvent
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.wire import Canon
@@ -45,7 +45,7 @@ class RunFolder:
         except (OSError, *UNDECODABLE):
             return None
 
-    def events(self, canon: Canon) -> Iterator[AnyEvent]:
+    def events(self, canon: Canon) -> Iterator[Event]:
         """Yield all events, those of one rank in order; ends have the time of the wall clock.
 
         What cannot be read is a `ProbeDisabled` of its rank. The last thing of each rank is its
@@ -76,7 +76,7 @@ class RunFolder:
             num_backwards=status.num_backwards,
         )
 
-    def _told(self, event: AnyEvent) -> AnyEvent:
+    def _told(self, event: Event) -> Event:
         rank = event.rank
         if event.seq >= 0:
             self._last_ns[rank] = event.time_ns

@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 import msgspec
 
 import distdiag.dumps as package
-from distdiag.events.union import AnyEvent
+from distdiag.events.base import Event
 from distdiag.record.user_code import FRAMEWORKS, LIBRARIES, is_user_file
 
 # Whether a file that a dump names is the user's own, when the dump was made on another machine.
@@ -71,7 +71,7 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rank: int | None
-    events: tuple[AnyEvent, ...]
+    events: tuple[Event, ...]
     path: str
     source: str
     local_rank: int | None = None

@@ -2,100 +2,24 @@
 
 from __future__ import annotations
 
-from distdiag.events.checkpoints import (
-    LoadWasted,
-    StateRestored,
-    StateSaved,
-    TrainingResumed,
-    WeightsLoaded,
-)
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
-from distdiag.events.data import EpochFed, ModelFed, RowsGathered, ScheduleState
-from distdiag.events.files import FileAccess, FileClosed, HostSynced, StoreCall
-from distdiag.events.gradients import GradientSums
-from distdiag.events.lifecycle import (
-    Exited,
-    Finished,
-    Heartbeat,
-    NodeLost,
-    ProbeDisabled,
-    ProcessesSpawned,
-    Raised,
-    RankStarted,
-    Signalled,
-    StepEnd,
-    SteppedAlone,
-    TorchLoaded,
-    Unobserved,
-)
-from distdiag.events.losses import LossWeights
-from distdiag.events.models import (
-    ModelPlan,
-    ModelState,
-    OptimizerState,
-    PartialRead,
-    PlanPatterns,
-    SliceSaved,
-)
-from distdiag.events.random import RandomDraw, RandomState
-from distdiag.events.routing import AuxLoss, CounterWritten, CountsHeld, Routing, TokensExchanged
-from distdiag.events.sequences import (
-    AttentionUnread,
-    SequenceUnverified,
-    SequenceUse,
-    TokenPassport,
-)
-from distdiag.events.stacks import Observed, Stacks
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Final
 
-AnyEvent = (
-    RankStarted
-    | TorchLoaded
-    | GroupCreated
-    | ProcessesSpawned
-    | Collective
-    | CollectiveState
-    | StepEnd
-    | SteppedAlone
-    | Raised
-    | Signalled
-    | Finished
-    | ProbeDisabled
-    | Unobserved
-    | Heartbeat
-    | Exited
-    | Stacks
-    | Observed
-    | FileAccess
-    | FileClosed
-    | StoreCall
-    | HostSynced
-    | NodeLost
-    | ModelPlan
-    | ModelState
-    | OptimizerState
-    | PartialRead
-    | SliceSaved
-    | PlanPatterns
-    | RandomState
-    | RandomDraw
-    | LossWeights
-    | WeightsLoaded
-    | LoadWasted
-    | StateSaved
-    | StateRestored
-    | TrainingResumed
-    | EpochFed
-    | ModelFed
-    | ScheduleState
-    | RowsGathered
-    | TokenPassport
-    | SequenceUnverified
-    | SequenceUse
-    | AttentionUnread
-    | Routing
-    | CounterWritten
-    | TokensExchanged
-    | CountsHeld
-    | AuxLoss
-    | GradientSums
-)
+from distdiag.events.base import Event
+
+
+def _defined() -> Iterator[type[Event]]:
+    package = import_module(__package__)
+    for module in iter_modules(package.__path__, f"{__package__}."):
+        if module.name == __name__:
+            continue
+        for value in vars(import_module(module.name)).values():
+            is_event = isinstance(value, type) and issubclass(value, Event)
+            if is_event and value is not Event and value.__module__ == module.name:
+                yield value
+
+
+EVENTS: Final[tuple[type[Event], ...]] = tuple(_defined())
+"""All that the modules beside this one define: a new event needs no entry anywhere."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from distdiag.config import DumpTransport
+from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
-from distdiag.events.union import AnyEvent
 from distdiag.record.wire import Canon
 from distdiag.transports.carriers import (
     CarriageError,
@@ -56,7 +56,7 @@ class DumpTransporter:
         self._num_carriages = 0
         self._carriage: Carriage | None = None
         self._carriers: Carriers | None = None
-        self._held: tuple[AnyEvent, ...] = ()
+        self._held: tuple[Event, ...] = ()
         self._is_waiting = False
         self._has_asked_others = False
         self._carried_by = ""
@@ -120,7 +120,7 @@ class DumpTransporter:
             return [here, *there]
         return []
 
-    def pass_on(self, events: tuple[AnyEvent, ...]) -> tuple[AnyEvent, ...]:
+    def pass_on(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
         """Give what was seen on this node to its carriers; return what needs none."""
         if self._carriers is None or not self._is_waiting:
             return events
@@ -137,12 +137,12 @@ class DumpTransporter:
         self._held = events
         return ()
 
-    def saw(self, event: AnyEvent) -> None:
+    def saw(self, event: Event) -> None:
         """Note an event that came from another node over TCP."""
         if isinstance(event, Stacks) and not event.error:
             self._sent.add(event.rank)
 
-    def poll(self) -> Iterator[AnyEvent]:
+    def poll(self) -> Iterator[Event]:
         """Yield what carriers have brought, when they are done."""
         if self._carriers is None or not self._carriers.is_over:
             return

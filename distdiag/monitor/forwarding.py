@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
+from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed, Stacks
-from distdiag.events.union import AnyEvent
 from distdiag.monitor.local_ranks import LocalRanks
 from distdiag.monitor.takeover import Takeover
 from distdiag.record.run_dir import LaunchFile, RunDir, read_reporter_address, write_atomically
@@ -103,7 +103,7 @@ class ForwardingMonitor:
         self._obey()
         return has_news
 
-    def _pass_on(self, event: AnyEvent) -> None:
+    def _pass_on(self, event: Event) -> None:
         self._journal.write(event)
         self._forwarder.put(event)
 
@@ -145,7 +145,7 @@ class Evidence:
         self._num_carriages = 0
         self._orders = Orders()
         self._carriers: Carriers | None = None
-        self._carried: tuple[AnyEvent, ...] = ()
+        self._carried: tuple[Event, ...] = ()
 
     def prepare(self, orders: Orders) -> None:
         """Start what these orders need, while the evidence is being taken."""
@@ -159,7 +159,7 @@ class Evidence:
         except OSError as error:
             _log.warning("the carriers could not be started: %s", error)
 
-    def send(self, events: tuple[AnyEvent, ...]) -> None:
+    def send(self, events: tuple[Event, ...]) -> None:
         """Send the evidence by the way that was prepared."""
         if self._orders.keep:
             for event in events:
@@ -168,7 +168,7 @@ class Evidence:
         if self._carriers is None or not self._load(self._carriers, events):
             self._send_all(events)
 
-    def _load(self, carriers: Carriers, events: tuple[AnyEvent, ...]) -> bool:
+    def _load(self, carriers: Carriers, events: tuple[Event, ...]) -> bool:
         here = [shifted(event, self._forwarder.offset_ns) for event in events]
         try:
             carriers.load({r: pack(e for e in here if e.rank == r) for r in self._ranks})
@@ -192,7 +192,7 @@ class Evidence:
         else:
             shutil.rmtree(carriers.folder, ignore_errors=True)
 
-    def _send_all(self, events: Iterable[AnyEvent]) -> None:
+    def _send_all(self, events: Iterable[Event]) -> None:
         for event in events:
             self._forwarder.put(event)
 
@@ -202,7 +202,7 @@ class Evidence:
             self._carriers.kill()
 
 
-def _kept(event: AnyEvent, path: Path) -> AnyEvent:
+def _kept(event: Event, path: Path) -> Event:
     """Return what is sent instead of evidence that stays where it is."""
     if not isinstance(event, Stacks | Observed):
         return event

@@ -13,11 +13,11 @@ from distdiag.config import Config
 from distdiag.dumps.process.memory import count_oom_kills
 from distdiag.dumps.process.proc import Process, kill_families, wait_for_end
 from distdiag.dumps.process.tree import ProcessTree
+from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
-from distdiag.events.union import AnyEvent
 from distdiag.monitor.dump_sources import Witnesses
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
@@ -71,7 +71,7 @@ class LocalRanks:
         """The pids of the ranks that have begun, by rank, whether they still live or not."""
         return self._source.pids
 
-    def poll(self) -> Iterator[AnyEvent]:
+    def poll(self) -> Iterator[Event]:
         """Yield what is new of these ranks."""
         for event in self._source.poll():
             if isinstance(event, Exited) and event.status == -signal.SIGKILL:
@@ -89,7 +89,7 @@ class LocalRanks:
         """Kill the ranks that live, and their descendants."""
         kill_families(process.pid for process in self.living(gone))
 
-    def see(self, ranks: Iterable[int], timeout_s: float) -> Iterator[AnyEvent]:
+    def see(self, ranks: Iterable[int], timeout_s: float) -> Iterator[Event]:
         """Yield all that can be seen of ranks that hang, their stacks within `timeout_s`."""
         wanted = set(ranks)
         pids = self._present(wanted)
@@ -108,7 +108,7 @@ class LocalRanks:
         """Return stacks with native frames: it takes up to a minute."""
         return self._witnesses.native(self._present(ranks))
 
-    def see_last(self, attendance: Attendance) -> Iterator[AnyEvent]:
+    def see_last(self, attendance: Attendance) -> Iterator[Event]:
         """When a rank raised or died, yield what can still be seen of its peers; only once."""
         if self._has_seen_last or not (attendance.raised or attendance.died):
             return
@@ -146,7 +146,7 @@ class LocalRanks:
         self._all_came_s = self._all_came_s or now_s
         return self.launcher.is_gone or now_s - self._all_came_s > LATE_COMER_S
 
-    def ends(self) -> Iterator[AnyEvent]:
+    def ends(self) -> Iterator[Event]:
         """Wait for the end of one rank after the other, by status pages and processes alone."""
         for rank in self.ranks:
             while (end := self._end_of(rank)) is None:

@@ -23,9 +23,9 @@ from distdiag.checks import Check, load_checks
 from distdiag.config import Config
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.engine import Engine
+from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks, ThreadStack
-from distdiag.events.union import AnyEvent
 from distdiag.findings.finding import Evidence, Finding, Report, Severity
 from distdiag.monitor.dump_transport import DumpTransporter
 from distdiag.monitor.forwarding import ForwardingMonitor
@@ -199,7 +199,7 @@ class Monitor:
         self._release_rank_0()
         return has_news
 
-    def _events(self) -> Iterator[AnyEvent]:
+    def _events(self) -> Iterator[Event]:
         for event in self._local.poll():
             if event.seq < 0:
                 self._journal.write(event)
@@ -236,7 +236,7 @@ class Monitor:
         for event in self._transporter.pass_on(events):
             self._engine.feed(event)
 
-    def _take_in(self, event: AnyEvent) -> None:
+    def _take_in(self, event: Event) -> None:
         self._journal.write(event)
         self._engine.feed(event)
 

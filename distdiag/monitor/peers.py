@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import AnyEvent
 from distdiag.findings.finding import Outcome
 from distdiag.record.run_dir import Launch, RunDir, write_atomically
 from distdiag.record.wire import Canon
@@ -36,7 +36,7 @@ class OtherNodes(EventSource):
         self._heard: set[int] = set()
         self._alone_s = 0.0
 
-    def poll(self) -> Iterator[AnyEvent]:
+    def poll(self) -> Iterator[Event]:
         """Yield what was received since the last call."""
         for event in self.source.poll() if self.source is not None else ():
             self._heard.add(event.rank)
@@ -73,7 +73,7 @@ class OtherNodes(EventSource):
             awaited &= set(self.source.connected)
         return bool(awaited)
 
-    def end(self) -> Iterator[AnyEvent]:
+    def end(self) -> Iterator[Event]:
         """Say of whom it is not known what they did last."""
         if self.source is not None:
             yield from self.source.give_up()

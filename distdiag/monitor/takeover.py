@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed, Stacks
-from distdiag.events.union import AnyEvent
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.report_json import decode_report
 from distdiag.record.run_dir import RunDir
@@ -35,7 +35,7 @@ class Takeover:
         except (OSError, DamagedFileError):
             return ()
 
-    def seen(self, canon: Canon) -> Iterator[AnyEvent]:
+    def seen(self, canon: Canon) -> Iterator[Event]:
         """Yield what was seen from outside and cannot be seen again."""
         if not self.deaths:
             return

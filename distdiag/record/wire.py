@@ -7,16 +7,18 @@ defined under a number the first time they occur; a collective then is a handful
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import reduce
+from operator import or_
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from distdiag.events.base import CallSite, Frame
+from distdiag.events.base import CallSite, Event, Frame
 from distdiag.events.collectives import Collective, CollectiveState, ProcessGroup, Signature
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.events.files import FileAccess, FileAction
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import AnyEvent
+from distdiag.events.union import EVENTS
 
 T = TypeVar("T", bound=Hashable)
 
@@ -104,15 +106,15 @@ class AccessRecord(_Record, frozen=True, tag="A"):
 
 STATES: Final = ("issued", "waited", "completed", "failed", "dropped")
 
-_AnyRecord = (
-    DefineGroup
-    | DefineSignature
-    | DefineFrame
-    | DefineSite
-    | CallRecord
-    | StateRecord
-    | AccessRecord
-    | AnyEvent
+_RECORDS: Final = (
+    DefineGroup,
+    DefineSignature,
+    DefineFrame,
+    DefineSite,
+    CallRecord,
+    StateRecord,
+    AccessRecord,
+    *EVENTS,
 )
 
 
@@ -131,7 +133,7 @@ def decode_rank_set(kind: type, value: Any) -> object:  # noqa: ANN401
 
 
 encode: Final[Callable[[object], bytes]] = msgspec.msgpack.Encoder(enc_hook=plain).encode
-_decode_record: Final = msgspec.msgpack.Decoder(_AnyRecord).decode
+_decode_record: Final = msgspec.msgpack.Decoder(reduce(or_, _RECORDS)).decode
 
 
 class Canon:
@@ -159,7 +161,7 @@ class EventDecoder:
         self._frames: dict[int, Frame] = {}
         self._sites: dict[int, CallSite] = {}
 
-    def decode(self, payload: bytes | memoryview) -> AnyEvent | None:
+    def decode(self, payload: bytes | memoryview) -> Event | None:
         """Return the event of one record, or None for a definition.
 
         Raises:
@@ -186,7 +188,7 @@ class EventDecoder:
             case DefineSite():
                 self._sites[record.id] = self._site(record)
             case _:
-                event: AnyEvent = record
+                event: Event = record
                 return event
         return None
 

@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
+from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import AnyEvent
 from distdiag.findings.finding import (
     Evidence,
     Finding,
@@ -74,7 +74,7 @@ class RunReporter:
         self._reserve = run_dir.root / "report.reserve"
         self._set_aside(RESERVE_BYTES)
 
-    def feed(self, event: AnyEvent) -> None:
+    def feed(self, event: Event) -> None:
         """Take in one event."""
         self.attendance.feed(event)
         if isinstance(event, TorchLoaded):

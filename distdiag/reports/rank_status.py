@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from distdiag.events.base import Event
 from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, RankStarted
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import AnyEvent
 from distdiag.findings.finding import Outcome
 from distdiag.views.rank_states import says_told_to_end
 
@@ -33,7 +33,7 @@ class Attendance:
         self._cause: Outcome | None = None
         self._was_hung = False
 
-    def feed(self, event: AnyEvent) -> None:
+    def feed(self, event: Event) -> None:
         """Take in one event; only beginnings and ends matter."""
         match event:
             case RankStarted():
@@ -47,7 +47,7 @@ class Attendance:
             case Exited():
                 self._leave(event, self._gone, event.status)
 
-    def _leave(self, event: AnyEvent, ranks: set[int], status: int | None) -> None:
+    def _leave(self, event: Event, ranks: set[int], status: int | None) -> None:
         ranks.add(event.rank)
         self._left_ns.setdefault(event.rank, event.time_ns)
         if status is not None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from distdiag.events.union import AnyEvent
+from distdiag.events.base import Event
 
 
 class EventSource:
     """Where the events of some ranks come from. The events of one rank come in their order."""
 
-    def poll(self) -> Iterator[AnyEvent]:
+    def poll(self) -> Iterator[Event]:
         """Yield what is new since the last call; never wait for more."""
         raise NotImplementedError
 

@@ -18,8 +18,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
-from distdiag.events.union import AnyEvent
 from distdiag.record.private_file import make_private_folder
 from distdiag.record.run_dir import write_atomically
 from distdiag.record.wire import Canon, EventDecoder, encode
@@ -209,12 +209,12 @@ class Carriers:
         return f"a carrier ended with {lines[-1][:200] if lines else f'status {status}'}"
 
 
-def pack(events: Iterable[AnyEvent]) -> bytes:
+def pack(events: Iterable[Event]) -> bytes:
     """Return events as one payload."""
     return msgspec.msgpack.encode([encode(event) for event in events])
 
 
-def unpack(rank: int, payload: bytes, canon: Canon) -> Iterator[AnyEvent]:
+def unpack(rank: int, payload: bytes, canon: Canon) -> Iterator[Event]:
     """Yield the events of a payload.
 
     Raises:

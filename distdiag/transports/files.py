@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
-from distdiag.events.base import Phase
+from distdiag.events.base import Event, Phase
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, Finished, Heartbeat, ProbeDisabled, Raised
-from distdiag.events.union import AnyEvent
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import RunDir
 from distdiag.record.status_page import Status, read_status
@@ -94,7 +93,7 @@ class LocalFiles(EventSource):
         """The pids of the ranks that have begun, by rank, whether they still live or not."""
         return {rank: files.pid for rank, files in self._ranks.items() if files.pid is not None}
 
-    def poll(self) -> Iterator[AnyEvent]:
+    def poll(self) -> Iterator[Event]:
         """Yield what is new, rank by rank."""
         for files in self._ranks.values():
             yield from files.poll(self._clock())
@@ -129,7 +128,7 @@ class _RankFiles:
         self._moved_ns = 0
         self._gone = False
 
-    def poll(self, now_ns: int) -> Iterator[AnyEvent]:
+    def poll(self, now_ns: int) -> Iterator[Event]:
         if self._gone or (self._process is None and (yield from self._unobserved(now_ns))):
             return
         # The process is looked at first: what it wrote before it ended is then all there.
@@ -147,7 +146,7 @@ class _RankFiles:
         elif is_drained:
             yield from self._exited(status, now_ns)
 
-    def _unobserved(self, now_ns: int) -> Generator[AnyEvent, None, bool]:
+    def _unobserved(self, now_ns: int) -> Generator[Event, None, bool]:
         """Say why nothing is to be expected of the rank, if its agent could not start."""
         try:
             reason = self._note.read_text(encoding="utf-8", errors="replace")
@@ -157,7 +156,7 @@ class _RankFiles:
         yield from self._disabled("agent", reason, now_ns)
         return True
 
-    def _find_process(self, now_ns: int) -> Iterator[AnyEvent]:
+    def _find_process(self, now_ns: int) -> Iterator[Event]:
         if self._process is not None:
             return
         try:
@@ -179,7 +178,7 @@ class _RankFiles:
         except (DamagedFileError, FileNotFoundError):  # removed or overwritten during the run
             return _LOST
 
-    def _events(self, now_ns: int) -> Generator[AnyEvent, None, bool]:
+    def _events(self, now_ns: int) -> Generator[Event, None, bool]:
         """Yield the events that were written; return whether there are no more for now."""
         num_read = 0
         try:
@@ -195,7 +194,7 @@ class _RankFiles:
             yield from self._disabled("event-file", reason, now_ns)
         return num_read < BATCH
 
-    def _decoded(self, payload: bytes, now_ns: int) -> Iterator[AnyEvent]:
+    def _decoded(self, payload: bytes, now_ns: int) -> Iterator[Event]:
         try:
             event = self._decoder.decode(payload)
         except DamagedFileError as error:
@@ -213,15 +212,13 @@ class _RankFiles:
         self._moved_ns = now_ns
         yield event
 
-    def _disabled(self, probe: str, reason: str, now_ns: int) -> Iterator[AnyEvent]:
+    def _disabled(self, probe: str, reason: str, now_ns: int) -> Iterator[Event]:
         """Tell once for each probe that it does not tell everything."""
         if probe not in self._said:
             self._said.add(probe)
             yield ProbeDisabled(rank=self._rank, seq=-1, time_ns=now_ns, probe=probe, reason=reason)
 
-    def _told_by_flags(
-        self, status: Status, now_ns: int, *, is_drained: bool
-    ) -> Iterator[AnyEvent]:
+    def _told_by_flags(self, status: Status, now_ns: int, *, is_drained: bool) -> Iterator[Event]:
         """Yield what only the status page could still say, such as on a full disk."""
         if status.detached:
             yield from self._disabled("agent", "it was detached, or could not start", now_ns)
@@ -251,9 +248,7 @@ class _RankFiles:
             rank=self._rank, seq=-1, time_ns=self._alive_ns, step=status.step, exit_status=0
         )
 
-    def _heartbeat(
-        self, status: Status, reading: ProcessReading, now_ns: int
-    ) -> Iterator[AnyEvent]:
+    def _heartbeat(self, status: Status, reading: ProcessReading, now_ns: int) -> Iterator[Event]:
         key = (status.phase, status.step, status.num_batches, status.num_backwards)
         if key == self._beat_key and now_ns - self._beat_ns < BEAT_EVERY_NS:
             return
@@ -277,7 +272,7 @@ class _RankFiles:
             io_bytes=family.io_bytes if family else 0,
         )
 
-    def _exited(self, status: Status, now_ns: int) -> Iterator[AnyEvent]:
+    def _exited(self, status: Status, now_ns: int) -> Iterator[Event]:
         self._gone = True
         if status.detached and not {"Finished", "Raised"} & self._said:
             # It was not observed any more, so nothing says that it ended badly.

@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
+from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Heartbeat, ProbeDisabled
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
-from distdiag.events.union import AnyEvent
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import ReporterAddress, RunDir
 from distdiag.record.wire import MAX_RECORD, encode
@@ -126,7 +126,7 @@ class Link:
             offset.add(frame, self._clock())
 
 
-def shifted(event: AnyEvent, offset_ns: int) -> AnyEvent:
+def shifted(event: Event, offset_ns: int) -> Event:
     """Return an event with its times as another clock tells them."""
     if isinstance(event, Heartbeat):
         return msgspec.structs.replace(
@@ -166,7 +166,7 @@ class Outbox:
         self._number = 0
         self._has_more = True
 
-    def put(self, event: AnyEvent) -> None:
+    def put(self, event: Event) -> None:
         """Send an event that the monitor itself made, after all that its rank wrote before."""
         self._ranks[event.rank].put(event)
 
@@ -230,7 +230,7 @@ class _RankRecords:
         self._is_unreadable = False
         self._num_lost = 0
 
-    def put(self, event: AnyEvent) -> None:
+    def put(self, event: Event) -> None:
         payload = encode(event)
         if isinstance(event, Heartbeat):
             self.beat = payload  # only the newest one matters
@@ -326,7 +326,7 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         self._thread.start()
 
-    def put(self, event: AnyEvent) -> None:
+    def put(self, event: Event) -> None:
         """Send an event that the monitor itself made."""
         self._outbox.put(event)
 

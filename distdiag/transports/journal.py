@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Heartbeat
-from distdiag.events.union import AnyEvent
 from distdiag.record.private_file import open_private
 from distdiag.record.wire import Canon, EventDecoder, encode
 
@@ -37,7 +37,7 @@ class Journal:
         except OSError as error:
             self.stopped = error
 
-    def write(self, event: AnyEvent) -> None:
+    def write(self, event: Event) -> None:
         """Write one event down; heartbeats are left out, the status pages have the last ones."""
         if isinstance(event, Heartbeat) or self.stopped or self._num_bytes > MOST_BYTES:
             return
@@ -53,7 +53,7 @@ class Journal:
             self.stopped = OSError("the disk is full")
 
 
-def read_journal(path: Path, canon: Canon) -> Iterator[AnyEvent]:
+def read_journal(path: Path, canon: Canon) -> Iterator[Event]:
     """Yield the events of a journal; a record that was cut off at the end is left out.
 
     Raises:

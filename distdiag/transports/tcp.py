@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, NodeLost, ProbeDisabled
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import AnyEvent
 from distdiag.record.run_dir import ReporterAddress
 from distdiag.record.wire import Canon, EventDecoder
 from distdiag.transports.base import EventSource
@@ -358,7 +358,7 @@ class TcpSource(EventSource):
 
     # Called by the monitor
 
-    def poll(self) -> Iterator[AnyEvent]:
+    def poll(self) -> Iterator[Event]:
         """Yield what was received since the last call."""
         for _ in range(len(self._queue)):
             node, batch, size = self._queue.popleft()
@@ -481,7 +481,7 @@ class _Node(Peer):
                 silent_s=silent_s,
             )
 
-    def events(self, batch: Batch) -> Iterator[AnyEvent]:
+    def events(self, batch: Batch) -> Iterator[Event]:
         """Decode a batch, with its times as this machine's clock tells them."""
         for rank, payload in batch.records:
             try:
@@ -494,7 +494,7 @@ class _Node(Peer):
             if event is not None:
                 yield shifted(event, batch.offset_ns)
 
-    def _decode(self, rank: int, payload: bytes) -> AnyEvent | None:
+    def _decode(self, rank: int, payload: bytes) -> Event | None:
         if rank not in self.ranks:
             raise DamagedFileError(f"{self.hostname} sent an event of rank {rank}")
         event = self._decoders[rank].decode(payload)

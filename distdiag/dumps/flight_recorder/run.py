@@ -25,11 +25,10 @@ from distdiag.dumps.flight_recorder.recording import (
     Recording,
     Tables,
 )
-from distdiag.events.base import CallSite
+from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, CollectiveState, ProcessGroup, Signature
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import AnyEvent
 from distdiag.record.wire import Canon
 
 # Which ranks the process groups of recordings have, also where a dump does not say it.
@@ -230,7 +229,7 @@ class RecordedRun:
             for place, _, _, state, _ in self._recordings[rank].columns.rows()
         )
 
-    def events(self, rank: int) -> Iterator[AnyEvent]:
+    def events(self, rank: int) -> Iterator[Event]:
         """Yield what one rank did, in its order, as far as it is shown."""
         recording, groups = self._recordings[rank], self._groups[rank]
         spans = [self._spans.get(group) for group in groups]

@@ -10,10 +10,9 @@ from typing import Final
 
 from distdiag.dumps.log_lines import Line, lines_with
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
-from distdiag.events.base import Value
+from distdiag.events.base import Event, Value
 from distdiag.events.lifecycle import Exited
 from distdiag.events.stacks import Observed
-from distdiag.events.union import AnyEvent
 
 _EXITCODE: Final = b"exitcode"
 _WORDS: Final = (_EXITCODE, b"Root Cause", b"  time ", b"  host ", b"  rank ")
@@ -49,7 +48,7 @@ class _Failure:
         by_launcher = self.exitcode == _SIGTERM and not self.is_first
         return f"killed by {name}" + (" from its launcher" if by_launcher else "")
 
-    def events(self, source: str) -> Iterator[AnyEvent]:
+    def events(self, source: str) -> Iterator[Event]:
         rank = UNKNOWN_RANK if self.rank is None else self.rank
         values: dict[str, Value] = {
             "exitcode": self.exitcode,

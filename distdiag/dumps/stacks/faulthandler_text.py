@@ -18,10 +18,9 @@ from distdiag.dumps.stacks.stack_text import (
     python_frame,
     stacks_event,
 )
-from distdiag.events.base import Frame
+from distdiag.events.base import Event, Frame
 from distdiag.events.lifecycle import Exited
 from distdiag.events.stacks import ThreadStack
-from distdiag.events.union import AnyEvent
 
 _SIGN: Final = b"(most recent call first):"
 _THREAD: Final = re.compile(
@@ -85,7 +84,7 @@ class FaulthandlerText(DumpReader):
         """Yield all dumps of each rank; a fatal error also was the end of its process."""
         for speaker, lines in streams(dump):
             rank = UNKNOWN_RANK if speaker.rank is None else speaker.rank
-            events: list[AnyEvent] = []
+            events: list[Event] = []
             for report in islice(_reports(lines()), MOST_DUMPS):
                 events.append(stacks_event(speaker.rank, self.name, report.stacks()))
                 if report.fatal:
