@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import nn
 
-from distdiag.probes.call_sites import TORCH
+from distdiag.probes.sequence.call_places import TORCH
 
 _MOST_FRAMES: Final = 200
 _VARIADIC: Final = (0x04, 0x08)

@@ -16,11 +16,11 @@ import torch
 
 from distdiag.events.base import CallSite
 from distdiag.events.sequences import UseKind
-from distdiag.probes.call_sites import Line, Place
 from distdiag.probes.data.padding_masks import PaddingReading
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.sequence.attention_calls import Attention
 from distdiag.probes.sequence.attention_masks import MaskReading
+from distdiag.probes.sequence.call_places import Line, Place
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import Pending, contents
 

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 from distdiag.events.base import CallSite
 from distdiag.events.sequences import AttentionUnread, AttentionUse, SequenceUse, UseKind
 from distdiag.probes.base import Probe
-from distdiag.probes.call_sites import Place, frames_of
+from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.functional_exchanges import PERMUTED
 from distdiag.probes.data.forward_arguments import Arguments, arguments_of
 from distdiag.probes.data.padding_masks import is_call, pad_of, read_padding
@@ -24,6 +24,7 @@ from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.probes.sequence.attention_calls import LIBRARIES, Attention, AttentionCalls, Given
 from distdiag.probes.sequence.attention_masks import read_mask
+from distdiag.probes.sequence.call_places import Place
 from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Use
 from distdiag.probes.tensors.bytes import is_captured, is_readable
 from distdiag.probes.tensors.content import Pending
