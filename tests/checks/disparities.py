@@ -1,6 +1,5 @@
 """Disparities as the parity comparison shows them to the checks."""
 
-from distdiag.checks.base import Check
 from distdiag.events.comparisons import Difference, Disparity, Subject
 from distdiag.events.ranks import RankSet
 
@@ -23,7 +22,3 @@ def disparity(subject: Subject, *, culprits=(), explanation="", step=3, **more) 
         culprits=RankSet(culprits),
         **more,
     )
-
-
-def findings(check: type[Check], shown: Disparity):
-    return list(check().check_event(shown, {}))

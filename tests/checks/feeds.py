@@ -4,7 +4,6 @@ from itertools import count
 
 from distdiag.events.data import Draw, EpochFed, ModelFed, SamplerState, ScheduleState
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
 from distdiag.views.data import FeedView
 from tests.checks.streams import plain_site
 
@@ -64,12 +63,6 @@ def schedule(rank, **values):
     return ScheduleState(rank=rank, seq=next(_SEQS), time_ns=0, **{**fields, **values})
 
 
-def aligned(*events):
-    """The same pass, or the same schedule, on all ranks."""
-    by_rank = {event.rank: event for event in events}
-    return Alignment("data", events[0].place, by_rank, RankSet(by_rank))
-
-
 def draw(state="s0", *, api="randn_like", sizes=(4, 8), inside=True, given=False, line=30):
     return Draw(api, sizes, state, inside, given, plain_site(line))
 
@@ -96,7 +89,7 @@ def model_fed(rank, number, **values):
     return ModelFed(rank=rank, seq=next(_SEQS), time_ns=0, step=number, **{**fields, **values})
 
 
-def feeds(*passes, is_shared_work=False):
+def feeds(*passes, is_shared_work=False, kind=FeedView):
     """What the ranks were given for several passes: for each the events of all ranks."""
     by_rank = tuple({event.rank: event for event in events} for events in passes)
-    return FeedView("DDP Net", RankSet(by_rank[0]), by_rank, is_shared_work)
+    return kind("DDP Net", RankSet(by_rank[0]), by_rank, is_shared_work)

@@ -9,14 +9,7 @@ from distdiag.events.checkpoints import (
     Waste,
     WeightsLoaded,
 )
-from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
 from tests.checks.streams import plain_site
-
-
-def aligned(events, num_ranks=2):
-    """Events of ranks side by side."""
-    return Alignment("load", ("x",), events, RankSet(range(num_ranks)))
 
 
 def _event(kind, rank, **values):

@@ -13,16 +13,16 @@ from distdiag.events.models import (
     TensorPlan,
 )
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
 from distdiag.views.models import (
     ContentView,
     Disagreement,
+    GradientReplicas,
     ModelView,
-    ReplicaView,
     ScalingView,
-    UntrainedView,
+    StartReplicas,
+    StepReplicas,
 )
-from tests.checks.streams import plain_site
+from tests.checks.streams import plain_site, together
 
 _SEQS = count(1)
 
@@ -56,10 +56,17 @@ def differing(*held, name="layer.weight", **values):
     return Disagreement(plan(name, **values), dict(enumerate(whole)))
 
 
+REPLICAS = {
+    Moment.START: StartReplicas,
+    Moment.GRADIENT: GradientReplicas,
+    Moment.STEP: StepReplicas,
+}
+
+
 def replicas(*tensors, moment=Moment.START, **values):
-    """The view of tensors that differ."""
+    """The view of tensors that differ, of the kind that such a moment has."""
     ranks = RankSet(tensors[0].by_rank)
-    return ReplicaView(
+    return values.pop("kind", REPLICAS[moment])(
         values.pop("model", "DDP Net"),
         moment,
         values.pop("step", 0),
@@ -72,7 +79,7 @@ def replicas(*tensors, moment=Moment.START, **values):
     )
 
 
-def contents(*held_by_rank, **values):
+def contents(*held_by_rank, kind=ContentView, **values):
     """The view of what rank 0, 1, … hold: contents by name, all of them parameters.
 
     All ranks keep the model together, unless the values of the plans say otherwise.
@@ -82,7 +89,7 @@ def contents(*held_by_rank, **values):
         rank: tuple((plan(name, **values), each) for name, each in held.items())
         for rank, held in enumerate(held_by_rank)
     }
-    return ContentView("DDP Net", 0, by_rank, {rank: plain_site(20 + rank) for rank in by_rank})
+    return kind("DDP Net", 0, by_rank, {rank: plain_site(20 + rank) for rank in by_rank})
 
 
 def model(*plans_of_ranks, **values):
@@ -124,16 +131,14 @@ def optimizer_state(rank=0, **values):
     return OptimizerState(rank=rank, seq=next(_SEQS), time_ns=0, **{**fields, **values})
 
 
-def optimizers(*changes, **values):
+def optimizers(*changes):
     """One step of an optimizer; rank 0, 1, … differ from a healthy one by these fields.
 
     All of them keep its model together, unless their fields say otherwise.
     """
     members = {"members": tuple(range(len(changes)))}
-    by_rank = {
-        rank: optimizer_state(rank, **{**members, **change}) for rank, change in enumerate(changes)
-    }
-    return Alignment("optimizer", ("AdamW", 3), by_rank, RankSet(by_rank), **values)
+    states = [optimizer_state(r, **{**members, **change}) for r, change in enumerate(changes)]
+    return together(*states)
 
 
 def mesh(*sizes, ranks=None):
@@ -175,22 +180,3 @@ def state_event(rank, held, *, name="Net", first=0, total=None, **values):
         contents=tuple(c if c is None or isinstance(c, Content) else content(c) for c in held),
         site=plain_site(20 + rank),
     )
-
-
-def judged(check, view):
-    """The findings of a check about a view."""
-    made = check()
-    match view:
-        case ModelView():
-            return list(made.check_model(view))
-        case ReplicaView():
-            return list(made.check_replicas(view))
-        case ContentView():
-            return list(made.check_contents(view))
-        case ScalingView():
-            return list(made.check_scaling(view))
-        case UntrainedView():
-            return list(made.check_untrained(view))
-        case Alignment():
-            return list(made.check_alignment(view))
-    raise TypeError(type(view))

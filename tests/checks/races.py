@@ -8,6 +8,7 @@ from distdiag.events.lifecycle import Raised
 from distdiag.findings.finding import Severity
 from distdiag.views.files import Access, Conflict, Race
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 WORLD = ProcessGroup("0", "default_pg", (0, 1, 2, 3), "gloo")
 _SEQS = count(1)
@@ -77,11 +78,6 @@ def missing_file(rank, path):
     )
 
 
-def judged(check, shown):
-    """The findings of a check about a race, of any severity."""
-    return list(check().check_race(shown))
-
-
 def alarms(check, shown):
-    """Those of warning or above."""
-    return [f for f in judged(check, shown) if f.severity is not Severity.INFO]
+    """The findings of a check about a race, of warning or above."""
+    return [f for f in findings(check, shown) if f.severity is not Severity.INFO]

@@ -51,8 +51,10 @@ def divergence(**values):
     return Divergence({rank: routing(rank, **values) for rank in (0, 1)})
 
 
-def view(*choices, reroutings=(), divergences=(), recounts=(), aux=(), num_steps=0):
-    return RoutingView(
+def view(
+    *choices, reroutings=(), divergences=(), recounts=(), aux=(), num_steps=0, kind=RoutingView
+):
+    return kind(
         model="Net",
         ranks=RankSet([0, 1]),
         reroutings=tuple(reroutings),

@@ -38,10 +38,10 @@ def passed(rank, number, *uses, how="all_to_all", members=(0, 1), **values):
     )
 
 
-def shared(*passes, how="all_to_all", **values):
+def shared(*passes, how="all_to_all", kind=SequenceView, **values):
     """What the ranks of a group did in several passes: for each the events of all ranks."""
     by_rank = tuple({event.rank: event for event in events} for events in passes)
-    return SequenceView(how, RankSet(by_rank[0]), by_rank, **values)
+    return kind(how, RankSet(by_rank[0]), by_rank, **values)
 
 
 def both(number, **values):

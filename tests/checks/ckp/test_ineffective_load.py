@@ -2,12 +2,14 @@ from distdiag.checks.ckp.ineffective_load import IneffectiveLoad
 from distdiag.events.checkpoints import Waste
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.loads import aligned, wasted
+from tests.checks.loads import wasted
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 
 def found(*ranks, waste=Waste.UNUSED):
-    events = {rank: wasted(rank, waste) for rank in ranks}
-    return list(IneffectiveLoad().check_alignment(aligned(events)))
+    loads = [wasted(rank, waste) for rank in ranks]
+    return findings(IneffectiveLoad, together(*loads, expected=(0, 1)))
 
 
 def test_what_was_read_and_never_put_into_the_model_is_proven():

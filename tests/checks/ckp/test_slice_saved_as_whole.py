@@ -2,16 +2,16 @@ from distdiag.checks.ckp.slice_saved_as_whole import SliceSavedAsWhole
 from distdiag.events.models import SliceSaved
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.alignment import Alignment
-from tests.checks.streams import plain_site
+from tests.checks.streams import plain_site, together
+from tests.checks.verdicts import findings
 
 NAMES = ("q.lora_A", "q.lora_B")
 
 
-def save(*ranks, kind="save"):
+def saved(*ranks):
     """Of four ranks that hold parts, these have saved theirs."""
-    made = {
-        rank: SliceSaved(
+    made = [
+        SliceSaved(
             rank=rank,
             seq=0,
             time_ns=0,
@@ -21,12 +21,12 @@ def save(*ranks, kind="save"):
             site=plain_site(60 + rank),
         )
         for rank in ranks
-    }
-    return Alignment(kind, NAMES, made, RankSet(range(4)))
+    ]
+    return findings(SliceSavedAsWhole, together(*made, expected=range(4)))
 
 
 def test_the_ranks_whose_parts_are_lost_are_named():
-    (finding,) = SliceSavedAsWhole().check_missing(save(0))
+    (finding,) = saved(0)
     assert finding.ranks == RankSet([1, 2, 3])
     assert finding.grade is Grade.PROVEN
     assert finding.severity is Severity.ERROR
@@ -39,9 +39,5 @@ def test_the_ranks_whose_parts_are_lost_are_named():
 
 
 def test_who_saved_is_evidence():
-    (finding,) = SliceSavedAsWhole().check_missing(save(0, 2))
+    (finding,) = saved(0, 2)
     assert [each.ranks for each in finding.evidence] == [RankSet([0, 2]), RankSet([1, 3])]
-
-
-def test_a_save_of_all_ranks_is_silent():
-    assert not list(SliceSavedAsWhole().check_alignment(save(0, 1, 2, 3)))

@@ -6,12 +6,12 @@ from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import Job, plain_site, raised, signature
-from tests.checks.verdicts import serious
+from tests.checks.verdicts import findings, serious
 
 
 def judged(job, call, trigger, expected=(0, 1)):
     alignment = job.message(call, expected=expected, trigger=trigger)
-    return list(UnmatchedSend().check_missing(alignment))
+    return findings(UnmatchedSend, alignment)
 
 
 def receive(job, rank=0, peer=1, **values):

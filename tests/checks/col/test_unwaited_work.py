@@ -4,7 +4,9 @@ from distdiag.checks.col.unwaited_work import UnwaitedWork
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import CollectiveState
 from distdiag.findings.finding import Severity
+from distdiag.views.rank_states import WorkView
 from tests.checks.streams import TORCH, Job, plain_site, signature
+from tests.checks.verdicts import findings
 
 FRAMEWORK = Frame("/site-packages/accelerate/utils.py", 3, "gather", user=False)
 
@@ -14,7 +16,7 @@ def judged(site=None, state="dropped", **values):
     given = {"is_async": True, "api": "all_reduce"} | values
     call = job.call(0, site, **given)
     event = CollectiveState(rank=0, seq=1, time_ns=0, call=call.seq, state=state)
-    return list(UnwaitedWork().check_event(event, job.view()))
+    return findings(UnwaitedWork, WorkView(event, (call,)))
 
 
 def test_a_result_that_nobody_waited_for_is_a_warning():
@@ -47,4 +49,4 @@ def test_what_is_waited_for_or_not_the_user_s_own_is_silent(values):
 
 def test_a_call_that_is_no_longer_known_is_silent():
     event = CollectiveState(rank=0, seq=1, time_ns=0, call=77, state="dropped")
-    assert not list(UnwaitedWork().check_event(event, Job().view()))
+    assert not findings(UnwaitedWork, WorkView(event))

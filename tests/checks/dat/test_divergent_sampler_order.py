@@ -3,14 +3,16 @@ import pytest
 from distdiag.checks.dat.divergent_sampler_order import DivergentSamplerOrder
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 EVEN, ODD, FIRST = list(range(0, 32, 2)), list(range(1, 32, 2)), list(range(16))
 ROWS = [f"row {number}" for number in range(16)]
 
 
 def judged(*events):
-    return list(DivergentSamplerOrder().check_alignment(aligned(*events)))
+    return findings(DivergentSamplerOrder, together(*events))
 
 
 def test_parts_that_overlap_are_named_with_their_counts():

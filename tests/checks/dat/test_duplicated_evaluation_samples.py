@@ -5,8 +5,8 @@ from distdiag.events.base import CallSite
 from distdiag.events.data import RowsGathered
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.feeds import aligned
-from tests.checks.streams import TORCH, Program
+from tests.checks.streams import TORCH, Program, together
+from tests.checks.verdicts import findings
 
 KEEPING = """
     def evaluate(loader):
@@ -39,7 +39,7 @@ def judged(folder, code=KEEPING, *, is_users=True, **values):
     site = Program(folder, code).site("# CALL")
     site = CallSite(site.frames[1:] if is_users else (TORCH, *site.frames))
     events = [gathered(rank, site, **values) for rank in (0, 1)]
-    return list(DuplicatedEvaluationSamples().check_alignment(aligned(*events)))
+    return findings(DuplicatedEvaluationSamples, together(*events))
 
 
 def test_answers_of_samples_that_fill_a_batch_up_are_an_alarm(tmp_path):

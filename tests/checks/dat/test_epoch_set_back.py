@@ -3,14 +3,16 @@ import pytest
 from distdiag.checks.dat.epoch_set_back import EpochSetBack
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 ORDER = (9, 3, 1, 30)
 
 
 def judged(**values):
     events = [epoch_fed(rank, ORDER, **values) for rank in (0, 1)]
-    return list(EpochSetBack().check_alignment(aligned(*events)))
+    return findings(EpochSetBack, together(*events))
 
 
 def test_a_resumed_pass_of_an_earlier_epoch_is_named():

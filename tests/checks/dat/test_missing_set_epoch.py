@@ -3,7 +3,9 @@ import pytest
 from distdiag.checks.dat.missing_set_epoch import MissingSetEpoch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 ORDER = (9, 3, 1, 30, 17, 4, 22, 8)
 
@@ -14,7 +16,7 @@ def repeated(rank, order=ORDER, **values):
 
 
 def judged(*events):
-    return list(MissingSetEpoch().check_alignment(aligned(*events)))
+    return findings(MissingSetEpoch, together(*events))
 
 
 def test_an_order_that_comes_again_is_named_once_for_all_ranks():

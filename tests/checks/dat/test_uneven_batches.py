@@ -3,12 +3,14 @@ import pytest
 from distdiag.checks.dat.uneven_batches import UnevenBatches
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 
 def judged(*changes):
     events = [epoch_fed(rank, range(8), **change) for rank, change in enumerate(changes)]
-    return list(UnevenBatches().check_alignment(aligned(*events)))
+    return findings(UnevenBatches, together(*events))
 
 
 def test_the_rank_with_fewer_batches_is_noted():

@@ -5,12 +5,13 @@ from distdiag.events.collectives import GroupCreated
 from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import Fate, LaunchView
 from tests.checks.streams import Job, plain_site
+from tests.checks.verdicts import findings
 
 
 def judged(job):
-    return list(SilentRank().check_ranks(job.view()))
+    return findings(SilentRank, job.view())
 
 
 def test_ranks_without_any_event_are_named_at_the_end():
@@ -54,7 +55,7 @@ def spawned(number):
 def told(event, num_ranks=1, world=1):
     job = Job(num_ranks)
     job.set(0, started=started(world))
-    return list(SilentRank().check_event(event, job.view()))
+    return findings(SilentRank, LaunchView(event, job.view().states))
 
 
 def test_a_group_of_more_ranks_than_are_observed_is_a_note_with_the_command_to_use():

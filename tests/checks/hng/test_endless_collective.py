@@ -2,11 +2,12 @@ from distdiag.checks.hng.endless_collective import EndlessCollective
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed
 from tests.checks.streams import Job
+from tests.checks.verdicts import findings
 
 
 def _judged(job):
     calls = tuple(calls[-1] for calls in job.calls.values() if calls)
-    return list(EndlessCollective().check_ranks(job.view(waiting=calls)))
+    return findings(EndlessCollective, job.view(waiting=calls))
 
 
 def test_a_collective_that_all_came_to_and_that_does_not_end_is_named():

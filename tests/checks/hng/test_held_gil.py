@@ -5,6 +5,7 @@ import msgspec
 from distdiag.checks.hng.held_gil import HeldGil
 from tests.checks.streams import Job, kernel
 from tests.checks.stuck_verdicts import assert_alone_and_right, assert_left_to, stuck_job
+from tests.checks.verdicts import findings
 
 
 def holding_job(tmp_path, observed):
@@ -28,7 +29,7 @@ def test_all_ranks_can_hold_their_own():
     job = Job()
     job.every()
     job.set(0, 1, idle_s=31.0, gil_held=True, last_call_state="waited")
-    (finding,) = HeldGil().check_ranks(job.view())
+    (finding,) = findings(HeldGil, job.view())
     assert finding.ranks == job.world
 
 

@@ -7,6 +7,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import TORCH, Job, plain_site, raised
+from tests.checks.verdicts import findings
 
 CLOSED = "[gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
 
@@ -28,7 +29,7 @@ def fail(job, rank, left_ns, frame=TORCH, message=CLOSED):
 
 
 def judged(job):
-    return list(LostNode().check_ranks(job.view()))
+    return findings(LostNode, job.view())
 
 
 def test_a_node_whose_loss_ends_the_job_is_named_with_its_ranks(job):

@@ -7,11 +7,11 @@ from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import Job, Program, raised, stacks
-from tests.checks.verdicts import serious
+from tests.checks.verdicts import findings, serious
 
 
 def judged(job):
-    return list(NoProgress().check_ranks(job.view()))
+    return findings(NoProgress, job.view())
 
 
 def test_ranks_that_all_stand_in_a_lock_are_named_with_the_line(tmp_path):

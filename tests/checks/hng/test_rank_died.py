@@ -8,14 +8,14 @@ from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import TORCH, Job, Program, raised, signature
-from tests.checks.verdicts import serious
+from tests.checks.verdicts import findings, serious
 
 S = 1_000_000_000
 LINE = Frame("train.py", 7, "main")
 
 
 def judged(job):
-    return list(RankDied().check_ranks(job.view()))
+    return findings(RankDied, job.view())
 
 
 def die(job, rank, left_ns, status=None, oom_kills=0):

@@ -5,8 +5,8 @@ from distdiag.events.base import Frame, Phase
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from tests.checks.streams import Job, Program, missing, stacks
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, Program, stacks
+from tests.checks.verdicts import findings, serious
 
 LOADER = Frame("/site-packages/torch/utils/data/dataloader.py", 9, "__next__", user=False)
 
@@ -37,14 +37,14 @@ def test_a_stack_outside_of_the_loader_is_believed_more_than_the_phase(tmp_path)
     job = Job()
     job.call(0)
     job.set(1, phase=Phase.DATALOADER, stacks=stacks(1, p.frame("lock")))
-    assert not missing(job, RankInDataloader, Trigger.STALLED)
+    assert not findings(RankInDataloader, job.alignment(trigger=Trigger.STALLED))
 
 
 def test_a_loader_that_works_is_a_note():
     job = Job()
     job.call(0)
     job.set(1, phase=Phase.DATALOADER, is_working=True)
-    (finding,) = missing(job, RankInDataloader, Trigger.STALLED)
+    (finding,) = findings(RankInDataloader, job.alignment(trigger=Trigger.STALLED))
     assert finding.severity is Severity.INFO
 
 
@@ -52,4 +52,4 @@ def test_a_rank_that_is_elsewhere_is_silent():
     job = Job()
     job.call(0)
     job.set(1, phase=Phase.FORWARD)
-    assert not missing(job, RankInDataloader, Trigger.STALLED)
+    assert not findings(RankInDataloader, job.alignment(trigger=Trigger.STALLED))

@@ -9,7 +9,7 @@ from distdiag.record.exception_text import LONGEST_TRACEBACK
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import TORCH, Job, library, plain_site, raised, signature
-from tests.checks.verdicts import serious
+from tests.checks.verdicts import findings, serious
 
 LINE = Frame("train.py", 7, "main")
 CLOSED = "[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:3141"
@@ -21,7 +21,7 @@ def fail(job, rank, left_ns, frame=LINE, kind="ValueError", message="bad"):
 
 
 def judged(job):
-    return list(RankRaised().check_ranks(job.view()))
+    return findings(RankRaised, job.view())
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -152,7 +152,7 @@ def test_both_ways_to_see_it_give_one_finding():
     job.call(0, plain_site(3))
     fail(job, 1, 5)
     alignment = job.alignment(trigger=Trigger.LEFT)
-    (early,) = RankRaised().check_missing(alignment)
+    (early,) = findings(RankRaised, alignment)
     (late,) = judged(job)
     assert early.identity == late.identity
 

@@ -3,7 +3,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Trigger
 from tests.checks.streams import Job, kernel
 from tests.checks.stuck_verdicts import assert_alone_and_right, assert_left_to, stuck_job
-from tests.checks.verdicts import serious
+from tests.checks.verdicts import findings, serious
 
 
 def test_a_rank_that_is_stuck_there_is_named_with_its_line(tmp_path):
@@ -30,5 +30,5 @@ def test_of_two_ranks_in_no_call_the_one_that_runs_is_not_accused():
     job = Job()
     job.set(0, idle_s=31.0, observed=kernel(0, state="R"))
     job.set(1, idle_s=31.0, observed=kernel(1, "flock", "/data/lock"))
-    (finding,) = StuckFileAccess().check_ranks(job.view())
+    (finding,) = findings(StuckFileAccess, job.view())
     assert finding.ranks == RankSet([1])

@@ -4,6 +4,7 @@ from distdiag.events.stacks import Stacks, ThreadStack
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import Job, Program, library
 from tests.checks.stuck_verdicts import assert_alone_and_right, assert_left_to, stuck_job
+from tests.checks.verdicts import findings
 
 
 def test_a_rank_that_is_stuck_there_is_named_with_its_line(tmp_path):
@@ -23,6 +24,6 @@ def test_a_thread_that_keeps_the_process_alive_is_named_with_its_line(tmp_path):
     job.set(0, fate=Fate.FINISHED)
     seen = Stacks(rank=1, seq=-1, time_ns=0, source="py-spy", threads=(main, other))
     job.set(1, idle_s=31.0, stacks=seen)
-    (finding,) = StuckTeardown().check_ranks(job.view())
+    (finding,) = findings(StuckTeardown, job.view())
     assert (finding.ranks, finding.location.line) == (RankSet([1]), 2)
     assert any("its thread watcher" in each.summary for each in finding.evidence)

@@ -2,10 +2,11 @@ from distdiag.checks.moe.differing_capacity import DifferingCapacity
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.exchanges import exchange, unfit
+from tests.checks.verdicts import findings
 
 
 def judged(*parts):
-    return list(DifferingCapacity().check_unfit_exchange(unfit(*parts)))
+    return findings(DifferingCapacity, unfit(*parts))
 
 
 def test_capacities_that_differ_are_named_for_each_rank():

@@ -2,10 +2,11 @@ from distdiag.checks.moe.divergent_routing import DivergentRouting
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.routing import divergence, routing, view
+from tests.checks.verdicts import findings
 
 
 def judged(*divergences):
-    return list(DivergentRouting().check_routing(view(routing(), divergences=divergences)))
+    return findings(DivergentRouting, view(routing(), divergences=divergences))
 
 
 def test_ranks_that_send_the_same_tokens_elsewhere_are_named():

@@ -5,10 +5,11 @@ from distdiag.checks.moe.expert_gradient_divisor import ExpertGradientDivisor
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.gradients import Combined, GradientLook, combined_on
 from tests.checks.gradients import DENSE, EXPERTS, look, view
+from tests.checks.verdicts import findings
 
 
 def judged(*looks):
-    return list(ExpertGradientDivisor().check_gradients(view(*looks)))
+    return findings(ExpertGradientDivisor, view(*looks))
 
 
 def test_experts_that_are_not_divided_are_told():

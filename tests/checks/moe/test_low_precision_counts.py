@@ -3,6 +3,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.routing import CountsHeld
 from distdiag.findings.finding import Severity
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 
 def judged(**values):
@@ -15,7 +16,7 @@ def judged(**values):
         "site": plain_site(12),
     }
     event = CountsHeld(rank=1, seq=5, time_ns=0, step=3, **{**fields, **values})
-    return list(LowPrecisionCounts().check_event(event, {}))
+    return findings(LowPrecisionCounts, event)
 
 
 def test_counts_beyond_the_significand_are_told_with_the_limit():

@@ -3,13 +3,14 @@ import pytest
 from distdiag.checks.moe.recounted_tokens import RecountedTokens
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.routing import Recount
+from distdiag.views.routing import Recount, RepeatedRouting
 from tests.checks.routing import counter, view
 from tests.checks.streams import Program
+from tests.checks.verdicts import findings
 
 
 def judged(*recounts):
-    return list(RecountedTokens().check_routing(view(recounts=recounts)))
+    return findings(RecountedTokens, view(recounts=recounts, kind=RepeatedRouting))
 
 
 def recount(rank=0, **values):

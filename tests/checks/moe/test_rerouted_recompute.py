@@ -3,12 +3,13 @@ import pytest
 from distdiag.checks.moe.rerouted_recompute import ReroutedRecompute
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.routing import Rerouting
+from distdiag.views.routing import RepeatedRouting, Rerouting
 from tests.checks.routing import rerouting, routing, view
+from tests.checks.verdicts import findings
 
 
 def judged(*reroutings):
-    return list(ReroutedRecompute().check_routing(view(routing(), reroutings=reroutings)))
+    return findings(ReroutedRecompute, view(routing(), reroutings=reroutings, kind=RepeatedRouting))
 
 
 def test_a_repeated_pass_that_routes_otherwise_is_named():

@@ -3,7 +3,8 @@ from __future__ import annotations
 from distdiag.checks.par.data_disparity import DataDisparity
 from distdiag.events.comparisons import Subject
 from distdiag.events.ranks import RankSet
-from tests.checks.disparities import disparity, findings
+from tests.checks.disparities import disparity
+from tests.checks.verdicts import findings
 
 
 def test_it_names_the_ranks_and_what_they_share():

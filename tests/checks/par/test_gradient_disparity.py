@@ -3,7 +3,8 @@ from __future__ import annotations
 from distdiag.checks.par.gradient_disparity import GradientDisparity
 from distdiag.events.comparisons import Subject
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.disparities import disparity, findings
+from tests.checks.disparities import disparity
+from tests.checks.verdicts import findings
 
 
 def test_it_names_the_gradient_and_the_factor():

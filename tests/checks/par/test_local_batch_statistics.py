@@ -6,7 +6,9 @@ from distdiag.checks.par.local_batch_statistics import LocalBatchStatistics
 from distdiag.events.data import NormStatistics
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
+from distdiag.views.data import NormalisedFeeds
 from tests.checks.feeds import feeds, model_fed
+from tests.checks.verdicts import findings
 
 
 def norm(mean, *, num_samples=2, num_values=128):
@@ -31,7 +33,9 @@ def judged(apart=1.0, num_passes=4, *, shared=False, seed=0, norms=None, **value
             ]
             for each in passes
         ]
-    return list(LocalBatchStatistics().check_feeds(feeds(*passes, is_shared_work=shared)))
+    return findings(
+        LocalBatchStatistics, feeds(*passes, is_shared_work=shared, kind=NormalisedFeeds)
+    )
 
 
 def of_size(num_samples, num_values):
@@ -41,7 +45,7 @@ def of_size(num_samples, num_values):
         [model_fed(rank, n, norms=(norm(draws.gauss(0, 1.0), **sizes),)) for rank in (0, 1)]
         for n in range(6)
     ]
-    return list(LocalBatchStatistics().check_feeds(feeds(*passes)))
+    return findings(LocalBatchStatistics, feeds(*passes, kind=NormalisedFeeds))
 
 
 def test_means_of_two_samples_that_differ_between_ranks_are_named():
@@ -73,7 +77,7 @@ def test_what_chance_explains_is_silent(seed, num_values):
         return (NormStatistics("bn", 2, num_values, (mean,), (of_squares,)),)
 
     passes = [[model_fed(rank, n, norms=drawn()) for rank in (0, 1)] for n in range(6)]
-    assert not list(LocalBatchStatistics().check_feeds(feeds(*passes)))
+    assert not findings(LocalBatchStatistics, feeds(*passes, kind=NormalisedFeeds))
 
 
 def test_eight_samples_a_few_passes_or_frozen_layers_are_silent():

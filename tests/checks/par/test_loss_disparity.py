@@ -3,7 +3,8 @@ from __future__ import annotations
 from distdiag.checks.par.loss_disparity import LossDisparity
 from distdiag.events.comparisons import Subject
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.disparities import disparity, findings
+from tests.checks.disparities import disparity
+from tests.checks.verdicts import findings
 
 
 def test_it_shows_the_weights_of_the_data():

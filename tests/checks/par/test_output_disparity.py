@@ -4,7 +4,8 @@ from distdiag.checks.par.output_disparity import OutputDisparity
 from distdiag.events.comparisons import Subject
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.disparities import disparity, findings
+from tests.checks.disparities import disparity
+from tests.checks.verdicts import findings
 
 
 def test_it_names_module_rank_and_step():

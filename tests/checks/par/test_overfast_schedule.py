@@ -3,15 +3,15 @@ import pytest
 from distdiag.checks.par.overfast_schedule import OverfastSchedule
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import aligned, schedule
+from tests.checks.feeds import schedule
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 FAST = {"num_advances": 80, "least_pace": 2, "greatest_pace": 2, "settled_at": 20}
 
 
 def judged(**values):
-    return list(
-        OverfastSchedule().check_alignment(aligned(*[schedule(r, **values) for r in (0, 1)]))
-    )
+    return findings(OverfastSchedule, together(*[schedule(r, **values) for r in (0, 1)]))
 
 
 def test_a_schedule_that_ended_too_early_is_named():
@@ -53,4 +53,4 @@ def test_right_schedules_are_silent(change):
 
 
 def test_one_rank_alone_is_silent():
-    assert not list(OverfastSchedule().check_alignment(aligned(schedule(0, **FAST))))
+    assert not findings(OverfastSchedule, together(schedule(0, **FAST)))

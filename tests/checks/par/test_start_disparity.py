@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from distdiag.checks.par.start_disparity import StartDisparity
 from distdiag.events.comparisons import Subject
-from tests.checks.disparities import disparity, findings
+from tests.checks.disparities import disparity
+from tests.checks.verdicts import findings
 
 
 def test_it_names_the_parameter_that_begins_unlike():

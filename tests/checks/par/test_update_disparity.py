@@ -8,7 +8,8 @@ from distdiag.checks.par.update_disparity import UpdateDisparity
 from distdiag.events.comparisons import Difference, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.disparities import disparity, findings
+from tests.checks.disparities import disparity
+from tests.checks.verdicts import findings
 
 
 def test_it_names_the_parameter_and_the_rates():

@@ -4,12 +4,13 @@ from distdiag.checks.rep.replica_drift import ReplicaDrift
 from distdiag.events.models import Basis, Moment
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import differing, judged, replicas
+from tests.checks.models import differing, replicas
+from tests.checks.verdicts import findings
 
 
 def drifted(*tensors, **values):
     values = {"moment": Moment.STEP, "step": 2, "alike_at": 1, **values}
-    return judged(ReplicaDrift, replicas(*tensors, **values))
+    return findings(ReplicaDrift, replicas(*tensors, **values))
 
 
 def test_the_rank_that_went_its_own_way_is_named():
@@ -65,8 +66,3 @@ def test_local_steps_of_ddp_may_be_meant():
 @pytest.mark.parametrize("basis", [Basis.WORLD, Basis.BESIDE, Basis.SENT])
 def test_ranks_that_nobody_keeps_alike_may_part(basis):
     assert not drifted(differing(0.1, 0.3), basis=basis)
-
-
-@pytest.mark.parametrize("moment", [Moment.START, Moment.GRADIENT])
-def test_other_moments_are_left_to_other_checks(moment):
-    assert not drifted(differing(0.1, 0.3), moment=moment)

@@ -11,6 +11,7 @@ from distdiag.views.gradients import GradientLook, GradientView, Sum, SumsView
 from tests.checks.gradients import NOTHING, given
 from tests.checks.models import plan
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 PAIR = (0, 1)
 LAYERS = ("norm.weight", "gate.weight", "mlp.weight", "mlp.bias")
@@ -31,7 +32,7 @@ def sums(*forgotten, sometimes=(), num_looks=3, names=NAMES, shapes=None, **valu
 
 
 def judged(view):
-    return list(ForgottenGradientSum().check_sums(view))
+    return findings(ForgottenGradientSum, view)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def parts_view(summed=(), way="", num_looks=3, placed=(), **values):
 
 
 def told(*args, **values):
-    return list(ForgottenGradientSum().check_gradients(parts_view(*args, **values)))
+    return findings(ForgottenGradientSum, parts_view(*args, **values))
 
 
 def test_parameters_of_layers_that_work_on_parts_are_told():
@@ -197,7 +198,7 @@ def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
     view = parts_view()
     for look in view.looks:
         del look.by_rank[1]
-    assert not list(ForgottenGradientSum().check_gradients(view))
+    assert not findings(ForgottenGradientSum, view)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@ from distdiag.checks.seq.lost_boundary_target import LostBoundaryTarget
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.feeds import model_fed
-from tests.checks.losses import judged as judged_by
 from tests.checks.losses import losses as steps
 from tests.checks.losses import mean, told
 from tests.checks.sequences import both, shared
+from tests.checks.verdicts import findings
 
 
 def own_shift(number, **values):
@@ -17,7 +17,7 @@ def own_shift(number, **values):
 
 def judged(*losses, **values):
     seen = shared(both(0), both(1), losses=losses, **values)
-    return list(LostBoundaryTarget().check_sequences(seen))
+    return findings(LostBoundaryTarget, seen)
 
 
 def test_parts_that_are_shifted_by_themselves_are_named():
@@ -74,7 +74,7 @@ def test_one_step_is_not_enough():
 def given(*counted):
     """The model is given 20 targets in 2 rows on each rank; the loss counts so many of them."""
     passes = [[mean(number, num_targets=20, num_target_rows=2)] for number in counted]
-    return judged_by(LostBoundaryTarget, steps(*passes))
+    return findings(LostBoundaryTarget, steps(*passes))
 
 
 def test_targets_that_are_shifted_again_are_named():

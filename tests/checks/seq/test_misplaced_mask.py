@@ -5,11 +5,13 @@ from distdiag.checks.seq.misplaced_mask import MisplacedMask
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SeenMask, SeenPadding
 from distdiag.findings.finding import Grade, Severity
+from distdiag.views.sequences import MaskedSequences
 from tests.checks.sequences import both, passed, shared
+from tests.checks.verdicts import findings
 
 
-def judged(*passes, how="all_to_all", **values):
-    return list(MisplacedMask().check_sequences(shared(*passes, how=how, **values)))
+def judged(*passes, how="all_to_all"):
+    return findings(MisplacedMask, shared(*passes, how=how, kind=MaskedSequences))
 
 
 def masked(number, *masks, how="all_to_all"):

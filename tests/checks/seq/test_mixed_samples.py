@@ -4,6 +4,7 @@ from distdiag.findings.finding import Severity
 from distdiag.views.sequences import Likeness
 from tests.checks.feeds import model_fed
 from tests.checks.sequences import both, shared
+from tests.checks.verdicts import findings
 
 
 def fed(number, **values):
@@ -12,7 +13,7 @@ def fed(number, **values):
 
 def judged(*feeds, **values):
     view = shared(both(0), both(1), feeds=feeds, **values)
-    return list(MixedSamples().check_sequences(view))
+    return findings(MixedSamples, view)
 
 
 def test_ranks_that_draw_different_samples_are_named():

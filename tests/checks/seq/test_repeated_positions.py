@@ -3,11 +3,13 @@ import pytest
 from distdiag.checks.seq.repeated_positions import RepeatedPositions
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
+from distdiag.views.sequences import PositionedSequences
 from tests.checks.sequences import both, passed, shared
+from tests.checks.verdicts import findings
 
 
 def judged(*passes):
-    return list(RepeatedPositions().check_sequences(shared(*passes)))
+    return findings(RepeatedPositions, shared(*passes, kind=PositionedSequences))
 
 
 def placed(number, *positions, **values):

@@ -3,10 +3,11 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.sequences import both, passed, shared, use
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 
 def judged(*passes, **values):
-    return list(UnpairedExchange().check_sequences(shared(*passes, **values)))
+    return findings(UnpairedExchange, shared(*passes, **values))
 
 
 def test_a_layer_that_brings_nothing_back_is_named():

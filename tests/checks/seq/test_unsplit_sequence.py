@@ -2,6 +2,7 @@ from distdiag.checks.seq.unsplit_sequence import UnsplitSequence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.sequences import both, passed, shared, use
+from tests.checks.verdicts import findings
 
 
 def same(number, **values):
@@ -10,7 +11,7 @@ def same(number, **values):
 
 
 def judged(*passes, **values):
-    return list(UnsplitSequence().check_sequences(shared(*passes, **values)))
+    return findings(UnsplitSequence, shared(*passes, **values))
 
 
 def test_ranks_that_bring_the_same_tokens_are_named():

@@ -3,13 +3,14 @@ import pytest
 from distdiag.checks.shd.counted_dummy_step import CountedDummyStep
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
-from tests.checks.models import judged, optimizers
+from tests.checks.models import optimizers
+from tests.checks.verdicts import findings
 
 COUNTED = {"num_steps": 1, "num_zero_steps": 1, "least_count": 1, "greatest_count": 1}
 
 
 def test_a_step_with_zeros_that_is_counted_is_found():
-    (finding,) = judged(CountedDummyStep, optimizers(COUNTED, COUNTED))
+    (finding,) = findings(CountedDummyStep, optimizers(COUNTED, COUNTED))
     assert finding.ranks == RankSet([0, 1])
     assert finding.grade is Grade.LIKELY
     assert finding.subjects == ("AdamW",)
@@ -22,8 +23,8 @@ def test_a_step_with_zeros_that_is_counted_is_found():
     ids=["healthy", "no-zeros", "reset"],
 )
 def test_zeros_that_only_some_ranks_have_counted_came_from_their_data(other):
-    assert not judged(CountedDummyStep, optimizers(COUNTED, other))
-    assert not judged(CountedDummyStep, optimizers(other, COUNTED))
+    assert not findings(CountedDummyStep, optimizers(COUNTED, other))
+    assert not findings(CountedDummyStep, optimizers(other, COUNTED))
 
 
 @pytest.mark.parametrize(
@@ -38,4 +39,4 @@ def test_zeros_that_only_some_ranks_have_counted_came_from_their_data(other):
     ids=["healthy", "reset", "without-counter", "no-zeros", "always-zero"],
 )
 def test_other_counters_are_silent(change):
-    assert not judged(CountedDummyStep, optimizers(change, change))
+    assert not findings(CountedDummyStep, optimizers(change, change))

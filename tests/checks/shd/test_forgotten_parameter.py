@@ -1,13 +1,14 @@
 from distdiag.checks.shd.forgotten_parameter import ForgottenParameter
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged, optimizers
+from tests.checks.models import optimizers
+from tests.checks.verdicts import findings
 
 NEW = {"forgotten": ("head.weight", "head.bias")}
 
 
 def test_the_parameters_and_the_ranks_are_named():
-    (finding,) = judged(ForgottenParameter, optimizers({}, NEW, NEW))
+    (finding,) = findings(ForgottenParameter, optimizers({}, NEW, NEW))
     assert finding.ranks == RankSet([1, 2])
     assert finding.subjects == ("head.weight", "head.bias")
     assert finding.severity is Severity.WARNING
@@ -17,8 +18,8 @@ def test_the_parameters_and_the_ranks_are_named():
 
 def test_what_has_replaced_others_is_left_to_another_check():
     replaced = {**NEW, "replaced": ("head.weight",)}
-    assert not judged(ForgottenParameter, optimizers(replaced, replaced))
+    assert not findings(ForgottenParameter, optimizers(replaced, replaced))
 
 
 def test_an_optimizer_that_holds_all_is_silent():
-    assert not judged(ForgottenParameter, optimizers({}, {}))
+    assert not findings(ForgottenParameter, optimizers({}, {}))

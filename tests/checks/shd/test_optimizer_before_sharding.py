@@ -1,13 +1,14 @@
 from distdiag.checks.shd.optimizer_before_sharding import OptimizerBeforeSharding
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged, optimizers
+from tests.checks.models import optimizers
+from tests.checks.verdicts import findings
 
 STALE = {"num_foreign": 4, "replaced": ("layer.weight", "layer.bias")}
 
 
 def test_the_parameters_that_it_should_hold_are_named():
-    (finding,) = judged(OptimizerBeforeSharding, optimizers(STALE, STALE))
+    (finding,) = findings(OptimizerBeforeSharding, optimizers(STALE, STALE))
     assert finding.ranks == RankSet([0, 1])
     assert finding.grade is Grade.PROVEN
     assert finding.severity is Severity.ERROR
@@ -19,15 +20,15 @@ def test_the_parameters_that_it_should_hold_are_named():
 
 
 def test_only_the_ranks_concerned_are_named():
-    (finding,) = judged(OptimizerBeforeSharding, optimizers({}, STALE))
+    (finding,) = findings(OptimizerBeforeSharding, optimizers({}, STALE))
     assert finding.ranks == RankSet([1])
     assert finding.location.line == 41
 
 
 def test_a_healthy_optimizer_is_silent():
-    assert not judged(OptimizerBeforeSharding, optimizers({}, {}))
+    assert not findings(OptimizerBeforeSharding, optimizers({}, {}))
 
 
 def test_parameters_outside_of_models_are_silent_while_nothing_was_replaced():
     foreign = {"num_foreign": 2}
-    assert not judged(OptimizerBeforeSharding, optimizers(foreign, foreign))
+    assert not findings(OptimizerBeforeSharding, optimizers(foreign, foreign))

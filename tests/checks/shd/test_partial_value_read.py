@@ -3,6 +3,7 @@ from distdiag.events.models import PartialRead
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 
 def test_the_line_that_reads_is_named():
@@ -15,7 +16,7 @@ def test_the_line_that_reads_is_named():
         placements=("R", "P(sum)"),
         site=plain_site(50),
     )
-    (finding,) = PartialValueRead().check_event(event, {})
+    (finding,) = findings(PartialValueRead, event)
     assert finding.ranks == RankSet([1])
     assert finding.step == 2
     assert finding.location.line == 50

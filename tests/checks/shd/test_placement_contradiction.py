@@ -5,7 +5,8 @@ from distdiag.events.models import Basis, Mesh
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import plan
-from tests.checks.plans import PAIR, fault, found, pattern, program, rules
+from tests.checks.plans import PAIR, fault, pattern, program, rules
+from tests.checks.verdicts import findings
 
 OVER_EP = {"experts.*": "Shard(0) over ep"}
 
@@ -19,7 +20,7 @@ def experts(*placements, names=("ep",), sizes=None, ranks=(0, 1), **values):
 
 
 def contradictions(table, *plans, **values):
-    return found(PlacementContradiction, rules(table, *plans, **values))
+    return findings(PlacementContradiction, rules(table, *plans, **values))
 
 
 @pytest.mark.parametrize("actual", ["R", "S(1)", "P(sum)"])
@@ -142,9 +143,9 @@ def test_what_is_sure_and_what_is_not_stand_apart():
 
 def test_what_a_program_has_sharded_and_is_whole_again():
     broken = fault("unlike", text="but there is a plain tensor")
-    (finding,) = found(PlacementContradiction, program(pattern("up", faults=[broken])))
+    (finding,) = findings(PlacementContradiction, program(pattern("up", faults=[broken])))
     assert finding.severity is Severity.ERROR
     assert finding.grade is Grade.LIKELY
     assert finding.subjects == ("up",)
     assert "says ColwiseParallel, but there is a plain tensor" in finding.message
-    assert not found(PlacementContradiction, program(pattern("up", faults=[fault("clash")])))
+    assert not findings(PlacementContradiction, program(pattern("up", faults=[fault("clash")])))

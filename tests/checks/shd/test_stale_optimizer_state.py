@@ -3,7 +3,8 @@ import pytest
 from distdiag.checks.shd.stale_optimizer_state import StaleOptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged, optimizers
+from tests.checks.models import optimizers
+from tests.checks.verdicts import findings
 
 STALE = {
     "num_stale_states": 4,
@@ -14,7 +15,7 @@ STALE = {
 
 
 def test_the_parameters_that_lost_their_history_are_named():
-    (finding,) = judged(StaleOptimizerState, optimizers({}, STALE, STALE))
+    (finding,) = findings(StaleOptimizerState, optimizers({}, STALE, STALE))
     assert finding.ranks == RankSet([1, 2])
     assert finding.grade is Grade.PROVEN
     assert finding.severity is Severity.ERROR
@@ -37,19 +38,19 @@ def test_the_parameters_that_lost_their_history_are_named():
     ids=["healthy", "only-stale", "only-fresh", "no-parameters"],
 )
 def test_stale_or_fresh_alone_is_silent(change):
-    assert not judged(StaleOptimizerState, optimizers(change, change))
+    assert not findings(StaleOptimizerState, optimizers(change, change))
 
 
 def test_a_part_that_was_replaced_may_begin_anew():
     head = {**STALE, "num_parameters": 3}
-    assert not judged(StaleOptimizerState, optimizers(head, head))
+    assert not findings(StaleOptimizerState, optimizers(head, head))
 
 
 def test_parameters_that_are_more_than_the_stale_entries_are_new():
     grown = {**STALE, "num_stale_states": 1}
-    assert not judged(StaleOptimizerState, optimizers(grown, grown))
+    assert not findings(StaleOptimizerState, optimizers(grown, grown))
 
 
 def test_as_many_stale_entries_as_parameters_are_all_of_them():
-    (finding,) = judged(StaleOptimizerState, optimizers({**STALE, "num_stale_states": 2}))
+    (finding,) = findings(StaleOptimizerState, optimizers({**STALE, "num_stale_states": 2}))
     assert finding.message.startswith("AdamW has the state of 2 parameters")

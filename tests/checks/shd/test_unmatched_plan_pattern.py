@@ -4,15 +4,16 @@ from distdiag.checks.shd.unmatched_plan_pattern import UnmatchedPlanPattern
 from distdiag.events.models import PlanSource
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import plan
-from tests.checks.plans import PAIR, found, pattern, program, rules
+from tests.checks.plans import PAIR, pattern, program, rules
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 NAMES = ("base.model.layers.0.attn.wq.weight", "base.model.layers.1.attn.wq.weight")
 TENSORS = [plan(name) for name in NAMES]
 
 
 def unmatched(view):
-    return found(UnmatchedPlanPattern, view)
+    return findings(UnmatchedPlanPattern, view)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
 from distdiag.events.models import Basis, Moment
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import differing, judged, replicas
+from tests.checks.models import differing, replicas
+from tests.checks.verdicts import findings
 
 
 def gradients(*tensors, **values):
-    return judged(UnreducedGradient, replicas(*tensors, moment=Moment.GRADIENT, **values))
+    return findings(UnreducedGradient, replicas(*tensors, moment=Moment.GRADIENT, **values))
 
 
 def test_all_copies_are_named_even_against_a_majority():
@@ -55,12 +56,6 @@ def test_ranks_that_nobody_keeps_alike_have_gradients_of_their_own(basis):
     assert not gradients(differing(0.1, 0.3), basis=basis)
 
 
-@pytest.mark.parametrize("moment", [Moment.START, Moment.STEP, Moment.BACKWARD])
-def test_only_what_the_optimizer_applies_counts(moment):
-    view = replicas(differing(0.1, 0.3, keeper=""), moment=moment)
-    assert not judged(UnreducedGradient, view)
-
-
 def test_late_parameters_are_left_to_the_check_for_them():
     assert not gradients(differing(0.1, 0.3, is_late=True))
 
@@ -71,7 +66,7 @@ def test_late_parameters_are_left_to_the_check_for_them():
 def test_ddp_over_a_group_of_one_is_an_alarm_where_ranks_began_alike(alike_at, severity):
     lone = differing(0.1, 0.5, basis=Basis.LONE)
     view = replicas(lone, moment=Moment.GRADIENT, alike_at=alike_at)
-    (finding,) = judged(UnreducedGradient, view)
+    (finding,) = findings(UnreducedGradient, view)
     assert finding.severity is severity
     assert "a group of one rank" in finding.evidence[-1].summary
 
@@ -79,7 +74,7 @@ def test_ddp_over_a_group_of_one_is_an_alarm_where_ranks_began_alike(alike_at, s
 @pytest.mark.parametrize("basis", [Basis.UNSYNCED, Basis.SIBLING])
 def test_ranks_that_exchange_nothing_in_many_steps_are_an_alarm(basis):
     view = replicas(differing(0.1, 0.3, basis=basis), moment=Moment.GRADIENT, alike_at=0)
-    (finding,) = judged(UnreducedGradient, replace(view, apart_for=2000))
+    (finding,) = findings(UnreducedGradient, replace(view, apart_for=2000))
     assert finding.severity is Severity.WARNING
     assert finding.grade is Grade.LIKELY
     assert "in 2000 steps nothing as large was exchanged" in finding.message
