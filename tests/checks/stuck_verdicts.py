@@ -22,9 +22,7 @@ def stuck_job(tmp_path, *inner, **state):
 def assert_alone_and_right(job, code):
     """The whole catalogue says one thing: this code, rank 1, the line where it stands."""
     (finding,) = serious(job.alignment(trigger=Trigger.STALLED))
-    assert finding.code == code
-    assert finding.ranks == RankSet([1])
-    assert finding.location.line == 2
+    assert (finding.code, finding.ranks, finding.location.line) == (code, RankSet([1]), 2)
     assert finding.evidence
     return finding
 

@@ -25,8 +25,7 @@ def found(*ranks, **values):
 
 def test_a_prefix_for_which_nothing_fits_is_named():
     (finding,) = found(**PREFIX)
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.PROVEN
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.PROVEN)
     assert finding.ranks == RankSet([0, 1])
     assert "under `module.` and the model under no prefix" in finding.message
     assert "`module.`" in finding.fix

@@ -20,8 +20,7 @@ def test_what_was_read_and_never_put_into_the_model_is_proven():
 
 def test_what_was_written_over_on_the_first_rank_is_likely():
     (finding,) = found(0, waste=Waste.OVERWRITTEN)
-    assert finding.grade is Grade.LIKELY
-    assert finding.ranks == RankSet([0])
+    assert (finding.grade, finding.ranks) == (Grade.LIKELY, RankSet([0]))
 
 
 def test_what_a_broadcast_replaced_on_other_ranks_is_a_note():

@@ -27,10 +27,8 @@ def saved(*ranks):
 
 def test_the_ranks_whose_parts_are_lost_are_named():
     (finding,) = saved(0)
-    assert finding.ranks == RankSet([1, 2, 3])
-    assert finding.grade is Grade.PROVEN
-    assert finding.severity is Severity.ERROR
-    assert finding.subjects == NAMES
+    assert (finding.ranks, finding.grade) == (RankSet([1, 2, 3]), Grade.PROVEN)
+    assert (finding.severity, finding.subjects) == (Severity.ERROR, NAMES)
     assert (finding.step, finding.location.line) == (9, 60)
     assert finding.message == (
         "rank 0 saved only its own part of q.lora_A and 1 more; the parts of ranks 1-3 were saved "

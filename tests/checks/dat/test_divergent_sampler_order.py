@@ -17,8 +17,7 @@ def judged(*events):
 
 def test_parts_that_overlap_are_named_with_their_counts():
     (finding,) = judged(epoch_fed(0, EVEN), epoch_fed(1, FIRST, seed=1))
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.LIKELY
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert finding.ranks == RankSet([0, 1])
     assert "8 samples are read by several ranks, and 8 of 32 by none" in finding.message
     assert [each.values["seed"] for each in finding.evidence] == [0, 1]

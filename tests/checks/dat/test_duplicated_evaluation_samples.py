@@ -44,8 +44,7 @@ def judged(folder, code=KEEPING, *, is_users=True, **values):
 
 def test_answers_of_samples_that_fill_a_batch_up_are_an_alarm(tmp_path):
     (finding,) = judged(tmp_path)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.location.line == 3
     assert "counts 14 of the 50 samples of Readings twice" in finding.message
 

@@ -17,8 +17,7 @@ def judged(**values):
 
 def test_a_resumed_pass_of_an_earlier_epoch_is_named():
     (finding,) = judged(epoch=0, epoch_before=3, num_skipped=5)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "went back from 3 to 0, and the pass leaves out its first 5 batches" in finding.message
     assert finding.location.line == 10
 

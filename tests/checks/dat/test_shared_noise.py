@@ -18,8 +18,7 @@ def judged(*passes, **values):
 
 def test_noise_from_generators_in_one_state_is_named():
     (finding,) = judged(drawing(1, draw("a")), drawing(2, draw("b")))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.location.line == 30
     assert "torch.randn_like of [4, 8] for DDP Net yields the same numbers" in finding.message
 

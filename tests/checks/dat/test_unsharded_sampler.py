@@ -25,8 +25,7 @@ def judged(*passes, **values):
 
 def test_ranks_that_are_given_the_same_are_named():
     (finding,) = judged(same(0), same(1))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "DDP Net is given the same samples on ranks 0-1 in 2 of 2 steps" in finding.message
     assert finding.location.line == 20
 

@@ -19,8 +19,7 @@ def seen(tmp_path, *stacks_by_rank):
 
 def test_the_rank_that_is_in_no_collective_is_named_with_its_line(tmp_path):
     (finding,) = seen(tmp_path, ("all_reduce", TORCH), ("evaluate",), ("all_reduce", TORCH))
-    assert (finding.ranks, finding.location.line) == (RankSet([1]), 2)
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.location.line, finding.grade) == (RankSet([1]), 2, Grade.LIKELY)
     assert "all_reduce" in finding.message
 
 

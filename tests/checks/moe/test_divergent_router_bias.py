@@ -22,8 +22,7 @@ def drifted(*tensors, check=DivergentRouterBias, **values):
 
 def test_a_bias_that_ranks_update_by_counts_of_their_own_is_told():
     (finding,) = drifted(bias())
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.subjects == ("moe.expert_bias",)
     assert "until step 1, and different before step 2" in finding.message
 

@@ -48,8 +48,7 @@ def judged(*by_rank, **values):
 )
 def test_experts_that_all_ranks_hold_are_named(by_rank):
     (finding,) = judged(*by_rank)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet(range(len(by_rank)))
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet(range(len(by_rank))))
     assert "the router knows 4 experts" in finding.message
     assert finding.subjects[0].startswith("layer.")
 

@@ -10,8 +10,7 @@ from tests.checks.verdicts import findings
 def test_the_sender_and_the_receiver_of_rows_that_nobody_expects_are_named():
     parts = exchange(0, (4, 5), (4, 3)), exchange(1, (2, 4), (5, 4))
     (finding,) = findings(ExchangeMismatch, unfit(*parts))
-    assert finding.severity is Severity.ERROR
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert "rank 1 sends 2 rows to rank 0, which expects 3" in finding.message
     assert "rows for the ranks of the group: [4, 5]" in finding.evidence[0].summary
 

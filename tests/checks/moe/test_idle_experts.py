@@ -18,8 +18,7 @@ def judged(*loads, **values):
 @pytest.mark.parametrize("load", [IDLE, PEAK], ids=["idle", "overloaded"])
 def test_what_is_uneven_at_each_look_is_told(load):
     (finding,) = judged(load, load, load)
-    assert finding.severity is Severity.INFO
-    assert finding.subjects == ("layers.0.gate",)
+    assert (finding.severity, finding.subjects) == (Severity.INFO, ("layers.0.gate",))
     assert f"{load.peak:.1f} times its share" in finding.evidence[0].summary
 
 

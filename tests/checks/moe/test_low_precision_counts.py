@@ -21,8 +21,7 @@ def judged(**values):
 
 def test_counts_beyond_the_significand_are_told_with_the_limit():
     (finding,) = judged()
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([1]))
     assert finding.subjects == ("layers.0.moe",)
     assert (
         "added up in bfloat16, which holds whole numbers exactly only up to 256" in finding.message

@@ -14,10 +14,8 @@ def judged(*reroutings):
 
 def test_a_repeated_pass_that_routes_otherwise_is_named():
     (finding,) = judged(rerouting(0), rerouting(1), rerouting(1, layer="layers.1.gate"))
-    assert finding.severity is Severity.ERROR
-    assert finding.grade is Grade.PROVEN
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.location.line == 10
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.PROVEN)
+    assert (finding.ranks, finding.location.line) == (RankSet([0, 1]), 10)
     assert finding.subjects == ("layers.0.gate", "layers.1.gate")
     assert "given the same tokens: 3 of 8 repeated choices" in finding.message
 

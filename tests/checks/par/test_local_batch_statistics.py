@@ -50,10 +50,8 @@ def of_size(num_samples, num_values):
 
 def test_means_of_two_samples_that_differ_between_ranks_are_named():
     (finding,) = judged()
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.location.line == 20
-    assert finding.subjects == ("backbone.1",)
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
+    assert (finding.location.line, finding.subjects) == (20, ("backbone.1",))
     assert "3 layers of DDP Net normalise by the statistics of 2 samples" in finding.message
     assert "standard deviations apart" in finding.message
 

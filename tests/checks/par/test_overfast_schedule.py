@@ -16,8 +16,7 @@ def judged(**values):
 
 def test_a_schedule_that_ended_too_early_is_named():
     (finding,) = judged(**FAST)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.step == 20
     assert "LambdaLR is advanced 2 times for each optimizer step" in finding.message
     assert "fell to 0 by step 20, and 20 more steps" in finding.message

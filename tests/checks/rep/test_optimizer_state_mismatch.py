@@ -11,10 +11,8 @@ from tests.checks.verdicts import findings
 
 def test_the_rank_with_another_learning_rate_is_named():
     (finding,) = findings(OptimizerStateMismatch, optimizers({}, {}, {"learning_rates": (0.05,)}))
-    assert finding.ranks == RankSet([2])
-    assert finding.grade is Grade.LIKELY
-    assert finding.severity is Severity.WARNING
-    assert finding.location.line == 42
+    assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.LIKELY)
+    assert (finding.severity, finding.location.line) == (Severity.WARNING, 42)
     assert "with different learning rates: 0.1 on ranks 0-1, 0.05 on rank 2" in finding.message
 
 

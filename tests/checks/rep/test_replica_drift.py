@@ -15,16 +15,14 @@ def drifted(*tensors, **values):
 
 def test_the_rank_that_went_its_own_way_is_named():
     (finding,) = drifted(differing(0.1, 0.1, 0.3))
-    assert finding.ranks == RankSet([2])
-    assert finding.grade is Grade.PROVEN
+    assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.PROVEN)
     assert finding.severity is Severity.ERROR
     assert "the same on ranks 0-2 until step 1, and different before step 2" in finding.message
 
 
 def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
     (finding,) = drifted(differing(0.1, 0.3))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
 
 
 def test_what_is_not_marked_as_a_part_and_was_alike_has_drifted():
@@ -58,8 +56,7 @@ def test_running_statistics_do_not_hide_a_parameter():
 
 def test_local_steps_of_ddp_may_be_meant():
     (finding,) = drifted(differing(0.1, 0.1, 0.3, basis=Basis.UNSYNCED))
-    assert finding.ranks == RankSet([2])
-    assert finding.grade is Grade.NOTE
+    assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.NOTE)
     assert finding.severity is Severity.INFO
 
 

@@ -10,23 +10,19 @@ from tests.checks.verdicts import findings
 
 def test_the_rank_against_the_majority_is_named():
     (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.1, 0.2, 0.1)))
-    assert finding.ranks == RankSet([2])
-    assert finding.grade is Grade.PROVEN
-    assert finding.severity is Severity.ERROR
-    assert finding.location.line == 22
+    assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.PROVEN)
+    assert (finding.severity, finding.location.line) == (Severity.ERROR, 22)
     assert "ranks 0-1,3 / rank 2" in finding.message
 
 
 def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
     (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.2)))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
 
 
 def test_two_camps_of_the_same_size_are_both_named():
     (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.2, 0.1, 0.2)))
-    assert finding.ranks == RankSet(range(4))
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.grade) == (RankSet(range(4)), Grade.LIKELY)
 
 
 def test_one_finding_names_all_tensors_and_counts_them():
@@ -49,14 +45,12 @@ def test_the_evidence_holds_digest_and_figures_of_each_camp():
 def test_without_a_reason_to_compare_it_is_a_note():
     view = replicas(differing(0.1, 0.1, 0.2), basis=Basis.WORLD)
     (finding,) = findings(ReplicaMismatch, view)
-    assert finding.grade is Grade.NOTE
-    assert finding.severity is Severity.INFO
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
 
 
 def test_a_part_of_a_sharded_model_that_is_not_sharded_is_likely_meant_to_be_the_same():
     (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.1, 0.2), basis=Basis.MODEL))
-    assert finding.grade is Grade.LIKELY
-    assert finding.severity is Severity.ERROR
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.ERROR)
 
 
 def test_what_is_not_marked_as_a_part_may_be_one_all_the_same():
@@ -74,8 +68,7 @@ def test_what_the_program_reduces_itself_is_judged_at_the_first_step_too():
 
 def test_a_frozen_model_beside_is_a_warning():
     (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.1, 0.2), basis=Basis.BESIDE))
-    assert finding.grade is Grade.LIKELY
-    assert finding.severity is Severity.WARNING
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
 
 
 @pytest.mark.parametrize("basis", [Basis.MESH, Basis.WRAPPER, Basis.REDUCED, Basis.SENT])

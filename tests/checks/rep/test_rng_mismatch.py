@@ -44,8 +44,7 @@ def state(rank, moment=Moment.STEP, **digests):
 def test_copies_that_are_drawn_from_different_states_are_a_warning():
     (finding,) = findings(RngMismatch, together(draw(0, "a"), draw(1, "b")))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
-    assert finding.ranks == RankSet(PAIR)
-    assert finding.location.line == 50
+    assert (finding.ranks, finding.location.line) == (RankSet(PAIR), 50)
     assert "ranks 0-1 draw random numbers for copies of a DTensor" in finding.message
 
 

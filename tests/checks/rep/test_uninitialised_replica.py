@@ -40,11 +40,8 @@ def one_view(check_view, **changes):
 @pytest.mark.parametrize("found", FOUND.values(), ids=FOUND)
 def test_the_rank_with_memory_as_it_was_found_is_named(found):
     (finding,) = findings(UninitialisedReplica, contents({"w": content(0.1)}, {"w": found}))
-    assert finding.ranks == RankSet([1])
-    assert finding.subjects == ("w",)
-    assert finding.grade is Grade.LIKELY
-    assert finding.severity is Severity.ERROR
-    assert finding.location.line == 21
+    assert (finding.ranks, finding.subjects, finding.grade) == (RankSet([1]), ("w",), Grade.LIKELY)
+    assert (finding.severity, finding.location.line) == (Severity.ERROR, 21)
     assert "w of DDP Net: never written on rank 1" in finding.message
 
 
@@ -62,8 +59,7 @@ def test_memory_as_it_was_found_is_named_even_on_all_ranks():
 def test_a_rank_most_of_whose_parameters_are_zero_is_named():
     good = {name: content(0.1) for name in "abcd"}
     (finding,) = findings(UninitialisedReplica, contents(good, {**dict.fromkeys("abc", ZEROS)}))
-    assert finding.ranks == RankSet([1])
-    assert finding.subjects == ("a", "b", "c")
+    assert (finding.ranks, finding.subjects) == (RankSet([1]), ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("basis", [Basis.WORLD, Basis.SENT, Basis.UNSYNCED])
@@ -140,8 +136,7 @@ def test_a_buffer_may_not_hold_nan():
 
 def test_zeros_on_the_one_rank_of_two_are_named():
     (finding,) = findings(UninitialisedReplica, replicas(differing(0.1, ZEROS)))
-    assert finding.ranks == RankSet([1])
-    assert finding.grade is Grade.PROVEN
+    assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
     assert "never written on rank 1" in finding.message
 
 

@@ -45,8 +45,7 @@ def judged(view):
 )
 def test_what_is_torn_out_of_a_layer_and_of_its_kind_is_told(names):
     (finding,) = judged(sums(*names))
-    assert finding.subjects == names
-    assert finding.ranks == RankSet(PAIR)
+    assert (finding.subjects, finding.ranks) == (names, RankSet(PAIR))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert f"while those of {len(NAMES) - len(names)} other parameters are" in finding.message
     assert finding.location.line == 30

@@ -22,8 +22,7 @@ def judged(*losses, **values):
 
 def test_parts_that_are_shifted_by_themselves_are_named():
     (finding,) = judged(own_shift(0), own_shift(1))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "the loss counts 36 targets, and 2 more were expected on rank 1" in finding.message
 
 
@@ -79,8 +78,7 @@ def given(*counted):
 
 def test_targets_that_are_shifted_again_are_named():
     (finding,) = given(18, 20)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0]))
     assert "at step 2 it counts 18 targets there, and 20 were given" in finding.message
 
 

@@ -26,8 +26,7 @@ def test_a_sequence_that_is_not_split_is_said_to_be_whole_everywhere():
 def test_tokens_that_the_gather_loses_are_its_own():
     seen = [range(8), [*range(4), PAD, PAD, 6, 7]]
     (finding,) = findings(LostOrDuplicatedToken, passports(HALVES, seen))
-    assert finding.ranks == RankSet([1])
-    assert finding.location.line == 20
+    assert (finding.ranks, finding.location.line) == (RankSet([1]), 20)
     assert "tokens 4-5 went missing in the gathered sequence" in finding.message
 
 

@@ -18,8 +18,7 @@ def judged(*feeds, **values):
 
 def test_ranks_that_draw_different_samples_are_named():
     (finding,) = judged(fed(0), fed(1))
-    assert finding.severity is Severity.ERROR
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert "draw different samples in 2 of 2 steps" in finding.message
     assert finding.location.line == 20
 

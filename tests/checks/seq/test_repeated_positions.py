@@ -22,8 +22,7 @@ ALIKE = ("cos", "sin"), ("cos", "sin")
 
 def test_parts_that_all_begin_at_the_same_position_are_named():
     (finding,) = judged(placed(0, *ALIKE), placed(1, *ALIKE))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "hold different tokens, but the same positions: in 2 of 2 passes" in finding.message
     assert finding.evidence[0].values == {"contents": "cos sin"}
 

@@ -12,8 +12,7 @@ def judged(*passes, **values):
 
 def test_a_layer_that_brings_nothing_back_is_named():
     (finding,) = judged(both(0, is_returned=False), both(1, is_returned=False))
-    assert finding.severity is Severity.ERROR
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert "do not exchange its output afterwards" in finding.message
     assert "3 all-to-alls before attention" in finding.evidence[0].summary
 

@@ -16,8 +16,7 @@ def judged(*passes, **values):
 
 def test_ranks_that_bring_the_same_tokens_are_named():
     (finding,) = judged(same(0), same(1))
-    assert finding.severity is Severity.ERROR
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert "ranks 0-1 share sequences by all-to-all" in finding.message
     assert "in 2 of 2 passes" in finding.message
     assert finding.location.line == 30

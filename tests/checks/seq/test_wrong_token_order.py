@@ -29,8 +29,7 @@ def joined(parts):
 )
 def test_a_wrong_order_says_which(parts, seen, words, line):
     (finding,) = findings(WrongTokenOrder, passports(parts, seen))
-    assert finding.severity is Severity.ERROR
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert finding.location.line == line
     assert words in finding.message
 

@@ -16,8 +16,7 @@ def gradients(basis=Basis.BYPASSED, moment=Moment.GRADIENT, **plan):
 def test_gradients_that_differ_since_ddp_was_bypassed():
     (finding,) = findings(BypassedForward, gradients())
     assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.PROVEN)
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.subjects == ("layer.weight",)
+    assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), ("layer.weight",))
     assert "not through DDP" in finding.message
     assert finding.location.line == 20
 

@@ -11,8 +11,7 @@ COUNTED = {"num_steps": 1, "num_zero_steps": 1, "least_count": 1, "greatest_coun
 
 def test_a_step_with_zeros_that_is_counted_is_found():
     (finding,) = findings(CountedDummyStep, optimizers(COUNTED, COUNTED))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
     assert finding.subjects == ("AdamW",)
     assert "AdamW counts 1 steps, 1 of them with gradients that were all zero" in finding.message
 

@@ -9,8 +9,7 @@ HALVED = [plan("attention.qkv.weight", heads_divided_by=2), plan("up.weight")]
 
 def test_the_parameters_of_the_module_and_the_ranks_are_named():
     (finding,) = findings(DividedHeadCount, model(HALVED, HALVED))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.subjects == ("attention.qkv.weight",)
+    assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), ("attention.qkv.weight",))
     assert finding.grade is Grade.LIKELY
     assert "has 2 times fewer attention heads than before" in finding.message
 

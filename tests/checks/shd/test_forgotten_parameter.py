@@ -9,10 +9,8 @@ NEW = {"forgotten": ("head.weight", "head.bias")}
 
 def test_the_parameters_and_the_ranks_are_named():
     (finding,) = findings(ForgottenParameter, optimizers({}, NEW, NEW))
-    assert finding.ranks == RankSet([1, 2])
-    assert finding.subjects == ("head.weight", "head.bias")
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.subjects) == (RankSet([1, 2]), ("head.weight", "head.bias"))
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert "head.weight and 1 more have gradients and no optimizer" in finding.message
 
 

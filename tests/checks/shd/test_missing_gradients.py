@@ -11,10 +11,8 @@ EMPTY = {"num_without_gradient": 4, "num_gradients": 0}
 
 def test_an_optimizer_without_any_gradient_is_found_on_all_ranks():
     (finding,) = findings(MissingGradients, optimizers(EMPTY, EMPTY))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.grade is Grade.PROVEN
-    assert finding.severity is Severity.ERROR
-    assert finding.subjects == ("AdamW",)
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.PROVEN)
+    assert (finding.severity, finding.subjects) == (Severity.ERROR, ("AdamW",))
     assert finding.location.line == 40
     assert "AdamW steps on ranks 0-1 though none of its 4 parameters" in finding.message
 
@@ -52,8 +50,7 @@ def test_steps_that_may_be_idle_are_silent(change):
 def test_a_step_that_was_left_out_once_is_a_note():
     skipped = {**EMPTY, "was_fed": True, "num_idle": 1}
     (finding,) = findings(MissingGradients, optimizers(skipped, skipped))
-    assert finding.grade is Grade.NOTE
-    assert finding.severity is Severity.INFO
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
 
 
 def test_gradients_that_never_come_back_are_an_error():

@@ -9,10 +9,8 @@ STALE = {"num_foreign": 4, "replaced": ("layer.weight", "layer.bias")}
 
 def test_the_parameters_that_it_should_hold_are_named():
     (finding,) = findings(OptimizerBeforeSharding, optimizers(STALE, STALE))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.grade is Grade.PROVEN
-    assert finding.severity is Severity.ERROR
-    assert finding.subjects == ("layer.weight", "layer.bias")
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.PROVEN)
+    assert (finding.severity, finding.subjects) == (Severity.ERROR, ("layer.weight", "layer.bias"))
     assert finding.message == (
         "AdamW holds 4 parameters that no model has any more; layer.weight and 1 more have "
         "gradients and no optimizer"
@@ -21,8 +19,7 @@ def test_the_parameters_that_it_should_hold_are_named():
 
 def test_only_the_ranks_concerned_are_named():
     (finding,) = findings(OptimizerBeforeSharding, optimizers({}, STALE))
-    assert finding.ranks == RankSet([1])
-    assert finding.location.line == 41
+    assert (finding.ranks, finding.location.line) == (RankSet([1]), 41)
 
 
 def test_a_healthy_optimizer_is_silent():

@@ -17,8 +17,7 @@ def late(*tensors, moment=Moment.GRADIENT):
 )
 def test_a_late_parameter_that_differs_is_named_with_all_ranks(moment, what):
     (finding,) = late(differing(0.1, 0.1, 0.3, name="q.lora_A", is_late=True), moment=moment)
-    assert finding.ranks == RankSet([0, 1, 2])
-    assert finding.subjects == ("q.lora_A",)
+    assert (finding.ranks, finding.subjects) == (RankSet([0, 1, 2]), ("q.lora_A",))
     assert finding.grade is Grade.PROVEN
     assert f"ranks 0-2 hold different {what}" in finding.message
 

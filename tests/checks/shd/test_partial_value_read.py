@@ -17,8 +17,6 @@ def test_the_line_that_reads_is_named():
         site=plain_site(50),
     )
     (finding,) = findings(PartialValueRead, event)
-    assert finding.ranks == RankSet([1])
-    assert finding.step == 2
-    assert finding.location.line == 50
+    assert (finding.ranks, finding.step, finding.location.line) == (RankSet([1]), 2, 50)
     assert finding.grade is Grade.LIKELY
     assert "item() gives rank 1 its own part of a value with placement R, P(sum)" in finding.message

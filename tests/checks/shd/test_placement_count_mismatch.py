@@ -10,8 +10,7 @@ BAD = plan("b", placements=("S(0)",), mesh=mesh(2, 2))
 
 def test_a_tensor_with_too_few_placements_is_named():
     (finding,) = findings(PlacementCountMismatch, model([GOOD, BAD], [GOOD, BAD]))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.subjects == ("b",)
+    assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), ("b",))
     assert finding.grade is Grade.PROVEN
     assert "(S(0)) on mesh dp_replicate=2 x dp_shard=2" in finding.message
 
@@ -19,8 +18,7 @@ def test_a_tensor_with_too_few_placements_is_named():
 def test_only_the_ranks_concerned_are_named():
     many = plan("a", placements=("R", "R", "S(0)"), mesh=mesh(2, 2))
     (finding,) = findings(PlacementCountMismatch, model([GOOD], [many]))
-    assert finding.ranks == RankSet([1])
-    assert finding.location.line == 11
+    assert (finding.ranks, finding.location.line) == (RankSet([1]), 11)
 
 
 def test_the_first_five_of_many_are_evidence():

@@ -51,24 +51,20 @@ def sharded(name="layers.0.weight", **changes):
 def test_the_aspect_and_the_rank_against_the_majority_are_named(change, words):
     view = model(*[[sharded()]] * 3, [sharded(**change)])
     (finding,) = findings(ShardingPlanMismatch, view)
-    assert finding.ranks == RankSet([3])
-    assert finding.grade is Grade.PROVEN
-    assert finding.subjects == ("layers.0.weight",)
-    assert finding.location.line == 13
+    assert (finding.ranks, finding.grade) == (RankSet([3]), Grade.PROVEN)
+    assert (finding.subjects, finding.location.line) == (("layers.0.weight",), 13)
     assert words in finding.message
 
 
 def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
     (finding,) = findings(ShardingPlanMismatch, model([sharded()], [sharded(dtype="bfloat16")]))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
 
 
 def test_a_missing_tensor_is_named_wherever_it_stands():
     names = [sharded("a"), sharded("b"), sharded("c")]
     (finding,) = findings(ShardingPlanMismatch, model(names, names, [names[0], names[2]]))
-    assert finding.subjects == ("b",)
-    assert finding.ranks == RankSet([2])
+    assert (finding.subjects, finding.ranks) == (("b",), RankSet([2]))
     assert "presence there on ranks 0-1, missing on rank 2" in finding.message
 
 
@@ -76,8 +72,7 @@ def test_a_tensor_that_only_one_rank_has_is_named():
     (finding,) = findings(
         ShardingPlanMismatch, model([sharded()], [sharded()], [sharded(), sharded("extra")])
     )
-    assert finding.subjects == ("extra",)
-    assert finding.ranks == RankSet([2])
+    assert (finding.subjects, finding.ranks) == (("extra",), RankSet([2]))
 
 
 def test_the_first_tensor_in_the_order_of_the_model_is_named():
@@ -116,8 +111,7 @@ def test_parts_that_each_rank_has_for_itself_are_a_note():
     tables = {0: [plan("tables.0", **own), plan("tables.1", **own)], 1: [plan("tables.0", **own)]}
     plans = {rank: (*tables[rank], plan("top.weight", **dense)) for rank in (0, 1)}
     (finding,) = findings(ShardingPlanMismatch, model(*plans.values()))
-    assert finding.grade is Grade.NOTE
-    assert finding.subjects == ("tables.1",)
+    assert (finding.grade, finding.subjects) == (Grade.NOTE, ("tables.1",))
 
 
 DENSE = {"keeper": "DDP", "replicas": (0, 1), "basis": Basis.WRAPPER}
@@ -137,8 +131,7 @@ def test_a_missing_name_beside_declared_ones_is_still_found():
     experts = [plan(f"experts.{number}.weight", **IGNORED) for number in range(2)]
     view = model([experts[0], plan("top.weight", **DENSE)], [experts[1]])
     (finding,) = findings(ShardingPlanMismatch, view)
-    assert finding.subjects == ("top.weight",)
-    assert finding.grade is Grade.LIKELY
+    assert (finding.subjects, finding.grade) == (("top.weight",), Grade.LIKELY)
 
 
 def test_what_only_one_rank_ignores_is_found():

@@ -16,10 +16,8 @@ STALE = {
 
 def test_the_parameters_that_lost_their_history_are_named():
     (finding,) = findings(StaleOptimizerState, optimizers({}, STALE, STALE))
-    assert finding.ranks == RankSet([1, 2])
-    assert finding.grade is Grade.PROVEN
-    assert finding.severity is Severity.ERROR
-    assert finding.subjects == ("layer.weight", "layer.bias")
+    assert (finding.ranks, finding.grade) == (RankSet([1, 2]), Grade.PROVEN)
+    assert (finding.severity, finding.subjects) == (Severity.ERROR, ("layer.weight", "layer.bias"))
     assert finding.location.line == 41
     assert finding.message == (
         "AdamW has the state of 4 parameters that it does not hold, and none of layer.weight and "

@@ -9,8 +9,7 @@ from tests.checks.verdicts import findings
 
 def test_different_factors_are_shown_with_each_rank():
     (finding,) = findings(UnequalGradientScaling, scaling(0.25, 0.5, 0.25))
-    assert finding.ranks == RankSet([0, 1, 2])
-    assert finding.grade is Grade.PROVEN
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1, 2]), Grade.PROVEN)
     assert finding.severity is Severity.ERROR
     assert "from 0.25 to 0.5" in finding.message
     assert [each.values["factor"] for each in finding.evidence] == [0.25, 0.5, 0.25]

@@ -16,8 +16,7 @@ def gradients(*tensors, **values):
 
 def test_all_copies_are_named_even_against_a_majority():
     (finding,) = gradients(differing(0.1, 0.1, 0.3, keeper="", basis=Basis.MESH), step=1)
-    assert finding.ranks == RankSet([0, 1, 2])
-    assert finding.grade is Grade.PROVEN
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1, 2]), Grade.PROVEN)
     assert finding.severity is Severity.ERROR
     assert "ranks 0-2, which hold copies of it, when step 1 begins" in finding.message
 
@@ -36,14 +35,12 @@ def test_what_is_not_marked_as_a_part_must_have_been_alike(alike_at, grade):
 
 def test_local_steps_of_ddp_may_be_meant():
     (finding,) = gradients(differing(0.1, 0.3, basis=Basis.UNSYNCED))
-    assert finding.grade is Grade.NOTE
-    assert finding.severity is Severity.INFO
+    assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
 
 
 def test_gradients_that_ddp_has_reduced_and_that_differ_are_not_meant():
     (finding,) = gradients(differing(0.1, 0.3, keeper="DDP", basis=Basis.WRAPPER))
-    assert finding.grade is Grade.PROVEN
-    assert finding.severity is Severity.ERROR
+    assert (finding.grade, finding.severity) == (Grade.PROVEN, Severity.ERROR)
 
 
 def test_gradients_that_the_program_reduced_itself_are_not_meant_to_differ():
@@ -75,8 +72,7 @@ def test_ddp_over_a_group_of_one_is_an_alarm_where_ranks_began_alike(alike_at, s
 def test_ranks_that_exchange_nothing_in_many_steps_are_an_alarm(basis):
     view = replicas(differing(0.1, 0.3, basis=basis), moment=Moment.GRADIENT, alike_at=0)
     (finding,) = findings(UnreducedGradient, replace(view, apart_for=2000))
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.LIKELY
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert "in 2000 steps nothing as large was exchanged" in finding.message
 
 

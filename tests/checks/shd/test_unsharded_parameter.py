@@ -29,8 +29,7 @@ def blocks(number, units=None, **changes):
 def test_a_parameter_outside_all_units_is_noted_at_the_first_use():
     plans = [shard(unit="blocks.0"), whole(), whole("head.bias")]
     (finding,) = findings(UnshardedParameter, model(plans, plans))
-    assert finding.ranks == RankSet(PAIR)
-    assert finding.subjects == ("head.weight", "head.bias")
+    assert (finding.ranks, finding.subjects) == (RankSet(PAIR), ("head.weight", "head.bias"))
     assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
     assert "head.weight and 1 more of FSDP2 Net belong to no module" in finding.message
     assert finding.location.line == 10

@@ -9,8 +9,7 @@ HEAD = plan("head.weight", untied_from="embed.weight")
 def test_the_head_and_the_embedding_are_named_with_the_ranks_where_they_are_two():
     tied = plan("head.weight", tied_to="embed.weight")
     (finding,) = findings(UntiedWeights, model([plan("embed.weight"), tied], [HEAD], [HEAD]))
-    assert finding.ranks == RankSet([1, 2])
-    assert finding.subjects == ("head.weight", "embed.weight")
+    assert (finding.ranks, finding.subjects) == (RankSet([1, 2]), ("head.weight", "embed.weight"))
     assert finding.location.line == 11
     assert "head.weight and embed.weight of FSDP2 Net are two tensors on ranks 1-2" in (
         finding.message

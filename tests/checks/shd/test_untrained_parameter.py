@@ -18,8 +18,7 @@ def test_what_one_rank_trains_and_another_never_is_a_warning():
     view = untrained((), ("tower.weight",), parted={"tower.weight": [0]})
     (finding,) = findings(UntrainedParameter, view)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
-    assert finding.ranks == RankSet([1])
-    assert finding.subjects == ("tower.weight",)
+    assert (finding.ranks, finding.subjects) == (RankSet([1]), ("tower.weight",))
     assert "never had a gradient on rank 1 and always on rank 0" in finding.message
     assert finding.location.line == 41
 
@@ -28,8 +27,7 @@ def test_what_nobody_trains_is_a_note():
     names = ("tower.weight", "tower.bias")
     (finding,) = findings(UntrainedParameter, untrained(names, names))
     assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.subjects == names
+    assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), names)
     assert "tower.weight and 1 more of AdamW of DDP Net had no gradient at any of 3 looks" in (
         finding.message
     )
@@ -37,8 +35,7 @@ def test_what_nobody_trains_is_a_note():
 
 def test_ranks_that_differ_where_copies_are_not_known_are_a_note():
     (finding,) = findings(UntrainedParameter, untrained((), ("tower.weight",)))
-    assert finding.grade is Grade.NOTE
-    assert finding.ranks == RankSet([1])
+    assert (finding.grade, finding.ranks) == (Grade.NOTE, RankSet([1]))
 
 
 def test_both_kinds_are_told_apart():
