@@ -1,13 +1,9 @@
 """Builds views of losses as the engine would show them."""
 
-from itertools import count
-
 from distdiag.events.losses import AuxTerm, Factor, LossPass, LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.views.losses import CombinedLossView, LossView, LossWindow
-from tests.checks.streams import plain_site
-
-_SEQS = count(1)
+from tests.checks.streams import event_of, plain_site
 
 
 def over(value, num_terms=1):
@@ -54,10 +50,9 @@ def mean(num_counted, *factors, **values):
 
 def told(rank, passes, step=0, **values):
     """A rank tells the passes of a step."""
-    return LossWeights(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        LossWeights,
+        rank,
         step=step,
         optimizer=values.pop("optimizer", "AdamW"),
         members=values.pop("members", (0, 1)),

@@ -1,7 +1,5 @@
 """Builds views of models and states of optimizers as the engine would show them."""
 
-from itertools import count
-
 from distdiag.events.models import (
     Basis,
     Content,
@@ -22,9 +20,7 @@ from distdiag.views.models import (
     StartReplicas,
     StepReplicas,
 )
-from tests.checks.streams import plain_site, together
-
-_SEQS = count(1)
+from tests.checks.streams import event_of, plain_site, together
 
 
 def plan(name="layer.weight", **values):
@@ -128,7 +124,7 @@ def optimizer_state(rank=0, **values):
         "site": plain_site(40 + rank),
         "step": 3,
     }
-    return OptimizerState(rank=rank, seq=next(_SEQS), time_ns=0, **{**fields, **values})
+    return event_of(OptimizerState, rank, **{**fields, **values})
 
 
 def optimizers(*changes):
@@ -152,10 +148,9 @@ def mesh(*sizes, ranks=None):
 
 def plan_event(rank, plans, *, name="Net", first=0, total=None, **values):
     """A rank tells a plan, or a part of it."""
-    return ModelPlan(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        ModelPlan,
+        rank,
         step=values.pop("step", 0),
         model=name,
         moment=values.pop("moment", Moment.START),
@@ -168,10 +163,9 @@ def plan_event(rank, plans, *, name="Net", first=0, total=None, **values):
 
 def state_event(rank, held, *, name="Net", first=0, total=None, **values):
     """A rank tells what the tensors of a plan hold, or those of a part of it."""
-    return ModelState(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        ModelState,
+        rank,
         step=values.pop("step", 0),
         model=name,
         moment=values.pop("moment", Moment.START),

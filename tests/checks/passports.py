@@ -1,13 +1,10 @@
 """Builds what the ranks of a group saw of the same tokens."""
 
-from itertools import count
-
 from distdiag.events.base import Frame
 from distdiag.events.sequences import TokenPassport, TokenSpec
-from tests.checks.streams import plain_site, together
+from tests.checks.streams import event_of, plain_site, together
 
 LENGTH = 8
-_SEQS = count(1)
 
 
 def spec(length=LENGTH, batch=1, **values):
@@ -22,10 +19,9 @@ def passports(parts, gathered=None, *, scales=None, contexts=None, of=None, **va
     events = []
     for rank in ranks:
         others = {name: given[rank] for name, given in values.items()}
-        event = TokenPassport(
-            rank=rank,
-            seq=next(_SEQS),
-            time_ns=0,
+        event = event_of(
+            TokenPassport,
+            rank,
             name="train:split, train:gather",
             number=0,
             members=ranks,

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from textwrap import dedent
 
 from distdiag.events.base import CallSite, Frame, Phase
@@ -45,6 +46,14 @@ from distdiag.views.alignment import (
 from distdiag.views.rank_states import Fate, JobView, RankState
 
 TORCH = Frame("/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce", user=False)
+
+
+_SEQS = count(1)
+
+
+def event_of(kind, rank=0, **values):
+    """An event of a rank, whose number and time say nothing unless they are given."""
+    return kind(**{"rank": rank, "seq": next(_SEQS), "time_ns": 0, **values})
 
 
 class Program:
@@ -98,8 +107,9 @@ class Job:
         sign = sign or signature(op)
         earlier = [c for c in self.calls[rank] if c.group.name == group.name]
         is_message = sign.peer is not None
-        call = Collective(
-            rank=rank,
+        call = event_of(
+            Collective,
+            rank,
             seq=len(self.calls[rank]),
             time_ns=len(self.calls[rank]) * 1000,
             step=values.pop("step", 0),
@@ -174,10 +184,9 @@ class Job:
         by_rank = {}
         for rank, (ranks, site, *more) in calls.items():
             values = {"desc": "", "api": "new_group"} | (more[0] if more else {})
-            by_rank[rank] = GroupCreated(
-                rank=rank,
-                seq=0,
-                time_ns=0,
+            by_rank[rank] = event_of(
+                GroupCreated,
+                rank,
                 ordinal=0,
                 scope=tuple(self.world),
                 ranks=tuple(ranks),
@@ -226,9 +235,9 @@ def together(*events, expected=None, **values):
 
 def raised(rank, frame=None, kind="ValueError", message="bad batch", time_ns=0):
     frames = (frame,) if frame is not None else ()
-    return Raised(
-        rank=rank,
-        seq=99,
+    return event_of(
+        Raised,
+        rank,
         time_ns=time_ns,
         type=kind,
         message=message,
@@ -239,14 +248,14 @@ def raised(rank, frame=None, kind="ValueError", message="bad batch", time_ns=0):
 
 def stacks(rank, *frames):
     thread = ThreadStack("MainThread", frames)
-    return Stacks(rank=rank, seq=0, time_ns=0, source="py-spy", threads=(thread,))
+    return event_of(Stacks, rank, source="py-spy", threads=(thread,))
 
 
 def kernel(rank, syscall="", blocked_on="", state="S"):
     """What the kernel says of a rank's main thread."""
     values = {"state": state, "syscall": syscall, "blocked_on": blocked_on}
     values["doing"] = f"sleeping in {syscall} of {blocked_on}"
-    seen = Observed(rank=rank, seq=-1, time_ns=0, source="kernel", summary="", values=values)
+    seen = event_of(Observed, rank, source="kernel", summary="", values=values)
     return {"kernel": seen}
 
 

@@ -9,7 +9,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, raised, signature
+from tests.checks.streams import Job, Program, event_of, raised, signature
 from tests.checks.verdicts import serious
 
 GATHER = "all_gather_into_tensor"
@@ -134,7 +134,7 @@ def test_a_signal_that_reaches_one_rank_only(tmp_path):
         job.every(p.site("loss.backward"))
     job.call(0, p.site("loss.backward"))
     job.call(1, p.site("dist.barrier", "    save_checkpoint(model)"), "barrier")
-    job.set(1, signalled=Signalled(rank=1, seq=0, time_ns=0, signal=signal.SIGUSR1))
+    job.set(1, signalled=event_of(Signalled, 1, signal=signal.SIGUSR1))
     finding = only(job.alignment())
     assert (finding.code, finding.ranks) == ("COL011", RankSet([1]))
     assert "SIGUSR1" in finding.message

@@ -2,7 +2,7 @@ from distdiag.checks.ckp.slice_saved_as_whole import SliceSavedAsWhole
 from distdiag.events.models import SliceSaved
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import plain_site, together
+from tests.checks.streams import event_of, plain_site, together
 from tests.checks.verdicts import findings
 
 NAMES = ("q.lora_A", "q.lora_B")
@@ -11,14 +11,8 @@ NAMES = ("q.lora_A", "q.lora_B")
 def saved(*ranks):
     """Of four ranks that hold parts, these have saved theirs."""
     made = [
-        SliceSaved(
-            rank=rank,
-            seq=0,
-            time_ns=0,
-            step=9,
-            names=NAMES,
-            members=(0, 1, 2, 3),
-            site=plain_site(60 + rank),
+        event_of(
+            SliceSaved, rank, step=9, names=NAMES, members=(0, 1, 2, 3), site=plain_site(60 + rank)
         )
         for rank in ranks
     ]

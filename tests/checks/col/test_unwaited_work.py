@@ -5,7 +5,7 @@ from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import CollectiveState
 from distdiag.findings.finding import Severity
 from distdiag.views.rank_states import WorkView
-from tests.checks.streams import TORCH, Job, plain_site, signature
+from tests.checks.streams import TORCH, Job, event_of, plain_site, signature
 from tests.checks.verdicts import findings
 
 FRAMEWORK = Frame("/site-packages/accelerate/utils.py", 3, "gather", user=False)
@@ -15,7 +15,7 @@ def judged(site=None, state="dropped", **values):
     job = Job()
     given = {"is_async": True, "api": "all_reduce"} | values
     call = job.call(0, site, **given)
-    event = CollectiveState(rank=0, seq=1, time_ns=0, call=call.seq, state=state)
+    event = event_of(CollectiveState, call=call.seq, state=state)
     return findings(UnwaitedWork, WorkView(event, (call,)))
 
 
@@ -48,5 +48,5 @@ def test_what_is_waited_for_or_not_the_user_s_own_is_silent(values):
 
 
 def test_a_call_that_is_no_longer_known_is_silent():
-    event = CollectiveState(rank=0, seq=1, time_ns=0, call=77, state="dropped")
+    event = event_of(CollectiveState, call=77, state="dropped")
     assert not findings(UnwaitedWork, WorkView(event))

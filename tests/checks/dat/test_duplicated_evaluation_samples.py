@@ -5,7 +5,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.data import RowsGathered
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import TORCH, Program, together
+from tests.checks.streams import TORCH, Program, event_of, together
 from tests.checks.verdicts import findings
 
 KEEPING = """
@@ -32,7 +32,7 @@ def gathered(rank, site, **values):
         "tensors": ("int64 8",),
         "is_dropped_elsewhere": False,
     }
-    return RowsGathered(rank=rank, seq=1, time_ns=0, site=site, **{**fields, **values})
+    return event_of(RowsGathered, rank, site=site, **{**fields, **values})
 
 
 def judged(folder, code=KEEPING, *, is_users=True, **values):

@@ -2,7 +2,7 @@ from distdiag.checks.env.unconnected_ranks import UnconnectedRanks
 from distdiag.events.lifecycle import SteppedAlone
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import plain_site, together
+from tests.checks.streams import event_of, plain_site, together
 from tests.checks.verdicts import findings
 
 WORLD = RankSet([0, 1, 2])
@@ -10,7 +10,7 @@ WORLD = RankSet([0, 1, 2])
 
 def alone(rank, **values):
     fields = {"num_launched": 3, "library": "", "others": (), "site": plain_site(14 + rank)}
-    return SteppedAlone(rank=rank, seq=rank, time_ns=0, **{**fields, **values})
+    return event_of(SteppedAlone, rank, seq=rank, **{**fields, **values})
 
 
 def found(*ranks, **values):

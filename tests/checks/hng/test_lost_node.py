@@ -6,7 +6,7 @@ from distdiag.events.lifecycle import NodeLost
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import TORCH, Job, plain_site, raised
+from tests.checks.streams import TORCH, Job, event_of, plain_site, raised
 from tests.checks.verdicts import findings
 
 CLOSED = "[gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
@@ -18,7 +18,7 @@ def job():
     job = Job(4)
     job.every(plain_site(3), step=7)
     for rank in (2, 3):
-        lost = NodeLost(rank=rank, seq=-1, time_ns=5, hostname="host-1", silent_s=20.3)
+        lost = event_of(NodeLost, rank, time_ns=5, hostname="host-1", silent_s=20.3)
         job.set(rank, lost=lost, step=7)
     return job
 

@@ -7,7 +7,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import TORCH, Job, Program, raised, signature
+from tests.checks.streams import TORCH, Job, Program, event_of, raised, signature
 from tests.checks.verdicts import findings, serious
 
 S = 1_000_000_000
@@ -19,12 +19,12 @@ def judged(job):
 
 
 def die(job, rank, left_ns, status=None, oom_kills=0):
-    exited = Exited(rank=rank, seq=-1, time_ns=left_ns, status=status, oom_kills=oom_kills)
+    exited = event_of(Exited, rank, time_ns=left_ns, status=status, oom_kills=oom_kills)
     job.set(rank, fate=Fate.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0)
 
 
 def leave(job, rank, left_ns, status, frame=LINE):
-    finished = Finished(rank=rank, seq=9, time_ns=0, exit_status=status, frames=(frame,))
+    finished = event_of(Finished, rank, exit_status=status, frames=(frame,))
     job.set(rank, fate=Fate.FINISHED, left_ns=left_ns, exit_status=status, finished=finished)
 
 

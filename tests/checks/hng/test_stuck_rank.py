@@ -15,7 +15,7 @@ from distdiag.events.stacks import Stacks, ThreadStack
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate, Help
-from tests.checks.streams import Job, Program, kernel, library, stacks
+from tests.checks.streams import Job, Program, event_of, kernel, library, stacks
 from tests.checks.verdicts import all_findings, findings, serious
 
 SOURCE = "def main():\n    answer = ask()\n    loss.backward()"
@@ -225,7 +225,7 @@ def test_a_thread_that_keeps_the_process_alive_is_named_with_its_line(tmp_path):
     other = ThreadStack("watcher", (p.frame("sleep"),))
     job = Job()
     job.set(0, fate=Fate.FINISHED)
-    seen = Stacks(rank=1, seq=-1, time_ns=0, source="py-spy", threads=(main, other))
+    seen = event_of(Stacks, 1, source="py-spy", threads=(main, other))
     job.set(1, idle_s=31.0, stacks=seen)
     (finding,) = findings(StuckTeardown, job.view())
     assert (finding.ranks, finding.location.line) == (RankSet([1]), 2)

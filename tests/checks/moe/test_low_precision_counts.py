@@ -2,7 +2,7 @@ from distdiag.checks.moe.low_precision_counts import LowPrecisionCounts
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import CountsHeld
 from distdiag.findings.finding import Severity
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
 from tests.checks.verdicts import findings
 
 
@@ -15,7 +15,7 @@ def judged(**values):
         "greatest": 300.0,
         "site": plain_site(12),
     }
-    event = CountsHeld(rank=1, seq=5, time_ns=0, step=3, **{**fields, **values})
+    event = event_of(CountsHeld, 1, step=3, **{**fields, **values})
     return findings(LowPrecisionCounts, event)
 
 

@@ -8,6 +8,7 @@ from distdiag.events.comparisons import Cause, Flip, MarginBin, Nature, Origin, 
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import Choice
 from distdiag.findings.finding import Grade, Severity
+from tests.checks.streams import event_of
 from tests.checks.verdicts import findings
 
 CAUSE = Cause(
@@ -22,10 +23,9 @@ CAUSE = Cause(
     size=1e-7,
     dtype="float32",
 )
-DIFFERENCE = RoutingDifference(
-    rank=1,
-    seq=0,
-    time_ns=0,
+DIFFERENCE = event_of(
+    RoutingDifference,
+    1,
     step=5,
     layer="layers.1.router",
     micro=2,

@@ -14,6 +14,7 @@ from distdiag.checks.par.update_disparity import UpdateDisparity
 from distdiag.events.comparisons import Difference, Disparity, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
+from tests.checks.streams import event_of
 from tests.checks.verdicts import findings
 
 CHECKS = {
@@ -28,10 +29,8 @@ LARGE = Difference(name="Net/layers.1.weight", measured=0.5, bound=0.001, ratio=
 
 
 def disparity(subject, *, difference=LARGE, culprits=(), explanation="", step=3, **more):
-    return Disparity(
-        rank=0,
-        seq=0,
-        time_ns=0,
+    return event_of(
+        Disparity,
         step=step,
         subject=subject,
         candidate="2 ranks",

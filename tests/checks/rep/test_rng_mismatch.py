@@ -1,5 +1,3 @@
-from itertools import count
-
 import pytest
 
 from distdiag.checks.rep.rng_mismatch import RngMismatch
@@ -7,18 +5,16 @@ from distdiag.events.models import Moment
 from distdiag.events.random import GeneratorState, RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import plain_site, together
+from tests.checks.streams import event_of, plain_site, together
 from tests.checks.verdicts import findings
 
 PAIR = (0, 1)
-_SEQS = count(1)
 
 
 def draw(rank, digest, *, replicas=PAIR, members=PAIR):
-    return RandomDraw(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        RandomDraw,
+        rank,
         step=1,
         number=0,
         members=members,
@@ -29,10 +25,9 @@ def draw(rank, digest, *, replicas=PAIR, members=PAIR):
 
 
 def state(rank, moment=Moment.STEP, **digests):
-    return RandomState(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        RandomState,
+        rank,
         step=1,
         moment=moment,
         generators=tuple(GeneratorState(name, each) for name, each in digests.items()),

@@ -10,7 +10,7 @@ from distdiag.findings.finding import Grade, Severity
 from distdiag.views.gradients import GradientLook, GradientView, Sum, SumsView
 from tests.checks.gradients import NOTHING, given
 from tests.checks.models import plan
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
 from tests.checks.verdicts import findings
 
 PAIR = (0, 1)
@@ -157,10 +157,9 @@ def parts_view(summed=(), way="", num_looks=3, placed=(), **values):
                 gradient(n, rank, step, PAIR if n in summed else (rank,), **values.get(n, {}))
                 for n in (*PARTS, *SHARDS, *OUTSIDE)
             ]
-            by_rank[rank] = GradientSums(
-                rank=rank,
-                seq=1,
-                time_ns=0,
+            by_rank[rank] = event_of(
+                GradientSums,
+                rank,
                 step=step,
                 model="Net",
                 gradients=tuple(gradients),

@@ -1,3 +1,5 @@
+import pytest
+
 from distdiag.checks.seq.mixed_samples import MixedSamples
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
@@ -23,31 +25,10 @@ def test_ranks_that_draw_different_samples_are_named():
     assert finding.location.line == 20
 
 
-def test_the_same_samples_are_right():
-    same = [fed(n, batch=f"indices {n}", samples=(f"samples {n}",)) for n in (0, 1)]
-    assert judged(*same) == []
-
-
-def test_parts_of_the_same_samples_are_right():
-    assert judged(*[fed(n, batch=f"indices {n}") for n in (0, 1)]) == []
-
-
-def test_samples_that_are_exchanged_before_are_right():
-    assert judged(fed(0), fed(1), is_fed_by_others=True) == []
-
-
-def test_one_step_is_not_enough():
-    assert judged(fed(0)) == []
-
-
 def test_a_loader_that_reads_in_order_may_give_parts_of_one_text():
     stream = "Texts 0 by BatchSampler of SequentialSampler"
     (finding,) = judged(fed(0, stream=stream), fed(1, stream=stream))
     assert finding.severity is Severity.INFO
-
-
-def test_batches_of_another_size_than_the_model_is_given_say_nothing():
-    assert judged(fed(0, num_batch=8), fed(1, num_batch=8)) == []
 
 
 def test_samples_that_attend_to_gathered_ones_may_be_meant():
@@ -56,5 +37,20 @@ def test_samples_that_attend_to_gathered_ones_may_be_meant():
     assert "unless samples are meant to attend to those of other ranks" in finding.message
 
 
-def test_ranks_with_other_models_have_samples_of_their_own():
-    assert judged(fed(0), fed(1), likeness=Likeness.OTHER_MODELS) == []
+SAME = [fed(n, batch=f"indices {n}", samples=(f"samples {n}",)) for n in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("feeds", "values"),
+    [
+        (SAME, {}),
+        ([fed(n, batch=f"indices {n}") for n in (0, 1)], {}),
+        ([fed(n, num_batch=8) for n in (0, 1)], {}),
+        ([fed(0)], {}),
+        ([fed(0), fed(1)], {"is_fed_by_others": True}),
+        ([fed(0), fed(1)], {"likeness": Likeness.OTHER_MODELS}),
+    ],
+    ids=["same", "parts of the same", "another size", "one step", "exchanged", "other models"],
+)
+def test_samples_that_are_right_or_say_nothing_are_silent(feeds, values):
+    assert not judged(*feeds, **values)

@@ -1,3 +1,5 @@
+import pytest
+
 from distdiag.checks.seq.unreduced_sequence_axis import UnreducedSequenceAxis
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
@@ -21,16 +23,13 @@ def test_ranks_between_which_nothing_is_reduced_are_named():
     assert "ranks 0,2, ranks 1,3, each by itself" in finding.evidence[0].summary
 
 
-def test_ranks_that_reduce_are_right():
-    assert judged(is_reduced=True) == []
-
-
-def test_gathered_keys_come_back_as_sums_of_gradients():
-    assert judged(is_reduced=False, how="all_gather") == []
-
-
-def test_other_models_have_no_gradients_to_combine():
-    assert judged(is_reduced=False, likeness=Likeness.OTHER_MODELS) == []
+@pytest.mark.parametrize(
+    "values",
+    [{"is_reduced": True}, {"how": "all_gather"}, {"likeness": Likeness.OTHER_MODELS}],
+    ids=["reduced", "gathered keys bring sums of gradients back", "other models"],
+)
+def test_ranks_with_nothing_more_to_combine_are_silent(values):
+    assert not judged(**{"is_reduced": False, **values})
 
 
 def test_models_that_begin_with_other_weights_may_be_meant_to_be_others():
