@@ -25,3 +25,8 @@ def serious(view):
     """The findings of warning or above, each once, as the engine keeps them."""
     unique = {finding.identity: finding for finding in all_findings(view)}
     return [f for f in unique.values() if f.severity is not Severity.INFO]
+
+
+def codes(view):
+    """The codes of the findings of warning or above."""
+    return [finding.code for finding in serious(view)]

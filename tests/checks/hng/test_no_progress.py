@@ -7,7 +7,7 @@ from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import Job, Program, raised, stacks
-from tests.checks.verdicts import findings, serious
+from tests.checks.verdicts import codes, findings
 
 
 def judged(job):
@@ -51,7 +51,7 @@ def test_a_missing_rank_is_left_to_the_collective(num_ranks):
     job.call(0)
     job.set(*job.world, idle_s=31.0, phase=Phase.SCRIPT)
     assert not judged(job)
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.STALLED))] == ["COL001"]
+    assert codes(job.alignment(trigger=Trigger.STALLED)) == ["COL001"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import TORCH, Job, Program, event_of, raised, signature
-from tests.checks.verdicts import findings, serious
+from tests.checks.verdicts import codes, findings, serious
 
 S = 1_000_000_000
 LINE = Frame("train.py", 7, "main")
@@ -189,7 +189,7 @@ def test_a_rank_that_raised_before_is_the_cause():
     job.set(0, fate=Fate.RAISED, raised=raised(0), left_ns=4)
     die(job, 1, 5)
     assert not judged(job)
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.ENDED, seq_id=0))] == ["HNG001"]
+    assert codes(job.alignment(trigger=Trigger.ENDED, seq_id=0)) == ["HNG001"]
 
 
 def test_an_error_about_the_lost_peer_does_not_excuse_the_death():
@@ -215,7 +215,7 @@ def test_both_ways_to_see_it_give_one_finding():
     job.every()
     job.call(0)
     die(job, 1, 5)
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["HNG002"]
+    assert codes(job.alignment(trigger=Trigger.LEFT)) == ["HNG002"]
 
 
 def test_ranks_that_finished_are_silent():

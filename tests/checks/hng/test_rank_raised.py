@@ -9,7 +9,7 @@ from distdiag.record.exception_text import LONGEST_TRACEBACK
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
 from tests.checks.streams import TORCH, Job, library, plain_site, raised, signature
-from tests.checks.verdicts import findings, serious
+from tests.checks.verdicts import codes, findings, serious
 
 LINE = Frame("train.py", 7, "main")
 CLOSED = "[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:3141"
@@ -135,7 +135,7 @@ def test_an_error_of_a_contradictory_collective_is_left_to_that_contradiction():
         job.call(rank, sign=signature(numel=4 + rank))
     fail(job, 0, 5, TORCH, "RuntimeError", "op.preamble.length <= op.nbytes. 20 vs 16")
     assert not judged(job)
-    assert [f.code for f in serious(job.alignment())] == ["COL003"]
+    assert codes(job.alignment()) == ["COL003"]
 
 
 def test_an_error_in_the_user_s_own_line_is_no_consequence_of_an_earlier_contradiction():
