@@ -131,6 +131,17 @@ class Job:
         for rank in ranks:
             self.states[rank] = replace(self.states[rank], **values)
 
+    def fail(self, rank, left_ns=1, *frames, kind="ValueError", message="bad", traceback=""):
+        """Let a rank raise at these frames, the innermost first."""
+        text = traceback or f"Traceback …\n{kind}: {message}"
+        values = {"type": kind, "message": message, "frames": frames, "traceback": text}
+        failed = event_of(Raised, rank, **values)
+        self.set(rank, fate=Fate.RAISED, raised=failed, left_ns=left_ns)
+
+    def lose_peer(self, rank, left_ns, message="Connection closed by peer"):
+        """Let a rank raise what a collective raises when another rank is gone."""
+        self.fail(rank, left_ns, TORCH, kind="RuntimeError", message=message)
+
     def view(self, waiting=None):
         """The job as it is now. By default a rank waits in its last unmatched call."""
         return JobView({rank: self._state(rank, waiting) for rank in self.world})
@@ -231,19 +242,6 @@ def together(*events, expected=None, **values):
     view, kind = MOMENTS[type(events[0])]
     by_rank = {event.rank: event for event in events}
     return view(kind, ("x",), by_rank, RankSet(expected or by_rank), **values)
-
-
-def raised(rank, frame=None, kind="ValueError", message="bad batch", time_ns=0):
-    frames = (frame,) if frame is not None else ()
-    return event_of(
-        Raised,
-        rank,
-        time_ns=time_ns,
-        type=kind,
-        message=message,
-        frames=frames,
-        traceback=f"Traceback …\n{kind}: {message}",
-    )
 
 
 def stacks(rank, *frames):

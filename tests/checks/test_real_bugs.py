@@ -8,8 +8,7 @@ from distdiag.events.lifecycle import Signalled
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, event_of, raised, signature
+from tests.checks.streams import Job, Program, event_of, signature
 from tests.checks.verdicts import serious
 
 GATHER = "all_gather_into_tensor"
@@ -71,8 +70,7 @@ def test_an_assertion_on_the_rank_that_cannot_fill_its_micro_batches(tmp_path):
     job = Job()
     job.every(p.site("loss.backward"))
     job.call(1, p.site("loss.backward"))
-    failed = raised(0, p.frame("assert pieces"), "AssertionError", "2 pieces for 3")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=5)
+    job.fail(0, 5, p.frame("assert pieces"), kind="AssertionError", message="2 pieces for 3")
     finding = only(job.alignment(trigger=Trigger.LEFT))
     assert (finding.code, finding.ranks) == ("HNG001", RankSet([0]))
     assert finding.location.line == p.line("assert pieces")

@@ -6,7 +6,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, plain_site, raised, signature, stacks
+from tests.checks.streams import Job, Program, plain_site, signature, stacks
 from tests.checks.verdicts import codes, findings, serious
 
 
@@ -79,7 +79,7 @@ def test_a_job_that_was_cut_off_accuses_nobody():
 def test_a_failure_is_left_to_its_own_check():
     job = Job()
     job.call(0)
-    job.set(1, fate=Fate.RAISED, raised=raised(1), left_ns=1)
+    job.fail(1)
     assert not found(job, trigger=Trigger.LEFT)
     assert codes(job.alignment(trigger=Trigger.LEFT)) == ["HNG001"]
 

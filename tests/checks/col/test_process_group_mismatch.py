@@ -5,7 +5,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, plain_site, raised
+from tests.checks.streams import Job, Program, plain_site
 from tests.checks.verdicts import findings
 
 SITE = plain_site(5)
@@ -84,6 +84,6 @@ def test_a_rank_that_works_on_its_way_there_is_a_note():
 
 def test_a_failed_rank_is_left_to_its_own_check():
     job = Job(2)
-    job.set(1, fate=Fate.RAISED, raised=raised(1))
+    job.fail(1)
     alignment = job.creation({0: ((0, 1), SITE)}, Trigger.LEFT)
     assert not findings(ProcessGroupMismatch, alignment)

@@ -7,7 +7,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import TORCH, Job, Program, event_of, raised, signature
+from tests.checks.streams import Job, Program, event_of, signature
 from tests.checks.verdicts import codes, findings, serious
 
 S = 1_000_000_000
@@ -168,8 +168,7 @@ def test_one_rank_that_somebody_ended_while_the_others_wait_is_an_error():
 
 def test_one_rank_that_somebody_ended_is_the_cause_of_what_the_others_meet():
     job = Job()
-    failed = raised(0, TORCH, "RuntimeError", "Connection closed by peer")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=6)
+    job.lose_peer(0, 6)
     die(job, 1, 5, -15)
     (finding,) = judged(job)
     assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
@@ -178,24 +177,22 @@ def test_one_rank_that_somebody_ended_is_the_cause_of_what_the_others_meet():
 
 def test_a_rank_that_the_launcher_ends_after_an_error_about_a_peer_is_not_told():
     job = Job()
-    failed = raised(0, TORCH, "RuntimeError", "Timed out waiting 1000ms")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=4)
+    job.lose_peer(0, 4, "Timed out waiting 1000ms")
     die(job, 1, 5, -15)
     assert judged(job) == []
 
 
 def test_a_rank_that_raised_before_is_the_cause():
     job = Job()
-    job.set(0, fate=Fate.RAISED, raised=raised(0), left_ns=4)
+    job.fail(0, 4)
     die(job, 1, 5)
     assert not judged(job)
-    assert codes(job.alignment(trigger=Trigger.ENDED, seq_id=0)) == ["HNG001"]
+    assert codes(job.view()) == ["HNG001"]
 
 
 def test_an_error_about_the_lost_peer_does_not_excuse_the_death():
     job = Job()
-    failed = raised(0, TORCH, "RuntimeError", "Connection closed by peer")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=4)
+    job.lose_peer(0, 4)
     die(job, 1, 5)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([1])
