@@ -8,6 +8,12 @@ import pytest
 from distdiag.checks import load_checks
 from distdiag.checks.base import sections
 from distdiag.lint.rules import load_rules
+from distdiag.views.models import (
+    GradientReplicas,
+    RouterBiasReplicas,
+    StartReplicas,
+    StepReplicas,
+)
 
 ROOT = Path(__file__).parents[2]
 CHECKS = [check for check in load_checks().values() if check.__module__.startswith("distdiag.")]
@@ -54,3 +60,16 @@ def test_the_docs_table_is_the_catalogue():
         r"^\| ([A-Z]{3}\d{3}) \| (\S+) \| (.+?) \| ", (ROOT / "docs/checks.md").read_text(), re.M
     )
     assert rows == [(c.code, c.name, c.__doc__.splitlines()[0]) for c in documented]
+
+
+@pytest.mark.parametrize(
+    ("moment", "codes"),
+    [
+        (StartReplicas, ["REP001", "REP002", "SHD003"]),
+        (GradientReplicas, ["SHD003", "SHD004", "SHD019"]),
+        (StepReplicas, ["REP001", "REP003"]),
+        (RouterBiasReplicas, ["MOE013"]),
+    ],
+)
+def test_copies_that_differ_are_left_to_the_checks_of_that_moment(moment, codes):
+    assert [check.code for check in CHECKS if moment in check.views] == codes

@@ -5,9 +5,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from distdiag.checks import load_checks
 from distdiag.checks.hng.held_gil import HeldGil
 from distdiag.checks.hng.rank_in_dataloader import RankInDataloader
-from distdiag.checks.hng.stuck_file_access import StuckFileAccess
 from distdiag.checks.hng.stuck_teardown import StuckTeardown
 from distdiag.events.base import Phase
 from distdiag.events.ranks import RankSet
@@ -208,15 +208,20 @@ def test_all_ranks_can_hold_their_own_gil():
     assert finding.ranks == job.world
 
 
-# Jobs in which nobody is in a call
+# Others that wait elsewhere
 
 
-def test_of_two_ranks_in_no_call_the_one_that_runs_is_not_accused():
+@pytest.mark.parametrize("name", [name for name in STUCK if STUCK[name][0] != "COL001"])
+def test_it_is_told_too_where_another_rank_creates_a_group_or_runs(tmp_path, name):
+    code, inner, state = STUCK[name]
+    p = Program(tmp_path, SOURCE)
     job = Job()
     job.set(0, idle_s=31.0, observed=kernel(0, state="R"))
-    job.set(1, idle_s=31.0, observed=kernel(1, "flock", "/data/lock"))
-    (finding,) = findings(StuckFileAccess, job.view())
-    assert finding.ranks == RankSet([1])
+    job.set(1, idle_s=31.0, stacks=stacks(1, *inner, p.frame("ask()")), **state)
+    opened = job.creation({0: ((0, 1), p.site("backward"))}, Trigger.STALLED)
+    for view in (opened, job.view()):
+        (finding,) = findings(load_checks()[code], view)
+        assert (finding.ranks, finding.location.line) == (RankSet([1]), 2)
 
 
 def test_a_thread_that_keeps_the_process_alive_is_named_with_its_line(tmp_path):
