@@ -39,28 +39,61 @@ def test_a_killed_rank_is_named_with_what_it_did_last(num_ranks):
     assert "it had last called all_reduce #0" in finding.message
 
 
-def test_those_that_the_launcher_stopped_afterwards_are_not_accused():
-    job = Job(4)
-    for rank, left_ns, status in (
-        (3, 5 * S, -9),
-        (0, 8 * S, -15),
-        (1, 8 * S, -15),
-        (2, 40 * S, -9),
-    ):
-        die(job, rank, left_ns, status)
+def ended(*ends, **values):
+    """What is found where these ranks end: rank, when, and status, which is minus a signal."""
+    job = Job(len(ends))
+    for rank, left_ns, status in ends:
+        if status < 0:
+            die(job, rank, left_ns, status, **values)
+        else:
+            leave(job, rank, left_ns, status)
     (finding,) = judged(job)
-    assert finding.ranks == RankSet([3])
+    return finding
 
 
-def test_a_crash_comes_before_the_signals_of_the_launcher_whenever_it_was_seen():
-    job = Job()
-    die(job, 0, 5, -15)
-    die(job, 1, 9, -11)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
-    assert "died by SIGSEGV" in finding.message
+@pytest.mark.parametrize(
+    ("ends", "ranks", "words"),
+    [
+        ([(3, 5 * S, -9), (0, 8 * S, -15), (1, 8 * S, -15), (2, 40 * S, -9)], [3], "SIGKILL"),
+        ([(0, 5, -15), (1, 9, -11)], [1], "died by SIGSEGV"),
+        (
+            [(1, 5, 3), (0, 4, -15)],
+            [1],
+            "rank 1 exited with status 3 at train.py:7, before rank 0 had finished",
+        ),
+    ],
+    ids=["stopped by the launcher afterwards", "a crash, whenever it was seen", "an exit status"],
+)
+def test_the_rank_whose_end_is_the_cause_is_named(ends, ranks, words):
+    finding = ended(*ends)
+    assert (finding.ranks, finding.severity) == (RankSet(ranks), Severity.ERROR)
+    assert words in finding.message
+
+
+def test_a_crash_is_explained_and_all_signals_are_evidence():
+    finding = ended((0, 5, -15), (1, 9, -11))
     assert "native code" in finding.why
     assert [e.values for e in finding.evidence] == [{"signal": "SIGTERM"}, {"signal": "SIGSEGV"}]
+    assert ended((1, 5, 3), (0, 4, -15)).location.line == 7
+
+
+def test_all_ranks_that_run_out_of_memory_at_once_are_an_error():
+    finding = ended((0, 5, -9), (1, 5, -9), oom_kills=2)
+    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.ERROR)
+
+
+def test_the_same_exit_of_all_ranks_is_a_note():
+    finding = ended((0, 5, 2), (1, 6, 2))
+    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
+
+
+@pytest.mark.parametrize("statuses", [(-15, -15), (-15, -9), (143, 143), (-9, -9), (-2, -2)])
+def test_all_ranks_were_ended_from_outside(statuses):
+    finding = ended(*((rank, 5 + rank, status) for rank, status in enumerate(statuses)))
+    assert finding.severity is Severity.INFO
+    assert "ranks 0-1 were all ended from outside" in finding.message
+    assert "scheduler" in finding.fix + finding.why
+    assert "memory" not in finding.fix
 
 
 def test_a_killed_rank_is_the_cause_though_it_was_seen_alive_a_little_longer():
@@ -83,26 +116,6 @@ def test_memory_is_blamed_only_where_the_kernel_has_killed_for_it():
     assert finding.evidence[1].values["processes_killed_for_memory"] == 1
 
 
-def test_all_ranks_that_run_out_of_memory_at_once_are_an_error():
-    job = Job()
-    die(job, 0, 5, -9, oom_kills=2)
-    die(job, 1, 5, -9, oom_kills=2)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.ERROR)
-
-
-def test_an_exit_status_is_the_cause_of_the_death_of_a_rank_that_was_still_starting():
-    job = Job()
-    leave(job, 1, 5, 3)
-    die(job, 0, 4, -15)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
-    assert (
-        finding.message == "rank 1 exited with status 3 at train.py:7, before rank 0 had finished"
-    )
-    assert finding.location.line == 7
-
-
 def test_an_exit_in_a_loop_is_an_exit_with_its_status(tmp_path):
     program = Program(tmp_path, "for batch in loader:\n    all_reduce(batch)\nbarrier()\n")
     job = Job()
@@ -112,38 +125,6 @@ def test_an_exit_in_a_loop_is_an_exit_with_its_status(tmp_path):
     leave(job, 1, 5, 3)
     found = serious(job.alignment(trigger=Trigger.LEFT))
     assert [(f.code, f.ranks, f.location.line) for f in found] == [("HNG002", RankSet([1]), 7)]
-
-
-def test_the_same_exit_of_all_ranks_is_a_note():
-    job = Job()
-    leave(job, 0, 5, 2)
-    leave(job, 1, 6, 2)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
-
-
-@pytest.mark.parametrize(
-    ("statuses", "apart_ns"),
-    [
-        ((-15, -15), 1),
-        ((-15, -9), 30 * S),  # the second did not obey, and was killed
-        ((143, 143), 1),
-        ((-9, -9), 1),
-        ((-2, -2), 1),
-    ],
-)
-def test_all_ranks_were_ended_from_outside(statuses, apart_ns):
-    job = Job()
-    for rank, status in enumerate(statuses):
-        if status < 0:
-            die(job, rank, 5 + rank * apart_ns, status)
-        else:
-            leave(job, rank, 5 + rank * apart_ns, status)
-    (finding,) = judged(job)
-    assert finding.severity is Severity.INFO
-    assert "ranks 0-1 were all ended from outside" in finding.message
-    assert "scheduler" in finding.fix + finding.why
-    assert "memory" not in finding.fix
 
 
 @pytest.mark.parametrize("status", [-15, -9])

@@ -8,36 +8,36 @@ from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import optimizers
 from tests.checks.verdicts import findings
 
-
-def test_the_rank_with_another_learning_rate_is_named():
-    (finding,) = findings(OptimizerStateMismatch, optimizers({}, {}, {"learning_rates": (0.05,)}))
-    assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.LIKELY)
-    assert (finding.severity, finding.location.line) == (Severity.WARNING, 42)
-    assert "with different learning rates: 0.1 on ranks 0-1, 0.05 on rank 2" in finding.message
-
-
-def test_the_rank_that_did_not_resume_is_named():
-    fresh = {"least_count": -1, "greatest_count": -1}
-    (finding,) = findings(OptimizerStateMismatch, optimizers({}, fresh, {}))
-    assert finding.ranks == RankSet([1])
-    assert "different step counters: 3 on ranks 0,2, -1 on rank 1" in finding.message
-
-
-def test_two_ranks_are_both_named():
-    (finding,) = findings(OptimizerStateMismatch, optimizers({}, {"learning_rates": (0.05,)}))
-    assert finding.ranks == RankSet([0, 1])
-
-
-def test_rates_are_told_before_counters():
-    other = {"learning_rates": (0.05,), "greatest_count": 4}
-    (finding,) = findings(OptimizerStateMismatch, optimizers({}, other))
-    assert "learning rates" in finding.message
+OTHER = {"learning_rates": (0.05,), "least_count": 1, "greatest_count": 1}
+RATE = {"learning_rates": (0.05,)}
+FRESH = {"least_count": -1, "greatest_count": -1}
+FOUND = {
+    "another rate": (
+        [{}, {}, RATE],
+        [2],
+        "different learning rates: 0.1 on ranks 0-1, 0.05 on rank 2",
+    ),
+    "did not resume": (
+        [{}, FRESH, {}],
+        [1],
+        "different step counters: 3 on ranks 0,2, -1 on rank 1",
+    ),
+    "two ranks": ([{}, RATE], [0, 1], "0.1 on rank 0, 0.05 on rank 1"),
+    "rates before counters": ([{}, OTHER], [0, 1], "learning rates"),
+    "the second group of parameters": (
+        [{"learning_rates": (0.1, 0.1)}, {"learning_rates": (0.1, 0.2)}],
+        [0, 1],
+        "0.1 on rank 0, 0.1/0.2 on rank 1",
+    ),
+}
 
 
-def test_the_second_group_of_parameters_counts_too():
-    rates = [{"learning_rates": (0.1, 0.1)}, {"learning_rates": (0.1, 0.2)}]
-    (finding,) = findings(OptimizerStateMismatch, optimizers(*rates))
-    assert "0.1 on rank 0, 0.1/0.2 on rank 1" in finding.message
+@pytest.mark.parametrize(("changes", "ranks", "words"), FOUND.values(), ids=FOUND)
+def test_the_ranks_that_differ_are_named(changes, ranks, words):
+    (finding,) = findings(OptimizerStateMismatch, optimizers(*changes))
+    assert (finding.ranks, finding.grade) == (RankSet(ranks), Grade.LIKELY)
+    assert (finding.severity, finding.location.line) == (Severity.WARNING, 40 + min(ranks))
+    assert words in finding.message
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,6 @@ def test_the_same_on_all_ranks_is_silent(change):
 
 def test_different_numbers_of_gradients_are_left_to_other_checks():
     assert not findings(OptimizerStateMismatch, optimizers({}, {"num_without_gradient": 2}))
-
-
-OTHER = {"learning_rates": (0.05,), "least_count": 1, "greatest_count": 1}
 
 
 def test_ranks_of_which_nothing_tells_that_they_train_together_are_not_compared():
