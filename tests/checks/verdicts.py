@@ -3,7 +3,7 @@
 from distdiag.checks import load_checks
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import OpenCollective, OpenGroup
-from distdiag.views.rank_states import JobView
+from distdiag.views.rank_states import JobView, StackView
 
 
 def findings(check, view):
@@ -16,7 +16,7 @@ def all_findings(view):
     """What every check says of a view; where a rank is missing, of the job as a whole as well."""
     shown = [view]
     if isinstance(view, OpenCollective | OpenGroup):
-        shown.append(JobView(view.states))
+        shown += [JobView(view.states), StackView(view.states)]
     checks = load_checks().values()
     return [f for each in shown for c in checks if type(each) in c.views for f in findings(c, each)]
 

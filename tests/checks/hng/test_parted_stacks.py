@@ -1,7 +1,7 @@
 from distdiag.checks.hng.parted_stacks import PartedStacks
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import Fate, StackView
 from tests.checks.streams import TORCH, Job, Program, library, stacks
 from tests.checks.verdicts import findings
 
@@ -14,7 +14,7 @@ def seen(tmp_path, *stacks_by_rank):
     job = Job(len(stacks_by_rank))
     for rank, (text, *inner) in enumerate(stacks_by_rank):
         job.set(rank, fate=Fate.SILENT, stacks=stacks(rank, *inner, p.frame(text)))
-    return findings(PartedStacks, job.view())
+    return findings(PartedStacks, StackView(job.view().states))
 
 
 def test_the_rank_that_is_in_no_collective_is_named_with_its_line(tmp_path):
@@ -52,4 +52,4 @@ def test_where_records_were_read_the_other_checks_judge(tmp_path):
     job = Job()
     job.set(0, stacks=stacks(0, TORCH, p.frame("all_reduce")))
     job.set(1, stacks=stacks(1, p.frame("evaluate")))
-    assert not findings(PartedStacks, job.view())
+    assert not findings(PartedStacks, StackView(job.view().states))

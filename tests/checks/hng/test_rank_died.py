@@ -56,13 +56,19 @@ def ended(*ends, **values):
     [
         ([(3, 5 * S, -9), (0, 8 * S, -15), (1, 8 * S, -15), (2, 40 * S, -9)], [3], "SIGKILL"),
         ([(0, 5, -15), (1, 9, -11)], [1], "died by SIGSEGV"),
+        ([(0, 5 * S, -15), (1, 5 * S + S // 2, -9)], [1], "SIGKILL"),
         (
             [(1, 5, 3), (0, 4, -15)],
             [1],
             "rank 1 exited with status 3 at train.py:7, before rank 0 had finished",
         ),
     ],
-    ids=["stopped by the launcher afterwards", "a crash, whenever it was seen", "an exit status"],
+    ids=[
+        "stopped by the launcher afterwards",
+        "a crash, whenever it was seen",
+        "seen alive a little longer",
+        "an exit status",
+    ],
 )
 def test_the_rank_whose_end_is_the_cause_is_named(ends, ranks, words):
     finding = ended(*ends)
@@ -87,21 +93,22 @@ def test_the_same_exit_of_all_ranks_is_a_note():
     assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
 
 
-@pytest.mark.parametrize("statuses", [(-15, -15), (-15, -9), (143, 143), (-9, -9), (-2, -2)])
-def test_all_ranks_were_ended_from_outside(statuses):
-    finding = ended(*((rank, 5 + rank, status) for rank, status in enumerate(statuses)))
+@pytest.mark.parametrize(
+    ("statuses", "apart_ns"),
+    [
+        ((-15, -15), 1),
+        ((-15, -9), 30 * S),  # the second did not obey, and was killed
+        ((143, 143), 1),
+        ((-9, -9), 1),
+        ((-2, -2), 1),
+    ],
+)
+def test_all_ranks_were_ended_from_outside(statuses, apart_ns):
+    finding = ended(*((rank, 5 + rank * apart_ns, status) for rank, status in enumerate(statuses)))
     assert finding.severity is Severity.INFO
     assert "ranks 0-1 were all ended from outside" in finding.message
     assert "scheduler" in finding.fix + finding.why
     assert "memory" not in finding.fix
-
-
-def test_a_killed_rank_is_the_cause_though_it_was_seen_alive_a_little_longer():
-    job = Job()
-    die(job, 0, 5 * S, -15)
-    die(job, 1, 5 * S + S // 2, -9)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
 
 
 def test_memory_is_blamed_only_where_the_kernel_has_killed_for_it():
