@@ -1,23 +1,19 @@
 """Builds what the engine would show of exchanges of tokens between the ranks of a group."""
 
-from itertools import count
-
 from distdiag.events.collectives import Collective, ProcessGroup, Signature
 from distdiag.events.routing import TokensExchanged
 from distdiag.views.routing import Exchange, RoundTrip, UnfitExchange
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
 
-_SEQS = count(1)
 WIDTH = 8
 
 
 def exchange(rank=0, sent=(4, 4), came=(4, 4), *, seq_id=7, even=False, **values):
     """A rank of two gives each rank so many rows and makes room for so many."""
     width = values.pop("width", WIDTH)
-    call = Collective(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    call = event_of(
+        Collective,
+        rank,
         group=ProcessGroup("ep", "ep", (0, 1), "gloo"),
         collective_seq_id=seq_id,
         signature=Signature(
@@ -39,9 +35,7 @@ def exchange(rank=0, sent=(4, 4), came=(4, 4), *, seq_id=7, even=False, **values
         "num_experts": 4,
         "k": 2,
     }
-    event = TokensExchanged(
-        rank=rank, seq=next(_SEQS), time_ns=0, call=call.seq, **{**fields, **values}
-    )
+    event = event_of(TokensExchanged, rank, call=call.seq, **{**fields, **values})
     return Exchange(event, call)
 
 

@@ -1,14 +1,9 @@
 """Builds what the engine would show of the data that ranks are fed."""
 
-from itertools import count
-
 from distdiag.events.data import Draw, EpochFed, ModelFed, SamplerState, ScheduleState
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
 from distdiag.views.data import FeedView
-from tests.checks.streams import plain_site
-
-_SEQS = count(1)
+from tests.checks.streams import event_of, plain_site
 
 
 def bitmap(indices):
@@ -44,7 +39,7 @@ def epoch_fed(rank, order, *, num_ranks=2, **values):
         "members": tuple(range(num_ranks)),
         "site": plain_site(10 + rank),
     }
-    return EpochFed(rank=rank, seq=next(_SEQS), time_ns=0, step=8, **{**fields, **values})
+    return event_of(EpochFed, rank, step=8, **{**fields, **values})
 
 
 def schedule(rank, **values):
@@ -61,13 +56,7 @@ def schedule(rank, **values):
         "settled_at": 40,
         "site": plain_site(10 + rank),
     }
-    return ScheduleState(rank=rank, seq=next(_SEQS), time_ns=0, **{**fields, **values})
-
-
-def aligned(*events):
-    """The same pass, or the same schedule, on all ranks."""
-    by_rank = {event.rank: event for event in events}
-    return Alignment("data", events[0].place, by_rank, RankSet(by_rank))
+    return event_of(ScheduleState, rank, **{**fields, **values})
 
 
 def draw(state="s0", *, api="randn_like", sizes=(4, 8), inside=True, given=False, line=30):
@@ -93,10 +82,10 @@ def model_fed(rank, number, **values):
         "end": 0,
         "site": plain_site(20 + rank),
     }
-    return ModelFed(rank=rank, seq=next(_SEQS), time_ns=0, step=number, **{**fields, **values})
+    return event_of(ModelFed, rank, step=number, **{**fields, **values})
 
 
-def feeds(*passes, is_shared_work=False):
+def feeds(*passes, is_shared_work=False, kind=FeedView):
     """What the ranks were given for several passes: for each the events of all ranks."""
     by_rank = tuple({event.rank: event for event in events} for events in passes)
-    return FeedView("DDP Net", RankSet(by_rank[0]), by_rank, is_shared_work)
+    return kind("DDP Net", RankSet(by_rank[0]), by_rank, is_shared_work)

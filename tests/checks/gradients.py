@@ -1,14 +1,12 @@
 """Builds what the engine would show of gradients: two ranks, each with an expert of its own."""
 
 import math
-from itertools import count
 
 from distdiag.events.gradients import Flow, GradientSum, GradientSums, Passage
 from distdiag.events.ranks import RankSet
 from distdiag.views.gradients import GradientLook, GradientView
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
 
-_SEQS = count(1)
 DENSE = ("embed.weight", "gate.weight", "head.weight", "norm.weight")
 EXPERTS = ("experts.0.weight", "experts.1.weight", "experts.2.weight", "experts.3.weight")
 NOTHING = Flow(0, math.nan, math.nan)
@@ -62,10 +60,9 @@ def look(step, dense, experts, of_rank=lambda rank: (rank,), **values):
     weight = values.pop("weight", None)
     found, exchanges = passages(**values)
     by_rank = {
-        rank: GradientSums(
-            rank=rank,
-            seq=next(_SEQS),
-            time_ns=0,
+        rank: event_of(
+            GradientSums,
+            rank,
             step=step,
             model="Net",
             gradients=(

@@ -9,18 +9,11 @@ from distdiag.events.checkpoints import (
     Waste,
     WeightsLoaded,
 )
-from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
-from tests.checks.streams import plain_site
-
-
-def aligned(events, num_ranks=2):
-    """Events of ranks side by side."""
-    return Alignment("load", ("x",), events, RankSet(range(num_ranks)))
+from tests.checks.streams import event_of, plain_site
 
 
 def _event(kind, rank, **values):
-    return kind(rank=rank, seq=0, time_ns=0, site=plain_site(60), **values)
+    return event_of(kind, rank, site=plain_site(60), **values)
 
 
 def loaded(rank=0, **values):

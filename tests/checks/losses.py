@@ -1,13 +1,9 @@
 """Builds views of losses as the engine would show them."""
 
-from itertools import count
-
 from distdiag.events.losses import AuxTerm, Factor, LossPass, LossWeights
 from distdiag.events.ranks import RankSet
-from distdiag.views.losses import LossView, LossWindow
-from tests.checks.streams import plain_site
-
-_SEQS = count(1)
+from distdiag.views.losses import CombinedLossView, LossView, LossWindow
+from tests.checks.streams import event_of, plain_site
 
 
 def over(value, num_terms=1):
@@ -54,10 +50,9 @@ def mean(num_counted, *factors, **values):
 
 def told(rank, passes, step=0, **values):
     """A rank tells the passes of a step."""
-    return LossWeights(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        LossWeights,
+        rank,
         step=step,
         optimizer=values.pop("optimizer", "AdamW"),
         members=values.pop("members", (0, 1)),
@@ -78,12 +73,8 @@ def window(*passes_of_ranks, step=0, **values):
 def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, scalings=(), **values):
     """The same step several times: the passes of rank 0, 1, …."""
     sequences, is_measured = values.pop("sequences", ()), values.pop("is_measured", False)
+    kind = values.pop("kind", CombinedLossView if sequences or is_measured else LossView)
     windows = tuple(window(*passes_of_ranks, step=n, **values) for n in range(num_steps))
     ranks = RankSet(range(len(passes_of_ranks)))
     scaled = is_told, is_multiplied, frozenset(scalings)
-    return LossView("AdamW", ranks, windows, *scaled, sequences, is_measured)
-
-
-def judged(check, view):
-    """The findings of a check about a view."""
-    return list(check().check_losses(view))
+    return kind("AdamW", ranks, windows, *scaled, sequences, is_measured)

@@ -1,7 +1,5 @@
 """Builds views of models and states of optimizers as the engine would show them."""
 
-from itertools import count
-
 from distdiag.events.models import (
     Basis,
     Content,
@@ -13,18 +11,16 @@ from distdiag.events.models import (
     TensorPlan,
 )
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
 from distdiag.views.models import (
     ContentView,
     Disagreement,
+    GradientReplicas,
     ModelView,
-    ReplicaView,
     ScalingView,
-    UntrainedView,
+    StartReplicas,
+    StepReplicas,
 )
-from tests.checks.streams import plain_site
-
-_SEQS = count(1)
+from tests.checks.streams import event_of, plain_site, together
 
 
 def plan(name="layer.weight", **values):
@@ -56,10 +52,17 @@ def differing(*held, name="layer.weight", **values):
     return Disagreement(plan(name, **values), dict(enumerate(whole)))
 
 
+REPLICAS = {
+    Moment.START: StartReplicas,
+    Moment.GRADIENT: GradientReplicas,
+    Moment.STEP: StepReplicas,
+}
+
+
 def replicas(*tensors, moment=Moment.START, **values):
-    """The view of tensors that differ."""
+    """The view of tensors that differ, of the kind that such a moment has."""
     ranks = RankSet(tensors[0].by_rank)
-    return ReplicaView(
+    return values.pop("kind", REPLICAS[moment])(
         values.pop("model", "DDP Net"),
         moment,
         values.pop("step", 0),
@@ -72,7 +75,7 @@ def replicas(*tensors, moment=Moment.START, **values):
     )
 
 
-def contents(*held_by_rank, **values):
+def contents(*held_by_rank, kind=ContentView, **values):
     """The view of what rank 0, 1, … hold: contents by name, all of them parameters.
 
     All ranks keep the model together, unless the values of the plans say otherwise.
@@ -82,7 +85,7 @@ def contents(*held_by_rank, **values):
         rank: tuple((plan(name, **values), each) for name, each in held.items())
         for rank, held in enumerate(held_by_rank)
     }
-    return ContentView("DDP Net", 0, by_rank, {rank: plain_site(20 + rank) for rank in by_rank})
+    return kind("DDP Net", 0, by_rank, {rank: plain_site(20 + rank) for rank in by_rank})
 
 
 def model(*plans_of_ranks, **values):
@@ -121,19 +124,17 @@ def optimizer_state(rank=0, **values):
         "site": plain_site(40 + rank),
         "step": 3,
     }
-    return OptimizerState(rank=rank, seq=next(_SEQS), time_ns=0, **{**fields, **values})
+    return event_of(OptimizerState, rank, **{**fields, **values})
 
 
-def optimizers(*changes, **values):
+def optimizers(*changes):
     """One step of an optimizer; rank 0, 1, … differ from a healthy one by these fields.
 
     All of them keep its model together, unless their fields say otherwise.
     """
     members = {"members": tuple(range(len(changes)))}
-    by_rank = {
-        rank: optimizer_state(rank, **{**members, **change}) for rank, change in enumerate(changes)
-    }
-    return Alignment("optimizer", ("AdamW", 3), by_rank, RankSet(by_rank), **values)
+    states = [optimizer_state(r, **{**members, **change}) for r, change in enumerate(changes)]
+    return together(*states)
 
 
 def mesh(*sizes, ranks=None):
@@ -147,10 +148,9 @@ def mesh(*sizes, ranks=None):
 
 def plan_event(rank, plans, *, name="Net", first=0, total=None, **values):
     """A rank tells a plan, or a part of it."""
-    return ModelPlan(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        ModelPlan,
+        rank,
         step=values.pop("step", 0),
         model=name,
         moment=values.pop("moment", Moment.START),
@@ -163,10 +163,9 @@ def plan_event(rank, plans, *, name="Net", first=0, total=None, **values):
 
 def state_event(rank, held, *, name="Net", first=0, total=None, **values):
     """A rank tells what the tensors of a plan hold, or those of a part of it."""
-    return ModelState(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        ModelState,
+        rank,
         step=values.pop("step", 0),
         model=name,
         moment=values.pop("moment", Moment.START),
@@ -175,22 +174,3 @@ def state_event(rank, held, *, name="Net", first=0, total=None, **values):
         contents=tuple(c if c is None or isinstance(c, Content) else content(c) for c in held),
         site=plain_site(20 + rank),
     )
-
-
-def judged(check, view):
-    """The findings of a check about a view."""
-    made = check()
-    match view:
-        case ModelView():
-            return list(made.check_model(view))
-        case ReplicaView():
-            return list(made.check_replicas(view))
-        case ContentView():
-            return list(made.check_contents(view))
-        case ScalingView():
-            return list(made.check_scaling(view))
-        case UntrainedView():
-            return list(made.check_untrained(view))
-        case Alignment():
-            return list(made.check_alignment(view))
-    raise TypeError(type(view))

@@ -1,15 +1,10 @@
 """Builds what the ranks of a group saw of the same tokens."""
 
-from itertools import count
-
 from distdiag.events.base import Frame
-from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import TokenPassport, TokenSpec
-from distdiag.views.alignment import Alignment
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site, together
 
 LENGTH = 8
-_SEQS = count(1)
 
 
 def spec(length=LENGTH, batch=1, **values):
@@ -21,13 +16,12 @@ def passports(parts, gathered=None, *, scales=None, contexts=None, of=None, **va
     of = of or spec()
     ranks = tuple(range(len(parts)))
     gathered = gathered or [range(of.num_tokens)] * len(parts)
-    events = {}
+    events = []
     for rank in ranks:
         others = {name: given[rank] for name, given in values.items()}
-        events[rank] = TokenPassport(
-            rank=rank,
-            seq=next(_SEQS),
-            time_ns=0,
+        event = event_of(
+            TokenPassport,
+            rank,
             name="train:split, train:gather",
             number=0,
             members=ranks,
@@ -46,7 +40,8 @@ def passports(parts, gathered=None, *, scales=None, contexts=None, of=None, **va
             contexts=tuple(contexts[rank]) if contexts else (),
             **others,
         )
-    return Alignment("data", ("x", 0), events, RankSet(ranks))
+        events.append(event)
+    return together(*events)
 
 
 HALVES = (range(4), range(4, 8))

@@ -31,10 +31,3 @@ def pattern(text, num_matches=1, *, wanted="ColwiseParallel", closest="", faults
 
 def fault(kind, name="up", text="but it is not"):
     return NamedFault(PlanFault(kind), name, text)
-
-
-def found(check, view):
-    made = check()
-    if isinstance(view, RuleView):
-        return list(made.check_rules(view))
-    return list(made.check_program_plan(view))

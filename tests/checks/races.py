@@ -7,7 +7,8 @@ from distdiag.events.files import FileAccess, FileAction, FileClosed, FileConten
 from distdiag.events.lifecycle import Raised
 from distdiag.findings.finding import Severity
 from distdiag.views.files import Access, Conflict, Race
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
+from tests.checks.verdicts import findings
 
 WORLD = ProcessGroup("0", "default_pg", (0, 1, 2, 3), "gloo")
 _SEQS = count(1)
@@ -16,9 +17,9 @@ _SEQS = count(1)
 def access(rank, action, site, path="/data/cache.pt", *, content=None, unwaited=(), **values):
     """An access of a rank; `content` is what the file held at its end."""
     extra = {name: values.pop(name) for name in ("is_before_init", "is_followed") if name in values}
-    event = FileAccess(
-        rank=rank,
-        seq=next(_SEQS),
+    event = event_of(
+        FileAccess,
+        rank,
         time_ns=next(_SEQS) * 1000,
         action=FileAction(action),
         path=path,
@@ -27,7 +28,7 @@ def access(rank, action, site, path="/data/cache.pt", *, content=None, unwaited=
         **values,
     )
     held = None if content is None else FileContent(len(content), (hash(content),))
-    closed = FileClosed(rank=rank, seq=next(_SEQS), time_ns=0, access=event.seq, content=held)
+    closed = event_of(FileClosed, rank, access=event.seq, content=held)
     return Access(event, closed, unwaited=tuple(unwaited), **extra)
 
 
@@ -51,10 +52,9 @@ def read_of_write(write_site, read_site, *, change="write", **values):
 
 def barrier(rank=0, number=3, line=7, **values):
     """A barrier that a rank made."""
-    return Collective(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        Collective,
+        rank,
         group=WORLD,
         collective_seq_id=number,
         signature=Signature("barrier"),
@@ -66,10 +66,9 @@ def barrier(rank=0, number=3, line=7, **values):
 def missing_file(rank, path):
     """The exception of a rank that did not find a file."""
     message = f"[Errno 2] No such file or directory: '{path}'"
-    return Raised(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        Raised,
+        rank,
         type="FileNotFoundError",
         message=message,
         frames=plain_site(40).user_frames,
@@ -77,11 +76,6 @@ def missing_file(rank, path):
     )
 
 
-def judged(check, shown):
-    """The findings of a check about a race, of any severity."""
-    return list(check().check_race(shown))
-
-
 def alarms(check, shown):
-    """Those of warning or above."""
-    return [f for f in judged(check, shown) if f.severity is not Severity.INFO]
+    """The findings of a check about a race, of warning or above."""
+    return [f for f in findings(check, shown) if f.severity is not Severity.INFO]

@@ -1,13 +1,9 @@
 """Builds what the engine would show of the routing of tokens to experts."""
 
-from itertools import count
-
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import AuxLoss, Choice, CounterWritten, Load, Routing
 from distdiag.views.routing import Divergence, Rerouting, RoutingView
-from tests.checks.streams import plain_site
-
-_SEQS = count(1)
+from tests.checks.streams import event_of, plain_site
 
 
 def routing(rank=0, step=0, **values):
@@ -36,7 +32,7 @@ def routing(rank=0, step=0, **values):
         "load": Load(1.2, 0.0),
         "site": plain_site(10),
     }
-    return Routing(rank=rank, seq=next(_SEQS), time_ns=0, step=step, **{**fields, **values})
+    return event_of(Routing, rank, step=step, **{**fields, **values})
 
 
 def rerouting(rank=0, **values):
@@ -51,8 +47,10 @@ def divergence(**values):
     return Divergence({rank: routing(rank, **values) for rank in (0, 1)})
 
 
-def view(*choices, reroutings=(), divergences=(), recounts=(), aux=(), num_steps=0):
-    return RoutingView(
+def view(
+    *choices, reroutings=(), divergences=(), recounts=(), aux=(), num_steps=0, kind=RoutingView
+):
+    return kind(
         model="Net",
         ranks=RankSet([0, 1]),
         reroutings=tuple(reroutings),
@@ -77,7 +75,7 @@ def counter(rank=0, **values):
         "after": "counted once",
         "site": plain_site(12),
     }
-    return CounterWritten(rank=rank, seq=next(_SEQS), time_ns=0, step=0, **{**fields, **values})
+    return event_of(CounterWritten, rank, step=0, **{**fields, **values})
 
 
 def aux_loss(rank=0, step=0, **values):
@@ -92,4 +90,4 @@ def aux_loss(rank=0, step=0, **values):
         "coefficient": "",
         "site": plain_site(14),
     }
-    return AuxLoss(rank=rank, seq=next(_SEQS), time_ns=0, step=step, **{**fields, **values})
+    return event_of(AuxLoss, rank, step=step, **{**fields, **values})

@@ -1,13 +1,9 @@
 """Builds what the engine would show of ranks that share sequences."""
 
-from itertools import count
-
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import AttentionUse, SequenceUse
 from distdiag.views.sequences import SequenceView
-from tests.checks.streams import plain_site
-
-_SEQS = count(1)
+from tests.checks.streams import event_of, plain_site
 
 
 def use(rank, number, **values):
@@ -26,10 +22,9 @@ def use(rank, number, **values):
 
 def passed(rank, number, *uses, how="all_to_all", members=(0, 1), **values):
     """One forward pass of a rank, with one layer unless others are given."""
-    return SequenceUse(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        SequenceUse,
+        rank,
         step=number,
         how=how,
         number=number,
@@ -38,10 +33,10 @@ def passed(rank, number, *uses, how="all_to_all", members=(0, 1), **values):
     )
 
 
-def shared(*passes, how="all_to_all", **values):
+def shared(*passes, how="all_to_all", kind=SequenceView, **values):
     """What the ranks of a group did in several passes: for each the events of all ranks."""
     by_rank = tuple({event.rank: event for event in events} for events in passes)
-    return SequenceView(how, RankSet(by_rank[0]), by_rank, **values)
+    return kind(how, RankSet(by_rank[0]), by_rank, **values)
 
 
 def both(number, **values):

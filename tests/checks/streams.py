@@ -3,17 +3,57 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 from textwrap import dedent
 
 from distdiag.events.base import CallSite, Frame, Phase
+from distdiag.events.checkpoints import (
+    LoadWasted,
+    StateRestored,
+    StateSaved,
+    TrainingResumed,
+    WeightsLoaded,
+)
 from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup, Signature
-from distdiag.events.lifecycle import Raised
+from distdiag.events.data import EpochFed, RowsGathered, ScheduleState
+from distdiag.events.files import FileAccess
+from distdiag.events.lifecycle import Raised, SteppedAlone
+from distdiag.events.models import OptimizerState, SliceSaved
+from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
+from distdiag.events.sequences import TokenPassport
 from distdiag.events.stacks import Observed, Stacks, ThreadStack
-from distdiag.views.alignment import Alignment
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.alignment import (
+    Alignment,
+    CollectiveView,
+    EpochView,
+    FileTestView,
+    GatheredRowsView,
+    GroupView,
+    LoadWastedView,
+    LoneStepsView,
+    OpenCollective,
+    OpenGroup,
+    OptimizerView,
+    RandomView,
+    RankStateView,
+    ResumeView,
+    ScheduleView,
+    SliceSaveView,
+    TokenTraceView,
+    WeightsLoadedView,
+)
+from distdiag.views.rank_states import Fate, JobView, RankState
 
 TORCH = Frame("/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce", user=False)
+
+
+_SEQS = count(1)
+
+
+def event_of(kind, rank=0, **values):
+    """An event of a rank, whose number and time say nothing unless they are given."""
+    return kind(**{"rank": rank, "seq": next(_SEQS), "time_ns": 0, **values})
 
 
 class Program:
@@ -67,8 +107,9 @@ class Job:
         sign = sign or signature(op)
         earlier = [c for c in self.calls[rank] if c.group.name == group.name]
         is_message = sign.peer is not None
-        call = Collective(
-            rank=rank,
+        call = event_of(
+            Collective,
+            rank,
             seq=len(self.calls[rank]),
             time_ns=len(self.calls[rank]) * 1000,
             step=values.pop("step", 0),
@@ -90,9 +131,20 @@ class Job:
         for rank in ranks:
             self.states[rank] = replace(self.states[rank], **values)
 
+    def fail(self, rank, left_ns=1, *frames, kind="ValueError", message="bad", traceback=""):
+        """Let a rank raise at these frames, the innermost first."""
+        text = traceback or f"Traceback …\n{kind}: {message}"
+        values = {"type": kind, "message": message, "frames": frames, "traceback": text}
+        failed = event_of(Raised, rank, **values)
+        self.set(rank, fate=Fate.RAISED, raised=failed, left_ns=left_ns)
+
+    def lose_peer(self, rank, left_ns, message="Connection closed by peer"):
+        """Let a rank raise what a collective raises when another rank is gone."""
+        self.fail(rank, left_ns, TORCH, kind="RuntimeError", message=message)
+
     def view(self, waiting=None):
-        """The states of all ranks now. By default a rank waits in its last unmatched call."""
-        return {rank: self._state(rank, waiting) for rank in self.world}
+        """The job as it is now. By default a rank waits in its last unmatched call."""
+        return JobView({rank: self._state(rank, waiting) for rank in self.world})
 
     def _state(self, rank, waiting):
         calls = self.calls[rank]
@@ -124,43 +176,28 @@ class Job:
         parted = None
         for number in range(seq_id + 1):
             here = {r: self._at(r, group, number) for r in group.ranks}
-            sites = {(c.site.user_frames, c.site.module) for c in here.values() if c is not None}
-            point = self._point(group, number, here, trigger)
+            by_rank = {rank: call for rank, call in here.items() if call is not None}
+            sites = {(c.site.user_frames, c.site.module) for c in by_rank.values()}
+            point = Alignment("collective", (group.label, number), by_rank, RankSet(group.ranks))
             parted = None if len(sites) < 2 and all(here.values()) else parted
             if len(sites) > 1:
-                parted = parted or replace(point, trigger=None)
-        return replace(point, parted=parted)
-
-    def _point(self, group, seq_id, here, trigger):
-        return Alignment(
-            kind="collective",
-            key=(group.label, seq_id),
-            by_rank={rank: call for rank, call in here.items() if call is not None},
-            expected_ranks=RankSet(group.ranks),
-            states=self.view(),
-            trigger=trigger,
-        )
+                parted = parted or point
+        return self._shown(replace(point, parted=parted), trigger)
 
     def message(self, *calls, expected=(0, 1), trigger=None):
         """A send and its receive, or one of them."""
-        return Alignment(
-            kind="message",
-            key=("default_pg", *expected, 0, 0),
-            by_rank={call.rank: call for call in calls},
-            expected_ranks=RankSet(expected),
-            states=self.view(),
-            trigger=trigger,
-        )
+        by_rank = {call.rank: call for call in calls}
+        key = ("default_pg", *expected, 0, 0)
+        return self._shown(Alignment("message", key, by_rank, RankSet(expected)), trigger)
 
     def creation(self, calls, trigger=None):
         """A call that creates a group, by rank: (ranks asked for, site) and optionally more."""
         by_rank = {}
         for rank, (ranks, site, *more) in calls.items():
             values = {"desc": "", "api": "new_group"} | (more[0] if more else {})
-            by_rank[rank] = GroupCreated(
-                rank=rank,
-                seq=0,
-                time_ns=0,
+            by_rank[rank] = event_of(
+                GroupCreated,
+                rank,
                 ordinal=0,
                 scope=tuple(self.world),
                 ranks=tuple(ranks),
@@ -168,47 +205,55 @@ class Job:
                 site=site,
                 **values,
             )
-        return Alignment(
-            kind="group",
-            key=(0,),
-            by_rank=by_rank,
-            expected_ranks=self.world,
-            states=self.view(),
-            trigger=trigger,
-        )
+        return self._shown(Alignment("group", (0,), by_rank, self.world), trigger)
+
+    def _shown(self, point, trigger):
+        """The view of a point: an open one has a trigger, and no other has one."""
+        assert bool(point.missing_ranks) == (trigger is not None)
+        complete, opened = {
+            "collective": (CollectiveView, OpenCollective),
+            "message": (CollectiveView, OpenCollective),
+            "group": (GroupView, OpenGroup),
+        }[point.kind]
+        return point.show_as(opened if trigger else complete, self.view().states, trigger)
 
 
-def raised(rank, frame=None, kind="ValueError", message="bad batch", time_ns=0):
-    frames = (frame,) if frame is not None else ()
-    return Raised(
-        rank=rank,
-        seq=99,
-        time_ns=time_ns,
-        type=kind,
-        message=message,
-        frames=frames,
-        traceback=f"Traceback …\n{kind}: {message}",
-    )
+MOMENTS = {
+    EpochFed: (EpochView, "data"),
+    FileAccess: (FileTestView, "test"),
+    LoadWasted: (LoadWastedView, "load"),
+    OptimizerState: (OptimizerView, "optimizer"),
+    RandomDraw: (RandomView, "random"),
+    RandomState: (RandomView, "random"),
+    RowsGathered: (GatheredRowsView, "data"),
+    ScheduleState: (ScheduleView, "data"),
+    SliceSaved: (SliceSaveView, "save"),
+    StateRestored: (RankStateView, "load"),
+    StateSaved: (RankStateView, "load"),
+    SteppedAlone: (LoneStepsView, "step"),
+    TokenPassport: (TokenTraceView, "data"),
+    TrainingResumed: (ResumeView, "load"),
+    WeightsLoaded: (WeightsLoadedView, "load"),
+}
+
+
+def together(*events, expected=None, **values):
+    """The same moment on these ranks, as the view that checks are shown of such events."""
+    view, kind = MOMENTS[type(events[0])]
+    by_rank = {event.rank: event for event in events}
+    return view(kind, ("x",), by_rank, RankSet(expected or by_rank), **values)
 
 
 def stacks(rank, *frames):
     thread = ThreadStack("MainThread", frames)
-    return Stacks(rank=rank, seq=0, time_ns=0, source="py-spy", threads=(thread,))
-
-
-def aligned(job, check, **where):
-    return list(check().check_alignment(job.alignment(**where)))
-
-
-def missing(job, check, trigger, **where):
-    return list(check().check_missing(job.alignment(trigger=trigger, **where)))
+    return event_of(Stacks, rank, source="py-spy", threads=(thread,))
 
 
 def kernel(rank, syscall="", blocked_on="", state="S"):
     """What the kernel says of a rank's main thread."""
     values = {"state": state, "syscall": syscall, "blocked_on": blocked_on}
     values["doing"] = f"sleeping in {syscall} of {blocked_on}"
-    seen = Observed(rank=rank, seq=-1, time_ns=0, source="kernel", summary="", values=values)
+    seen = event_of(Observed, rank, source="kernel", summary="", values=values)
     return {"kernel": seen}
 
 

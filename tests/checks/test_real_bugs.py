@@ -8,8 +8,7 @@ from distdiag.events.lifecycle import Signalled
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, raised, signature
+from tests.checks.streams import Job, Program, event_of, signature
 from tests.checks.verdicts import serious
 
 GATHER = "all_gather_into_tensor"
@@ -51,8 +50,7 @@ def test_a_head_that_is_called_more_often_on_one_rank(tmp_path):
     job.call(0, backward, "reduce_scatter_tensor")
     job.call(1, head, GATHER)
     finding = only(job.alignment())
-    assert (finding.code, finding.ranks) == ("COL011", RankSet([0]))
-    assert finding.subjects == ("head",)
+    assert (finding.code, finding.ranks, finding.subjects) == ("COL011", RankSet([0]), ("head",))
     assert finding.location.line == p.line("loss.backward")
 
 
@@ -72,8 +70,7 @@ def test_an_assertion_on_the_rank_that_cannot_fill_its_micro_batches(tmp_path):
     job = Job()
     job.every(p.site("loss.backward"))
     job.call(1, p.site("loss.backward"))
-    failed = raised(0, p.frame("assert pieces"), "AssertionError", "2 pieces for 3")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=5)
+    job.fail(0, 5, p.frame("assert pieces"), kind="AssertionError", message="2 pieces for 3")
     finding = only(job.alignment(trigger=Trigger.LEFT))
     assert (finding.code, finding.ranks) == ("HNG001", RankSet([0]))
     assert finding.location.line == p.line("assert pieces")
@@ -135,7 +132,7 @@ def test_a_signal_that_reaches_one_rank_only(tmp_path):
         job.every(p.site("loss.backward"))
     job.call(0, p.site("loss.backward"))
     job.call(1, p.site("dist.barrier", "    save_checkpoint(model)"), "barrier")
-    job.set(1, signalled=Signalled(rank=1, seq=0, time_ns=0, signal=signal.SIGUSR1))
+    job.set(1, signalled=event_of(Signalled, 1, signal=signal.SIGUSR1))
     finding = only(job.alignment())
     assert (finding.code, finding.ranks) == ("COL011", RankSet([1]))
     assert "SIGUSR1" in finding.message

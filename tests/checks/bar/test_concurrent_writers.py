@@ -3,8 +3,9 @@ import pytest
 from distdiag.checks.bar.concurrent_writers import ConcurrentWriters
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.races import access, alarms, judged, race
+from tests.checks.races import access, alarms, race
 from tests.checks.streams import Program, plain_site
+from tests.checks.verdicts import findings
 
 
 def writers(*contents, action="write", **values):
@@ -28,7 +29,7 @@ def test_content_that_nobody_knows_is_an_alarm():
 
 
 def test_writers_of_the_same_content_are_information():
-    (finding,) = judged(ConcurrentWriters, writers("same", "same"))
+    (finding,) = findings(ConcurrentWriters, writers("same", "same"))
     assert finding.severity is Severity.INFO
     assert "with the same content" in finding.message
 

@@ -2,20 +2,15 @@ from msgspec.structs import replace
 
 from distdiag.checks.bar.divergent_existence_test import DivergentExistenceTest
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
 from tests.checks.races import access
-from tests.checks.streams import Job, plain_site
+from tests.checks.streams import Job, plain_site, together
+from tests.checks.verdicts import findings
 
 
-def judged(job, found, seq=None):
-    tests = {
-        rank: replace(
-            access(rank, "test", plain_site(5), found=answer).event, seq=(seq or {}).get(rank, -1)
-        )
-        for rank, answer in enumerate(found)
-    }
-    shown = Alignment("test", ("/data/cache.pt", 0), tests, job.world, job.view())
-    return list(DivergentExistenceTest().check_alignment(shown))
+def judged(job, found, seqs=(-1, -1, -1)):
+    tests = [access(rank, "test", plain_site(5), found=answer) for rank, answer in enumerate(found)]
+    events = [replace(each.event, seq=seqs[rank]) for rank, each in enumerate(tests)]
+    return findings(DivergentExistenceTest, together(*events, states=job.view().states))
 
 
 def test_ranks_that_part_after_the_test_are_named():
@@ -46,4 +41,4 @@ def test_a_rank_that_tests_behind_the_barrier_of_the_first_is_silent():
     job.call(1, plain_site(9), op="all_reduce")
     job.call(0, plain_site(6), op="barrier")
     job.call(0, plain_site(9), op="all_reduce")
-    assert not judged(job, (False, True), seq={0: -1, 1: 0.5})
+    assert not judged(job, (False, True), seqs=(-1, 0.5))

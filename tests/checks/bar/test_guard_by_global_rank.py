@@ -3,13 +3,14 @@ from distdiag.events.ranks import RankSet
 from distdiag.views.files import MissingFile
 from tests.checks.races import access, missing_file
 from tests.checks.streams import Program, plain_site
+from tests.checks.verdicts import findings
 
 
 def judged(site):
     made = access(0, "write", site, "/node0/index.npy").event
     raised = missing_file(2, "/node1/index.npy")
     shown = MissingFile(2, "/node1/index.npy", raised, {0: made})
-    return list(GuardByGlobalRank().check_missing_file(shown))
+    return findings(GuardByGlobalRank, shown)
 
 
 def test_a_file_that_the_guard_gave_to_one_node_only(tmp_path):

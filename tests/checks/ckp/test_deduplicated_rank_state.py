@@ -3,12 +3,13 @@ import pytest
 from distdiag.checks.ckp.deduplicated_rank_state import DeduplicatedRankState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.loads import aligned, entry, restored, saved
+from tests.checks.loads import entry, restored, saved
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 
 def found(*events):
-    by_rank = {event.rank: event for event in events}
-    return list(DeduplicatedRankState().check_alignment(aligned(by_rank)))
+    return findings(DeduplicatedRankState, together(*events))
 
 
 def both(key, *values, **more):

@@ -3,7 +3,9 @@ import pytest
 from distdiag.checks.ckp.incomplete_load import IncompleteLoad
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.loads import aligned, loaded
+from tests.checks.loads import loaded
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 PREFIX = {
     "num_loaded": 0,
@@ -17,14 +19,13 @@ PREFIX = {
 
 
 def found(*ranks, **values):
-    events = {rank: loaded(rank, **values) for rank in ranks or (0, 1)}
-    return list(IncompleteLoad().check_alignment(aligned(events)))
+    loads = [loaded(rank, **values) for rank in ranks or (0, 1)]
+    return findings(IncompleteLoad, together(*loads))
 
 
 def test_a_prefix_for_which_nothing_fits_is_named():
     (finding,) = found(**PREFIX)
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.PROVEN
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.PROVEN)
     assert finding.ranks == RankSet([0, 1])
     assert "under `module.` and the model under no prefix" in finding.message
     assert "`module.`" in finding.fix
@@ -61,9 +62,8 @@ def test_an_adapter_and_a_load_amid_the_training_are_silent(values):
 
 
 def test_a_rank_that_left_out_something_else_has_a_finding_of_its_own():
-    events = {0: loaded(0), 1: loaded(1, **PREFIX)}
-    findings = IncompleteLoad().check_alignment(aligned(events))
-    assert [(f.ranks, f.severity) for f in findings] == [
+    both = findings(IncompleteLoad, together(loaded(0), loaded(1, **PREFIX)))
+    assert [(f.ranks, f.severity) for f in both] == [
         (RankSet([0]), Severity.INFO),
         (RankSet([1]), Severity.WARNING),
     ]

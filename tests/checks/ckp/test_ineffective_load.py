@@ -2,12 +2,14 @@ from distdiag.checks.ckp.ineffective_load import IneffectiveLoad
 from distdiag.events.checkpoints import Waste
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.loads import aligned, wasted
+from tests.checks.loads import wasted
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 
 def found(*ranks, waste=Waste.UNUSED):
-    events = {rank: wasted(rank, waste) for rank in ranks}
-    return list(IneffectiveLoad().check_alignment(aligned(events)))
+    loads = [wasted(rank, waste) for rank in ranks]
+    return findings(IneffectiveLoad, together(*loads, expected=(0, 1)))
 
 
 def test_what_was_read_and_never_put_into_the_model_is_proven():
@@ -18,8 +20,7 @@ def test_what_was_read_and_never_put_into_the_model_is_proven():
 
 def test_what_was_written_over_on_the_first_rank_is_likely():
     (finding,) = found(0, waste=Waste.OVERWRITTEN)
-    assert finding.grade is Grade.LIKELY
-    assert finding.ranks == RankSet([0])
+    assert (finding.grade, finding.ranks) == (Grade.LIKELY, RankSet([0]))
 
 
 def test_what_a_broadcast_replaced_on_other_ranks_is_a_note():

@@ -3,12 +3,13 @@ import pytest
 from distdiag.checks.ckp.partial_resume import PartialResume
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.loads import aligned, resumed
+from tests.checks.loads import resumed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 
 def found(**values):
-    events = {rank: resumed(rank, **values) for rank in (0, 1)}
-    return list(PartialResume().check_alignment(aligned(events)))
+    return findings(PartialResume, together(*(resumed(rank, **values) for rank in (0, 1))))
 
 
 def test_a_schedule_that_goes_on_with_a_new_optimizer_is_a_warning():

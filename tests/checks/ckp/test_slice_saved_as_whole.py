@@ -2,35 +2,27 @@ from distdiag.checks.ckp.slice_saved_as_whole import SliceSavedAsWhole
 from distdiag.events.models import SliceSaved
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.alignment import Alignment
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site, together
+from tests.checks.verdicts import findings
 
 NAMES = ("q.lora_A", "q.lora_B")
 
 
-def save(*ranks, kind="save"):
+def saved(*ranks):
     """Of four ranks that hold parts, these have saved theirs."""
-    made = {
-        rank: SliceSaved(
-            rank=rank,
-            seq=0,
-            time_ns=0,
-            step=9,
-            names=NAMES,
-            members=(0, 1, 2, 3),
-            site=plain_site(60 + rank),
+    made = [
+        event_of(
+            SliceSaved, rank, step=9, names=NAMES, members=(0, 1, 2, 3), site=plain_site(60 + rank)
         )
         for rank in ranks
-    }
-    return Alignment(kind, NAMES, made, RankSet(range(4)))
+    ]
+    return findings(SliceSavedAsWhole, together(*made, expected=range(4)))
 
 
 def test_the_ranks_whose_parts_are_lost_are_named():
-    (finding,) = SliceSavedAsWhole().check_missing(save(0))
-    assert finding.ranks == RankSet([1, 2, 3])
-    assert finding.grade is Grade.PROVEN
-    assert finding.severity is Severity.ERROR
-    assert finding.subjects == NAMES
+    (finding,) = saved(0)
+    assert (finding.ranks, finding.grade) == (RankSet([1, 2, 3]), Grade.PROVEN)
+    assert (finding.severity, finding.subjects) == (Severity.ERROR, NAMES)
     assert (finding.step, finding.location.line) == (9, 60)
     assert finding.message == (
         "rank 0 saved only its own part of q.lora_A and 1 more; the parts of ranks 1-3 were saved "
@@ -39,9 +31,5 @@ def test_the_ranks_whose_parts_are_lost_are_named():
 
 
 def test_who_saved_is_evidence():
-    (finding,) = SliceSavedAsWhole().check_missing(save(0, 2))
+    (finding,) = saved(0, 2)
     assert [each.ranks for each in finding.evidence] == [RankSet([0, 2]), RankSet([1, 3])]
-
-
-def test_a_save_of_all_ranks_is_silent():
-    assert not list(SliceSavedAsWhole().check_alignment(save(0, 1, 2, 3)))

@@ -3,9 +3,8 @@ import pytest
 from distdiag.checks.col.collective_call_site_mismatch import CollectiveCallSiteMismatch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.alignment import Trigger
-from tests.checks.streams import Job, Program, aligned, plain_site
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, Program, plain_site
+from tests.checks.verdicts import findings, serious
 
 GATHER = "all_gather_into_tensor"
 
@@ -14,7 +13,7 @@ def test_shards_of_different_modules_are_an_error_with_both_names():
     job = Job()
     for rank, name in ((1, "text"), (0, "image")):
         job.call(rank, plain_site(10, module=f"_fsdp_wrapped_module.{name}"), GATHER)
-    (finding,) = aligned(job, CollectiveCallSiteMismatch)
+    (finding,) = findings(CollectiveCallSiteMismatch, job.alignment())
     assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
     assert finding.subjects == ("image", "text")
 
@@ -23,7 +22,7 @@ def test_the_one_rank_of_four_in_another_module_is_named_with_proof():
     job = Job(4)
     for rank in job.world:
         job.call(rank, plain_site(10, module="b" if rank == 1 else "a"), GATHER)
-    (finding,) = aligned(job, CollectiveCallSiteMismatch)
+    (finding,) = findings(CollectiveCallSiteMismatch, job.alignment())
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
 
 
@@ -33,7 +32,7 @@ def test_a_rank_that_lags_by_a_call_of_its_own_is_likely_wrong():
         job.call(0, plain_site(line), "barrier")
     for line in (20, 21, 22):
         job.call(1, plain_site(line), "barrier")
-    (finding,) = aligned(job, CollectiveCallSiteMismatch, seq_id=1)
+    (finding,) = findings(CollectiveCallSiteMismatch, job.alignment(seq_id=1))
     assert (finding.ranks, finding.severity) == (RankSet([0]), Severity.WARNING)
     assert finding.location.line == 10
 
@@ -123,10 +122,4 @@ def test_correct_programs_get_no_more_than_a_note(code, tmp_path):
 def test_the_same_place_is_silent():
     job = Job(4)
     job.every()
-    assert not aligned(job, CollectiveCallSiteMismatch)
-
-
-def test_a_missing_rank_is_not_its_business():
-    job = Job()
-    job.call(0)
-    assert not list(CollectiveCallSiteMismatch().check_missing(job.alignment(trigger=Trigger.LEFT)))
+    assert not findings(CollectiveCallSiteMismatch, job.alignment())

@@ -3,7 +3,8 @@ import pytest
 from distdiag.checks.col.collective_kind_mismatch import CollectiveKindMismatch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
-from tests.checks.streams import Job, Program, aligned, plain_site
+from tests.checks.streams import Job, Program, plain_site
+from tests.checks.verdicts import findings
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
@@ -11,7 +12,7 @@ def test_the_one_rank_with_another_operation_is_odd(order):
     job = Job(4)
     for rank in order:
         job.call(rank, plain_site(20 if rank == 3 else 10), "barrier" if rank == 3 else "broadcast")
-    (finding,) = aligned(job, CollectiveKindMismatch)
+    (finding,) = findings(CollectiveKindMismatch, job.alignment())
     assert (finding.ranks, finding.grade) == (RankSet([3]), Grade.PROVEN)
     assert "broadcast on ranks 0-2 at train.py:10 but barrier on rank 3" in finding.message
 
@@ -20,7 +21,7 @@ def test_two_ranks_that_disagree_are_both_named():
     job = Job()
     job.call(0, plain_site(10))
     job.call(1, plain_site(10), "barrier")
-    (finding,) = aligned(job, CollectiveKindMismatch)
+    (finding,) = findings(CollectiveKindMismatch, job.alignment())
     assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
 
 
@@ -29,7 +30,7 @@ def test_the_rank_that_is_at_the_later_line_skipped_the_earlier_one(tmp_path):
     job = Job()
     job.call(0, p.site("all_reduce"))
     job.call(1, p.site("barrier"), "barrier")
-    (finding,) = aligned(job, CollectiveKindMismatch)
+    (finding,) = findings(CollectiveKindMismatch, job.alignment())
     assert finding.ranks == RankSet([1])
 
 
@@ -38,11 +39,11 @@ def test_gaps_in_the_records_allow_a_note_only():
     job.call(0)
     job.call(1, op="barrier")
     job.set(0, incomplete="a file is damaged")
-    (finding,) = aligned(job, CollectiveKindMismatch)
+    (finding,) = findings(CollectiveKindMismatch, job.alignment())
     assert finding.grade is Grade.NOTE
 
 
 def test_equal_operations_are_silent():
     job = Job(4)
     job.every()
-    assert not aligned(job, CollectiveKindMismatch)
+    assert not findings(CollectiveKindMismatch, job.alignment())

@@ -3,8 +3,8 @@ import pytest
 from distdiag.checks.col.collective_shape_mismatch import CollectiveShapeMismatch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import Job, aligned, signature
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, signature
+from tests.checks.verdicts import findings, serious
 
 
 def sizes(*numels):
@@ -56,7 +56,7 @@ FITTING = {
 @pytest.mark.parametrize("signatures", FITTING.values(), ids=FITTING)
 def test_sizes_that_fit_are_silent(signatures):
     job = job_of(*signatures)
-    assert not aligned(job, CollectiveShapeMismatch)
+    assert not findings(CollectiveShapeMismatch, job.alignment())
     assert not serious(job.alignment())
 
 
@@ -79,7 +79,7 @@ CONTRADICTING = {
 
 @pytest.mark.parametrize("signatures", CONTRADICTING.values(), ids=CONTRADICTING)
 def test_sizes_that_do_not_fit_name_both_of_two_ranks(signatures):
-    (finding,) = aligned(job_of(*signatures), CollectiveShapeMismatch)
+    (finding,) = findings(CollectiveShapeMismatch, job_of(*signatures).alignment())
     assert finding.severity is Severity.ERROR
     assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
 
@@ -89,18 +89,18 @@ def test_the_uneven_last_batch_of_one_of_four_names_that_rank(op):
     def of(numel):
         return sign(op, [numel], [numel] * 4 if op == "all_gather" else [numel])
 
-    (finding,) = aligned(job_of(of(8), of(8), of(8), of(5)), CollectiveShapeMismatch)
+    (finding,) = findings(CollectiveShapeMismatch, job_of(of(8), of(8), of(8), of(5)).alignment())
     assert (finding.ranks, finding.grade) == (RankSet([3]), Grade.PROVEN)
 
 
 def test_the_message_says_what_was_sent_and_what_expected():
-    (finding,) = aligned(job_of(*CONTRADICTING["gather"]), CollectiveShapeMismatch)
+    (finding,) = findings(CollectiveShapeMismatch, job_of(*CONTRADICTING["gather"]).alignment())
     assert "rank 1 sends 3 elements to rank 0, which expects 2" in finding.message
 
 
 def test_other_shapes_of_equally_many_elements_are_a_note():
     a, b = signature(input_sizes=((4, 2),)), signature(input_sizes=((8,),))
-    (finding,) = aligned(job_of(a, b), CollectiveShapeMismatch)
+    (finding,) = findings(CollectiveShapeMismatch, job_of(a, b).alignment())
     assert finding.grade is Grade.NOTE
 
 
@@ -109,5 +109,5 @@ def test_a_message_must_fit_its_receive(numel, num_findings):
     job = Job()
     send = job.call(0, sign=sign("send", [4], peer=1))
     receive = job.call(1, sign=sign("recv", [], [numel], peer=0))
-    found = list(CollectiveShapeMismatch().check_alignment(job.message(send, receive)))
+    found = findings(CollectiveShapeMismatch, job.message(send, receive))
     assert len(found) == num_findings

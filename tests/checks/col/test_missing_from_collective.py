@@ -6,8 +6,12 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, missing, plain_site, raised, signature, stacks
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, Program, plain_site, signature, stacks
+from tests.checks.verdicts import codes, findings, serious
+
+
+def found(job, **where):
+    return findings(MissingFromCollective, job.alignment(**where))
 
 
 def test_a_rank_that_finished_is_named_as_missing_with_proof():
@@ -15,7 +19,7 @@ def test_a_rank_that_finished_is_named_as_missing_with_proof():
     job.every()
     job.call(0, plain_site(30), "barrier")
     job.set(1, fate=Fate.FINISHED)
-    (finding,) = missing(job, MissingFromCollective, Trigger.LEFT)
+    (finding,) = found(job, trigger=Trigger.LEFT)
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
     assert "rank 1 has finished its script" in finding.message
     assert finding.location.line == 30
@@ -27,7 +31,7 @@ def test_one_of_four_is_missing_whatever_the_order_of_arrival(order):
     for rank in order:
         if rank != 2:
             job.call(rank)
-    (finding,) = missing(job, MissingFromCollective, Trigger.STALLED)
+    (finding,) = found(job, trigger=Trigger.STALLED)
     assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.LIKELY)
     assert [str(e.ranks) for e in finding.evidence] == ["0-1,3", "2"]
 
@@ -37,7 +41,7 @@ def test_the_stack_of_a_stuck_rank_gives_the_line(tmp_path):
     job = Job()
     job.call(0, p.site("dist.barrier"), "barrier")
     job.set(1, stacks=stacks(1, p.frame("lock.acquire")))
-    (finding,) = missing(job, MissingFromCollective, Trigger.STALLED)
+    (finding,) = found(job, trigger=Trigger.STALLED)
     assert finding.location.source == "lock.acquire()"
 
 
@@ -46,23 +50,23 @@ def test_two_groups_in_opposite_order_are_one_circle_and_one_finding():
     a, b = job.group(name="a"), job.group(name="b")
     job.call(0, plain_site(10), group=a)
     job.call(1, plain_site(11), group=b)
-    found = [missing(job, MissingFromCollective, Trigger.CYCLE, group=g)[0] for g in (a, b)]
-    assert {f.ranks for f in found} == {RankSet([0, 1])}
-    assert "one order" in found[0].fix
+    first, second = (found(job, trigger=Trigger.CYCLE, group=g)[0] for g in (a, b))
+    assert first.ranks == second.ranks == RankSet([0, 1])
+    assert "one order" in first.fix
 
 
 def test_a_rank_that_works_is_late_and_left_to_the_check_of_stragglers():
     job = Job()
     job.call(0)
     job.set(1, is_working=True, phase=Phase.FORWARD)
-    assert not missing(job, MissingFromCollective, Trigger.STALLED)
+    assert not found(job, trigger=Trigger.STALLED)
 
 
 def test_records_with_gaps_allow_a_note_only():
     job = Job()
     job.call(0)
     job.set(1, fate=Fate.FINISHED, incomplete="disk full")
-    (finding,) = missing(job, MissingFromCollective, Trigger.LEFT)
+    (finding,) = found(job, trigger=Trigger.LEFT)
     assert finding.grade is Grade.NOTE
 
 
@@ -75,16 +79,16 @@ def test_a_job_that_was_cut_off_accuses_nobody():
 def test_a_failure_is_left_to_its_own_check():
     job = Job()
     job.call(0)
-    job.set(1, fate=Fate.RAISED, raised=raised(1), left_ns=1)
-    assert not missing(job, MissingFromCollective, Trigger.LEFT)
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["HNG001"]
+    job.fail(1)
+    assert not found(job, trigger=Trigger.LEFT)
+    assert codes(job.alignment(trigger=Trigger.LEFT)) == ["HNG001"]
 
 
 def test_a_rank_that_waits_for_a_message_is_left_to_the_messages():
     job = Job()
     job.call(0, op="barrier")
     job.call(1, sign=signature("recv", peer=0))
-    assert not missing(job, MissingFromCollective, Trigger.CYCLE, seq_id=0)
+    assert not found(job, trigger=Trigger.CYCLE, seq_id=0)
 
 
 def test_a_rank_stuck_inside_a_loop_that_others_passed_is_missing_and_not_uneven(tmp_path):
@@ -95,4 +99,4 @@ def test_a_rank_stuck_inside_a_loop_that_others_passed_is_missing_and_not_uneven
     job.every(p.site("dist.barrier"), "barrier")
     job.call(0, p.site("dist.barrier"), "barrier")
     job.set(1, stacks=stacks(1, p.frame("lock.acquire")))
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.STALLED))] == ["COL001"]
+    assert codes(job.alignment(trigger=Trigger.STALLED)) == ["COL001"]

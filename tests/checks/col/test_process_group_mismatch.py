@@ -5,13 +5,14 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, plain_site, raised
+from tests.checks.streams import Job, Program, plain_site
+from tests.checks.verdicts import findings
 
 SITE = plain_site(5)
 
 
 def judged(calls, num_ranks=4):
-    return list(ProcessGroupMismatch().check_alignment(Job(num_ranks).creation(calls)))
+    return findings(ProcessGroupMismatch, Job(num_ranks).creation(calls))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0)])
@@ -59,7 +60,7 @@ def test_a_group_that_only_its_members_create_is_told_with_the_guard(tmp_path):
         job.call(rank, p.site("dist.barrier"), "barrier")
     site = p.site("new_group")
     alignment = job.creation({r: ((0, 1), site) for r in (1, 0)}, Trigger.STALLED)
-    (finding,) = ProcessGroupMismatch().check_missing(alignment)
+    (finding,) = findings(ProcessGroupMismatch, alignment)
     assert finding.ranks == RankSet([0, 1])
     assert "under `if rank in members:`" in finding.message
     assert finding.location.line == p.line("new_group")
@@ -69,7 +70,7 @@ def test_a_rank_that_finished_without_creating_the_group_is_named():
     job = Job(2)
     job.set(1, fate=Fate.FINISHED)
     alignment = job.creation({0: ((0, 1), SITE)}, Trigger.LEFT)
-    (finding,) = ProcessGroupMismatch().check_missing(alignment)
+    (finding,) = findings(ProcessGroupMismatch, alignment)
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
 
 
@@ -77,12 +78,12 @@ def test_a_rank_that_works_on_its_way_there_is_a_note():
     job = Job(2)
     job.set(1, is_working=True)
     alignment = job.creation({0: ((0, 1), SITE)}, Trigger.STALLED)
-    (finding,) = ProcessGroupMismatch().check_missing(alignment)
+    (finding,) = findings(ProcessGroupMismatch, alignment)
     assert finding.severity is Severity.INFO
 
 
 def test_a_failed_rank_is_left_to_its_own_check():
     job = Job(2)
-    job.set(1, fate=Fate.RAISED, raised=raised(1))
+    job.fail(1)
     alignment = job.creation({0: ((0, 1), SITE)}, Trigger.LEFT)
-    assert not list(ProcessGroupMismatch().check_missing(alignment))
+    assert not findings(ProcessGroupMismatch, alignment)

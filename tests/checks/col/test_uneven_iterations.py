@@ -5,8 +5,8 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, Program, aligned, missing, plain_site, signature, stacks
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, Program, plain_site, signature, stacks
+from tests.checks.verdicts import codes, findings
 
 LOOP = """
     def main():
@@ -16,6 +16,10 @@ LOOP = """
         dist.barrier()
         dist.all_reduce(once)
     """
+
+
+def found(job, **where):
+    return findings(UnevenIterations, job.alignment(**where))
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def test_the_fewer_side_or_those_that_left_are_odd(program, order, leavers, odd)
     for rank in order:
         left = rank in leavers
         job.call(rank, program.site("barrier" if left else "backward"), "barrier" if left else "x")
-    (finding,) = aligned(job, UnevenIterations)
+    (finding,) = found(job)
     assert (finding.ranks, finding.grade) == (RankSet(odd), Grade.PROVEN)
     assert "is call 4 from there, after 3 on" in finding.message
 
@@ -42,8 +46,8 @@ def test_a_rank_that_finished_after_fewer_passes(program):
     job.every(program.site("backward"))
     job.call(0, program.site("backward"))
     job.set(1, fate=Fate.FINISHED)
-    assert [f.ranks for f in missing(job, UnevenIterations, Trigger.LEFT)] == [RankSet([1])]
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["COL011"]
+    assert [f.ranks for f in found(job, trigger=Trigger.LEFT)] == [RankSet([1])]
+    assert codes(job.alignment(trigger=Trigger.LEFT)) == ["COL011"]
 
 
 def test_the_evidence_is_of_the_moment_of_the_call_and_not_of_what_came_later(program):
@@ -57,7 +61,7 @@ def test_the_evidence_is_of_the_moment_of_the_call_and_not_of_what_came_later(pr
         job.call(0, program.site("backward"), step=step, group=other)
         job.call(1, program.site("backward"), step=step, group=other)
     job.set(0, 1, step=9, num_batches=90, num_backwards=90)
-    (finding,) = aligned(job, UnevenIterations, seq_id=point.collective_seq_id)
+    (finding,) = found(job, seq_id=point.collective_seq_id)
     assert "is call 4 from there, after 3 on rank 1" in finding.message
     assert [evidence.values for evidence in finding.evidence[:2]] == [{"step": 3}, {"step": 3}]
     assert [evidence.summary.split(",")[0] for evidence in finding.evidence[:2]] == [
@@ -72,7 +76,7 @@ def test_the_stack_says_whether_a_stuck_rank_has_left_the_loop(program, place, n
     job.every(program.site("backward"))
     job.call(0, program.site("backward"))
     job.set(1, stacks=stacks(1, program.frame(place)))
-    assert len(missing(job, UnevenIterations, Trigger.STALLED)) == num_findings
+    assert len(found(job, trigger=Trigger.STALLED)) == num_findings
 
 
 def test_a_call_outside_of_loops_is_no_iteration(program):
@@ -80,7 +84,7 @@ def test_a_call_outside_of_loops_is_no_iteration(program):
     job.every(program.site("once"))
     job.call(0, program.site("once"))
     job.set(1, fate=Fate.FINISHED)
-    assert not missing(job, UnevenIterations, Trigger.LEFT)
+    assert not found(job, trigger=Trigger.LEFT)
 
 
 def test_without_the_source_the_counts_decide():
@@ -92,7 +96,7 @@ def test_without_the_source_the_counts_decide():
         job.every(plain_site(10))
     job.call(0, plain_site(10))
     job.call(1, plain_site(20), "barrier")
-    (finding,) = aligned(job, UnevenIterations)
+    (finding,) = found(job)
     assert finding.ranks == RankSet([1])
 
 
@@ -101,14 +105,14 @@ def test_a_loop_that_all_ranks_leave_together_is_silent(program):
     for _ in range(3):
         job.every(program.site("backward"))
     job.every(program.site("barrier"), "barrier")
-    assert not aligned(job, UnevenIterations)
+    assert not found(job)
 
 
 def test_a_first_pass_that_only_one_rank_makes_is_not_called_uneven(program):
     job = Job()
     job.call(0, program.site("backward"))
     job.call(1, program.site("barrier"), "barrier")
-    assert not aligned(job, UnevenIterations)
+    assert not found(job)
 
 
 NESTED = """
@@ -125,9 +129,9 @@ NESTED = """
 
 
 @pytest.mark.parametrize(
-    ("place", "codes"), [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])]
+    ("place", "told"), [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])]
 )
-def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, codes):
+def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, told):
     p = Program(tmp_path, NESTED)
     inner = p.site("reduce(", "    average()")
     job = Job()
@@ -135,7 +139,7 @@ def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, cod
         job.every(inner)
     job.call(0, inner)
     job.set(1, stacks=stacks(1, p.frame(place)), idle_s=31.0)
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.STALLED))] == codes
+    assert codes(job.alignment(trigger=Trigger.STALLED)) == told
 
 
 INNER_CALL = """
@@ -156,4 +160,4 @@ def test_a_message_that_never_comes_holds_a_rank_up_on_its_way(tmp_path, op, num
     sign = signature(op, peer=0) if op == "recv" else signature(op)
     elsewhere = None if op == "recv" else job.group(name="other")
     job.call(1, program.site("log"), sign=sign, group=elsewhere)
-    assert len(missing(job, UnevenIterations, Trigger.CYCLE)) == num_findings
+    assert len(found(job, trigger=Trigger.CYCLE)) == num_findings

@@ -5,13 +5,13 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, plain_site, raised, signature
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, plain_site, signature
+from tests.checks.verdicts import findings, serious
 
 
 def judged(job, call, trigger, expected=(0, 1)):
     alignment = job.message(call, expected=expected, trigger=trigger)
-    return list(UnmatchedSend().check_missing(alignment))
+    return findings(UnmatchedSend, alignment)
 
 
 def receive(job, rank=0, peer=1, **values):
@@ -79,7 +79,7 @@ def test_a_peer_that_works_is_late_and_only_a_note():
 def test_a_peer_that_raised_is_left_to_its_own_check():
     job = Job()
     call = receive(job)
-    job.set(1, fate=Fate.RAISED, raised=raised(1), left_ns=1)
+    job.fail(1)
     assert not judged(job, call, Trigger.LEFT)
     found = serious(job.message(call, trigger=Trigger.LEFT))
     assert [f.code for f in found] == ["HNG001"]

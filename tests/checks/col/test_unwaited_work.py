@@ -4,7 +4,9 @@ from distdiag.checks.col.unwaited_work import UnwaitedWork
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import CollectiveState
 from distdiag.findings.finding import Severity
-from tests.checks.streams import TORCH, Job, plain_site, signature
+from distdiag.views.rank_states import WorkView
+from tests.checks.streams import TORCH, Job, event_of, plain_site, signature
+from tests.checks.verdicts import findings
 
 FRAMEWORK = Frame("/site-packages/accelerate/utils.py", 3, "gather", user=False)
 
@@ -13,8 +15,8 @@ def judged(site=None, state="dropped", **values):
     job = Job()
     given = {"is_async": True, "api": "all_reduce"} | values
     call = job.call(0, site, **given)
-    event = CollectiveState(rank=0, seq=1, time_ns=0, call=call.seq, state=state)
-    return list(UnwaitedWork().check_event(event, job.view()))
+    event = event_of(CollectiveState, call=call.seq, state=state)
+    return findings(UnwaitedWork, WorkView(event, (call,)))
 
 
 def test_a_result_that_nobody_waited_for_is_a_warning():
@@ -46,5 +48,5 @@ def test_what_is_waited_for_or_not_the_user_s_own_is_silent(values):
 
 
 def test_a_call_that_is_no_longer_known_is_silent():
-    event = CollectiveState(rank=0, seq=1, time_ns=0, call=77, state="dropped")
-    assert not list(UnwaitedWork().check_event(event, Job().view()))
+    event = event_of(CollectiveState, call=77, state="dropped")
+    assert not findings(UnwaitedWork, WorkView(event))

@@ -3,20 +3,21 @@ import pytest
 from distdiag.checks.dat.divergent_sampler_order import DivergentSamplerOrder
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 EVEN, ODD, FIRST = list(range(0, 32, 2)), list(range(1, 32, 2)), list(range(16))
 ROWS = [f"row {number}" for number in range(16)]
 
 
 def judged(*events):
-    return list(DivergentSamplerOrder().check_alignment(aligned(*events)))
+    return findings(DivergentSamplerOrder, together(*events))
 
 
 def test_parts_that_overlap_are_named_with_their_counts():
     (finding,) = judged(epoch_fed(0, EVEN), epoch_fed(1, FIRST, seed=1))
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.LIKELY
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert finding.ranks == RankSet([0, 1])
     assert "8 samples are read by several ranks, and 8 of 32 by none" in finding.message
     assert [each.values["seed"] for each in finding.evidence] == [0, 1]

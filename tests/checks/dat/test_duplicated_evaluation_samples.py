@@ -5,8 +5,8 @@ from distdiag.events.base import CallSite
 from distdiag.events.data import RowsGathered
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.feeds import aligned
-from tests.checks.streams import TORCH, Program
+from tests.checks.streams import TORCH, Program, event_of, together
+from tests.checks.verdicts import findings
 
 KEEPING = """
     def evaluate(loader):
@@ -32,20 +32,19 @@ def gathered(rank, site, **values):
         "tensors": ("int64 8",),
         "is_dropped_elsewhere": False,
     }
-    return RowsGathered(rank=rank, seq=1, time_ns=0, site=site, **{**fields, **values})
+    return event_of(RowsGathered, rank, site=site, **{**fields, **values})
 
 
 def judged(folder, code=KEEPING, *, is_users=True, **values):
     site = Program(folder, code).site("# CALL")
     site = CallSite(site.frames[1:] if is_users else (TORCH, *site.frames))
     events = [gathered(rank, site, **values) for rank in (0, 1)]
-    return list(DuplicatedEvaluationSamples().check_alignment(aligned(*events)))
+    return findings(DuplicatedEvaluationSamples, together(*events))
 
 
 def test_answers_of_samples_that_fill_a_batch_up_are_an_alarm(tmp_path):
     (finding,) = judged(tmp_path)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.location.line == 3
     assert "counts 14 of the 50 samples of Readings twice" in finding.message
 

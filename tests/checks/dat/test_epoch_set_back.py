@@ -3,20 +3,21 @@ import pytest
 from distdiag.checks.dat.epoch_set_back import EpochSetBack
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 ORDER = (9, 3, 1, 30)
 
 
 def judged(**values):
     events = [epoch_fed(rank, ORDER, **values) for rank in (0, 1)]
-    return list(EpochSetBack().check_alignment(aligned(*events)))
+    return findings(EpochSetBack, together(*events))
 
 
 def test_a_resumed_pass_of_an_earlier_epoch_is_named():
     (finding,) = judged(epoch=0, epoch_before=3, num_skipped=5)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "went back from 3 to 0, and the pass leaves out its first 5 batches" in finding.message
     assert finding.location.line == 10
 

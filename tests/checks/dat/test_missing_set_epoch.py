@@ -3,7 +3,9 @@ import pytest
 from distdiag.checks.dat.missing_set_epoch import MissingSetEpoch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 ORDER = (9, 3, 1, 30, 17, 4, 22, 8)
 
@@ -14,15 +16,13 @@ def repeated(rank, order=ORDER, **values):
 
 
 def judged(*events):
-    return list(MissingSetEpoch().check_alignment(aligned(*events)))
+    return findings(MissingSetEpoch, together(*events))
 
 
 def test_an_order_that_comes_again_is_named_once_for_all_ranks():
     (finding,) = judged(repeated(0), repeated(1))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.PROVEN
-    assert finding.location.line == 10
+    assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.WARNING)
+    assert (finding.grade, finding.location.line) == (Grade.PROVEN, 10)
     assert "passes 1 and 2 over Data have one and the same order" in finding.message
     assert "DistributedSampler (seed 0, epoch 0, part 0 of 2)" in finding.message
 

@@ -4,6 +4,7 @@ from distdiag.checks.dat.shared_noise import SharedNoise
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.feeds import draw, feeds, model_fed
+from tests.checks.verdicts import findings
 
 
 def drawing(number, *draws, **values):
@@ -12,13 +13,12 @@ def drawing(number, *draws, **values):
 
 
 def judged(*passes, **values):
-    return list(SharedNoise().check_feeds(feeds(*passes, **values)))
+    return findings(SharedNoise, feeds(*passes, **values))
 
 
 def test_noise_from_generators_in_one_state_is_named():
     (finding,) = judged(drawing(1, draw("a")), drawing(2, draw("b")))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.location.line == 30
     assert "torch.randn_like of [4, 8] for DDP Net yields the same numbers" in finding.message
 

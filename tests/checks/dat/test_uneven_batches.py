@@ -3,18 +3,19 @@ import pytest
 from distdiag.checks.dat.uneven_batches import UnevenBatches
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import aligned, epoch_fed
+from tests.checks.feeds import epoch_fed
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 
 def judged(*changes):
     events = [epoch_fed(rank, range(8), **change) for rank, change in enumerate(changes)]
-    return list(UnevenBatches().check_alignment(aligned(*events)))
+    return findings(UnevenBatches, together(*events))
 
 
 def test_the_rank_with_fewer_batches_is_noted():
     (finding,) = judged({"num_batches": 5}, {"num_batches": 4})
-    assert finding.ranks == RankSet([1])
-    assert finding.severity is Severity.INFO
+    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.INFO)
     assert "has 4 batches on rank 1 and up to 5 on others" in finding.message
 
 

@@ -4,6 +4,7 @@ from distdiag.checks.dat.unsharded_sampler import UnshardedSampler
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.feeds import feeds, model_fed
+from tests.checks.verdicts import findings
 
 
 def same(number, **values):
@@ -19,13 +20,12 @@ def same(number, **values):
 
 
 def judged(*passes, **values):
-    return list(UnshardedSampler().check_feeds(feeds(*passes, **values)))
+    return findings(UnshardedSampler, feeds(*passes, **values))
 
 
 def test_ranks_that_are_given_the_same_are_named():
     (finding,) = judged(same(0), same(1))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "DDP Net is given the same samples on ranks 0-1 in 2 of 2 steps" in finding.message
     assert finding.location.line == 20
 

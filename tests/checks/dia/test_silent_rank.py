@@ -5,12 +5,13 @@ from distdiag.events.collectives import GroupCreated
 from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.rank_states import Fate
-from tests.checks.streams import Job, plain_site
+from distdiag.views.rank_states import Fate, LaunchView
+from tests.checks.streams import Job, event_of, plain_site
+from tests.checks.verdicts import findings
 
 
 def judged(job):
-    return list(SilentRank().check_ranks(job.view()))
+    return findings(SilentRank, job.view())
 
 
 def test_ranks_without_any_event_are_named_at_the_end():
@@ -34,27 +35,24 @@ def test_ranks_that_were_heard_of_are_silent():
 
 
 def started(world=1):
-    return RankStarted(
-        rank=0, seq=0, time_ns=0, local_rank=0, world_size=world, hostname="", pid=1,
-        python="3.11", command=("train.py", "--lr", "1 2"), unix_ns=0,
-    )  # fmt: skip
+    fields = {"local_rank": 0, "hostname": "", "pid": 1, "python": "3.11", "unix_ns": 0}
+    return event_of(RankStarted, world_size=world, command=("train.py", "--lr", "1 2"), **fields)
 
 
 def begun(scope, backend="cpu:gloo"):
-    return GroupCreated(
-        rank=0, seq=1, time_ns=0, api="init_process_group", ordinal=0, scope=scope, ranks=scope,
-        desc="default_pg", generation=1, site=plain_site(7), backend=backend,
-    )  # fmt: skip
+    fields = {"api": "init_process_group", "ordinal": 0, "desc": "default_pg", "generation": 1}
+    fields |= {"scope": scope, "ranks": scope, "backend": backend}
+    return event_of(GroupCreated, site=plain_site(7), **fields)
 
 
 def spawned(number):
-    return ProcessesSpawned(rank=0, seq=1, time_ns=0, number=number, site=plain_site(9))
+    return event_of(ProcessesSpawned, number=number, site=plain_site(9))
 
 
 def told(event, num_ranks=1, world=1):
     job = Job(num_ranks)
     job.set(0, started=started(world))
-    return list(SilentRank().check_event(event, job.view()))
+    return findings(SilentRank, LaunchView(event, job.view().states))
 
 
 def test_a_group_of_more_ranks_than_are_observed_is_a_note_with_the_command_to_use():

@@ -1,69 +1,25 @@
-from itertools import count
-
-import pytest
-
 from distdiag.checks.env.unconnected_ranks import UnconnectedRanks
-from distdiag.engine.data import LoneSteps
-from distdiag.engine.runner import Judges
-from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup
-from distdiag.events.lifecycle import ProbeDisabled, SteppedAlone
+from distdiag.events.lifecycle import SteppedAlone
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.streams import plain_site, signature
+from tests.checks.streams import event_of, plain_site, together
+from tests.checks.verdicts import findings
 
 WORLD = RankSet([0, 1, 2])
-_SEQS = count()
 
 
 def alone(rank, **values):
     fields = {"num_launched": 3, "library": "", "others": (), "site": plain_site(14 + rank)}
-    return SteppedAlone(rank=rank, seq=next(_SEQS), time_ns=0, **{**fields, **values})
+    return event_of(SteppedAlone, rank, seq=rank, **{**fields, **values})
 
 
-def joins(rank):
-    """A rank creates the default group."""
-    return GroupCreated(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
-        api="init_process_group",
-        ordinal=0,
-        scope=tuple(WORLD),
-        ranks=tuple(WORLD),
-        desc="default_pg",
-        generation=0,
-        site=plain_site(3),
-    )
+def found(*ranks, **values):
+    steps = [alone(rank, **values) for rank in ranks]
+    return findings(UnconnectedRanks, together(*steps, expected=WORLD))
 
 
-def calls(rank):
-    """A rank issues a collective."""
-    group = ProcessGroup("0", "default_pg", tuple(WORLD), "gloo")
-    return Collective(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
-        group=group,
-        collective_seq_id=0,
-        signature=signature(),
-        site=plain_site(5),
-    )
-
-
-def watched(*events, is_over=True):
-    judges = Judges([UnconnectedRanks()])
-    watch = LoneSteps(WORLD, judges)
-    for event in events:
-        watch.feed(event)
-    if is_over:
-        watch.finish()
-    assert not judges.disabled
-    return judges.conclusions.all(), watch.not_checked
-
-
-@pytest.mark.parametrize("is_over", [False, True])
-def test_ranks_that_all_step_without_a_group_are_one_finding_at_once(is_over):
-    (finding,), not_checked = watched(*map(alone, WORLD), is_over=is_over)
+def test_ranks_that_all_step_without_a_group_are_one_finding():
+    (finding,) = found(0, 1, 2)
     assert finding.ranks == WORLD
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert finding.location.line == 14
@@ -73,42 +29,24 @@ def test_ranks_that_all_step_without_a_group_are_one_finding_at_once(is_over):
     )
     assert "--ignore ENV001" in finding.fix
     assert [each.ranks for each in finding.evidence] == [RankSet([rank]) for rank in WORLD]
-    assert not not_checked
 
 
-def test_where_one_rank_never_steps_the_others_are_named_at_the_end():
-    assert watched(alone(0), alone(2), is_over=False)[0] == ()
-    (finding,), _ = watched(alone(0), alone(2))
+def test_where_one_rank_never_steps_the_others_are_named():
+    (finding,) = found(0, 2)
     assert finding.ranks == RankSet([0, 2])
     assert "ranks 0,2 train alone" in finding.message
 
 
 def test_a_library_that_makes_a_group_and_uses_it_not_is_named():
-    made = [joins(rank) for rank in WORLD]
-    (finding,), _ = watched(*made, *(alone(rank, library="accelerate") for rank in WORLD))
+    (finding,) = found(*WORLD, library="accelerate")
     assert "accelerate has set itself up for one process" in finding.message
 
 
 def test_one_rank_that_trains_while_the_others_serve_it_is_silent():
-    assert watched(alone(1))[0] == ()
-
-
-@pytest.mark.parametrize("connect", [joins, calls])
-def test_ranks_that_meet_later_are_taken_back(connect):
-    assert watched(*map(alone, WORLD), *map(connect, WORLD))[0] == ()
-
-
-def test_collectives_before_the_first_step_connect_whatever_the_library_says():
-    stepped = [alone(rank, library="accelerate") for rank in WORLD]
-    assert watched(*map(calls, WORLD), *stepped)[0] == ()
+    assert not found(1)
 
 
 def test_a_package_that_may_connect_them_makes_it_a_note():
-    (finding,), _ = watched(*(alone(rank, others=("horovod",)) for rank in WORLD))
+    (finding,) = found(*WORLD, others=("horovod",))
     assert finding.severity is Severity.INFO
     assert "horovod may connect them" in finding.message
-
-
-def test_steps_that_are_not_observed_are_told():
-    broken = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="steps", reason="why", traceback="")
-    assert watched(broken)[1] == {"ENV001": "the steps of rank 1 are not observed"}

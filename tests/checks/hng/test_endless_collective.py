@@ -1,12 +1,13 @@
 from distdiag.checks.hng.endless_collective import EndlessCollective
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed
-from tests.checks.streams import Job
+from tests.checks.streams import Job, event_of
+from tests.checks.verdicts import findings
 
 
 def _judged(job):
     calls = tuple(calls[-1] for calls in job.calls.values() if calls)
-    return list(EndlessCollective().check_ranks(job.view(waiting=calls)))
+    return findings(EndlessCollective, job.view(waiting=calls))
 
 
 def test_a_collective_that_all_came_to_and_that_does_not_end_is_named():
@@ -23,7 +24,7 @@ def test_what_the_gpus_say_is_evidence():
     job = Job()
     job.every()
     job.set(*job.world, idle_s=31.0)
-    seen = Observed(rank=1, seq=-1, time_ns=0, source="nvml", summary="the GPU has an Xid 79")
+    seen = event_of(Observed, 1, source="nvml", summary="the GPU has an Xid 79")
     job.set(1, observed={"nvml": seen})
     (finding,) = _judged(job)
     assert any("Xid 79" in e.summary and e.ranks == RankSet([1]) for e in finding.evidence)

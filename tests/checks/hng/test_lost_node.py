@@ -6,9 +6,8 @@ from distdiag.events.lifecycle import NodeLost
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import TORCH, Job, plain_site, raised
-
-CLOSED = "[gloo/pair.cc:534] Connection closed by peer [10.0.0.2]:3141"
+from tests.checks.streams import Job, event_of, plain_site
+from tests.checks.verdicts import findings
 
 
 @pytest.fixture
@@ -17,23 +16,18 @@ def job():
     job = Job(4)
     job.every(plain_site(3), step=7)
     for rank in (2, 3):
-        lost = NodeLost(rank=rank, seq=-1, time_ns=5, hostname="host-1", silent_s=20.3)
+        lost = event_of(NodeLost, rank, time_ns=5, hostname="host-1", silent_s=20.3)
         job.set(rank, lost=lost, step=7)
     return job
 
 
-def fail(job, rank, left_ns, frame=TORCH, message=CLOSED):
-    failed = raised(rank, frame, "RuntimeError", message)
-    job.set(rank, fate=Fate.RAISED, raised=failed, left_ns=left_ns)
-
-
 def judged(job):
-    return list(LostNode().check_ranks(job.view()))
+    return findings(LostNode, job.view())
 
 
 def test_a_node_whose_loss_ends_the_job_is_named_with_its_ranks(job):
-    fail(job, 0, 6)
-    fail(job, 1, 6)
+    job.lose_peer(0, 6)
+    job.lose_peer(1, 6)
     (finding,) = judged(job)
     assert (finding.ranks, finding.severity) == (RankSet([2, 3]), Severity.ERROR)
     assert (
@@ -58,18 +52,18 @@ def test_others_that_their_launcher_ends_because_of_it_do_not_hide_it(job):
 
 
 def test_an_error_of_a_library_that_nobody_knows_may_have_come_of_it(job):
-    fail(job, 0, 6, message="unhandled system error")
+    job.lose_peer(0, 6, "unhandled system error")
     assert len(judged(job)) == 1
 
 
 @pytest.mark.parametrize("left_ns", [4, 6])
 def test_an_error_of_the_program_itself_has_its_own_reasons(job, left_ns):
-    fail(job, 0, left_ns, Frame("train.py", 7, "main"), "no such file")
+    job.fail(0, left_ns, Frame("train.py", 7, "main"), message="no such file")
     assert judged(job) == []
 
 
 def test_a_failure_before_that_is_the_cause(job):
-    fail(job, 0, 4, message="unhandled system error")
+    job.lose_peer(0, 4, "unhandled system error")
     assert judged(job) == []
 
 
@@ -81,5 +75,5 @@ def test_a_node_of_which_only_the_monitor_was_lost_is_not_named(job):
 
 def test_ranks_that_had_ended_are_not_lost(job):
     job.set(2, 3, fate=Fate.FINISHED, left_ns=4)
-    fail(job, 0, 6)
+    job.lose_peer(0, 6)
     assert judged(job) == []

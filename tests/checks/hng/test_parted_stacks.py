@@ -1,8 +1,9 @@
 from distdiag.checks.hng.parted_stacks import PartedStacks
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import Fate, StackView
 from tests.checks.streams import TORCH, Job, Program, library, stacks
+from tests.checks.verdicts import findings
 
 SOURCE = "def main():\n    evaluate()\n    dist.all_reduce(loss)\n    dist.barrier()"
 
@@ -13,13 +14,12 @@ def seen(tmp_path, *stacks_by_rank):
     job = Job(len(stacks_by_rank))
     for rank, (text, *inner) in enumerate(stacks_by_rank):
         job.set(rank, fate=Fate.SILENT, stacks=stacks(rank, *inner, p.frame(text)))
-    return list(PartedStacks().check_ranks(job.view()))
+    return findings(PartedStacks, StackView(job.view().states))
 
 
 def test_the_rank_that_is_in_no_collective_is_named_with_its_line(tmp_path):
     (finding,) = seen(tmp_path, ("all_reduce", TORCH), ("evaluate",), ("all_reduce", TORCH))
-    assert (finding.ranks, finding.location.line) == (RankSet([1]), 2)
-    assert finding.grade is Grade.LIKELY
+    assert (finding.ranks, finding.location.line, finding.grade) == (RankSet([1]), 2, Grade.LIKELY)
     assert "all_reduce" in finding.message
 
 
@@ -52,4 +52,4 @@ def test_where_records_were_read_the_other_checks_judge(tmp_path):
     job = Job()
     job.set(0, stacks=stacks(0, TORCH, p.frame("all_reduce")))
     job.set(1, stacks=stacks(1, p.frame("evaluate")))
-    assert not list(PartedStacks().check_ranks(job.view()))
+    assert not findings(PartedStacks, StackView(job.view().states))

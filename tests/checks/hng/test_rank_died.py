@@ -7,24 +7,24 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import TORCH, Job, Program, raised, signature
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, Program, event_of, signature
+from tests.checks.verdicts import codes, findings, serious
 
 S = 1_000_000_000
 LINE = Frame("train.py", 7, "main")
 
 
 def judged(job):
-    return list(RankDied().check_ranks(job.view()))
+    return findings(RankDied, job.view())
 
 
 def die(job, rank, left_ns, status=None, oom_kills=0):
-    exited = Exited(rank=rank, seq=-1, time_ns=left_ns, status=status, oom_kills=oom_kills)
+    exited = event_of(Exited, rank, time_ns=left_ns, status=status, oom_kills=oom_kills)
     job.set(rank, fate=Fate.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0)
 
 
 def leave(job, rank, left_ns, status, frame=LINE):
-    finished = Finished(rank=rank, seq=9, time_ns=0, exit_status=status, frames=(frame,))
+    finished = event_of(Finished, rank, exit_status=status, frames=(frame,))
     job.set(rank, fate=Fate.FINISHED, left_ns=left_ns, exit_status=status, finished=finished)
 
 
@@ -39,86 +39,57 @@ def test_a_killed_rank_is_named_with_what_it_did_last(num_ranks):
     assert "it had last called all_reduce #0" in finding.message
 
 
-def test_those_that_the_launcher_stopped_afterwards_are_not_accused():
-    job = Job(4)
-    for rank, left_ns, status in (
-        (3, 5 * S, -9),
-        (0, 8 * S, -15),
-        (1, 8 * S, -15),
-        (2, 40 * S, -9),
-    ):
-        die(job, rank, left_ns, status)
+def ended(*ends, **values):
+    """What is found where these ranks end: rank, when, and status, which is minus a signal."""
+    job = Job(len(ends))
+    for rank, left_ns, status in ends:
+        if status < 0:
+            die(job, rank, left_ns, status, **values)
+        else:
+            leave(job, rank, left_ns, status)
     (finding,) = judged(job)
-    assert finding.ranks == RankSet([3])
+    return finding
 
 
-def test_a_crash_comes_before_the_signals_of_the_launcher_whenever_it_was_seen():
-    job = Job()
-    die(job, 0, 5, -15)
-    die(job, 1, 9, -11)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
-    assert "died by SIGSEGV" in finding.message
+@pytest.mark.parametrize(
+    ("ends", "ranks", "words"),
+    [
+        ([(3, 5 * S, -9), (0, 8 * S, -15), (1, 8 * S, -15), (2, 40 * S, -9)], [3], "SIGKILL"),
+        ([(0, 5, -15), (1, 9, -11)], [1], "died by SIGSEGV"),
+        ([(0, 5 * S, -15), (1, 5 * S + S // 2, -9)], [1], "SIGKILL"),
+        (
+            [(1, 5, 3), (0, 4, -15)],
+            [1],
+            "rank 1 exited with status 3 at train.py:7, before rank 0 had finished",
+        ),
+    ],
+    ids=[
+        "stopped by the launcher afterwards",
+        "a crash, whenever it was seen",
+        "seen alive a little longer",
+        "an exit status",
+    ],
+)
+def test_the_rank_whose_end_is_the_cause_is_named(ends, ranks, words):
+    finding = ended(*ends)
+    assert (finding.ranks, finding.severity) == (RankSet(ranks), Severity.ERROR)
+    assert words in finding.message
+
+
+def test_a_crash_is_explained_and_all_signals_are_evidence():
+    finding = ended((0, 5, -15), (1, 9, -11))
     assert "native code" in finding.why
     assert [e.values for e in finding.evidence] == [{"signal": "SIGTERM"}, {"signal": "SIGSEGV"}]
-
-
-def test_a_killed_rank_is_the_cause_though_it_was_seen_alive_a_little_longer():
-    job = Job()
-    die(job, 0, 5 * S, -15)
-    die(job, 1, 5 * S + S // 2, -9)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
-
-
-def test_memory_is_blamed_only_where_the_kernel_has_killed_for_it():
-    job = Job()
-    die(job, 0, 9, -15)
-    die(job, 1, 5, -9)
-    (finding,) = judged(job)
-    assert "memory" not in finding.fix
-    die(job, 1, 5, -9, oom_kills=1)
-    (finding,) = judged(job)
-    assert "memory" in finding.fix and "kernel" in finding.why
-    assert finding.evidence[1].values["processes_killed_for_memory"] == 1
+    assert ended((1, 5, 3), (0, 4, -15)).location.line == 7
 
 
 def test_all_ranks_that_run_out_of_memory_at_once_are_an_error():
-    job = Job()
-    die(job, 0, 5, -9, oom_kills=2)
-    die(job, 1, 5, -9, oom_kills=2)
-    (finding,) = judged(job)
+    finding = ended((0, 5, -9), (1, 5, -9), oom_kills=2)
     assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.ERROR)
 
 
-def test_an_exit_status_is_the_cause_of_the_death_of_a_rank_that_was_still_starting():
-    job = Job()
-    leave(job, 1, 5, 3)
-    die(job, 0, 4, -15)
-    (finding,) = judged(job)
-    assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
-    assert (
-        finding.message == "rank 1 exited with status 3 at train.py:7, before rank 0 had finished"
-    )
-    assert finding.location.line == 7
-
-
-def test_an_exit_in_a_loop_is_an_exit_with_its_status(tmp_path):
-    program = Program(tmp_path, "for batch in loader:\n    all_reduce(batch)\nbarrier()\n")
-    job = Job()
-    for _ in range(3):
-        job.every(program.site("all_reduce(batch)"))
-    job.call(0, program.site("all_reduce(batch)"))
-    leave(job, 1, 5, 3)
-    found = serious(job.alignment(trigger=Trigger.LEFT))
-    assert [(f.code, f.ranks, f.location.line) for f in found] == [("HNG002", RankSet([1]), 7)]
-
-
 def test_the_same_exit_of_all_ranks_is_a_note():
-    job = Job()
-    leave(job, 0, 5, 2)
-    leave(job, 1, 6, 2)
-    (finding,) = judged(job)
+    finding = ended((0, 5, 2), (1, 6, 2))
     assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
 
 
@@ -133,17 +104,34 @@ def test_the_same_exit_of_all_ranks_is_a_note():
     ],
 )
 def test_all_ranks_were_ended_from_outside(statuses, apart_ns):
-    job = Job()
-    for rank, status in enumerate(statuses):
-        if status < 0:
-            die(job, rank, 5 + rank * apart_ns, status)
-        else:
-            leave(job, rank, 5 + rank * apart_ns, status)
-    (finding,) = judged(job)
+    finding = ended(*((rank, 5 + rank * apart_ns, status) for rank, status in enumerate(statuses)))
     assert finding.severity is Severity.INFO
     assert "ranks 0-1 were all ended from outside" in finding.message
     assert "scheduler" in finding.fix + finding.why
     assert "memory" not in finding.fix
+
+
+def test_memory_is_blamed_only_where_the_kernel_has_killed_for_it():
+    job = Job()
+    die(job, 0, 9, -15)
+    die(job, 1, 5, -9)
+    (finding,) = judged(job)
+    assert "memory" not in finding.fix
+    die(job, 1, 5, -9, oom_kills=1)
+    (finding,) = judged(job)
+    assert "memory" in finding.fix and "kernel" in finding.why
+    assert finding.evidence[1].values["processes_killed_for_memory"] == 1
+
+
+def test_an_exit_in_a_loop_is_an_exit_with_its_status(tmp_path):
+    program = Program(tmp_path, "for batch in loader:\n    all_reduce(batch)\nbarrier()\n")
+    job = Job()
+    for _ in range(3):
+        job.every(program.site("all_reduce(batch)"))
+    job.call(0, program.site("all_reduce(batch)"))
+    leave(job, 1, 5, 3)
+    found = serious(job.alignment(trigger=Trigger.LEFT))
+    assert [(f.code, f.ranks, f.location.line) for f in found] == [("HNG002", RankSet([1]), 7)]
 
 
 @pytest.mark.parametrize("status", [-15, -9])
@@ -168,8 +156,7 @@ def test_one_rank_that_somebody_ended_while_the_others_wait_is_an_error():
 
 def test_one_rank_that_somebody_ended_is_the_cause_of_what_the_others_meet():
     job = Job()
-    failed = raised(0, TORCH, "RuntimeError", "Connection closed by peer")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=6)
+    job.lose_peer(0, 6)
     die(job, 1, 5, -15)
     (finding,) = judged(job)
     assert (finding.ranks, finding.severity) == (RankSet([1]), Severity.ERROR)
@@ -178,24 +165,22 @@ def test_one_rank_that_somebody_ended_is_the_cause_of_what_the_others_meet():
 
 def test_a_rank_that_the_launcher_ends_after_an_error_about_a_peer_is_not_told():
     job = Job()
-    failed = raised(0, TORCH, "RuntimeError", "Timed out waiting 1000ms")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=4)
+    job.lose_peer(0, 4, "Timed out waiting 1000ms")
     die(job, 1, 5, -15)
     assert judged(job) == []
 
 
 def test_a_rank_that_raised_before_is_the_cause():
     job = Job()
-    job.set(0, fate=Fate.RAISED, raised=raised(0), left_ns=4)
+    job.fail(0, 4)
     die(job, 1, 5)
     assert not judged(job)
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.ENDED, seq_id=0))] == ["HNG001"]
+    assert codes(job.view()) == ["HNG001"]
 
 
 def test_an_error_about_the_lost_peer_does_not_excuse_the_death():
     job = Job()
-    failed = raised(0, TORCH, "RuntimeError", "Connection closed by peer")
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=4)
+    job.lose_peer(0, 4)
     die(job, 1, 5)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([1])
@@ -215,7 +200,7 @@ def test_both_ways_to_see_it_give_one_finding():
     job.every()
     job.call(0)
     die(job, 1, 5)
-    assert [f.code for f in serious(job.alignment(trigger=Trigger.LEFT))] == ["HNG002"]
+    assert codes(job.alignment(trigger=Trigger.LEFT)) == ["HNG002"]
 
 
 def test_ranks_that_finished_are_silent():

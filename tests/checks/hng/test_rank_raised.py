@@ -1,4 +1,3 @@
-import msgspec
 import pytest
 
 from distdiag.checks.hng.rank_raised import RankRaised
@@ -8,20 +7,15 @@ from distdiag.findings.finding import Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK
 from distdiag.views.alignment import Trigger
 from distdiag.views.rank_states import Fate
-from tests.checks.streams import TORCH, Job, library, plain_site, raised, signature
-from tests.checks.verdicts import serious
+from tests.checks.streams import Job, library, plain_site, signature
+from tests.checks.verdicts import codes, findings
 
 LINE = Frame("train.py", 7, "main")
 CLOSED = "[gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:3141"
 
 
-def fail(job, rank, left_ns, frame=LINE, kind="ValueError", message="bad"):
-    failed = raised(rank, frame, kind, message)
-    job.set(rank, fate=Fate.RAISED, raised=failed, left_ns=left_ns)
-
-
 def judged(job):
-    return list(RankRaised().check_ranks(job.view()))
+    return findings(RankRaised, job.view())
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -29,7 +23,7 @@ def test_the_exception_that_others_wait_behind_is_named(num_ranks):
     job = Job(num_ranks)
     for rank in job.world - RankSet([1]):
         job.call(rank)
-    fail(job, 1, 5)
+    job.fail(1, 5, LINE)
     (finding,) = judged(job)
     assert (finding.ranks, finding.location.line) == (RankSet([1]), 7)
     assert "ValueError: bad" in finding.message
@@ -39,9 +33,9 @@ def test_the_exception_that_others_wait_behind_is_named(num_ranks):
 def test_errors_about_a_lost_peer_are_consequences_even_when_they_come_first(message):
     job = Job(3)
     job.every()
-    fail(job, 2, 9)
+    job.fail(2, 9, LINE)
     for rank in (0, 1):
-        fail(job, rank, 5, TORCH, "RuntimeError", message)
+        job.lose_peer(rank, 5, message)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([2])
 
@@ -49,16 +43,16 @@ def test_errors_about_a_lost_peer_are_consequences_even_when_they_come_first(mes
 def test_the_earlier_of_two_exceptions_is_the_cause():
     job = Job(3)
     job.call(2)
-    fail(job, 0, 9, Frame("train.py", 50, "main"), "KeyError")
-    fail(job, 1, 5)
+    job.fail(0, 9, Frame("train.py", 50, "main"), kind="KeyError")
+    job.fail(1, 5, LINE)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([1])
 
 
 def test_the_same_exception_on_all_ranks_is_one_note_that_blames_no_difference_of_data():
     job = Job()
-    fail(job, 0, 5, message="no batch for rank 0")
-    fail(job, 1, 9, message="no batch for rank 1")
+    job.fail(0, 5, LINE, message="no batch for rank 0")
+    job.fail(1, 9, LINE, message="no batch for rank 1")
     (finding,) = judged(job)
     assert (finding.ranks, finding.severity) == (RankSet([0, 1]), Severity.INFO)
     assert "all 2 ranks raised ValueError" in finding.message
@@ -71,28 +65,21 @@ def test_a_rank_that_cannot_reach_the_master_is_the_cause_and_not_a_consequence(
     job = Job()
     init = library("torch/distributed/distributed_c10d.py", "init_process_group")
     store = library("torch/distributed/rendezvous.py", "_create_c10d_store")
-    failed = raised(
-        1,
-        kind="torch.distributed.DistNetworkError",
-        message="The client socket has timed out after 8000ms while trying to connect to (h, 9).",
-    )
-    failed = msgspec.structs.replace(failed, frames=(store, init, LINE))
-    job.set(1, fate=Fate.RAISED, raised=failed, left_ns=5)
+    message = "The client socket has timed out after 8000ms while trying to connect to (h, 9)."
+    job.fail(1, 5, store, init, LINE, kind="torch.distributed.DistNetworkError", message=message)
     job.set(0, fate=Fate.DIED, left_ns=7, exit_status=-15)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([1])
     assert "trying to connect to (h, 9)" in finding.message
     assert "MASTER_PORT" in finding.fix and "data" not in finding.fix
-    ends = [f.code for f in serious(job.creation({}, trigger=Trigger.ENDED))]
-    assert ends == ["HNG001"]
+    assert codes(job.view()) == ["HNG001"]
 
 
 def test_who_waited_in_vain_for_a_rank_to_join_is_told_where_nothing_else_is_known():
     job = Job()
     init = library("torch/distributed/distributed_c10d.py", "init_process_group")
-    failed = raised(0, kind="torch.distributed.DistStoreError", message="wait timeout after 8 s")
-    failed = msgspec.structs.replace(failed, frames=(init, LINE))
-    job.set(0, fate=Fate.RAISED, raised=failed, left_ns=5)
+    message = "wait timeout after 8 s"
+    job.fail(0, 5, init, LINE, kind="torch.distributed.DistStoreError", message=message)
     job.set(1, fate=Fate.DIED, left_ns=7, exit_status=-15)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([0])
@@ -100,11 +87,9 @@ def test_who_waited_in_vain_for_a_rank_to_join_is_told_where_nothing_else_is_kno
 
 def test_a_long_traceback_keeps_its_last_frames_and_its_exception():
     job = Job()
-    fail(job, 0, 5)
     frames = "".join(f'  File "lib.py", line {n}, in call\n    call({n})\n' for n in range(2_000))
     text = f"Traceback (most recent call last):\n{frames}ValueError: the end"
-    failed = msgspec.structs.replace(raised(0, LINE), traceback=text)
-    job.set(0, raised=failed)
+    job.fail(0, 5, LINE, traceback=text)
     job.set(1, fate=Fate.DIED, left_ns=9)
     (finding,) = judged(job)
     shown = finding.evidence[0].values["traceback"]
@@ -115,7 +100,7 @@ def test_a_long_traceback_keeps_its_last_frames_and_its_exception():
 
 def test_a_rank_that_still_runs_may_be_about_to_raise_the_same():
     job = Job()
-    fail(job, 0, 5)
+    job.fail(0, 5, LINE)
     assert not judged(job)
     job.set(1, fate=Fate.DIED, left_ns=9)
     assert judged(job)
@@ -123,7 +108,7 @@ def test_a_rank_that_still_runs_may_be_about_to_raise_the_same():
 
 def test_an_interruption_by_the_user_is_a_note():
     job = Job()
-    fail(job, 0, 5, kind="KeyboardInterrupt", message="")
+    job.fail(0, 5, LINE, kind="KeyboardInterrupt", message="")
     job.set(1, fate=Fate.DIED, left_ns=9)
     (finding,) = judged(job)
     assert finding.severity is Severity.INFO
@@ -133,9 +118,9 @@ def test_an_error_of_a_contradictory_collective_is_left_to_that_contradiction():
     job = Job()
     for rank in job.world:
         job.call(rank, sign=signature(numel=4 + rank))
-    fail(job, 0, 5, TORCH, "RuntimeError", "op.preamble.length <= op.nbytes. 20 vs 16")
+    job.lose_peer(0, 5, "op.preamble.length <= op.nbytes. 20 vs 16")
     assert not judged(job)
-    assert [f.code for f in serious(job.alignment())] == ["COL003"]
+    assert codes(job.alignment()) == ["COL003"]
 
 
 def test_an_error_in_the_user_s_own_line_is_no_consequence_of_an_earlier_contradiction():
@@ -143,16 +128,16 @@ def test_an_error_in_the_user_s_own_line_is_no_consequence_of_an_earlier_contrad
     for rank in job.world:
         job.call(rank, sign=signature(reduce_op="SUM" if rank else "MAX"))
     job.call(1)
-    fail(job, 0, 5)
+    job.fail(0, 5, LINE)
     assert [f.ranks for f in judged(job)] == [RankSet([0])]
 
 
 def test_both_ways_to_see_it_give_one_finding():
     job = Job()
     job.call(0, plain_site(3))
-    fail(job, 1, 5)
+    job.fail(1, 5, LINE)
     alignment = job.alignment(trigger=Trigger.LEFT)
-    (early,) = RankRaised().check_missing(alignment)
+    (early,) = findings(RankRaised, alignment)
     (late,) = judged(job)
     assert early.identity == late.identity
 

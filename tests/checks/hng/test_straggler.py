@@ -3,8 +3,8 @@ from distdiag.events.base import Phase
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from tests.checks.streams import Job, kernel, missing
-from tests.checks.verdicts import all_findings
+from tests.checks.streams import Job, kernel
+from tests.checks.verdicts import all_findings, findings
 
 
 def test_a_rank_that_computes_is_a_note_with_its_name():
@@ -21,7 +21,7 @@ def test_a_rank_that_does_not_compute_is_no_straggler():
     job = Job()
     job.call(0)
     job.set(1, phase=Phase.FORWARD, idle_s=40.0)
-    assert not missing(job, Straggler, Trigger.STALLED)
+    assert not findings(Straggler, job.alignment(trigger=Trigger.STALLED))
 
 
 def test_who_waits_for_a_straggler_outside_of_a_call_is_not_accused():

@@ -5,9 +5,15 @@ import pytest
 from distdiag.checks.moe.aux_loss_scale import AuxLossScale
 from distdiag.events.losses import Factor
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.losses import aux, judged, losses, mean, over, part, times
+from distdiag.views.losses import AuxLossView, CombinedAuxLossView
+from tests.checks.losses import aux, losses, mean, over, part, times, window
+from tests.checks.verdicts import findings
 
 COEFFICIENT = times(0.01)
+
+
+def found(*passes, kind=AuxLossView, **values):
+    return findings(AuxLossScale, losses(*passes, kind=kind, **values))
 
 
 def counted(*inner, num_passes=1, **values):
@@ -46,7 +52,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_balancing_loss_that_grows_is_found(name):
     passes, times_, reason = WRONG[name]
-    (finding,) = judged(AuxLossScale, losses(passes, passes))
+    (finding,) = found(passes, passes)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
     assert times_ in finding.message
     assert reason in finding.message
@@ -63,39 +69,38 @@ RIGHT = {
     "divided by steps beforehand": apart(times(0.005), held=(2,)),
     "times a half": counted(times(0.5), held=()),
     "multiplied apart": [part(20, 2 / 40, times(2), over(40), aux=(aux(COEFFICIENT),))],
-    "no balancing loss": [mean(20, over(2))] * 2,
     "not read": [*apart(COEFFICIENT), None],
 }
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_balancing_loss_that_does_not_is_silent(name):
-    assert not judged(AuxLossScale, losses(RIGHT[name], RIGHT[name]))
+    assert not found(RIGHT[name], RIGHT[name])
 
 
 @pytest.mark.parametrize("options", [{"is_told": False}, {"divisor": 0.0}], ids=str)
 def test_nothing_is_said_where_it_is_not_known_who_averages(options):
     passes = counted(COEFFICIENT)
-    assert not judged(AuxLossScale, losses(passes, passes, **options))
+    assert not found(passes, passes, **options)
 
 
 def test_a_rank_tells_by_itself_that_a_balancing_loss_is_not_divided_by_its_passes():
     passes = apart(over(1), COEFFICIENT)
-    (finding,) = judged(AuxLossScale, losses(passes, passes, is_told=False, divisor=0.0))
+    (finding,) = found(passes, passes, is_told=False, divisor=0.0)
     assert finding.severity is Severity.WARNING
     assert "weighs 2 times" in finding.message
 
 
 def test_ranks_that_tell_different_things_by_themselves_are_silent():
     passes = apart(over(1), COEFFICIENT), apart(over(2), COEFFICIENT)
-    assert not judged(AuxLossScale, losses(*passes, is_told=False, divisor=0.0))
+    assert not found(*passes, is_told=False, divisor=0.0)
 
 
 def test_passes_before_the_routers_are_known_tell_nothing():
     passes = apart(over(1), COEFFICIENT)
-    whole = losses(passes, passes)
-    late = losses([mean(20, over(2)), passes[0]], passes)
-    (finding,) = judged(AuxLossScale, replace(whole, windows=(*late.windows[:1], *whole.windows)))
+    whole = losses(passes, passes, kind=AuxLossView)
+    late = window([mean(20, over(2)), passes[0]], passes)
+    (finding,) = findings(AuxLossScale, replace(whole, windows=(late, *whole.windows)))
     assert finding.severity is Severity.WARNING
 
 
@@ -109,5 +114,12 @@ DOUBTFUL = {
 
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_what_may_be_meant_is_a_note(name):
-    (finding,) = judged(AuxLossScale, losses(DOUBTFUL[name], DOUBTFUL[name]))
+    (finding,) = found(DOUBTFUL[name], DOUBTFUL[name])
     assert finding.grade is Grade.NOTE
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_gradients_that_are_averaged_by_hand_are_judged_the_same_way(is_measured):
+    passes = counted(COEFFICIENT)
+    found_ = found(passes, passes, kind=CombinedAuxLossView, is_measured=is_measured)
+    assert [each.grade for each in found_] == [Grade.LIKELY] * is_measured

@@ -2,10 +2,11 @@ from distdiag.checks.moe.differing_capacity import DifferingCapacity
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.exchanges import exchange, unfit
+from tests.checks.verdicts import findings
 
 
 def judged(*parts):
-    return list(DifferingCapacity().check_unfit_exchange(unfit(*parts)))
+    return findings(DifferingCapacity, unfit(*parts))
 
 
 def test_capacities_that_differ_are_named_for_each_rank():
@@ -13,8 +14,7 @@ def test_capacities_that_differ_are_named_for_each_rank():
         exchange(0, (6, 6), (6, 6), even=True, capacity=3),
         exchange(1, (8, 8), (8, 8), even=True, capacity=4),
     )
-    assert finding.severity is Severity.ERROR
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert finding.subjects == ("layers.0.moe",)
     assert "6 rows to each rank (3 for each expert) on rank 0" in finding.message
     assert "8 rows to each rank (4 for each expert) on rank 1" in finding.message

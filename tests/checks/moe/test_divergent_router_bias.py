@@ -5,7 +5,9 @@ from distdiag.checks.rep.replica_drift import ReplicaDrift
 from distdiag.events.models import Basis, Moment
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import differing, judged, replicas
+from distdiag.views.models import RouterBiasReplicas, StepReplicas
+from tests.checks.models import differing, replicas
+from tests.checks.verdicts import findings
 
 
 def bias(**values):
@@ -14,14 +16,13 @@ def bias(**values):
 
 
 def drifted(*tensors, check=DivergentRouterBias, **values):
-    values = {"moment": Moment.STEP, "step": 2, "alike_at": 1, **values}
-    return judged(check, replicas(*tensors, **values))
+    values = {"step": 2, "alike_at": 1, "kind": RouterBiasReplicas, **values}
+    return findings(check, replicas(*tensors, moment=Moment.STEP, **values))
 
 
 def test_a_bias_that_ranks_update_by_counts_of_their_own_is_told():
     (finding,) = drifted(bias())
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.subjects == ("moe.expert_bias",)
     assert "until step 1, and different before step 2" in finding.message
 
@@ -37,13 +38,13 @@ def test_other_buffers_may_differ():
 
 def test_a_bias_that_is_a_frozen_parameter_is_told_once():
     assert drifted(bias(is_parameter=True))
-    assert not drifted(bias(is_parameter=True), check=ReplicaDrift)
+    assert not drifted(bias(is_parameter=True), check=ReplicaDrift, kind=StepReplicas)
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"alike_at": None}, {"moment": Moment.START}, {"basis": Basis.WORLD}],
-    ids=["never alike", "at the start", "not kept together"],
+    [{"alike_at": None}, {"basis": Basis.WORLD}],
+    ids=["never alike", "not kept together"],
 )
 def test_what_may_be_meant_is_silent(values):
     assert not drifted(bias(), **values)

@@ -4,9 +4,10 @@ from distdiag.checks.moe.duplicated_experts import DuplicatedExperts
 from distdiag.events.models import Basis
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.models import ContentView
+from distdiag.views.models import ExpertContents
 from tests.checks.models import ZEROS, content, plan
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 ROUTER = ("layer.gate.weight", (4, 8), content(0.1))
 
@@ -20,7 +21,7 @@ def view(*by_rank, basis=Basis.WORLD, replicas=(0, 1)):
         )
         for rank, parts in enumerate(by_rank)
     }
-    return ContentView("Net", 0, held, {rank: plain_site(20) for rank in held})
+    return ExpertContents("Net", 0, held, {rank: plain_site(20) for rank in held})
 
 
 def listed(*values, first=0):
@@ -32,7 +33,7 @@ def stacked(value, number=2):
 
 
 def judged(*by_rank, **values):
-    return list(DuplicatedExperts().check_contents(view(*by_rank, **values)))
+    return findings(DuplicatedExperts, view(*by_rank, **values))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,7 @@ def judged(*by_rank, **values):
 )
 def test_experts_that_all_ranks_hold_are_named(by_rank):
     (finding,) = judged(*by_rank)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet(range(len(by_rank)))
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet(range(len(by_rank))))
     assert "the router knows 4 experts" in finding.message
     assert finding.subjects[0].startswith("layer.")
 

@@ -1,14 +1,40 @@
-import msgspec
+from dataclasses import replace
+
 import pytest
+from msgspec.structs import replace as set_
 
 from distdiag.checks.moe.expert_gradient_divisor import ExpertGradientDivisor
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.gradients import Combined, GradientLook, combined_on
+from distdiag.views.gradients import Combined, combined_on
 from tests.checks.gradients import DENSE, EXPERTS, look, view
+from tests.checks.verdicts import findings
 
 
 def judged(*looks):
-    return list(ExpertGradientDivisor().check_gradients(view(*looks)))
+    return findings(ExpertGradientDivisor, view(*looks))
+
+
+def changed(one, change):
+    """The same step, with what each rank tells changed so."""
+    return replace(one, by_rank={rank: change(event) for rank, event in one.by_rank.items()})
+
+
+def only(dense, one, experts=EXPERTS):
+    names = {*dense, *experts}
+    return changed(
+        one, lambda e: set_(e, gradients=tuple(g for g in e.gradients if g.name in names))
+    )
+
+
+def tabled(one, names=EXPERTS):
+    """The same step, where these parameters are tables."""
+
+    def mark(event):
+        return set_(
+            event, gradients=tuple(set_(g, is_table=g.name in names) for g in event.gradients)
+        )
+
+    return changed(one, mark)
 
 
 def test_experts_that_are_not_divided_are_told():
@@ -33,33 +59,11 @@ def test_experts_whose_gradients_were_not_all_read_are_told_by_the_others():
     assert "of the experts of" in finding.message
 
 
-def only(dense, one, experts=EXPERTS):
-    cut = {
-        rank: msgspec.structs.replace(
-            event,
-            gradients=tuple(g for g in event.gradients if g.name in {*dense, *experts}),
-        )
-        for rank, event in one.by_rank.items()
-    }
-    return GradientLook(one.step, cut, one.exchanges, one.groups)
-
-
-def test_an_expert_whose_gradient_was_not_looked_at_is_no_harm():
-    def cut(one):
-        left = {
-            rank: msgspec.structs.replace(
-                event,
-                gradients=tuple(
-                    msgspec.structs.replace(g, is_table=True)
-                    for g in event.gradients
-                    if g.name != EXPERTS[0]
-                ),
-            )
-            for rank, event in one.by_rank.items()
-        }
-        return GradientLook(one.step, left, one.exchanges, one.groups)
-
-    (finding,) = judged(cut(look(0, 2.0, 1.0)), cut(look(1, 2.0, 1.0)))
+def test_tables_of_which_an_expert_was_not_looked_at_are_no_harm():
+    looks = [
+        tabled(only(DENSE, look(n, 2.0, 1.0), EXPERTS[1:]), (*DENSE, *EXPERTS)) for n in (0, 1)
+    ]
+    (finding,) = judged(*looks)
     assert "2 times as large" in finding.message
 
 
@@ -108,24 +112,9 @@ def test_copies_of_experts_whose_gradients_are_added_up_are_not():
     assert not judged(look(0, 2.0, 2.0, of_rank=lambda _: (0, 1), weight=0.5))
 
 
-def without(exchanges, one):
-    return GradientLook(one.step, one.by_rank, dict.fromkeys((0, 1), exchanges), one.groups)
-
-
 def test_what_passes_no_exchange_is_not_of_an_expert():
-    assert not judged(without(((), (), ()), look(0, 2.0, 1.0)))
-
-
-def test_a_part_of_the_graph_that_is_not_known_whole_is_silent():
-    one = look(0, 2.0, 1.0)
-    cut = {
-        rank: msgspec.structs.replace(
-            event,
-            passages=tuple(msgspec.structs.replace(p, is_bounded=False) for p in event.passages),
-        )
-        for rank, event in one.by_rank.items()
-    }
-    assert not judged(GradientLook(0, cut, one.exchanges, one.groups))
+    nothing = dict.fromkeys((0, 1), ((), (), ()))
+    assert not judged(replace(look(0, 2.0, 1.0), exchanges=nothing))
 
 
 def test_how_gradients_were_combined_is_told_by_sums_alone():
@@ -141,14 +130,8 @@ def test_tables_of_embeddings_may_have_a_rate_of_their_own():
     assert "the gradients of the tables of" in finding.message
 
 
-def tabled(one):
-    marked = {
-        rank: msgspec.structs.replace(
-            event,
-            gradients=tuple(
-                msgspec.structs.replace(g, is_table=g.name in EXPERTS) for g in event.gradients
-            ),
-        )
-        for rank, event in one.by_rank.items()
-    }
-    return GradientLook(one.step, marked, one.exchanges, one.groups)
+def test_a_part_of_the_graph_that_is_not_known_whole_is_silent():
+    def unbound(event):
+        return set_(event, passages=tuple(set_(p, is_bounded=False) for p in event.passages))
+
+    assert not judged(changed(look(0, 2.0, 1.0), unbound))

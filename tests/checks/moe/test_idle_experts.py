@@ -4,6 +4,7 @@ from distdiag.checks.moe.idle_experts import IdleExperts
 from distdiag.events.routing import Load
 from distdiag.findings.finding import Severity
 from tests.checks.routing import routing, view
+from tests.checks.verdicts import findings
 
 IDLE = Load(2.0, 0.25)
 PEAK = Load(5.0, 0.0)
@@ -11,14 +12,13 @@ PEAK = Load(5.0, 0.0)
 
 def judged(*loads, **values):
     looks = [routing(step=step, load=load, **values) for step, load in enumerate(loads)]
-    return list(IdleExperts().check_routing(view(*looks)))
+    return findings(IdleExperts, view(*looks))
 
 
 @pytest.mark.parametrize("load", [IDLE, PEAK], ids=["idle", "overloaded"])
 def test_what_is_uneven_at_each_look_is_told(load):
     (finding,) = judged(load, load, load)
-    assert finding.severity is Severity.INFO
-    assert finding.subjects == ("layers.0.gate",)
+    assert (finding.severity, finding.subjects) == (Severity.INFO, ("layers.0.gate",))
     assert f"{load.peak:.1f} times its share" in finding.evidence[0].summary
 
 

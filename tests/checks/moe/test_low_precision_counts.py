@@ -2,7 +2,8 @@ from distdiag.checks.moe.low_precision_counts import LowPrecisionCounts
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import CountsHeld
 from distdiag.findings.finding import Severity
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
+from tests.checks.verdicts import findings
 
 
 def judged(**values):
@@ -14,14 +15,13 @@ def judged(**values):
         "greatest": 300.0,
         "site": plain_site(12),
     }
-    event = CountsHeld(rank=1, seq=5, time_ns=0, step=3, **{**fields, **values})
-    return list(LowPrecisionCounts().check_event(event, {}))
+    event = event_of(CountsHeld, 1, step=3, **{**fields, **values})
+    return findings(LowPrecisionCounts, event)
 
 
 def test_counts_beyond_the_significand_are_told_with_the_limit():
     (finding,) = judged()
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([1]))
     assert finding.subjects == ("layers.0.moe",)
     assert (
         "added up in bfloat16, which holds whole numbers exactly only up to 256" in finding.message

@@ -3,10 +3,11 @@ import pytest
 from distdiag.checks.moe.low_precision_router import LowPrecisionRouter
 from distdiag.findings.finding import Severity
 from tests.checks.routing import routing, view
+from tests.checks.verdicts import findings
 
 
 def judged(**values):
-    return list(LowPrecisionRouter().check_routing(view(routing(**values))))
+    return findings(LowPrecisionRouter, view(routing(**values)))
 
 
 def test_ties_of_a_coarse_type_are_told():
@@ -32,11 +33,11 @@ def test_other_routers_are_silent(values):
 def test_what_a_balancing_loss_looks_up_is_no_choice_of_a_router():
     looked_up = routing(layer="", dtype="bfloat16", tie_share=0.07)
     routed = routing(layer="layers.0.gate")
-    assert not list(LowPrecisionRouter().check_routing(view(looked_up, routed)))
-    assert list(LowPrecisionRouter().check_routing(view(looked_up)))
+    assert not findings(LowPrecisionRouter, view(looked_up, routed))
+    assert findings(LowPrecisionRouter, view(looked_up))
 
 
 def test_a_layer_beside_others_is_judged_by_itself():
     coarse = routing(layer="layers.1", dtype="bfloat16", tie_share=0.07)
-    found = list(LowPrecisionRouter().check_routing(view(coarse, routing(layer="layers.10.gate"))))
+    found = findings(LowPrecisionRouter, view(coarse, routing(layer="layers.10.gate")))
     assert [finding.subjects for finding in found] == [("layers.1",)]

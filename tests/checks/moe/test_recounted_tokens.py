@@ -3,13 +3,14 @@ import pytest
 from distdiag.checks.moe.recounted_tokens import RecountedTokens
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.routing import Recount
+from distdiag.views.routing import Recount, RepeatedRouting
 from tests.checks.routing import counter, view
 from tests.checks.streams import Program
+from tests.checks.verdicts import findings
 
 
 def judged(*recounts):
-    return list(RecountedTokens().check_routing(view(recounts=recounts)))
+    return findings(RecountedTokens, view(recounts=recounts, kind=RepeatedRouting))
 
 
 def recount(rank=0, **values):
@@ -19,10 +20,8 @@ def recount(rank=0, **values):
 
 def test_a_counter_that_a_repeated_pass_changes_again_is_named():
     (finding,) = judged(recount(0), recount(1))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.location.line == 12
-    assert finding.subjects == ("layers.0.tokens_per_expert",)
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
+    assert (finding.location.line, finding.subjects) == (12, ("layers.0.tokens_per_expert",))
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,19 @@ import pytest
 from distdiag.checks.moe.rerouted_recompute import ReroutedRecompute
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.routing import Rerouting
+from distdiag.views.routing import RepeatedRouting, Rerouting
 from tests.checks.routing import rerouting, routing, view
+from tests.checks.verdicts import findings
 
 
 def judged(*reroutings):
-    return list(ReroutedRecompute().check_routing(view(routing(), reroutings=reroutings)))
+    return findings(ReroutedRecompute, view(routing(), reroutings=reroutings, kind=RepeatedRouting))
 
 
 def test_a_repeated_pass_that_routes_otherwise_is_named():
     (finding,) = judged(rerouting(0), rerouting(1), rerouting(1, layer="layers.1.gate"))
-    assert finding.severity is Severity.ERROR
-    assert finding.grade is Grade.PROVEN
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.location.line == 10
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.PROVEN)
+    assert (finding.ranks, finding.location.line) == (RankSet([0, 1]), 10)
     assert finding.subjects == ("layers.0.gate", "layers.1.gate")
     assert "given the same tokens: 3 of 8 repeated choices" in finding.message
 

@@ -8,6 +8,8 @@ from distdiag.events.comparisons import Cause, Flip, MarginBin, Nature, Origin, 
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import Choice
 from distdiag.findings.finding import Grade, Severity
+from tests.checks.streams import event_of
+from tests.checks.verdicts import findings
 
 CAUSE = Cause(
     origin=Origin.MODULE,
@@ -21,10 +23,9 @@ CAUSE = Cause(
     size=1e-7,
     dtype="float32",
 )
-DIFFERENCE = RoutingDifference(
-    rank=1,
-    seq=0,
-    time_ns=0,
+DIFFERENCE = event_of(
+    RoutingDifference,
+    1,
     step=5,
     layer="layers.1.router",
     micro=2,
@@ -50,7 +51,7 @@ DIFFERENCE = RoutingDifference(
 def found_in(**changes):
     cause = msgspec.structs.replace(CAUSE, **changes)
     event = msgspec.structs.replace(DIFFERENCE, cause=cause)
-    (found,) = UnreproducibleRouting().check_event(event, {})
+    (found,) = findings(UnreproducibleRouting, event)
     return found
 
 
@@ -76,7 +77,3 @@ def test_what_did_not_come_from_rounding_is_fixed_by_a_seed(origin, words):
 def test_noise_that_a_router_is_told_to_draw_is_a_note():
     found = found_in(origin=Origin.DRAW, nature=Nature.MEANT, size=-1.0, ops=())
     assert (found.grade, found.severity) == (Grade.NOTE, Severity.INFO)
-
-
-def test_nothing_is_said_of_a_run_that_was_not_compared():
-    assert UnreproducibleRouting.needs == (RoutingDifference,)

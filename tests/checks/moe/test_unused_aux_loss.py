@@ -5,12 +5,14 @@ import pytest
 from distdiag.checks.moe.unused_aux_loss import UnusedAuxLoss
 from distdiag.events.base import CallSite, Frame
 from distdiag.findings.finding import Grade, Severity
+from distdiag.views.routing import AuxLossRouting
 from tests.checks.routing import aux_loss, view
+from tests.checks.verdicts import findings
 
 
 def judged(*steps, num_steps=0, **values):
     aux = [aux_loss(rank, step, **{**values, **each}) for step, each in steps for rank in (0, 1)]
-    return list(UnusedAuxLoss().check_routing(view(aux=aux, num_steps=num_steps)))
+    return findings(UnusedAuxLoss, view(aux=aux, num_steps=num_steps, kind=AuxLossRouting))
 
 
 THROWN = "def forward(weights, loss):\n    Inject.apply(\n        weights, loss\n    )\n"

@@ -6,56 +6,42 @@ from distdiag.checks.par.local_batch_statistics import LocalBatchStatistics
 from distdiag.events.data import NormStatistics
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
+from distdiag.views.data import NormalisedFeeds
 from tests.checks.feeds import feeds, model_fed
+from tests.checks.verdicts import findings
 
 
 def norm(mean, *, num_samples=2, num_values=128):
     return NormStatistics("backbone.1", num_samples, num_values, (mean, mean / 2), (1.0, 0.25))
 
 
-def judged(apart=1.0, num_passes=4, *, shared=False, seed=0, norms=None, **values):
-    """Ranks whose means are drawn with this deviation."""
-    draws = random.Random(seed)
+def given(norms, num_passes=6, *, shared=False, **values):
+    """What is found where this function draws what the norms of a rank see in a pass."""
     passes = [
-        [
-            model_fed(rank, n, num_local_norms=3, norms=norms or (norm(draws.gauss(0, apart)),))
-            for rank in (0, 1)
-        ]
+        [model_fed(r, n, num_local_norms=3, norms=(norms(),), **values) for r in (0, 1)]
         for n in range(num_passes)
     ]
-    if values:
-        passes = [
-            [
-                model_fed(e.rank, e.number, num_local_norms=3, **{"norms": e.norms, **values})
-                for e in each
-            ]
-            for each in passes
-        ]
-    return list(LocalBatchStatistics().check_feeds(feeds(*passes, is_shared_work=shared)))
+    shown = feeds(*passes, is_shared_work=shared, kind=NormalisedFeeds)
+    return findings(LocalBatchStatistics, shown)
 
 
-def of_size(num_samples, num_values):
-    draws = random.Random(1)
-    sizes = {"num_samples": num_samples, "num_values": num_values}
-    passes = [
-        [model_fed(rank, n, norms=(norm(draws.gauss(0, 1.0), **sizes),)) for rank in (0, 1)]
-        for n in range(6)
-    ]
-    return list(LocalBatchStatistics().check_feeds(feeds(*passes)))
+def judged(deviation=1.0, num_passes=4, **values):
+    """Ranks whose means are drawn with this deviation."""
+    sizes = {name: values.pop(name) for name in ("num_samples", "num_values") if name in values}
+    draws = random.Random(0)
+    return given(lambda: norm(draws.gauss(0, deviation), **sizes), num_passes, **values)
 
 
 def test_means_of_two_samples_that_differ_between_ranks_are_named():
     (finding,) = judged()
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.location.line == 20
-    assert finding.subjects == ("backbone.1",)
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
+    assert (finding.location.line, finding.subjects) == (20, ("backbone.1",))
     assert "3 layers of DDP Net normalise by the statistics of 2 samples" in finding.message
     assert "standard deviations apart" in finding.message
 
 
 def test_over_four_samples_or_for_ranks_that_share_work_it_is_a_note():
-    (finding,) = of_size(4, 256)
+    (finding,) = judged(num_samples=4, num_values=256, num_passes=6)
     assert finding.severity is Severity.INFO
     (finding,) = judged(shared=True)
     assert finding.severity is Severity.INFO
@@ -70,17 +56,16 @@ def test_what_chance_explains_is_silent(seed, num_values):
         values = [draws.gauss(0, 1) for _ in range(num_values)]
         mean = sum(values) / num_values
         of_squares = sum((value - mean) ** 2 for value in values) / num_values
-        return (NormStatistics("bn", 2, num_values, (mean,), (of_squares,)),)
+        return NormStatistics("bn", 2, num_values, (mean,), (of_squares,))
 
-    passes = [[model_fed(rank, n, norms=drawn()) for rank in (0, 1)] for n in range(6)]
-    assert not list(LocalBatchStatistics().check_feeds(feeds(*passes)))
+    assert not given(drawn)
 
 
 def test_eight_samples_a_few_passes_or_frozen_layers_are_silent():
-    assert not of_size(8, 512)
+    assert not judged(num_samples=8, num_values=512, num_passes=6)
     assert not judged(num_passes=3)
-    assert not judged(apart=0.1)
-    assert not judged(norms=(norm(0.3, num_values=1),))
+    assert not judged(0.1)
+    assert not given(lambda: norm(0.3, num_values=1), 4)
 
 
 def test_the_same_samples_on_all_ranks_are_silent():

@@ -4,9 +4,10 @@ from distdiag.checks.par.loss_counts_model_ranks import LossCountsModelRanks
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.losses import Factor
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.losses import judged, losses, mean, over, part, times
+from tests.checks.losses import losses, mean, over, part, times
 from tests.checks.sequences import both, passed, shared
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 WORLD = (0, 1, 2, 3)
 MESH = {"groups": (WORLD, (0, 1), (2, 3), (0, 2), (1, 3))}
@@ -27,7 +28,7 @@ COUNTED = CallSite((Frame(__file__, 1, "main"),))
 
 def found(*passes, **values):
     values.setdefault("site", COUNTED)
-    return judged(LossCountsModelRanks, losses(*[[each] for each in passes], **values))
+    return findings(LossCountsModelRanks, losses(*[[each] for each in passes], **values))
 
 
 def test_a_factor_that_counts_the_ranks_of_a_model_is_found():
@@ -57,7 +58,9 @@ def test_a_factor_whose_source_is_not_seen_is_a_note():
 def test_micro_steps_share_the_count_of_all_of_them():
     passes = [[part(10, 2 / 40, over(40), times(2))] * 4] * 1
     groups = {"groups": ((0, 1), (0,)), "site": COUNTED}
-    (finding,) = judged(LossCountsModelRanks, losses(*passes, members=(0,), divisor=1.0, **groups))
+    (finding,) = findings(
+        LossCountsModelRanks, losses(*passes, members=(0,), divisor=1.0, **groups)
+    )
     assert finding.grade is Grade.LIKELY
 
 
@@ -87,7 +90,7 @@ def test_other_factors_are_silent(name):
 
 def test_passes_that_are_added_up_are_silent():
     passes = [mean(20)] * 4
-    assert not judged(LossCountsModelRanks, losses(passes, passes, **MESH))
+    assert not findings(LossCountsModelRanks, losses(passes, passes, **MESH))
 
 
 NOTED = {
@@ -165,13 +168,7 @@ def test_means_of_parts_that_are_multiplied_and_averaged_are_found():
     assert "of ranks 0-1 are added up and divided by 2" in finding.message
 
 
-def test_what_is_found_without_sequences_is_not_found_again_with_them():
-    check, sequences = LossCountsModelRanks(), (shared(both(0)),)
-    for is_measured, num_found in ((True, 1), (False, 0)):
-        view = losses(
-            *[[each] for each in ALL],
-            site=COUNTED,
-            sequences=sequences,
-            **BY_HAND | {"is_measured": is_measured},
-        )
-        assert len(list(check.check_combined_losses(view))) == num_found
+@pytest.mark.parametrize(("is_measured", "num_found"), [(True, 1), (False, 0)])
+def test_what_is_found_without_sequences_is_not_found_again_with_them(is_measured, num_found):
+    values = BY_HAND | {"sequences": (shared(both(0)),), "is_measured": is_measured}
+    assert len(found(*ALL, **values)) == num_found

@@ -3,21 +3,20 @@ import pytest
 from distdiag.checks.par.overfast_schedule import OverfastSchedule
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import aligned, schedule
+from tests.checks.feeds import schedule
+from tests.checks.streams import together
+from tests.checks.verdicts import findings
 
 FAST = {"num_advances": 80, "least_pace": 2, "greatest_pace": 2, "settled_at": 20}
 
 
 def judged(**values):
-    return list(
-        OverfastSchedule().check_alignment(aligned(*[schedule(r, **values) for r in (0, 1)]))
-    )
+    return findings(OverfastSchedule, together(*[schedule(r, **values) for r in (0, 1)]))
 
 
 def test_a_schedule_that_ended_too_early_is_named():
     (finding,) = judged(**FAST)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.step == 20
     assert "LambdaLR is advanced 2 times for each optimizer step" in finding.message
     assert "fell to 0 by step 20, and 20 more steps" in finding.message
@@ -53,4 +52,4 @@ def test_right_schedules_are_silent(change):
 
 
 def test_one_rank_alone_is_silent():
-    assert not list(OverfastSchedule().check_alignment(aligned(schedule(0, **FAST))))
+    assert not findings(OverfastSchedule, together(schedule(0, **FAST)))

@@ -2,7 +2,9 @@ import pytest
 
 from distdiag.checks.par.repeated_loss_division import RepeatedLossDivision
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.losses import judged, losses, mean, over, part, times
+from distdiag.views.losses import CombinedLossView
+from tests.checks.losses import losses, mean, over, part, times
+from tests.checks.verdicts import findings
 
 TWICE = [mean(20, over(4), over(4))] * 4
 AGAIN = [part(10, 2 / 80 / 4, over(4), times(2), over(80))] * 4
@@ -22,7 +24,7 @@ RANKS = [part(20, 1 / 40, over(40))]
     ids=["twice", "twice by two", "after a count", "and ranks", "after a count of a rank", "ranks"],
 )
 def test_a_division_too_many_is_found(passes, words):
-    (finding,) = judged(RepeatedLossDivision, losses(passes, passes))
+    (finding,) = findings(RepeatedLossDivision, losses(passes, passes))
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
     assert words in finding.message
 
@@ -46,35 +48,36 @@ def test_a_division_too_many_is_found(passes, words):
     ],
 )
 def test_other_divisions_are_silent(passes):
-    assert not judged(RepeatedLossDivision, losses(passes, passes))
+    assert not findings(RepeatedLossDivision, losses(passes, passes))
 
 
 def test_gradients_that_are_summed_over_ranks_need_the_global_count():
-    assert not judged(RepeatedLossDivision, losses(RANKS, RANKS, divisor=1.0))
+    assert not findings(RepeatedLossDivision, losses(RANKS, RANKS, divisor=1.0))
 
 
 def test_gradients_that_are_multiplied_afterwards_need_it_too():
-    assert not judged(RepeatedLossDivision, losses(RANKS, RANKS, is_multiplied=True))
+    assert not findings(RepeatedLossDivision, losses(RANKS, RANKS, is_multiplied=True))
 
 
 @pytest.mark.parametrize("options", [{"is_told": False}, {"divisor": 0.0}], ids=str)
 def test_nothing_is_said_where_it_is_not_known_who_averages(options):
-    assert not judged(RepeatedLossDivision, losses(TWICE, TWICE, **options))
+    assert not findings(RepeatedLossDivision, losses(TWICE, TWICE, **options))
 
 
 def test_the_half_of_a_squared_error_may_be_meant():
     passes = [mean(20, over(2), over(2), kind="dense")] * 2
-    (finding,) = judged(RepeatedLossDivision, losses(passes, passes))
+    (finding,) = findings(RepeatedLossDivision, losses(passes, passes))
     assert finding.grade is Grade.NOTE
 
 
 def test_one_step_is_a_note():
-    (finding,) = judged(RepeatedLossDivision, losses(TWICE, TWICE, num_steps=1))
+    (finding,) = findings(RepeatedLossDivision, losses(TWICE, TWICE, num_steps=1))
     assert finding.grade is Grade.NOTE
 
 
-def test_gradients_that_are_averaged_by_hand_are_judged_the_same_way():
-    check = RepeatedLossDivision()
-    measured = losses(RANKS, RANKS, is_measured=True)
-    assert [each.grade for each in check.check_combined_losses(measured)] == [Grade.LIKELY]
-    assert not list(check.check_combined_losses(losses(RANKS, RANKS)))
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_gradients_that_are_averaged_by_hand_are_judged_the_same_way(is_measured):
+    view = losses(RANKS, RANKS, is_measured=is_measured, kind=CombinedLossView)
+    assert [each.grade for each in findings(RepeatedLossDivision, view)] == [
+        Grade.LIKELY
+    ] * is_measured

@@ -4,11 +4,12 @@ from distdiag.checks.par.unequal_token_weights import UnequalTokenWeights
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.losses import LossView
-from tests.checks.losses import judged, losses, mean, over, part, times, window
+from tests.checks.losses import losses, mean, over, part, times, window
+from tests.checks.verdicts import findings
 
 
 def test_means_over_the_own_tokens_of_ranks_are_found():
-    (finding,) = judged(UnequalTokenWeights, losses([mean(30)], [mean(10)]))
+    (finding,) = findings(UnequalTokenWeights, losses([mean(30)], [mean(10)]))
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
     assert "3.0 times" in finding.message
     assert finding.ranks == RankSet([0, 1])
@@ -18,14 +19,14 @@ def test_means_over_the_own_tokens_of_ranks_are_found():
 
 def test_means_of_micro_steps_are_found_though_the_ranks_are_alike():
     passes = [mean(30, over(2)), mean(10, over(2))]
-    (finding,) = judged(UnequalTokenWeights, losses(passes, passes))
+    (finding,) = findings(UnequalTokenWeights, losses(passes, passes))
     assert finding.grade is Grade.LIKELY
 
 
 def test_a_count_of_all_micro_steps_of_each_rank_is_found():
     here = [part(20, 1 / 30), part(10, 1 / 30)]
     there = [part(5, 1 / 10), part(5, 1 / 10)]
-    (finding,) = judged(UnequalTokenWeights, losses(here, there))
+    (finding,) = findings(UnequalTokenWeights, losses(here, there))
     assert finding.grade is Grade.LIKELY
 
 
@@ -55,32 +56,32 @@ def test_a_count_of_all_micro_steps_of_each_rank_is_found():
     ],
 )
 def test_other_weights_are_silent(passes):
-    assert not judged(UnequalTokenWeights, losses(*passes))
+    assert not findings(UnequalTokenWeights, losses(*passes))
 
 
 @pytest.mark.parametrize(
     "options", [{"is_told": False}, {"divisor": 0.0}, {"num_steps": 1}], ids=str
 )
 def test_it_is_a_note_where_little_is_known(options):
-    (finding,) = judged(UnequalTokenWeights, losses([mean(30)], [mean(10)], **options))
+    (finding,) = findings(UnequalTokenWeights, losses([mean(30)], [mean(10)], **options))
     assert finding.grade is Grade.NOTE
 
 
 def test_one_uneven_step_of_many_is_silent():
     steps = [window([mean(30)], [mean(30 if n else 10)], step=n) for n in range(4)]
-    assert not judged(UnequalTokenWeights, LossView("AdamW", RankSet([0, 1]), tuple(steps)))
+    assert not findings(UnequalTokenWeights, LossView("AdamW", RankSet([0, 1]), tuple(steps)))
 
 
 def test_counts_that_differ_as_by_chance_are_a_note():
-    (finding,) = judged(UnequalTokenWeights, losses([mean(9)], [mean(5)]))
+    (finding,) = findings(UnequalTokenWeights, losses([mean(9)], [mean(5)]))
     assert finding.grade is Grade.NOTE
 
 
 def test_a_rank_without_a_token_counts_for_nothing():
-    assert not judged(UnequalTokenWeights, losses([mean(30)], [mean(0)]))
+    assert not findings(UnequalTokenWeights, losses([mean(30)], [mean(0)]))
 
 
 def test_the_mean_over_the_only_sequence_of_each_pass_is_a_note():
     first, second = mean(30, num_rows=1), mean(10, num_rows=1)
-    (finding,) = judged(UnequalTokenWeights, losses([first], [second]))
+    (finding,) = findings(UnequalTokenWeights, losses([first], [second]))
     assert finding.severity is Severity.INFO

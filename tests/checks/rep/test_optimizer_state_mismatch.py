@@ -5,40 +5,39 @@ import pytest
 from distdiag.checks.rep.optimizer_state_mismatch import OptimizerStateMismatch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged, optimizers
+from tests.checks.models import optimizers
+from tests.checks.verdicts import findings
+
+OTHER = {"learning_rates": (0.05,), "least_count": 1, "greatest_count": 1}
+RATE = {"learning_rates": (0.05,)}
+FRESH = {"least_count": -1, "greatest_count": -1}
+FOUND = {
+    "another rate": (
+        [{}, {}, RATE],
+        [2],
+        "different learning rates: 0.1 on ranks 0-1, 0.05 on rank 2",
+    ),
+    "did not resume": (
+        [{}, FRESH, {}],
+        [1],
+        "different step counters: 3 on ranks 0,2, -1 on rank 1",
+    ),
+    "two ranks": ([{}, RATE], [0, 1], "0.1 on rank 0, 0.05 on rank 1"),
+    "rates before counters": ([{}, OTHER], [0, 1], "learning rates"),
+    "the second group of parameters": (
+        [{"learning_rates": (0.1, 0.1)}, {"learning_rates": (0.1, 0.2)}],
+        [0, 1],
+        "0.1 on rank 0, 0.1/0.2 on rank 1",
+    ),
+}
 
 
-def test_the_rank_with_another_learning_rate_is_named():
-    (finding,) = judged(OptimizerStateMismatch, optimizers({}, {}, {"learning_rates": (0.05,)}))
-    assert finding.ranks == RankSet([2])
-    assert finding.grade is Grade.LIKELY
-    assert finding.severity is Severity.WARNING
-    assert finding.location.line == 42
-    assert "with different learning rates: 0.1 on ranks 0-1, 0.05 on rank 2" in finding.message
-
-
-def test_the_rank_that_did_not_resume_is_named():
-    fresh = {"least_count": -1, "greatest_count": -1}
-    (finding,) = judged(OptimizerStateMismatch, optimizers({}, fresh, {}))
-    assert finding.ranks == RankSet([1])
-    assert "different step counters: 3 on ranks 0,2, -1 on rank 1" in finding.message
-
-
-def test_two_ranks_are_both_named():
-    (finding,) = judged(OptimizerStateMismatch, optimizers({}, {"learning_rates": (0.05,)}))
-    assert finding.ranks == RankSet([0, 1])
-
-
-def test_rates_are_told_before_counters():
-    other = {"learning_rates": (0.05,), "greatest_count": 4}
-    (finding,) = judged(OptimizerStateMismatch, optimizers({}, other))
-    assert "learning rates" in finding.message
-
-
-def test_the_second_group_of_parameters_counts_too():
-    rates = [{"learning_rates": (0.1, 0.1)}, {"learning_rates": (0.1, 0.2)}]
-    (finding,) = judged(OptimizerStateMismatch, optimizers(*rates))
-    assert "0.1 on rank 0, 0.1/0.2 on rank 1" in finding.message
+@pytest.mark.parametrize(("changes", "ranks", "words"), FOUND.values(), ids=FOUND)
+def test_the_ranks_that_differ_are_named(changes, ranks, words):
+    (finding,) = findings(OptimizerStateMismatch, optimizers(*changes))
+    assert (finding.ranks, finding.grade) == (RankSet(ranks), Grade.LIKELY)
+    assert (finding.severity, finding.location.line) == (Severity.WARNING, 40 + min(ranks))
+    assert words in finding.message
 
 
 @pytest.mark.parametrize(
@@ -53,29 +52,28 @@ def test_the_second_group_of_parameters_counts_too():
     ids=str,
 )
 def test_the_same_on_all_ranks_is_silent(change):
-    assert not judged(OptimizerStateMismatch, optimizers(change, change))
+    assert not findings(OptimizerStateMismatch, optimizers(change, change))
 
 
 def test_different_numbers_of_gradients_are_left_to_other_checks():
-    assert not judged(OptimizerStateMismatch, optimizers({}, {"num_without_gradient": 2}))
-
-
-OTHER = {"learning_rates": (0.05,), "least_count": 1, "greatest_count": 1}
+    assert not findings(OptimizerStateMismatch, optimizers({}, {"num_without_gradient": 2}))
 
 
 def test_ranks_of_which_nothing_tells_that_they_train_together_are_not_compared():
-    assert not judged(OptimizerStateMismatch, optimizers({"members": ()}, {**OTHER, "members": ()}))
+    assert not findings(
+        OptimizerStateMismatch, optimizers({"members": ()}, {**OTHER, "members": ()})
+    )
 
 
 def test_a_rank_that_is_no_member_is_left_out():
     pair = {"members": (0, 1)}
-    assert not judged(OptimizerStateMismatch, optimizers(pair, pair, {**OTHER, "members": ()}))
+    assert not findings(OptimizerStateMismatch, optimizers(pair, pair, {**OTHER, "members": ()}))
     states = optimizers(pair, {**OTHER, **pair}, {"learning_rates": (0.7,), "members": ()})
-    (finding,) = judged(OptimizerStateMismatch, states)
+    (finding,) = findings(OptimizerStateMismatch, states)
     assert finding.ranks == RankSet([0, 1])
     assert finding.message.endswith("0.1 on rank 0, 0.05 on rank 1")
 
 
 def test_a_member_that_does_not_know_the_others_is_compared():
     states = optimizers({"members": (0, 1)}, {**OTHER, "members": ()})
-    assert judged(OptimizerStateMismatch, states)
+    assert findings(OptimizerStateMismatch, states)

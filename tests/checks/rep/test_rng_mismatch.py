@@ -1,5 +1,3 @@
-from itertools import count
-
 import pytest
 
 from distdiag.checks.rep.rng_mismatch import RngMismatch
@@ -7,23 +5,16 @@ from distdiag.events.models import Moment
 from distdiag.events.random import GeneratorState, RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.alignment import Alignment
-from tests.checks.models import judged
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site, together
+from tests.checks.verdicts import findings
 
 PAIR = (0, 1)
-_SEQS = count(1)
-
-
-def together(*events):
-    return Alignment("random", ("x",), dict(enumerate(events)), RankSet(range(len(events))))
 
 
 def draw(rank, digest, *, replicas=PAIR, members=PAIR):
-    return RandomDraw(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        RandomDraw,
+        rank,
         step=1,
         number=0,
         members=members,
@@ -34,10 +25,9 @@ def draw(rank, digest, *, replicas=PAIR, members=PAIR):
 
 
 def state(rank, moment=Moment.STEP, **digests):
-    return RandomState(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
+    return event_of(
+        RandomState,
+        rank,
         step=1,
         moment=moment,
         generators=tuple(GeneratorState(name, each) for name, each in digests.items()),
@@ -47,16 +37,15 @@ def state(rank, moment=Moment.STEP, **digests):
 
 
 def test_copies_that_are_drawn_from_different_states_are_a_warning():
-    (finding,) = judged(RngMismatch, together(draw(0, "a"), draw(1, "b")))
+    (finding,) = findings(RngMismatch, together(draw(0, "a"), draw(1, "b")))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
-    assert finding.ranks == RankSet(PAIR)
-    assert finding.location.line == 50
+    assert (finding.ranks, finding.location.line) == (RankSet(PAIR), 50)
     assert "ranks 0-1 draw random numbers for copies of a DTensor" in finding.message
 
 
 def test_parts_that_are_drawn_from_different_states_are_a_note():
     view = together(draw(0, "a", replicas=(0,)), draw(1, "b", replicas=(1,)))
-    (finding,) = judged(RngMismatch, view)
+    (finding,) = findings(RngMismatch, view)
     assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
 
 
@@ -67,12 +56,12 @@ def test_only_copies_that_differ_are_named_on_a_mesh_of_two_axes():
         draw(rank, digest, replicas=those, members=four)
         for rank, digest, those in zip(four, digests, replicas, strict=True)
     ]
-    (finding,) = judged(RngMismatch, together(*draws))
+    (finding,) = findings(RngMismatch, together(*draws))
     assert finding.ranks == RankSet([2, 3])
 
 
 def test_tensor_parallel_ranks_with_dropout_whose_generators_differ_are_a_note():
-    (finding,) = judged(RngMismatch, together(state(0, cpu="a"), state(1, cpu="b")))
+    (finding,) = findings(RngMismatch, together(state(0, cpu="a"), state(1, cpu="b")))
     assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
     assert "the cpu generators of ranks 0-1 differ" in finding.message
 
@@ -89,4 +78,4 @@ def test_tensor_parallel_ranks_with_dropout_whose_generators_differ_are_a_note()
     ids=["draws", "states", "python-only", "cpu-beside-cuda", "seeded-later"],
 )
 def test_generators_that_agree_where_they_must_are_silent(events):
-    assert not judged(RngMismatch, together(*events))
+    assert not findings(RngMismatch, together(*events))

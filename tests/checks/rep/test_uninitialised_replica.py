@@ -3,21 +3,12 @@ import math
 import pytest
 
 from distdiag.checks.rep.uninitialised_replica import UninitialisedReplica
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Basis
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import (
-    ALL_NAN,
-    NAN,
-    ZEROS,
-    content,
-    contents,
-    differing,
-    judged,
-    mesh,
-    replicas,
-)
+from tests.checks.models import ALL_NAN, NAN, ZEROS, content, contents, differing, mesh, replicas
 from tests.checks.models import plan as plan_of
+from tests.checks.verdicts import findings
 
 FOUND = {
     "nan": ALL_NAN,
@@ -40,7 +31,7 @@ def one_view(check_view, **changes):
     """The findings about one tensor with this plan, which one rank holds."""
     view = contents({"w": check_view})
     view.by_rank[0] = ((plan_of("w", **changes), check_view),)
-    return judged(UninitialisedReplica, view)
+    return findings(UninitialisedReplica, view)
 
 
 # What the ranks hold
@@ -48,39 +39,35 @@ def one_view(check_view, **changes):
 
 @pytest.mark.parametrize("found", FOUND.values(), ids=FOUND)
 def test_the_rank_with_memory_as_it_was_found_is_named(found):
-    (finding,) = judged(UninitialisedReplica, contents({"w": content(0.1)}, {"w": found}))
-    assert finding.ranks == RankSet([1])
-    assert finding.subjects == ("w",)
-    assert finding.grade is Grade.LIKELY
-    assert finding.severity is Severity.ERROR
-    assert finding.location.line == 21
+    (finding,) = findings(UninitialisedReplica, contents({"w": content(0.1)}, {"w": found}))
+    assert (finding.ranks, finding.subjects, finding.grade) == (RankSet([1]), ("w",), Grade.LIKELY)
+    assert (finding.severity, finding.location.line) == (Severity.ERROR, 21)
     assert "w of DDP Net: never written on rank 1" in finding.message
 
 
 @pytest.mark.parametrize("plausible", PLAUSIBLE.values(), ids=PLAUSIBLE)
 def test_plausible_values_are_silent(plausible):
     held = {"a": content(0.1), "b": content(0.2), "w": plausible}
-    assert not judged(UninitialisedReplica, contents({**held, "w": content(0.1)}, held))
+    assert not findings(UninitialisedReplica, contents({**held, "w": content(0.1)}, held))
 
 
 def test_memory_as_it_was_found_is_named_even_on_all_ranks():
-    (finding,) = judged(UninitialisedReplica, contents({"w": ALL_NAN}, {"w": ALL_NAN}))
+    (finding,) = findings(UninitialisedReplica, contents({"w": ALL_NAN}, {"w": ALL_NAN}))
     assert finding.ranks == RankSet([0, 1])
 
 
 def test_a_rank_most_of_whose_parameters_are_zero_is_named():
     good = {name: content(0.1) for name in "abcd"}
-    (finding,) = judged(UninitialisedReplica, contents(good, {**dict.fromkeys("abc", ZEROS)}))
-    assert finding.ranks == RankSet([1])
-    assert finding.subjects == ("a", "b", "c")
+    (finding,) = findings(UninitialisedReplica, contents(good, {**dict.fromkeys("abc", ZEROS)}))
+    assert (finding.ranks, finding.subjects) == (RankSet([1]), ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("basis", [Basis.WORLD, Basis.SENT, Basis.UNSYNCED])
 def test_zeros_of_a_rank_that_may_have_a_model_of_its_own_are_silent(basis):
     good = {name: content(0.1) for name in "abcd"}
     held = [good, dict.fromkeys("abcd", ZEROS)]
-    assert not judged(UninitialisedReplica, contents(*held, basis=basis, keeper=""))
-    assert judged(UninitialisedReplica, contents(*held))
+    assert not findings(UninitialisedReplica, contents(*held, basis=basis, keeper=""))
+    assert findings(UninitialisedReplica, contents(*held))
 
 
 FLAT = {"keeper": "FSDP1", "shape": (), "replicas": ()}
@@ -91,7 +78,7 @@ def of_pieces(*held_by_rank):
     view = contents(*[{"scale": content(1.0)}] * len(held_by_rank), is_parameter=False)
     for rank, held in enumerate(held_by_rank):
         view.by_rank[rank] += tuple((plan_of(name, **FLAT), each) for name, each in held.items())
-    return judged(UninitialisedReplica, view)
+    return findings(UninitialisedReplica, view)
 
 
 def test_a_piece_of_a_flat_parameter_may_be_zero_or_empty():
@@ -108,25 +95,25 @@ def test_a_piece_of_a_flat_parameter_that_holds_memory_as_it_was_found_is_named(
 
 def test_memory_as_it_was_found_is_named_even_in_a_model_of_its_own():
     held = [{"w": content(0.1)}, {"w": ALL_NAN}]
-    assert judged(UninitialisedReplica, contents(*held, basis=Basis.WORLD, keeper=""))
+    assert findings(UninitialisedReplica, contents(*held, basis=Basis.WORLD, keeper=""))
 
 
 def test_zeros_of_a_rank_of_a_mesh_are_named_though_each_holds_its_own_shard():
     good, bad = {name: content(0.1) for name in "ab"}, dict.fromkeys("ab", ZEROS)
     values = {"mesh": mesh(2), "basis": Basis.MESH, "replicas": (), "keeper": "FSDP2"}
-    (finding,) = judged(UninitialisedReplica, contents(good, bad, **values))
+    (finding,) = findings(UninitialisedReplica, contents(good, bad, **values))
     assert finding.ranks == RankSet([1])
 
 
 @pytest.mark.parametrize("num_zero", [1, 4])
 def test_zeros_on_all_ranks_are_how_a_model_begins(num_zero):
     held = {**{name: content(0.1) for name in "abcd"}, **dict.fromkeys("abcd"[:num_zero], ZEROS)}
-    assert not judged(UninitialisedReplica, contents(held, held))
+    assert not findings(UninitialisedReplica, contents(held, held))
 
 
 def test_a_few_zeros_on_one_rank_are_left_to_what_should_be_the_same():
     good = {name: content(0.1) for name in "abcd"}
-    assert not judged(UninitialisedReplica, contents(good, {**good, "a": ZEROS}))
+    assert not findings(UninitialisedReplica, contents(good, {**good, "a": ZEROS}))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int64", "uint8", "float8_e4m3fn"])
@@ -148,59 +135,53 @@ def test_a_buffer_may_not_hold_nan():
 
 
 def test_zeros_on_the_one_rank_of_two_are_named():
-    (finding,) = judged(UninitialisedReplica, replicas(differing(0.1, ZEROS)))
-    assert finding.ranks == RankSet([1])
-    assert finding.grade is Grade.PROVEN
+    (finding,) = findings(UninitialisedReplica, replicas(differing(0.1, ZEROS)))
+    assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
     assert "never written on rank 1" in finding.message
 
 
 def test_all_ranks_but_the_one_that_loaded_are_named():
-    (finding,) = judged(UninitialisedReplica, replicas(differing(0.1, ZEROS, ZEROS, ZEROS)))
+    (finding,) = findings(UninitialisedReplica, replicas(differing(0.1, ZEROS, ZEROS, ZEROS)))
     assert finding.ranks == RankSet([1, 2, 3])
 
 
 def test_copies_with_plausible_values_are_silent():
-    assert not judged(UninitialisedReplica, replicas(differing(0.1, 0.2, 0.3)))
+    assert not findings(UninitialisedReplica, replicas(differing(0.1, 0.2, 0.3)))
 
 
 def test_copies_with_memory_as_it_was_found_are_not_named_twice():
-    assert not judged(UninitialisedReplica, replicas(differing(0.1, ALL_NAN)))
+    assert not findings(UninitialisedReplica, replicas(differing(0.1, ALL_NAN)))
 
 
 def test_a_single_zero_may_be_a_count_or_a_switch():
     single = content(0.0, least=0.0, greatest=0.0, zero_share=1.0, num_elements=1)
-    assert not judged(UninitialisedReplica, replicas(differing(0.1, single)))
+    assert not findings(UninitialisedReplica, replicas(differing(0.1, single)))
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool", "float16"])
 def test_zeros_of_narrow_and_whole_numbers_may_be_meant(dtype):
-    assert not judged(UninitialisedReplica, replicas(differing(0.1, ZEROS, dtype=dtype)))
+    assert not findings(UninitialisedReplica, replicas(differing(0.1, ZEROS, dtype=dtype)))
 
 
 @pytest.mark.parametrize("basis", list(Basis))
 def test_a_buffer_of_zeros_is_named_where_all_ranks_should_hold_the_same(basis):
     view = replicas(differing(0.1, ZEROS, is_parameter=False, basis=basis))
     is_told = basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
-    assert bool(judged(UninitialisedReplica, view)) is is_told
+    assert bool(findings(UninitialisedReplica, view)) is is_told
 
 
 def test_an_empty_tensor_was_not_forgotten():
     empty = content(math.nan, zero_share=1.0, num_elements=0)
-    assert not judged(UninitialisedReplica, replicas(differing(0.1, empty)))
+    assert not findings(UninitialisedReplica, replicas(differing(0.1, empty)))
 
 
 def test_unwritten_copies_come_first_and_the_others_follow():
     view = replicas(differing(0.1, 0.2, name="a"), differing(0.1, ZEROS, name="b"))
-    (finding,) = judged(UninitialisedReplica, view)
+    (finding,) = findings(UninitialisedReplica, view)
     assert finding.subjects == ("b", "a")
     assert "b and 1 more" in finding.message
 
 
-@pytest.mark.parametrize("moment", [Moment.STEP, Moment.GRADIENT])
-def test_zeros_later_than_the_start_are_no_lack_of_loading(moment):
-    assert not judged(UninitialisedReplica, replicas(differing(0.1, ZEROS), moment=moment))
-
-
 def test_without_a_reason_to_compare_it_is_a_note():
-    (finding,) = judged(UninitialisedReplica, replicas(differing(0.1, ZEROS), basis=Basis.WORLD))
+    (finding,) = findings(UninitialisedReplica, replicas(differing(0.1, ZEROS), basis=Basis.WORLD))
     assert finding.grade is Grade.NOTE

@@ -4,14 +4,14 @@ from distdiag.checks.seq.attention_context import AttentionContext
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import Context
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged
 from tests.checks.passports import HALVES, LENGTH, passports, spec
+from tests.checks.verdicts import findings
 
 
 def attending(context_of, of=None):
     """What is found when each token attends over what this function returns."""
     contexts = [[context_of(token) for token in half] for half in HALVES]
-    return judged(AttentionContext, passports(HALVES, contexts=contexts, of=of or spec()))
+    return findings(AttentionContext, passports(HALVES, contexts=contexts, of=of or spec()))
 
 
 def to_all(token):

@@ -3,8 +3,8 @@
 from distdiag.checks.seq.attention_gradient import AttentionGradient
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged
 from tests.checks.passports import HALVES, own_half, passports, spec
+from tests.checks.verdicts import findings
 
 DUE = ((1.0, -2.0, 3.0, 1.0, 2.0, -1.0, 1.0, 2.0),) * 3
 
@@ -26,7 +26,7 @@ def found(keys=DUE[1], *, factor=1.0, dues=(DUE, DUE)):
         gradients=gradients,
         due_gradients=dues,
     )
-    return judged(AttentionGradient, view)
+    return findings(AttentionGradient, view)
 
 
 def test_another_gradient_behind_a_right_output_is_an_error_with_its_tokens():

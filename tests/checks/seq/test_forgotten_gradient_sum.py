@@ -10,7 +10,8 @@ from distdiag.findings.finding import Grade, Severity
 from distdiag.views.gradients import GradientLook, GradientView, Sum, SumsView
 from tests.checks.gradients import NOTHING, given
 from tests.checks.models import plan
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
+from tests.checks.verdicts import findings
 
 PAIR = (0, 1)
 LAYERS = ("norm.weight", "gate.weight", "mlp.weight", "mlp.bias")
@@ -31,7 +32,7 @@ def sums(*forgotten, sometimes=(), num_looks=3, names=NAMES, shapes=None, **valu
 
 
 def judged(view):
-    return list(ForgottenGradientSum().check_sums(view))
+    return findings(ForgottenGradientSum, view)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,7 @@ def judged(view):
 )
 def test_what_is_torn_out_of_a_layer_and_of_its_kind_is_told(names):
     (finding,) = judged(sums(*names))
-    assert finding.subjects == names
-    assert finding.ranks == RankSet(PAIR)
+    assert (finding.subjects, finding.ranks) == (names, RankSet(PAIR))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert f"while those of {len(NAMES) - len(names)} other parameters are" in finding.message
     assert finding.location.line == 30
@@ -157,10 +157,9 @@ def parts_view(summed=(), way="", num_looks=3, placed=(), **values):
                 gradient(n, rank, step, PAIR if n in summed else (rank,), **values.get(n, {}))
                 for n in (*PARTS, *SHARDS, *OUTSIDE)
             ]
-            by_rank[rank] = GradientSums(
-                rank=rank,
-                seq=1,
-                time_ns=0,
+            by_rank[rank] = event_of(
+                GradientSums,
+                rank,
                 step=step,
                 model="Net",
                 gradients=tuple(gradients),
@@ -174,7 +173,7 @@ def parts_view(summed=(), way="", num_looks=3, placed=(), **values):
 
 
 def told(*args, **values):
-    return list(ForgottenGradientSum().check_gradients(parts_view(*args, **values)))
+    return findings(ForgottenGradientSum, parts_view(*args, **values))
 
 
 def test_parameters_of_layers_that_work_on_parts_are_told():
@@ -197,7 +196,7 @@ def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
     view = parts_view()
     for look in view.looks:
         del look.by_rank[1]
-    assert not list(ForgottenGradientSum().check_gradients(view))
+    assert not findings(ForgottenGradientSum, view)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@ import pytest
 from distdiag.checks.seq.gather_gradient_scale import GatherGradientScale
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged
 from tests.checks.passports import HALVES, LENGTH, own_half, passports, spec
+from tests.checks.verdicts import findings
 
 
 def found(scales, reduction="", **values):
     view = passports(HALVES, scales=scales, of=spec(reduction=reduction), **values)
-    return judged(GatherGradientScale, view)
+    return findings(GatherGradientScale, view)
 
 
 def owned(value=1.0):

@@ -1,11 +1,13 @@
+import pytest
+
 from distdiag.checks.seq.lost_boundary_target import LostBoundaryTarget
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.feeds import model_fed
-from tests.checks.losses import judged as judged_by
 from tests.checks.losses import losses as steps
 from tests.checks.losses import mean, told
 from tests.checks.sequences import both, shared
+from tests.checks.verdicts import findings
 
 
 def own_shift(number, **values):
@@ -17,13 +19,12 @@ def own_shift(number, **values):
 
 def judged(*losses, **values):
     seen = shared(both(0), both(1), losses=losses, **values)
-    return list(LostBoundaryTarget().check_sequences(seen))
+    return findings(LostBoundaryTarget, seen)
 
 
 def test_parts_that_are_shifted_by_themselves_are_named():
     (finding,) = judged(own_shift(0), own_shift(1))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "the loss counts 36 targets, and 2 more were expected on rank 1" in finding.message
 
 
@@ -31,19 +32,20 @@ def test_labels_that_are_padded_before_the_shift_are_named_too():
     assert judged(*[own_shift(n, num_elements=20) for n in (0, 1)])
 
 
-def test_labels_that_were_shifted_before_the_split_are_right():
-    right = {"num_elements": 20, "num_counted": 20, "num_first": -1, "num_shifted": -1}
-    assert judged(*[own_shift(n, **right) for n in (0, 1)]) == []
+RIGHT = {
+    "shifted before the split": {"num_counted": 20, "num_first": -1, "num_shifted": -1},
+    "of the whole sequence": {"num_elements": 38, "num_counted": 38, "num_shifted": 38},
+    "with the last token of the neighbour": {"num_counted": 18, "num_shifted": 20},
+}
 
 
-def test_a_loss_of_the_whole_sequence_is_right():
-    whole = {"num_elements": 38, "num_counted": 38, "num_shifted": 38}
-    assert judged(*[own_shift(n, **whole) for n in (0, 1)]) == []
+@pytest.mark.parametrize("values", RIGHT.values(), ids=RIGHT)
+def test_labels_that_lose_none_are_right(values):
+    assert not judged(*[own_shift(n, **{"num_elements": 20, **values}) for n in (0, 1)])
 
 
-def test_parts_that_begin_with_the_last_token_of_their_neighbour_are_right():
-    overlapping = {"num_elements": 20, "num_counted": 18, "num_shifted": 20}
-    assert judged(*[own_shift(n, **overlapping) for n in (0, 1)]) == []
+def test_one_step_is_not_enough():
+    assert not judged(own_shift(0))
 
 
 def masked(number, *first):
@@ -58,7 +60,7 @@ def test_prompts_at_the_beginning_may_be_masked():
 
 
 def test_parts_without_first_labels_lose_none():
-    assert judged(masked(0, True, False), masked(1, True, False)) == []
+    assert not judged(masked(0, True, False), masked(1, True, False))
 
 
 def test_a_step_that_says_nothing_stands_against_nothing():
@@ -67,29 +69,21 @@ def test_a_step_that_says_nothing_stands_against_nothing():
     assert judged(own_shift(0), own_shift(1), own_shift(2, **unknown)) == []
 
 
-def test_one_step_is_not_enough():
-    assert judged(own_shift(0)) == []
-
-
 def given(*counted):
     """The model is given 20 targets in 2 rows on each rank; the loss counts so many of them."""
     passes = [[mean(number, num_targets=20, num_target_rows=2)] for number in counted]
-    return judged_by(LostBoundaryTarget, steps(*passes))
+    return findings(LostBoundaryTarget, steps(*passes))
 
 
 def test_targets_that_are_shifted_again_are_named():
     (finding,) = given(18, 20)
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0]))
     assert "at step 2 it counts 18 targets there, and 20 were given" in finding.message
 
 
-def test_targets_that_all_count_are_right():
-    assert given(20, 20) == []
-
-
-def test_a_loss_of_something_else_is_left_alone():
-    assert given(5, 5) == []
+@pytest.mark.parametrize("counted", [(20, 20), (5, 5)], ids=["all count", "something else"])
+def test_other_targets_are_right(counted):
+    assert not given(*counted)
 
 
 def test_texts_that_attend_to_gathered_ones_have_a_first_label_each():

@@ -4,12 +4,12 @@ from distdiag.checks.seq.lost_or_duplicated_token import LostOrDuplicatedToken
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import PAD
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged
 from tests.checks.passports import HALVES, passports, spec
+from tests.checks.verdicts import findings
 
 
 def test_a_part_that_begins_late_is_named_with_the_tokens():
-    lost, twice = judged(LostOrDuplicatedToken, passports([range(1, 5), range(4, 8)]))
+    lost, twice = findings(LostOrDuplicatedToken, passports([range(1, 5), range(4, 8)]))
     assert lost.severity is Severity.ERROR
     assert lost.grade is Grade.PROVEN
     assert lost.ranks == twice.ranks == RankSet([0])
@@ -19,32 +19,31 @@ def test_a_part_that_begins_late_is_named_with_the_tokens():
 
 
 def test_a_sequence_that_is_not_split_is_said_to_be_whole_everywhere():
-    (finding,) = judged(LostOrDuplicatedToken, passports([range(8), range(8)]))
+    (finding,) = findings(LostOrDuplicatedToken, passports([range(8), range(8)]))
     assert "every rank has the whole sequence" in finding.message
 
 
 def test_tokens_that_the_gather_loses_are_its_own():
     seen = [range(8), [*range(4), PAD, PAD, 6, 7]]
-    (finding,) = judged(LostOrDuplicatedToken, passports(HALVES, seen))
-    assert finding.ranks == RankSet([1])
-    assert finding.location.line == 20
+    (finding,) = findings(LostOrDuplicatedToken, passports(HALVES, seen))
+    assert (finding.ranks, finding.location.line) == (RankSet([1]), 20)
     assert "tokens 4-5 went missing in the gathered sequence" in finding.message
 
 
 def test_padding_that_stays_is_named():
     parts = [[0, 1, 2, 3], [4, 5, 6, PAD]]
     seen = [[*range(7), PAD]] * 2
-    (finding,) = judged(LostOrDuplicatedToken, passports(parts, seen, of=spec(7)))
+    (finding,) = findings(LostOrDuplicatedToken, passports(parts, seen, of=spec(7)))
     assert "8 places for 7 tokens" in finding.message
 
 
 def test_what_raises_everywhere_is_a_note_and_on_one_rank_a_warning():
     error, stage = "IndexError: index 1 is out of bounds", "split"
     view = passports(HALVES, error=[error, error], stage=[stage, stage])
-    (finding,) = judged(LostOrDuplicatedToken, view)
+    (finding,) = findings(LostOrDuplicatedToken, view)
     assert finding.grade is Grade.NOTE
     view = passports(HALVES, error=[error, ""], stage=[stage, ""])
-    (finding,) = judged(LostOrDuplicatedToken, view)
+    (finding,) = findings(LostOrDuplicatedToken, view)
     assert finding.ranks == RankSet([0])
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
 
@@ -62,11 +61,11 @@ def test_what_raises_everywhere_is_a_note_and_on_one_rank_a_warning():
     ids=["contiguous", "head-tail", "interleaved", "uneven", "padded", "alone"],
 )
 def test_parts_that_cover_the_sequence_are_silent(view):
-    assert not judged(LostOrDuplicatedToken, view)
+    assert not findings(LostOrDuplicatedToken, view)
 
 
 def test_parts_are_judged_where_nothing_gathers():
     nowhere = {"gathered": [(), ()], "gathered_shape": [(), ()]}
-    assert not judged(LostOrDuplicatedToken, passports(HALVES, **nowhere))
-    (finding,) = judged(LostOrDuplicatedToken, passports([range(4), range(5, 8)], **nowhere))
+    assert not findings(LostOrDuplicatedToken, passports(HALVES, **nowhere))
+    (finding,) = findings(LostOrDuplicatedToken, passports([range(4), range(5, 8)], **nowhere))
     assert "token 4 came to no rank" in finding.message

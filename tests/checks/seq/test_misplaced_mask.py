@@ -5,11 +5,13 @@ from distdiag.checks.seq.misplaced_mask import MisplacedMask
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SeenMask, SeenPadding
 from distdiag.findings.finding import Grade, Severity
+from distdiag.views.sequences import MaskedSequences
 from tests.checks.sequences import both, passed, shared
+from tests.checks.verdicts import findings
 
 
-def judged(*passes, how="all_to_all", **values):
-    return list(MisplacedMask().check_sequences(shared(*passes, how=how, **values)))
+def judged(*passes, how="all_to_all"):
+    return findings(MisplacedMask, shared(*passes, how=how, kind=MaskedSequences))
 
 
 def masked(number, *masks, how="all_to_all"):
@@ -59,8 +61,7 @@ OWN = parts("a", "a"), parts("b", "b")
 @pytest.mark.parametrize("pads", [BEGIN, END, SWAPPED])
 def test_a_mask_of_other_tokens_is_named(pads):
     (finding,) = judged(*(padded(n, *pads) for n in (0, 1)), how="ring")
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "does not belong to the token ids beside it, in 2 of 2 passes" in finding.message
     assert "token id 0" in finding.message
     assert len(finding.evidence) == 2

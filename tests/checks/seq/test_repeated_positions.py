@@ -3,11 +3,13 @@ import pytest
 from distdiag.checks.seq.repeated_positions import RepeatedPositions
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
+from distdiag.views.sequences import PositionedSequences
 from tests.checks.sequences import both, passed, shared
+from tests.checks.verdicts import findings
 
 
 def judged(*passes):
-    return list(RepeatedPositions().check_sequences(shared(*passes)))
+    return findings(RepeatedPositions, shared(*passes, kind=PositionedSequences))
 
 
 def placed(number, *positions, **values):
@@ -20,8 +22,7 @@ ALIKE = ("cos", "sin"), ("cos", "sin")
 
 def test_parts_that_all_begin_at_the_same_position_are_named():
     (finding,) = judged(placed(0, *ALIKE), placed(1, *ALIKE))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert "hold different tokens, but the same positions: in 2 of 2 passes" in finding.message
     assert finding.evidence[0].values == {"contents": "cos sin"}
 

@@ -1,7 +1,10 @@
+import pytest
+
 from distdiag.checks.seq.unsplit_sequence import UnsplitSequence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.sequences import both, passed, shared, use
+from tests.checks.verdicts import findings
 
 
 def same(number, **values):
@@ -10,36 +13,30 @@ def same(number, **values):
 
 
 def judged(*passes, **values):
-    return list(UnsplitSequence().check_sequences(shared(*passes, **values)))
+    return findings(UnsplitSequence, shared(*passes, **values))
 
 
 def test_ranks_that_bring_the_same_tokens_are_named():
     (finding,) = judged(same(0), same(1))
-    assert finding.severity is Severity.ERROR
-    assert finding.ranks == RankSet([0, 1])
+    assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert "ranks 0-1 share sequences by all-to-all" in finding.message
     assert "in 2 of 2 passes" in finding.message
     assert finding.location.line == 30
 
 
-def test_parts_that_differ_are_right():
-    assert judged(both(0), both(1)) == []
-
-
-def test_one_pass_is_not_enough():
-    assert judged(same(0)) == []
-
-
-def test_the_same_batch_again_and_again_is_not_enough():
-    assert judged(same(0), same(0)) == []
-
-
-def test_tokens_that_are_all_alike_say_nothing():
-    assert judged(same(0, num_distinct=4), same(1, num_distinct=4)) == []
-
-
-def test_what_cannot_be_read_says_nothing():
-    assert judged(both(0, given=("", "")), both(1, given=("", ""))) == []
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [both(0), both(1)],
+        [same(0)],
+        [same(0), same(0)],
+        [same(n, num_distinct=4) for n in (0, 1)],
+        [both(n, given=("", "")) for n in (0, 1)],
+    ],
+    ids=["parts", "one pass", "one batch again and again", "tokens all alike", "unread"],
+)
+def test_parts_that_differ_or_say_nothing_are_silent(passes):
+    assert not judged(*passes)
 
 
 def test_positions_that_differ_do_not_hide_values_that_are_the_same():

@@ -4,7 +4,8 @@ from distdiag.checks.shd.ambiguous_plan_pattern import AmbiguousPlanPattern
 from distdiag.events.models import PlanSource
 from distdiag.findings.finding import Severity
 from tests.checks.models import plan
-from tests.checks.plans import fault, found, pattern, program, rules
+from tests.checks.plans import fault, pattern, program, rules
+from tests.checks.verdicts import findings
 
 TENSORS = [plan("a.experts.w"), plan("b.experts.w"), plan("a.gate")]
 
@@ -18,7 +19,7 @@ TENSORS = [plan("a.experts.w"), plan("b.experts.w"), plan("a.gate")]
     ],
 )
 def test_rules_that_disagree_about_a_parameter(one, other):
-    (finding,) = found(AmbiguousPlanPattern, rules({"*": one, "*.experts.*": other}, *TENSORS))
+    (finding,) = findings(AmbiguousPlanPattern, rules({"*": one, "*.experts.*": other}, *TENSORS))
     assert finding.severity is Severity.WARNING
     assert finding.subjects == ("a.experts.w", "b.experts.w")
     assert f'over ep two patterns of the [plan] table differ: "*" says {one}' in finding.message
@@ -33,18 +34,18 @@ def test_rules_that_disagree_about_a_parameter(one, other):
     ],
 )
 def test_rules_that_say_the_same_or_of_other_axes_are_silent(one, other):
-    assert not found(AmbiguousPlanPattern, rules({"*": one, "*.experts.*": other}, *TENSORS))
+    assert not findings(AmbiguousPlanPattern, rules({"*": one, "*.experts.*": other}, *TENSORS))
 
 
 def test_rules_that_share_no_parameter_are_silent():
     table = {"*.gate": "Replicate over ep", "*.experts.*": "Shard(0) over ep"}
-    assert not found(AmbiguousPlanPattern, rules(table, *TENSORS))
+    assert not findings(AmbiguousPlanPattern, rules(table, *TENSORS))
 
 
 def test_a_pattern_of_a_program_that_comes_too_late():
     taken = fault("clash", "w", 'but "*" comes first')
     view = program(pattern("w", faults=[taken]), source=PlanSource.VEOMNI)
-    (finding,) = found(AmbiguousPlanPattern, view)
+    (finding,) = findings(AmbiguousPlanPattern, view)
     assert finding.subjects == ("w",)
     assert 'but "*" comes first' in finding.message
-    assert not found(AmbiguousPlanPattern, program(pattern("w", faults=[fault("uneven")])))
+    assert not findings(AmbiguousPlanPattern, program(pattern("w", faults=[fault("uneven")])))

@@ -5,7 +5,8 @@ from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
 from distdiag.events.models import Basis, Moment
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import differing, judged, replicas
+from tests.checks.models import differing, replicas
+from tests.checks.verdicts import findings
 
 
 def gradients(basis=Basis.BYPASSED, moment=Moment.GRADIENT, **plan):
@@ -13,30 +14,24 @@ def gradients(basis=Basis.BYPASSED, moment=Moment.GRADIENT, **plan):
 
 
 def test_gradients_that_differ_since_ddp_was_bypassed():
-    (finding,) = judged(BypassedForward, gradients())
+    (finding,) = findings(BypassedForward, gradients())
     assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.PROVEN)
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.subjects == ("layer.weight",)
+    assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), ("layer.weight",))
     assert "not through DDP" in finding.message
     assert finding.location.line == 20
 
 
 def test_one_cause_has_one_finding():
-    assert not judged(UnreducedGradient, gradients())
-    assert judged(UnreducedGradient, gradients(Basis.WRAPPER))
+    assert not findings(UnreducedGradient, gradients())
+    assert findings(UnreducedGradient, gradients(Basis.WRAPPER))
 
 
 @pytest.mark.parametrize(
     "basis", [basis for basis in Basis if basis is not Basis.BYPASSED], ids=str
 )
 def test_gradients_that_differ_for_another_reason_are_silent(basis):
-    assert not judged(BypassedForward, gradients(basis))
-
-
-@pytest.mark.parametrize("moment", [Moment.START, Moment.STEP], ids=str)
-def test_values_are_judged_elsewhere(moment):
-    assert not judged(BypassedForward, gradients(moment=moment))
+    assert not findings(BypassedForward, gradients(basis))
 
 
 def test_parameters_that_came_too_late_are_judged_elsewhere():
-    assert not judged(BypassedForward, gradients(is_late=True))
+    assert not findings(BypassedForward, gradients(is_late=True))

@@ -4,7 +4,8 @@ from distdiag.checks.shd.indivisible_dimension import IndivisibleDimension
 from distdiag.events.models import Mesh, PlanSource
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import plan
-from tests.checks.plans import fault, found, pattern, program, rules
+from tests.checks.plans import fault, pattern, program, rules
+from tests.checks.verdicts import findings
 
 
 def tensor(axis, length):
@@ -12,7 +13,9 @@ def tensor(axis, length):
 
 
 def uneven(axis, length):
-    return found(IndivisibleDimension, rules({"w": f"Shard(0) over {axis}"}, tensor(axis, length)))
+    return findings(
+        IndivisibleDimension, rules({"w": f"Shard(0) over {axis}"}, tensor(axis, length))
+    )
 
 
 def test_experts_that_the_axis_does_not_divide():
@@ -32,15 +35,15 @@ def test_even_parts_and_axes_that_allow_others_are_silent(axis, length):
 
 
 def test_a_dimension_that_the_tensor_lacks_is_left_to_other_checks():
-    assert not found(IndivisibleDimension, rules({"w": "Shard(3) over ep"}, tensor("ep", 7)))
+    assert not findings(IndivisibleDimension, rules({"w": "Shard(3) over ep"}, tensor("ep", 7)))
 
 
 def test_heads_that_a_program_cuts():
     cut = fault("uneven", "wk", "3 heads of 4 cannot be split over 2 ranks")
-    (finding,) = found(IndivisibleDimension, program(pattern("wk", faults=[cut])))
+    (finding,) = findings(IndivisibleDimension, program(pattern("wk", faults=[cut])))
     assert finding.severity is Severity.WARNING
     assert "3 heads of 4 cannot be split over 2 ranks" in finding.message
     view = program(pattern("wk", faults=[cut]), source=PlanSource.TRANSFORMERS)
-    (finding,) = found(IndivisibleDimension, view)
+    (finding,) = findings(IndivisibleDimension, view)
     assert finding.severity is Severity.INFO
-    assert not found(IndivisibleDimension, program(pattern("wk", faults=[fault("clash")])))
+    assert not findings(IndivisibleDimension, program(pattern("wk", faults=[fault("clash")])))

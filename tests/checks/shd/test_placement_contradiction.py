@@ -5,7 +5,8 @@ from distdiag.events.models import Basis, Mesh
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import plan
-from tests.checks.plans import PAIR, fault, found, pattern, program, rules
+from tests.checks.plans import PAIR, fault, pattern, program, rules
+from tests.checks.verdicts import findings
 
 OVER_EP = {"experts.*": "Shard(0) over ep"}
 
@@ -19,16 +20,14 @@ def experts(*placements, names=("ep",), sizes=None, ranks=(0, 1), **values):
 
 
 def contradictions(table, *plans, **values):
-    return found(PlacementContradiction, rules(table, *plans, **values))
+    return findings(PlacementContradiction, rules(table, *plans, **values))
 
 
 @pytest.mark.parametrize("actual", ["R", "S(1)", "P(sum)"])
 def test_another_placement_is_proven_and_named(actual):
     (finding,) = contradictions(OVER_EP, experts(actual))
-    assert finding.severity is Severity.ERROR
-    assert finding.grade is Grade.PROVEN
-    assert finding.subjects == ("experts.w1",)
-    assert finding.ranks == PAIR
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.PROVEN)
+    assert (finding.subjects, finding.ranks) == (("experts.w1",), PAIR)
     assert f"says Shard(0) over ep, there is {actual} over ep" in finding.message
 
 
@@ -142,9 +141,8 @@ def test_what_is_sure_and_what_is_not_stand_apart():
 
 def test_what_a_program_has_sharded_and_is_whole_again():
     broken = fault("unlike", text="but there is a plain tensor")
-    (finding,) = found(PlacementContradiction, program(pattern("up", faults=[broken])))
-    assert finding.severity is Severity.ERROR
-    assert finding.grade is Grade.LIKELY
+    (finding,) = findings(PlacementContradiction, program(pattern("up", faults=[broken])))
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
     assert finding.subjects == ("up",)
     assert "says ColwiseParallel, but there is a plain tensor" in finding.message
-    assert not found(PlacementContradiction, program(pattern("up", faults=[fault("clash")])))
+    assert not findings(PlacementContradiction, program(pattern("up", faults=[fault("clash")])))

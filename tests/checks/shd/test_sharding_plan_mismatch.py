@@ -4,7 +4,8 @@ from distdiag.checks.shd.sharding_plan_mismatch import ShardingPlanMismatch
 from distdiag.events.models import Basis, Policy
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged, mesh, model, plan
+from tests.checks.models import mesh, model, plan
+from tests.checks.verdicts import findings
 
 BASE = {
     "keeper": "FSDP2",
@@ -49,64 +50,59 @@ def sharded(name="layers.0.weight", **changes):
 )
 def test_the_aspect_and_the_rank_against_the_majority_are_named(change, words):
     view = model(*[[sharded()]] * 3, [sharded(**change)])
-    (finding,) = judged(ShardingPlanMismatch, view)
-    assert finding.ranks == RankSet([3])
-    assert finding.grade is Grade.PROVEN
-    assert finding.subjects == ("layers.0.weight",)
-    assert finding.location.line == 13
+    (finding,) = findings(ShardingPlanMismatch, view)
+    assert (finding.ranks, finding.grade) == (RankSet([3]), Grade.PROVEN)
+    assert (finding.subjects, finding.location.line) == (("layers.0.weight",), 13)
     assert words in finding.message
 
 
 def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
-    (finding,) = judged(ShardingPlanMismatch, model([sharded()], [sharded(dtype="bfloat16")]))
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.grade is Grade.LIKELY
+    (finding,) = findings(ShardingPlanMismatch, model([sharded()], [sharded(dtype="bfloat16")]))
+    assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
 
 
 def test_a_missing_tensor_is_named_wherever_it_stands():
     names = [sharded("a"), sharded("b"), sharded("c")]
-    (finding,) = judged(ShardingPlanMismatch, model(names, names, [names[0], names[2]]))
-    assert finding.subjects == ("b",)
-    assert finding.ranks == RankSet([2])
+    (finding,) = findings(ShardingPlanMismatch, model(names, names, [names[0], names[2]]))
+    assert (finding.subjects, finding.ranks) == (("b",), RankSet([2]))
     assert "presence there on ranks 0-1, missing on rank 2" in finding.message
 
 
 def test_a_tensor_that_only_one_rank_has_is_named():
-    (finding,) = judged(
+    (finding,) = findings(
         ShardingPlanMismatch, model([sharded()], [sharded()], [sharded(), sharded("extra")])
     )
-    assert finding.subjects == ("extra",)
-    assert finding.ranks == RankSet([2])
+    assert (finding.subjects, finding.ranks) == (("extra",), RankSet([2]))
 
 
 def test_the_first_tensor_in_the_order_of_the_model_is_named():
     good = [sharded(name) for name in "abc"]
     bad = [sharded("a"), sharded("b", unit=""), sharded("c", dtype="float16")]
-    (finding,) = judged(ShardingPlanMismatch, model(good, good, bad))
+    (finding,) = findings(ShardingPlanMismatch, model(good, good, bad))
     assert finding.subjects == ("b",)
 
 
 def test_every_value_is_evidence():
     view = model([sharded()], [sharded(dtype="float16")], [sharded(dtype="bfloat16")])
-    (finding,) = judged(ShardingPlanMismatch, view)
+    (finding,) = findings(ShardingPlanMismatch, view)
     assert [each.ranks for each in finding.evidence] == [RankSet([n]) for n in range(3)]
     assert finding.ranks == RankSet([0, 1, 2])
 
 
 def test_equal_plans_are_silent():
-    assert not judged(ShardingPlanMismatch, model(*[[sharded(), sharded("b")]] * 4))
+    assert not findings(ShardingPlanMismatch, model(*[[sharded(), sharded("b")]] * 4))
 
 
 @pytest.mark.parametrize(
     "change", [{"replicas": (1, 3)}, {"owners": ("AdamW",)}, {"is_late": True}], ids=str
 )
 def test_what_may_differ_between_ranks_is_silent(change):
-    assert not judged(ShardingPlanMismatch, model([sharded()], [sharded(**change)]))
+    assert not findings(ShardingPlanMismatch, model([sharded()], [sharded(**change)]))
 
 
 def test_submeshes_of_other_ranks_are_no_other_order():
     halves = [sharded(mesh=mesh(2, ranks=ranks)) for ranks in ((0, 1), (0, 1), (2, 3), (2, 3))]
-    assert not judged(ShardingPlanMismatch, model(*[[half] for half in halves]))
+    assert not findings(ShardingPlanMismatch, model(*[[half] for half in halves]))
 
 
 def test_parts_that_each_rank_has_for_itself_are_a_note():
@@ -114,9 +110,8 @@ def test_parts_that_each_rank_has_for_itself_are_a_note():
     own = {"keeper": "", "basis": Basis.WORLD}
     tables = {0: [plan("tables.0", **own), plan("tables.1", **own)], 1: [plan("tables.0", **own)]}
     plans = {rank: (*tables[rank], plan("top.weight", **dense)) for rank in (0, 1)}
-    (finding,) = judged(ShardingPlanMismatch, model(*plans.values()))
-    assert finding.grade is Grade.NOTE
-    assert finding.subjects == ("tables.1",)
+    (finding,) = findings(ShardingPlanMismatch, model(*plans.values()))
+    assert (finding.grade, finding.subjects) == (Grade.NOTE, ("tables.1",))
 
 
 DENSE = {"keeper": "DDP", "replicas": (0, 1), "basis": Basis.WRAPPER}
@@ -129,20 +124,19 @@ def test_names_that_one_rank_has_for_itself_as_declared_are_silent(declared):
     top = plan("top.weight", **DENSE)
     experts = [plan(f"experts.{number}.weight", **declared) for number in range(4)]
     view = model([*experts[:2], top], [*experts[2:], top])
-    assert not judged(ShardingPlanMismatch, view)
+    assert not findings(ShardingPlanMismatch, view)
 
 
 def test_a_missing_name_beside_declared_ones_is_still_found():
     experts = [plan(f"experts.{number}.weight", **IGNORED) for number in range(2)]
     view = model([experts[0], plan("top.weight", **DENSE)], [experts[1]])
-    (finding,) = judged(ShardingPlanMismatch, view)
-    assert finding.subjects == ("top.weight",)
-    assert finding.grade is Grade.LIKELY
+    (finding,) = findings(ShardingPlanMismatch, view)
+    assert (finding.subjects, finding.grade) == (("top.weight",), Grade.LIKELY)
 
 
 def test_what_only_one_rank_ignores_is_found():
     view = model([plan("gate.weight", **DENSE)], [plan("gate.weight", **IGNORED)])
-    (finding,) = judged(ShardingPlanMismatch, view)
+    (finding,) = findings(ShardingPlanMismatch, view)
     assert "wrapper DDP on rank 0, none on rank 1" in finding.message
     assert finding.severity is Severity.ERROR
 
@@ -153,5 +147,5 @@ def test_other_shapes_of_what_all_ranks_ignore_are_a_note():
         [plan("experts.weight", shape=(3, 4), **IGNORED), top],
         [plan("experts.weight", shape=(2, 4), **IGNORED), top],
     )
-    (finding,) = judged(ShardingPlanMismatch, view)
+    (finding,) = findings(ShardingPlanMismatch, view)
     assert finding.grade is Grade.NOTE

@@ -4,15 +4,16 @@ from distdiag.checks.shd.unmatched_plan_pattern import UnmatchedPlanPattern
 from distdiag.events.models import PlanSource
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import plan
-from tests.checks.plans import PAIR, found, pattern, program, rules
+from tests.checks.plans import PAIR, pattern, program, rules
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 NAMES = ("base.model.layers.0.attn.wq.weight", "base.model.layers.1.attn.wq.weight")
 TENSORS = [plan(name) for name in NAMES]
 
 
 def unmatched(view):
-    return found(UnmatchedPlanPattern, view)
+    return findings(UnmatchedPlanPattern, view)
 
 
 @pytest.mark.parametrize(
@@ -22,9 +23,7 @@ def unmatched(view):
 )
 def test_a_rule_without_a_match_is_named_with_what_is_there_instead(text):
     (finding,) = unmatched(rules({text: "Shard(0) over tp"}, *TENSORS))
-    assert finding.severity is Severity.WARNING
-    assert finding.ranks == PAIR
-    assert finding.subjects == (text,)
+    assert (finding.severity, finding.ranks, finding.subjects) == (Severity.WARNING, PAIR, (text,))
     assert '; "base.model.layers.*.attn.wq.weight" is there' in finding.message
 
 
@@ -41,10 +40,8 @@ def test_rules_that_match_are_silent():
 def test_only_the_patterns_of_a_program_that_match_nowhere_are_named():
     patterns = [pattern("up"), pattern("dwn", 0, closest="down"), pattern("gate", 0)]
     (finding,) = unmatched(program(*patterns))
-    assert finding.severity is Severity.WARNING
-    assert finding.grade is Grade.PROVEN
-    assert finding.subjects == ("dwn", "gate")
-    assert finding.location.line == 7
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.PROVEN)
+    assert (finding.subjects, finding.location.line) == (("dwn", "gate"), 7)
     assert '"dwn" and 1 more of the parallelize_module plan for Net match nothing' in (
         finding.message
     )

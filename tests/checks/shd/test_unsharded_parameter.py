@@ -4,7 +4,8 @@ from distdiag.checks.shd.unsharded_parameter import UnshardedParameter
 from distdiag.events.models import Basis
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import judged, mesh, model, plan
+from tests.checks.models import mesh, model, plan
+from tests.checks.verdicts import findings
 
 PAIR = (0, 1)
 
@@ -27,9 +28,8 @@ def blocks(number, units=None, **changes):
 
 def test_a_parameter_outside_all_units_is_noted_at_the_first_use():
     plans = [shard(unit="blocks.0"), whole(), whole("head.bias")]
-    (finding,) = judged(UnshardedParameter, model(plans, plans))
-    assert finding.ranks == RankSet(PAIR)
-    assert finding.subjects == ("head.weight", "head.bias")
+    (finding,) = findings(UnshardedParameter, model(plans, plans))
+    assert (finding.ranks, finding.subjects) == (RankSet(PAIR), ("head.weight", "head.bias"))
     assert (finding.grade, finding.severity) == (Grade.NOTE, Severity.INFO)
     assert "head.weight and 1 more of FSDP2 Net belong to no module" in finding.message
     assert finding.location.line == 10
@@ -50,17 +50,17 @@ def test_a_parameter_outside_all_units_is_noted_at_the_first_use():
 )
 def test_what_is_outside_for_a_reason_is_silent(other):
     plans = [shard(unit="blocks.0"), other]
-    assert not judged(UnshardedParameter, model(plans, plans))
+    assert not findings(UnshardedParameter, model(plans, plans))
 
 
 def test_a_model_that_fsdp2_does_not_shard_is_silent():
     plans = [shard(keeper=""), whole()]
-    assert not judged(UnshardedParameter, model(plans, plans))
+    assert not findings(UnshardedParameter, model(plans, plans))
 
 
 def test_a_large_model_of_blocks_in_one_unit_is_noted():
     plans = blocks(4, shape=(1024, 1024))
-    (finding,) = judged(UnshardedParameter, model(plans, plans))
+    (finding,) = findings(UnshardedParameter, model(plans, plans))
     assert finding.grade is Grade.NOTE
     assert "is one unit" in finding.message
 
@@ -76,4 +76,4 @@ def test_a_large_model_of_blocks_in_one_unit_is_noted():
     ids=["small", "few-blocks", "units", "units-and-root"],
 )
 def test_other_ways_to_divide_a_model_are_silent(plans):
-    assert not judged(UnshardedParameter, model(plans, plans))
+    assert not findings(UnshardedParameter, model(plans, plans))

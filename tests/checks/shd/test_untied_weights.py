@@ -1,15 +1,15 @@
 from distdiag.checks.shd.untied_weights import UntiedWeights
 from distdiag.events.ranks import RankSet
-from tests.checks.models import judged, model, plan
+from tests.checks.models import model, plan
+from tests.checks.verdicts import findings
 
 HEAD = plan("head.weight", untied_from="embed.weight")
 
 
 def test_the_head_and_the_embedding_are_named_with_the_ranks_where_they_are_two():
     tied = plan("head.weight", tied_to="embed.weight")
-    (finding,) = judged(UntiedWeights, model([plan("embed.weight"), tied], [HEAD], [HEAD]))
-    assert finding.ranks == RankSet([1, 2])
-    assert finding.subjects == ("head.weight", "embed.weight")
+    (finding,) = findings(UntiedWeights, model([plan("embed.weight"), tied], [HEAD], [HEAD]))
+    assert (finding.ranks, finding.subjects) == (RankSet([1, 2]), ("head.weight", "embed.weight"))
     assert finding.location.line == 11
     assert "head.weight and embed.weight of FSDP2 Net are two tensors on ranks 1-2" in (
         finding.message
@@ -18,15 +18,15 @@ def test_the_head_and_the_embedding_are_named_with_the_ranks_where_they_are_two(
 
 def test_each_pair_is_a_finding():
     other = plan("decoder.head.weight", untied_from="decoder.embed.weight")
-    found = judged(UntiedWeights, model([HEAD, other], [HEAD, other]))
+    found = findings(UntiedWeights, model([HEAD, other], [HEAD, other]))
     assert [finding.subjects[0] for finding in found] == ["head.weight", "decoder.head.weight"]
 
 
 def test_tied_weights_are_silent():
     tied = [plan("embed.weight"), plan("head.weight", tied_to="embed.weight")]
-    assert not judged(UntiedWeights, model(tied, tied))
+    assert not findings(UntiedWeights, model(tied, tied))
 
 
 def test_views_of_flat_parameters_are_never_one_object():
     flat = plan("head.weight", untied_from="embed.weight", keeper="FSDP1")
-    assert not judged(UntiedWeights, model([flat], [flat]))
+    assert not findings(UntiedWeights, model([flat], [flat]))

@@ -2,8 +2,8 @@ from distdiag.checks.shd.untrained_parameter import UntrainedParameter
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.models import UntrainedView
-from tests.checks.models import judged
 from tests.checks.streams import plain_site
+from tests.checks.verdicts import findings
 
 
 def untrained(*never, parted=None):
@@ -16,36 +16,33 @@ def untrained(*never, parted=None):
 
 def test_what_one_rank_trains_and_another_never_is_a_warning():
     view = untrained((), ("tower.weight",), parted={"tower.weight": [0]})
-    (finding,) = judged(UntrainedParameter, view)
+    (finding,) = findings(UntrainedParameter, view)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
-    assert finding.ranks == RankSet([1])
-    assert finding.subjects == ("tower.weight",)
+    assert (finding.ranks, finding.subjects) == (RankSet([1]), ("tower.weight",))
     assert "never had a gradient on rank 1 and always on rank 0" in finding.message
     assert finding.location.line == 41
 
 
 def test_what_nobody_trains_is_a_note():
     names = ("tower.weight", "tower.bias")
-    (finding,) = judged(UntrainedParameter, untrained(names, names))
+    (finding,) = findings(UntrainedParameter, untrained(names, names))
     assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
-    assert finding.ranks == RankSet([0, 1])
-    assert finding.subjects == names
+    assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), names)
     assert "tower.weight and 1 more of AdamW of DDP Net had no gradient at any of 3 looks" in (
         finding.message
     )
 
 
 def test_ranks_that_differ_where_copies_are_not_known_are_a_note():
-    (finding,) = judged(UntrainedParameter, untrained((), ("tower.weight",)))
-    assert finding.grade is Grade.NOTE
-    assert finding.ranks == RankSet([1])
+    (finding,) = findings(UntrainedParameter, untrained((), ("tower.weight",)))
+    assert (finding.grade, finding.ranks) == (Grade.NOTE, RankSet([1]))
 
 
 def test_both_kinds_are_told_apart():
     view = untrained(("a",), ("a", "b"), parted={"b": [0]})
-    warning, note = judged(UntrainedParameter, view)
+    warning, note = findings(UntrainedParameter, view)
     assert (warning.subjects, note.subjects) == (("b",), ("a",))
 
 
 def test_an_optimizer_all_of_whose_parameters_train_is_silent():
-    assert not judged(UntrainedParameter, untrained((), ()))
+    assert not findings(UntrainedParameter, untrained((), ()))
