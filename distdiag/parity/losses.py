@@ -10,7 +10,8 @@ import numpy as np
 
 from distdiag.events.comparisons import Difference
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import Array, RecordedRun
+from distdiag.parity.rank_files import Array
+from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.tolerance import Common, Exactness, Measured, judge, measure
 from distdiag.record.recording import Kind
 

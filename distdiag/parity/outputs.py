@@ -10,7 +10,8 @@ import numpy as np
 from distdiag.events.comparisons import Difference
 from distdiag.events.ranks import RankSet
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import UNIT, Array, RecordedRun
+from distdiag.parity.rank_files import UNIT, Array
+from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.tolerance import Common, Exactness, judge, measure
 from distdiag.record.recording import Kind
 

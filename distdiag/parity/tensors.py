@@ -11,7 +11,8 @@ import numpy as np
 
 from distdiag.events.comparisons import Difference
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import Recorded, RecordedRun
+from distdiag.parity.rank_files import Recorded
+from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.runs import num_cores
 from distdiag.parity.tolerance import (
     MARGIN,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from distdiag.events.comparisons import Difference
-from distdiag.parity.recorded_run import Recorded
+from distdiag.parity.rank_files import Recorded
 
 MARGIN: Final = 8.0
 DROWNED: Final = 0.3

@@ -11,19 +11,13 @@ import numpy as np
 
 from distdiag.events.comparisons import Cause, Flip, MarginBin, Nature, Origin, RoutingDifference
 from distdiag.events.ranks import RankSet
-from distdiag.parity.routing.recordings import Choices, Numbers, Recording, moved
-from distdiag.record.routing_record import RouteRecord, Seen
+from distdiag.parity.rank_files import UNIT, Array
+from distdiag.parity.routing.recordings import Choices, Recording, moved
+from distdiag.record.recording import RouteRecord, Seen
 from distdiag.record.unordered_ops import BACKWARD, FORWARD
 
 # How far the scores lie apart at the boundary of a choice, counted in roundings.
 
-UNIT: Final[Mapping[str, float]] = {
-    "float64": 2.0**-52,
-    "float32": 2.0**-23,
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-}
-"""The distance from 1 to the next number, by dtype."""
 MOST_ROUNDINGS: Final[Mapping[str, float]] = {
     "float64": 4096.0,
     "float32": 1024.0,
@@ -43,14 +37,14 @@ def bound(dtypes: Iterable[str]) -> float:
     return max(known, default=UNIT["float32"] * MOST_ROUNDINGS["float32"])
 
 
-def margins(choices: Choices) -> Numbers:
+def margins(choices: Choices) -> Array:
     """Return for each token by how much the choice was made; infinite where all were chosen."""
     with np.errstate(invalid="ignore"):
         found = choices.inner - choices.outer
     return np.where(np.isnan(found), 0.0, found)
 
 
-def roundings(margin: Numbers, size: Numbers, dtype: str) -> Numbers:
+def roundings(margin: Array, size: Array, dtype: str) -> Array:
     """Return margins in units of rounding of the greatest score of each token."""
     unit = UNIT.get(dtype, UNIT["float32"]) * size
     return np.where(margin <= 0, 0.0, margin / np.where(unit > 0, unit, 1.0))
@@ -67,7 +61,7 @@ class Histogram:
         self._flipped: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
 
     def add(
-        self, step: int, found: Numbers, dtype: str, flipped: np.ndarray[Any, np.dtype[np.bool_]]
+        self, step: int, found: Array, dtype: str, flipped: np.ndarray[Any, np.dtype[np.bool_]]
     ) -> None:
         """Count tokens with these margins, in roundings of their scores."""
         self._limit = max(self._limit, self._bound / UNIT.get(dtype, UNIT["float32"]))
