@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -25,12 +26,33 @@ from distdiag.parity.losses import loss_pairs, share_of, total_loss
 from distdiag.parity.outputs import differing_ranks, output_pairs
 from distdiag.parity.parts import compare_parts, experts_of, find_spots, num_parts
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.result import Result, StepRow
 from distdiag.parity.tensors import MOST_EXPLAINED, Rates, Tensors, kept, norm_pairs
 from distdiag.parity.tolerance import compare
 from distdiag.record.recording import Kind
 
 SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of the comparison: the losses, and the worst ratio to the bound of each kind."""
+
+    step: int
+    reference_loss: float
+    candidate_loss: float
+    ratios: dict[Subject, float]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a comparison found: at most one divergence, since the rest would follow from it."""
+
+    disparity: Disparity | None = None
+    rows: list[StepRow] = field(default_factory=list)
+    not_compared: dict[str, str] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+    drawn_anew: list[str] = field(default_factory=list)
+    """Parameters that each rank draws its part of, so that no two runs train the same model."""
 
 
 class Comparison:

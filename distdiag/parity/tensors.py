@@ -13,7 +13,7 @@ from distdiag.events.comparisons import Difference
 from distdiag.parity.explanations import Pair
 from distdiag.parity.rank_files import Recorded
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.runs import num_cores
+from distdiag.parity.slots import num_cores
 from distdiag.parity.tolerance import (
     MARGIN,
     Common,

@@ -20,8 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from distdiag.config.tasks import ParityTask
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.runs import sources_of
-from distdiag.parity.study import NUDGE
+from distdiag.parity.study import NUDGE, sources_of
 from distdiag.probes.parity.recorder import ParityRecorder
 from distdiag.record.recorder import Recorder
 from scripts.parity_matrix.cells import CELLS, Cell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -500,16 +500,3 @@ def _row(place: Place, record: RouteRecord, found: Any, flipped: Any) -> Row:  #
 
 def _flip_row(place: Place, record: RouteRecord, flip: Flip) -> FlipRow:
     return FlipRow(**_where(place, record), flip=flip)
-
-
-def unmatched(first: Recording, again: Recording) -> Iterator[str]:
-    """Yield why two recordings cannot be compared as wholes."""
-    for name, run in (("first", first), ("second", again)):
-        if not run.num_choices:
-            yield (
-                f"no router was seen in the {name} run: no module whose name or parts are those of "
-                "a router chose experts by topk, max or argmax in a model that is trained"
-            )
-            return
-    if first.num_steps != again.num_steps:
-        yield f"the runs made different numbers of steps: {first.num_steps} and {again.num_steps}"

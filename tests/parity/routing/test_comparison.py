@@ -4,8 +4,8 @@ import pytest
 
 from distdiag.events.comparisons import Nature, Origin
 from distdiag.events.ranks import RankSet
-from distdiag.parity.routing.comparison import unmatched
 from distdiag.parity.routing.recordings import Recording
+from distdiag.parity.routing.study import unmatched
 from distdiag.record.recording import Seen
 from tests.parity.routing.recordings import Run, compared
 
