@@ -24,5 +24,6 @@ def command(path: Path, name: str) -> None:
     """Show the report of a run again. PATH is a report.json or a run directory."""
     if name == "pytest":
         click.echo(replay_source(path), nl=False)
-    else:
-        show_report(read_report(path), known_format(name))
+        return
+    report_format = known_format(name)
+    show_report(read_report(path), report_format)

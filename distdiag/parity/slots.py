@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import psutil
 
 from distdiag.config.tasks import RankSummary
+from distdiag.dumps.gpu.nvml import gpu_names
 
 SHARE_OF_MEMORY: Final = 0.8
 """Of the memory that is free now, runs at the same time may take so much."""
@@ -67,7 +68,7 @@ def _of_gpus(number: int, need: Need) -> list[Slot]:
     """Give each run GPUs of its own; none if there are not enough of one kind."""
     if need.devices - {"cpu", "cuda"}:
         return []
-    names = _gpu_names()
+    names = gpu_names()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = list(map(str, range(len(names)))) if visible is None else visible.split(",")
     if len(set(names)) != 1 or len(gpus) > len(names):
@@ -75,20 +76,3 @@ def _of_gpus(number: int, need: Need) -> list[Slot]:
     fitting = min(number, len(gpus) // need.num_ranks)
     parts = [gpus[i * need.num_ranks : (i + 1) * need.num_ranks] for i in range(fitting)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts] if fitting > 1 else []
-
-
-def _gpu_names() -> list[str]:
-    """Return the kinds of all GPUs that the driver knows."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except (ImportError, pynvml.NVMLError):
-        return []
-    try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()

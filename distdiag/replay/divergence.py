@@ -17,7 +17,17 @@ from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 
 PARTING: Final = frozenset(
-    "COL001 COL002 COL003 COL004 COL005 COL006 COL007 COL009 COL011".split()  # noqa: SIM905
+    {
+        "COL001",
+        "COL002",
+        "COL003",
+        "COL004",
+        "COL005",
+        "COL006",
+        "COL007",
+        "COL009",
+        "COL011",
+    }
 )
 """Findings of ranks whose calls in one process group do not fit together."""
 

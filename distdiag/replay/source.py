@@ -81,40 +81,42 @@ def statement(signature: Signature, *, is_root: bool) -> str:
     return f"dist.{signature.op}({', '.join([*arguments, 'group=group'])})"
 
 
-def _arguments(  # noqa: C901 (one case for each function of torch.distributed)
+_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "all_reduce": ("in", "op"),
+    "broadcast": ("in", "src"),
+    "reduce": ("in", "dst", "op"),
+    "all_gather": ("outs", "in"),
+    "all_gather_into_tensor": ("out", "in"),
+    "reduce_scatter_tensor": ("out", "in", "op"),
+    "reduce_scatter": ("out", "ins", "op"),
+    "gather": ("in", "outs at root", "dst"),
+    "scatter": ("out", "ins at root", "src"),
+    "all_to_all": ("outs", "ins"),
+    "all_to_all_single": ("out", "in", "splits"),
+    "barrier": (),
+    "monitored_barrier": (),
+}
+"""What the functions of torch.distributed take, in their order."""
+
+
+def _arguments(
     signature: Signature, ins: list[str], outs: list[str], *, is_root: bool
 ) -> list[str] | None:
-    reducing = f"op=dist.ReduceOp.{_operator(signature.reduce_op)}"
-    one_in, one_out = (ins or outs)[:1], (outs or ins)[:1]
-    match signature.op:
-        case "all_reduce":
-            return [*one_in, reducing]
-        case "broadcast":
-            return [*one_in, f"src={signature.root}"]
-        case "reduce":
-            return [*one_in, f"dst={signature.root}", reducing]
-        case "all_gather":
-            return [_list(outs), *one_in]
-        case "all_gather_into_tensor":
-            return [*one_out, *one_in]
-        case "reduce_scatter_tensor":
-            return [*one_out, *one_in, reducing]
-        case "reduce_scatter":
-            return [*one_out, _list(ins), reducing]
-        case "gather":
-            given = _list(outs) if is_root else "None"
-            return [*one_in, given, f"dst={signature.root}"]
-        case "scatter":
-            given = _list(ins) if is_root else "None"
-            return [*one_out, given, f"src={signature.root}"]
-        case "all_to_all":
-            return [_list(outs), _list(ins)]
-        case "all_to_all_single":
-            splits = [_splits(signature.output_splits), _splits(signature.input_splits)]
-            return [*one_out, *one_in, *splits]
-        case "barrier" | "monitored_barrier":
-            return []
-    return None
+    if signature.op not in _ARGUMENTS:
+        return None
+    texts = {
+        "in": (ins or outs)[:1],
+        "out": (outs or ins)[:1],
+        "ins": [_list(ins)],
+        "outs": [_list(outs)],
+        "ins at root": [_list(ins) if is_root else "None"],
+        "outs at root": [_list(outs) if is_root else "None"],
+        "op": [f"op=dist.ReduceOp.{_operator(signature.reduce_op)}"],
+        "src": [f"src={signature.root}"],
+        "dst": [f"dst={signature.root}"],
+        "splits": [_splits(signature.output_splits), _splits(signature.input_splits)],
+    }
+    return [text for part in _ARGUMENTS[signature.op] for text in texts[part]]
 
 
 def _operator(name: str | None) -> str:

@@ -14,7 +14,7 @@ import pytest
 from distdiag.events.errors import UsageError
 from distdiag.testing.mark import read_mark, read_world_sizes
 from distdiag.testing.outcome import outcome_of, output_sections
-from distdiag.testing.parity import Rtol, parity_problem, replicas_problem
+from distdiag.testing.parity import Rtol, measure, parity_problem, replicas_problem
 from distdiag.testing.plan import Mark, Measured, ParityRun
 from distdiag.testing.rank_plugin import NAME, RankPlugin
 from distdiag.testing.run import run_ranks
@@ -93,7 +93,7 @@ class AssertParity:
         args: Sequence[str] = (),
         steps: int = 10,
         parity_args: Sequence[str] = (),
-        **options: Any,  # noqa: ANN401
+        **options: object,
     ) -> None:
         """Fail the test unless all world sizes return the same.
 
@@ -156,8 +156,6 @@ class MeasureHere:
 
     def __call__(self, step_fn: StepFunction, *_: object, **__: object) -> None:
         """Measure the one call that is asked for; those before it are left out."""
-        from distdiag.testing.measure import measure
-
         plan = self._plugin.plan
         if plan.parity is None:
             pytest.fail("assert_parity starts ranks itself: it needs no mark", pytrace=False)

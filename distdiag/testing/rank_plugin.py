@@ -14,7 +14,7 @@ import pytest
 from distdiag.agent.agent import RankAgent
 from distdiag.probes.process.exceptions import strip_own_frames
 from distdiag.record.user_code import is_user_file
-from distdiag.testing.plan import Folder, Measured, RankPlan, RankResult
+from distdiag.testing.plan import Folder, Measured, RankPlan, RankResult, converted
 
 NAME = "distdiag-rank"
 """The name of the plugin: pytest's own process has none of this name."""
@@ -52,12 +52,9 @@ class RankPlugin:
     ) -> object | None:
         """Give a fixture the value that it has in the parent, if that could be passed on."""
         form = self._fixtures.get(fixturedef.argname)
-        if form is None:
-            return None
-        try:
-            value: object = pickle.loads(form)
-        except Exception:  # noqa: BLE001 (the rank makes its own, as for values without a form)
-            return None
+        value: object = converted(pickle.loads, form) if form is not None else None
+        if value is None:
+            return None  # the rank makes its own
         fixturedef.cached_result = (value, fixturedef.cache_key(request), None)  # type: ignore[arg-type]
         return value
 

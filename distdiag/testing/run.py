@@ -67,12 +67,33 @@ LATE_MONITOR_S: Final = 2.0
 """The same, when the time was up."""
 
 MADE_BY_EACH_RANK: Final = frozenset(
-    """
-    cache capfd capfdbinary caplog capsys capsysbinary capteesys doctest_namespace monkeypatch
-    pytestconfig pytester record_property record_testsuite_property record_xml_attribute recwarn
-    request subtests testdir testrun_uid tmp_path_factory tmpdir_factory worker_id
-    distdiag_world_size assert_parity loss_parity
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "assert_parity",
+        "cache",
+        "capfd",
+        "capfdbinary",
+        "caplog",
+        "capsys",
+        "capsysbinary",
+        "capteesys",
+        "distdiag_world_size",
+        "doctest_namespace",
+        "loss_parity",
+        "monkeypatch",
+        "pytestconfig",
+        "pytester",
+        "record_property",
+        "record_testsuite_property",
+        "record_xml_attribute",
+        "recwarn",
+        "request",
+        "subtests",
+        "testdir",
+        "testrun_uid",
+        "tmp_path_factory",
+        "tmpdir_factory",
+        "worker_id",
+    }
 )
 """Fixtures that mean something in their own process only."""
 

@@ -17,7 +17,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(slots, "num_cores", lambda: cores)
         memory = SimpleNamespace(available=free)
         monkeypatch.setattr(slots.psutil, "virtual_memory", lambda: memory)
-        monkeypatch.setattr(slots, "_gpu_names", lambda: list(gpus))
+        monkeypatch.setattr(slots, "gpu_names", lambda: list(gpus))
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 

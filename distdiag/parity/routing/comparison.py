@@ -12,7 +12,7 @@ import numpy as np
 from distdiag.events.comparisons import Cause, Flip, MarginBin, Nature, Origin, RoutingDifference
 from distdiag.events.ranks import RankSet
 from distdiag.parity.rank_files import UNIT, Array
-from distdiag.parity.routing.recordings import Choices, Recording, moved
+from distdiag.parity.routing.recordings import Choices, Flags, Recording, moved
 from distdiag.record.recording import RouteRecord, Seen
 from distdiag.record.unordered_ops import BACKWARD, FORWARD
 
@@ -60,9 +60,7 @@ class Histogram:
         self._tokens = np.zeros(len(EDGES), np.int64)
         self._flipped: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
 
-    def add(
-        self, step: int, found: Array, dtype: str, flipped: np.ndarray[Any, np.dtype[np.bool_]]
-    ) -> None:
+    def add(self, step: int, found: Array, dtype: str, flipped: Flags) -> None:
         """Count tokens with these margins, in roundings of their scores."""
         self._limit = max(self._limit, self._bound / UNIT.get(dtype, UNIT["float32"]))
         places = np.searchsorted(np.array(EDGES), found)
@@ -293,7 +291,7 @@ def _around(records: Sequence[RouteRecord], inner: RouteRecord) -> RouteRecord |
     return None
 
 
-def _cause(origin: Origin, nature: Nature, place: Place, name: str, **more: Any) -> Cause:  # noqa: ANN401
+def _cause(origin: Origin, nature: Nature, place: Place, name: str, **more: object) -> Cause:
     at = {"rank": place.rank, "step": place.step, "micro": place.micro}
     return msgspec.convert({**at, "origin": origin, "nature": nature, "name": name, **more}, Cause)
 
@@ -486,7 +484,7 @@ def _where(place: Place, record: RouteRecord) -> dict[str, Any]:
     }
 
 
-def _row(place: Place, record: RouteRecord, found: Any, flipped: Any) -> Row:  # noqa: ANN401
+def _row(place: Place, record: RouteRecord, found: Array, flipped: Flags) -> Row:
     return Row(
         **_where(place, record),
         is_recompute=record.is_recompute,

@@ -11,6 +11,7 @@ from distdiag.parity.rank_files import Array, RankFiles
 from distdiag.record.recording import Ended, RouteRecord, Seen
 
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
 class Choices(NamedTuple):
