@@ -16,7 +16,7 @@ from distdiag.findings.finding import Severity
 
 class _Options(TypedDict):
     paths: tuple[Path, ...]
-    told: dict[str, int]
+    ranks_by_file: dict[str, int]
     report_format: str
     select: tuple[str, ...]
     ignore: tuple[str, ...]
@@ -40,7 +40,7 @@ def _ranks_by_file(
 )
 @click.option(
     "--rank",
-    "told",
+    "ranks_by_file",
     multiple=True,
     metavar="FILE=RANK",
     callback=_ranks_by_file,
@@ -63,7 +63,7 @@ def command(**options: Unpack[_Options]) -> int:
     with Progress() as progress:
         report = analyze(
             options["paths"],
-            told=options["told"],
+            ranks_by_file=options["ranks_by_file"],
             selection=Selection(options["select"], options["ignore"]),
             progress=progress.show,
             complain=progress.complain,

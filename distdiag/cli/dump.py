@@ -13,8 +13,8 @@ from distdiag.events.errors import UsageError
 from distdiag.live.hosts import ask_hosts, split_hosts, split_words
 from distdiag.live.job_dump import JobDump, NodeDump, jobs_of, prepare, save, take_dump
 from distdiag.live.ranks import LiveRank, find_ranks, ranks_of_pids
+from distdiag.live.report import report_of
 from distdiag.live.text import job_text
-from distdiag.live.verdict import judge
 from distdiag.reports import load_reporter
 from distdiag.reports.base import visible
 
@@ -139,7 +139,7 @@ def _of_hosts(hosts: Sequence[str], options: _Options) -> tuple[list[NodeDump], 
 def _show(jobs: Sequence[JobDump], *, all_threads: bool) -> None:
     for dumped in jobs:
         click.echo(job_text(dumped, all_threads=all_threads))
-        report = judge(dumped)
+        report = report_of(dumped)
         if report.findings:
             click.echo(load_reporter("terminal")().render(report))
         elif report.checked:

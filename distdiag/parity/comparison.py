@@ -131,13 +131,13 @@ class Comparison:
         """Find parameters of which a wrapper should keep all copies alike, to the bit."""
         before = self._candidate.differing_replicas(Kind.START, 0)
         found = self._candidate.differing_replicas(Kind.PARAMETER, step, is_kept=True)
-        unlike = {name: camps for name, camps in found.items() if name not in before}
+        unlike = {name: groups for name, groups in found.items() if name not in before}
         if not unlike:
             return None
         # What the first rank holds is what was compared with the reference, and agrees.
-        camps = next(iter(unlike.values())).values()
-        first = min(min(ranks) for ranks in camps)
-        others = RankSet(rank for ranks in camps if first not in ranks for rank in ranks)
+        groups = next(iter(unlike.values())).values()
+        first = min(min(ranks) for ranks in groups)
+        others = RankSet(rank for ranks in groups if first not in ranks for rank in ranks)
         differences = [
             Difference(name=name, measured=math.nan, bound=0.0, ratio=math.inf, factor=math.nan)
             for name in unlike
@@ -269,7 +269,10 @@ class Comparison:
         if not theirs:
             return f"no parameter of {self._candidate.label} has this name"
         shapes = {str(tuple(record.shape)) for record in theirs.values()}
-        return f"its parts have the shapes {', '.join(sorted(shapes))}, and no mesh tells the whole"
+        return (
+            f"its parts have the shapes {', '.join(sorted(shapes))}, and no mesh says how they "
+            "make up the whole"
+        )
 
     # One step
 
@@ -295,8 +298,8 @@ class Comparison:
     def _unlike_replicas(self, step: int) -> list[str]:
         found = self._candidate.differing_replicas(Kind.GRADIENT, step)
         return [
-            f"the ranks hold unlike gradients of {name}: {' | '.join(map(str, camps.values()))}"
-            for name, camps in list(found.items())[:SHOWN]
+            f"the ranks hold unlike gradients of {name}: {' | '.join(map(str, groups.values()))}"
+            for name, groups in list(found.items())[:SHOWN]
         ]
 
     def gradient_pairs(self, step: int) -> list[Pair]:

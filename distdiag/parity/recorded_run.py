@@ -98,7 +98,7 @@ class RecordedRun:
         groups = {rank: summary.data_group for rank, summary in self.summaries.items()}
         with_data = [rank for rank in groups if self.summaries[rank].num_batches]
         if not with_data:
-            # Nobody tells who sees the same samples; a mean over all ranks is right either way.
+            # Nothing says who sees the same samples; a mean over all ranks is right either way.
             return tuple((rank,) for rank in groups)
         if any(not groups[rank] for rank in with_data):
             return self._alike_by_content(with_data)
@@ -246,11 +246,11 @@ class RecordedRun:
                 continue
             if is_kept and not all(record.is_kept for record in records.values()):
                 continue
-            camps: dict[tuple[object, ...], dict[str, list[int]]] = {}
+            groups: dict[tuple[object, ...], dict[str, list[int]]] = {}
             for rank, record in records.items():
-                by_digest = camps.setdefault((record.at, record.part), {})
+                by_digest = groups.setdefault((record.at, record.part), {})
                 by_digest.setdefault(record.digest, []).append(rank)
-            for by_digest in camps.values():
+            for by_digest in groups.values():
                 if len(by_digest) > 1:
                     found[place[3]] = {key: RankSet(ranks) for key, ranks in by_digest.items()}
         return found

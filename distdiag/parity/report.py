@@ -16,7 +16,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 
 _OF_THE_PROGRAM: Final = Selection(ignore=("DIA",))
-"""What a run alone says about the program; of the agent's own troubles its own report tells."""
+"""What a run alone says about the program; the agent's own problems stay in its own report."""
 
 
 class Comparing(NamedTuple):

@@ -19,7 +19,9 @@ from distdiag.parity.launcher import RECORDS, Launcher, RunSpec, Script
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.slots import Slot, need_of, slots_for
 
-NUDGE: Final = 20_240_607
+PERTURBATION_SEED: Final = 20_240_607
+"""Which weights become a unit of rounding larger and which smaller; any number does."""
+PERTURBED: Final = "perturbed"
 AGAIN_STEPS: Final = 3
 """What is not deterministic shows in so many steps."""
 NO_BATCHES: Final = (
@@ -32,8 +34,8 @@ DRAWS: Final = (
 )
 OF_BATCHES: Final = (
     "each rank has the gradients that its batch alone gives, and they are averaged, but all "
-    "samples in one batch have another loss: such as a balancing loss from the load of the "
-    "batch, or one of the pairs within it. This may be meant"
+    "samples in one batch have another loss: such as an auxiliary (load-balancing) loss from the "
+    "load of the batch, or one of the pairs within it. This may be meant"
 )
 
 
@@ -89,18 +91,18 @@ class Study:
         recorded = {first: self._record(first)}
         rest = [each for each in others if each != first]
         dtype = self._source.compute_dtype if self._source is not None else ""
-        again, nudged, self._reference, *replayed = self._run_all(
+        again, perturbed, self._reference, *replayed = self._run_all(
             [
                 self._spec(reference, "again", num_steps=AGAIN_STEPS),
-                self._spec(reference, "nudged", nudge_dtype=dtype),
+                self._spec(reference, PERTURBED, nudge_dtype=dtype),
                 self._spec(reference, "reference"),
                 *(self._spec(each) for each in rest),
             ]
         )
         due = self._reference.compute_dtype
         if due != dtype:  # the reference computes in another one than the recorded run
-            (nudged,) = self._run_all([self._spec(reference, "nudged", nudge_dtype=due)])
-        self._repeats = [*self._unlike_repeats(again, reference), nudged]
+            (perturbed,) = self._run_all([self._spec(reference, PERTURBED, nudge_dtype=due)])
+        self._repeats = [*self._unlike_repeats(again, reference), perturbed]
         recorded.update(zip(rest, replayed, strict=True))
         outcomes = []
         for configuration in others:
@@ -156,7 +158,7 @@ class Study:
         nudge_dtype: str = "",
         sources: Sequence[int] = (),
     ) -> RunSpec:
-        """Return how to make a run; one with a purpose helps to judge the others."""
+        """Return how to make a run; one with a purpose helps to compare the others."""
         name = "-".join(filter(None, (_folder_name(configuration.label), purpose)))
         settings, replayed = self._settings, ""
         if settings.is_replayed and self._source is not None:
@@ -167,7 +169,7 @@ class Study:
             num_steps=min(num_steps or settings.num_steps, settings.num_steps),
             replayed=replayed,
             sources=tuple(sources),
-            nudge=NUDGE if purpose == "nudged" else None,
+            nudge=PERTURBATION_SEED if purpose == PERTURBED else None,
             nudge_dtype=nudge_dtype,
             padding=settings.padding,
             dropout=settings.dropout,
@@ -186,7 +188,7 @@ class Study:
     def _weighed(
         self, comparison: Comparison, reference: Configuration, result: Result
     ) -> Disparity | None:
-        """Find out with which weight the data of each coordinate enters, if that may tell."""
+        """Find out with which weight the data of each coordinate enters, if that may explain it."""
         found = result.disparity
         is_wanted = found is not None and found.subject in (Subject.LOSS, Subject.GRADIENT)
         if found is None or not is_wanted or found.step:

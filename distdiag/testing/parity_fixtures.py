@@ -46,19 +46,19 @@ def script_problem(script: Path, chosen: ScriptOptions) -> str | None:
     sizes = ",".join(str(size) for size in (1, *chosen.world_sizes))
     command = [sys.executable, "-m", "distdiag.cli", "parity", "--world-sizes", sizes]
     command += ["--steps", str(chosen.num_steps), *chosen.options, str(script)]
-    status, report, told = _run([*command, *chosen.arguments])
+    status, report, errors = _run([*command, *chosen.arguments])
     if not status:
         return None
     if status == FOUND_STATUS and report:
         return report
-    raise UsageError(told or f"distdiag parity ended with status {status}")
+    raise UsageError(errors or f"distdiag parity ended with status {status}")
 
 
 def _run(command: Sequence[str]) -> tuple[int, str, str]:
     """Run to the end and return the status and what was written to stdout and stderr."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        written, told = process.communicate()
+        written, errors = process.communicate()
     except BaseException:  # such as the timeout of the test: no rank may be left behind
         process.send_signal(signal.SIGINT)
         try:
@@ -67,7 +67,7 @@ def _run(command: Sequence[str]) -> tuple[int, str, str]:
             process.kill()
             process.communicate()
         raise
-    return process.returncode, written.strip(), told.strip()
+    return process.returncode, written.strip(), errors.strip()
 
 
 # ---
@@ -161,7 +161,7 @@ class MeasureHere:
             pytest.fail("assert_parity starts ranks itself: it needs no mark", pytrace=False)
         call, self._num_calls = self._num_calls, self._num_calls + 1
         if call == plan.parity.call:
-            self._plugin.tell_measured(measure(step_fn(self._plugin.rank, plan.world_size)))
+            self._plugin.report_measured(measure(step_fn(self._plugin.rank, plan.world_size)))
             pytest.skip("measured")
 
 

@@ -1,4 +1,4 @@
-"""What pytest's own process and the ranks of a test tell one another, as files in one folder.
+"""What pytest's own process and the ranks of a test exchange, as files in one folder.
 
 <folder>/plan.json        what the ranks shall do
          options.pickle   the options of pytest, by name
@@ -97,14 +97,14 @@ class Folder:
         return self.root / f"rank-{rank}.result"
 
     def read_result(self, rank: int) -> RankResult | None:
-        """Return what a rank has told so far, if anything."""
+        """Return what a rank has reported so far, if anything."""
         try:
             return msgspec.msgpack.decode(self.result(rank).read_bytes(), type=RankResult)
         except (OSError, *UNDECODABLE):
             return None
 
     def write_result(self, rank: int, result: RankResult) -> None:
-        """Leave what a rank has to tell; called again when there is more."""
+        """Keep what a rank reports; called again when there is more."""
         write_atomically(self.result(rank), msgspec.msgpack.encode(result, enc_hook=str))
 
 

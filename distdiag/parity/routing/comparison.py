@@ -32,7 +32,7 @@ EDGES: Final = (0.0, *(2.0**n for n in (0, 2, 4, 6, 8, 10, 13, 16, 18, 21)), flo
 
 
 def bound(dtypes: Iterable[str]) -> float:
-    """Return how far apart, relative to the greatest value, rounding in these types may bring."""
+    """Return how far apart, relative to the largest value, rounding in these types may bring."""
     known = [UNIT[name] * MOST_ROUNDINGS[name] for name in dtypes if name in UNIT]
     return max(known, default=UNIT["float32"] * MOST_ROUNDINGS["float32"])
 
@@ -45,7 +45,7 @@ def margins(choices: Choices) -> Array:
 
 
 def roundings(margin: Array, size: Array, dtype: str) -> Array:
-    """Return margins in units of rounding of the greatest score of each token."""
+    """Return margins in units of rounding of the largest score of each token."""
     unit = UNIT.get(dtype, UNIT["float32"]) * size
     return np.where(margin <= 0, 0.0, margin / np.where(unit > 0, unit, 1.0))
 
@@ -93,7 +93,7 @@ _OF_TORCH: Final = ("cpu", "cuda")
 
 
 class Place(NamedTuple):
-    """When something was recorded; what differs first has the least."""
+    """When something was recorded; what differs first comes first."""
 
     step: int
     micro: int

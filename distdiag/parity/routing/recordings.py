@@ -17,7 +17,7 @@ Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 class Choices(NamedTuple):
     """What a router chose for each token.
 
-    `inner` is the last score that was chosen, `outer` the first that was not, `size` the greatest
+    `inner` is the last score that was chosen, `outer` the first that was not, `size` the largest
     of the token.
     """
 

@@ -99,7 +99,7 @@ def _rows(rows: Sequence[Row]) -> list[str]:
     )
     if not flipped:
         return []
-    lines = ["step  micro  rank  flipped  of tokens  greatest margin (roundings)  layer"]
+    lines = ["step  micro  rank  flipped  of tokens   largest margin (roundings)  layer"]
     lines += (
         f"{row.step:4d}  {row.micro:5d}  {row.rank:4d}  {row.num_flipped:7d}  "
         f"{row.num_tokens:9d}  {row.greatest_flipped:27.4g}  {_layer(row)}"

@@ -7,7 +7,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Evidence, Outcome, Severity
 from distdiag.live.job_dump import jobs_of
-from distdiag.live.verdict import judge
+from distdiag.live.report import report_of
 from tests.live.test_job_dump import node, stacks
 
 
@@ -30,7 +30,7 @@ class StandsInMain(Check):
 
 def judged(*ranks):
     (job,) = jobs_of([node(*ranks)])
-    return judge(job)
+    return report_of(job)
 
 
 def test_checks_that_need_more_than_stacks_say_nothing_and_are_listed():
