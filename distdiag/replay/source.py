@@ -12,7 +12,7 @@ from distdiag.events.base import Frame
 from distdiag.events.collectives import Collective, Signature
 from distdiag.events.errors import UsageError
 from distdiag.events.ranks import RankSet
-from distdiag.replay.divergence import Divergence
+from distdiag.replay.calls import CallsToReplay
 from distdiag.reports.base import visible
 
 # Finds what repeats in a sequence, so that a loop reads as one.
@@ -153,27 +153,27 @@ class _Function(NamedTuple):
     line: str
 
 
-def test_source(divergence: Divergence) -> str:
+def test_source(replayed: CallsToReplay) -> str:
     """Return the text of a test file."""
     made = {
         rank: [_function_of(call, rank) for call in calls]
-        for rank, calls in sorted(divergence.calls.items())
+        for rank, calls in sorted(replayed.calls.items())
     }
     names = _names(made)
-    group = divergence.group
+    group = replayed.group
     ranks = sorted(group.ranks)
-    is_world = len(ranks) == divergence.world_size
+    is_world = len(ranks) == replayed.world_size
     opening = "dist.group.WORLD" if is_world else f"dist.new_group({ranks})"
     label = visible(group.label)
     return "\n".join(
         [
-            f'"""{_docstring(divergence)}\n"""',
+            f'"""{_docstring(replayed)}\n"""',
             "\nimport pytest\nimport torch\nimport torch.distributed as dist\n",
             *(line for function in names for line in _define(function, names[function])),
             f"\nCALLS = {{  # in process group {label}, by rank",
             *(line for rank in ranks for line in _program(rank, made.get(rank, ()), names)),
             "}\n\n",
-            f'@pytest.mark.distdiag(world_size={divergence.world_size}, backend="gloo", '
+            f'@pytest.mark.distdiag(world_size={replayed.world_size}, backend="gloo", '
             f"timeout={TIMEOUT_S})",
             f"def test_collectives_of_{_word(label)}():",
             f"    group = {opening}",
@@ -183,11 +183,11 @@ def test_source(divergence: Divergence) -> str:
     )
 
 
-def _docstring(divergence: Divergence) -> str:
-    finding = divergence.finding
-    ranks = RankSet(divergence.group.ranks).phrase()
+def _docstring(replayed: CallsToReplay) -> str:
+    finding = replayed.finding
+    ranks = RankSet(replayed.group.ranks).phrase()
     paragraphs = (
-        f"What {ranks} of run {divergence.run_id} called, up to {finding.code} {finding.name}.",
+        f"What {ranks} of run {replayed.run_id} called, up to {finding.code} {finding.name}.",
         finding.message,
         "Each function makes one call of the program again, on zeros. CALLS tells which of them "
         "each rank made, in order. Correct CALLS or a function as you mean to correct the program: "
