@@ -13,7 +13,7 @@ import click
 from distdiag.cli.show import reaches, report_option, run_progress, show_report, tell
 from distdiag.cli.torchrun import new_run_dir
 from distdiag.config.tasks import Dropout
-from distdiag.events.comparisons import Disparity
+from distdiag.events.comparisons import Divergence
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Report, Severity
 from distdiag.parity.configurations import Configuration, filled_in, in_order, origins
@@ -161,12 +161,12 @@ def _empty(folder: Path) -> Path:
 
 
 def _report(outcomes: Sequence[Outcome], comparing: Comparing) -> Report:
-    found = [each.result.disparity for each in outcomes]
+    found = [each.result.divergence for each in outcomes]
     own = [outcome.own_report for outcome in outcomes if outcome.own_report is not None]
     return report_of(
         comparing,
         [each for each in found if each is not None],
-        Disparity,
+        Divergence,
         ranks_of=own,
         findings_of=own,
         not_checked={
@@ -183,7 +183,7 @@ def _show(outcomes: Sequence[Outcome]) -> None:
         click.echo(_table(outcome), err=True)
         if outcome.result.drawn_anew:
             tell(MODE, _drawn_anew(outcome))
-    differs = {each.configuration.label: each.result.disparity is not None for each in outcomes}
+    differs = {each.configuration.label: each.result.divergence is not None for each in outcomes}
     for origin in origins(differs) if len(differs) > 1 else ():
         tell(MODE, origin.phrase())
 

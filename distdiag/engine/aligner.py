@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from distdiag.engine.runner import Judges
 from distdiag.events.base import Event
-from distdiag.events.comparisons import Disparity, RoutingDifference
+from distdiag.events.comparisons import Divergence, RoutingDifference
 
 ONE_RUN = "there is one run only: distdiag parity compares it with another"
 ONE_ROUTING = "there is one run only: distdiag moe-determinism compares it with the same again"
@@ -62,7 +62,7 @@ class Watches:
 class ComparedRuns(Watch):
     """Knows whether two runs were compared."""
 
-    kinds = (Disparity, RoutingDifference)
+    kinds = (Divergence, RoutingDifference)
 
     def __init__(self, judges: Judges, *, is_comparison: bool = False) -> None:
         """Nothing was compared yet, unless this `is_comparison` and nothing differs."""
@@ -75,7 +75,7 @@ class ComparedRuns(Watch):
         if self._has_compared:
             return {}
         routing = {check.code: ONE_ROUTING for check in self._judges.needing(RoutingDifference)}
-        return {check.code: ONE_RUN for check in self._judges.needing(Disparity)} | routing
+        return {check.code: ONE_RUN for check in self._judges.needing(Divergence)} | routing
 
     def feed(self, event: Event) -> None:
         """Take note of a comparison."""

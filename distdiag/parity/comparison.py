@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from distdiag.events.comparisons import Difference, Disparity, Subject
+from distdiag.events.comparisons import Difference, Divergence, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import (
@@ -47,7 +47,7 @@ class StepRow:
 class Result:
     """What a comparison found: at most one divergence, since the rest would follow from it."""
 
-    disparity: Disparity | None = None
+    divergence: Divergence | None = None
     rows: list[StepRow] = field(default_factory=list)
     not_compared: dict[str, str] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
@@ -83,19 +83,19 @@ class Comparison:
     def run(self) -> Result:
         """Go through the steps until something differs."""
         result = self._result
-        result.disparity = self._data() or self._start()
-        if result.disparity is not None or result.drawn_anew:
+        result.divergence = self._data() or self._start()
+        if result.divergence is not None or result.drawn_anew:
             return result
         num_steps = min(run.num_steps for run in (self._reference, self._candidate, *self._repeats))
         for step in range(num_steps):
             row = StepRow(step, *self._losses(step), {})
             result.rows.append(row)
-            result.disparity = self._step(step, row)
-            if result.disparity is not None:
+            result.divergence = self._step(step, row)
+            if result.divergence is not None:
                 break
         return result
 
-    def _step(self, step: int, row: StepRow) -> Disparity | None:
+    def _step(self, step: int, row: StepRow) -> Divergence | None:
         stages = (
             (Subject.OUTPUT, self._outputs(step)),
             (
@@ -113,7 +113,7 @@ class Comparison:
                 continue
             if differing:
                 self._result.pairs = differing
-                return self._disparity(subject, step, differing, len(pairs))
+                return self._divergence(subject, step, differing, len(pairs))
         return self._copies(step)
 
     def _is_undone(self, step: int, losses: Sequence[Pair]) -> bool:
@@ -127,7 +127,7 @@ class Comparison:
         gradients = list(self._tensors.pairs(Kind.GRADIENT, step))
         return bool(gradients) and all(pair.difference.ratio <= 1 for pair in gradients)
 
-    def _copies(self, step: int) -> Disparity | None:
+    def _copies(self, step: int) -> Divergence | None:
         """Find parameters of which a wrapper should keep all copies alike, to the bit."""
         before = self._candidate.differing_replicas(Kind.START, 0)
         found = self._candidate.differing_replicas(Kind.PARAMETER, step, is_kept=True)
@@ -145,15 +145,15 @@ class Comparison:
         pairs = [Pair(each, np.empty(0), np.empty(0)) for each in differences]
         num_compared = len(self._candidate.names(Kind.PARAMETER, step))
         return msgspec.structs.replace(
-            self._disparity(Subject.UPDATE, step, pairs, num_compared),
+            self._divergence(Subject.UPDATE, step, pairs, num_compared),
             explanation=f"that of {'ranks' if len(others) > 1 else 'rank'} {others} is no longer "
             "what the others hold, though the wrapper keeps them alike",
             culprits=others,
         )
 
-    def _disparity(
+    def _divergence(
         self, subject: Subject, step: int, pairs: Sequence[Pair], num_compared: int
-    ) -> Disparity:
+    ) -> Divergence:
         first = pairs[0]
         culprits, details = RankSet(), []
         differences, share = [pair.difference for pair in pairs[:SHOWN]], None
@@ -172,7 +172,7 @@ class Comparison:
             details += self._rates.details(step)
         if subject is Subject.GRADIENT:
             details += self._unlike_replicas(step)
-        return Disparity(
+        return Divergence(
             rank=0,
             seq=0,
             time_ns=0,
@@ -212,15 +212,15 @@ class Comparison:
 
     # Data and the beginning
 
-    def _data(self) -> Disparity | None:
+    def _data(self) -> Divergence | None:
         if self._is_replayed:
             text, ranks = shared_samples(self._candidate)
         else:
             text, ranks = differing_data(self._reference, self._candidate), RankSet()
         return self._of_all(Subject.DATA, text, ranks) if text else None
 
-    def _of_all(self, subject: Subject, text: str, ranks: RankSet) -> Disparity:
-        return Disparity(
+    def _of_all(self, subject: Subject, text: str, ranks: RankSet) -> Divergence:
+        return Divergence(
             rank=0,
             seq=0,
             time_ns=0,
@@ -234,7 +234,7 @@ class Comparison:
             culprits=ranks,
         )
 
-    def _start(self) -> Disparity | None:
+    def _start(self) -> Divergence | None:
         differing, names = [], self._reference.names(Kind.START, 0)
         for name in names:
             ours = self._reference.as_recorded(Kind.START, 0, name)
@@ -249,7 +249,7 @@ class Comparison:
                     differing.append(kept(found, ours, theirs))
         if not differing:
             return None
-        return self._disparity(Subject.START, 0, differing, len(names))
+        return self._divergence(Subject.START, 0, differing, len(names))
 
     def _loose_parts(self, name: str) -> Difference | None:
         """Return in which scale a parameter begins whose parts no mesh puts together."""

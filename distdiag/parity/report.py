@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from distdiag.checks import load_checks
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
-from distdiag.events.comparisons import Disparity, RoutingDifference
+from distdiag.events.comparisons import Divergence, RoutingDifference
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 
@@ -31,8 +31,8 @@ class Comparing(NamedTuple):
 
 def report_of(
     comparing: Comparing,
-    differences: Sequence[Disparity] | Sequence[RoutingDifference],
-    kind: type[Disparity] | type[RoutingDifference],
+    differences: Sequence[Divergence] | Sequence[RoutingDifference],
+    kind: type[Divergence] | type[RoutingDifference],
     *,
     ranks_of: Iterable[Report] = (),
     findings_of: Iterable[Report] = (),

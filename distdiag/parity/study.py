@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config.tasks import Dropout, ParityTask
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.findings.finding import Report
 from distdiag.parity.comparison import Comparison, Result
@@ -111,7 +111,7 @@ class Study:
                 self._reference, self._repeats, run, is_replayed=self._settings.is_replayed
             )
             result = comparison.run()
-            result.disparity = self._weighed(comparison, reference, result)
+            result.divergence = self._weighed(comparison, reference, result)
             own_report = self._launcher.report(_folder_name(configuration.label))
             outcomes.append(Outcome(configuration, result, own_report))
         return outcomes
@@ -187,9 +187,9 @@ class Study:
 
     def _weighed(
         self, comparison: Comparison, reference: Configuration, result: Result
-    ) -> Disparity | None:
+    ) -> Divergence | None:
         """Find out with which weight the data of each coordinate enters, if that may explain it."""
-        found = result.disparity
+        found = result.divergence
         is_wanted = found is not None and found.subject in (Subject.LOSS, Subject.GRADIENT)
         if found is None or not is_wanted or found.step:
             return found

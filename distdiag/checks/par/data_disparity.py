@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.rank_states import RankState
 
@@ -37,7 +37,7 @@ class DataDisparity(Check):
     code = "PAR007"
     name = "data-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
+    needs = (Divergence,)
 
     why = "Which sample a rank reads depends on its sampler's number of replicas, rank and seed."
     fix = "Shard the data set over the data-parallel ranks, with one seed for all of them."
@@ -45,7 +45,7 @@ class DataDisparity(Check):
     fix_leaves = "Differences that come from the computation itself: compare again."
     disproof = "Each sample of the reference's step was read by exactly one data-parallel rank."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check_event(self, event: Divergence, states: Mapping[int, RankState]) -> Iterator[Finding]:
         """Say which samples differ."""
         if event.subject is not Subject.DATA:
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.rank_states import RankState
 
@@ -38,7 +38,7 @@ class GradientDisparity(Check):
     code = "PAR011"
     name = "gradient-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
+    needs = (Divergence,)
 
     why = "For the same samples the reduced gradient does not depend on how many ranks computed it."
     fix = "Correct the reduction of the named gradients: each share once, rightly divided."
@@ -46,7 +46,7 @@ class GradientDisparity(Check):
     fix_leaves = "A learning rate that was tuned for the wrong gradient."
     disproof = "The whole gradients of both runs agree within the bound."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check_event(self, event: Divergence, states: Mapping[int, RankState]) -> Iterator[Finding]:
         """Name the first gradient that differs, and what explains it."""
         if event.subject is not Subject.GRADIENT:
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.rank_states import RankState
 
@@ -37,7 +37,7 @@ class LossDisparity(Check):
     code = "PAR010"
     name = "loss-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
+    needs = (Divergence,)
 
     why = "A mean of means weighs each rank alike, whatever it holds."
     fix = "Normalise by the number of elements that all ranks together have in this step."
@@ -45,7 +45,7 @@ class LossDisparity(Check):
     fix_leaves = "What is logged, if that is averaged elsewhere."
     disproof = "Summed over ranks and divided by the global count, the loss is that of one rank."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check_event(self, event: Divergence, states: Mapping[int, RankState]) -> Iterator[Finding]:
         """Say by how much the losses differ, and with which weights the ranks enter."""
         if event.subject is not Subject.LOSS:
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.rank_states import RankState
 
@@ -37,7 +37,7 @@ class OutputDisparity(Check):
     code = "PAR009"
     name = "output-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
+    needs = (Divergence,)
 
     why = "Outputs for the same samples and weights do not depend on the number of ranks."
     fix = "Make the module independent of rank and local batch, or synchronise what it shares."
@@ -45,7 +45,7 @@ class OutputDisparity(Check):
     fix_leaves = "Differences in later modules that have a cause of their own."
     disproof = "The module's outputs for the same samples agree within the bound in both runs."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check_event(self, event: Divergence, states: Mapping[int, RankState]) -> Iterator[Finding]:
         """Name the first module whose output differs."""
         if event.subject is not Subject.OUTPUT:
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.rank_states import RankState
 
@@ -35,7 +35,7 @@ class StartDisparity(Check):
     code = "PAR008"
     name = "start-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
+    needs = (Divergence,)
 
     why = "What a sharded parameter begins with is made of the parts that each rank drew by itself."
     fix = "Build or load the model alike on all ranks before it is sharded."
@@ -43,7 +43,7 @@ class StartDisparity(Check):
     fix_leaves = "Randomness that comes later, such as dropout."
     disproof = "The parameters of both runs are bitwise the same before the first step."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check_event(self, event: Divergence, states: Mapping[int, RankState]) -> Iterator[Finding]:
         """Name the parameters that begin unlike."""
         if event.subject is not Subject.START:
             return

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.rank_states import RankState
 
@@ -34,7 +34,7 @@ class UpdateDisparity(Check):
     code = "PAR012"
     name = "update-disparity"
     severity = Severity.ERROR
-    needs = (Disparity,)
+    needs = (Divergence,)
 
     why = (
         "With the same gradients and states the same step follows, however parameters are sharded."
@@ -44,7 +44,7 @@ class UpdateDisparity(Check):
     fix_leaves = "A schedule whose length depends on the number of ranks."
     disproof = "The changes of the parameters in this step agree within the bound."
 
-    def check_event(self, event: Disparity, states: Mapping[int, RankState]) -> Iterator[Finding]:
+    def check_event(self, event: Divergence, states: Mapping[int, RankState]) -> Iterator[Finding]:
         """Name the first parameter whose change differs, and what explains it."""
         if event.subject is not Subject.UPDATE:
             return

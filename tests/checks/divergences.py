@@ -1,15 +1,15 @@
-"""Disparities as the parity comparison shows them to the checks."""
+"""Divergences as the parity comparison shows them to the checks."""
 
 from distdiag.checks.base import Check
-from distdiag.events.comparisons import Difference, Disparity, Subject
+from distdiag.events.comparisons import Difference, Divergence, Subject
 from distdiag.events.ranks import RankSet
 
 
-def disparity(subject: Subject, *, culprits=(), explanation="", step=3, **more) -> Disparity:
+def divergence(subject: Subject, *, culprits=(), explanation="", step=3, **more) -> Divergence:
     difference = Difference(
         name="Net/layers.1.weight", measured=0.5, bound=0.001, ratio=500.0, factor=2.0
     )
-    return Disparity(
+    return Divergence(
         rank=0,
         seq=0,
         time_ns=0,
@@ -25,5 +25,5 @@ def disparity(subject: Subject, *, culprits=(), explanation="", step=3, **more) 
     )
 
 
-def findings(check: type[Check], shown: Disparity):
+def findings(check: type[Check], shown: Divergence):
     return list(check().check_event(shown, {}))
