@@ -82,7 +82,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     mark = _read(marker)
     item.user_properties += [("world_size", size), ("backend", mark.backend)]
     if "nccl" in mark.backend:
-        from distdiag.testing.gpus import num_gpus
+        from distdiag.testing.processes import num_gpus
 
         available = num_gpus()
         if available < size:

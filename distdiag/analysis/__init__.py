@@ -1,4 +1,4 @@
-"""Judge what a job left behind, dumps and run directories, by the engine that judges live runs."""
+"""Check what a job left behind, dumps and run directories, by the engine of live runs."""
 
 from distdiag.analysis.analysis import Progress, analyze
 

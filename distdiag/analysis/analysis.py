@@ -158,32 +158,32 @@ def _sign_of_life(rank: int) -> Heartbeat:
 
 # ---
 
-_NOT_TOLD: Final = {"COL005": "reduce_op", "COL006": "root"}
+_NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""
 
 
 def analyze(
     paths: Sequence[Path],
     *,
-    told: Mapping[str, int] | None = None,
+    ranks_by_file: Mapping[str, int] | None = None,
     selection: Selection | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
     complain: Callable[[str], None] = lambda problem: None,
 ) -> Report:
-    """Judge what a job left below these paths.
+    """Check what a job left below these paths.
 
-    `told` are the ranks of files whose names and content do not tell, by path or end of a path;
-    `progress` is told how many files have been read, and `complain` gets one line for each that
+    `ranks_by_file` are the ranks of files whose names and content do not say it, by path or end
+    of a path; `progress` gets how many files have been read, and `complain` one line for each that
     cannot be used. These are in the report, too.
 
     Raises:
-        UsageError: there is nothing that can be judged, or the selection fits no check.
+        UsageError: there is nothing that can be checked, or the selection fits no check.
 
     """
     catalogue = load_checks()
     selection = selection or Selection()
     selection.validate(catalogue)
-    evidence = gather(paths, told or {}, progress)
+    evidence = gather(paths, ranks_by_file or {}, progress)
     for problem in evidence.problems:
         complain(problem)
     engine = Engine(
@@ -214,7 +214,7 @@ class _Roll:
         self.torch = ""
         self.started_ns = 0
         self.command: tuple[str, ...] = ()
-        self._told: set[str] = set()
+        self._recorded: set[str] = set()
 
     def feed(self, event: Event) -> None:
         self.attendance.feed(event)
@@ -229,16 +229,16 @@ class _Roll:
 
     def _hear(self, call: Collective) -> None:
         self.started_ns = self.started_ns or call.time_ns
-        if len(self._told) < len(_NOT_TOLD):
+        if len(self._recorded) < len(_NOT_ALWAYS_SAID):
             fields = ("reduce_op", call.signature.reduce_op), ("root", call.signature.root)
-            self._told |= {name for name, value in fields if value is not None}
+            self._recorded |= {name for name, value in fields if value is not None}
 
     def gaps(self, codes: Collection[str]) -> dict[str, str]:
         """Return which of these checks lack what a flight recorder leaves out."""
         return {
-            code: f"no file tells the {part} of a collective"
-            for code, part in _NOT_TOLD.items()
-            if part not in self._told and code in codes
+            code: f"no file says the {part} of a collective"
+            for code, part in _NOT_ALWAYS_SAID.items()
+            if part not in self._recorded and code in codes
         }
 
 

@@ -74,20 +74,20 @@ class Evidence:
         if known:
             return max(known)
         self.gaps["duration of the standstill"] = (
-            f"the files do not tell it; {ASSUMED_PAUSE_S:.0f} s are assumed"
+            f"the files do not say; {ASSUMED_PAUSE_S:.0f} s are assumed"
         )
         return ASSUMED_PAUSE_S
 
 
 def gather(
     paths: Sequence[Path],
-    told: Mapping[str, int],
+    ranks_by_file: Mapping[str, int],
     progress: Callable[[int], None],
 ) -> Evidence:
     """Read everything below the paths.
 
     Raises:
-        UsageError: there is nothing that can be judged, or more than one run.
+        UsageError: there is nothing that can be checked, or more than one run.
 
     """
     missing = [path for path in paths if not path.exists()]
@@ -95,7 +95,7 @@ def gather(
         raise UsageError(f"{missing[0]} does not exist")
     folders = find_run_folders(paths)
     contents = read_files(paths, skip_folder=is_run_folder, progress=progress)
-    resolved = resolve_ranks(contents.dumps, told)
+    resolved = resolve_ranks(contents.dumps, ranks_by_file)
     problems = [*contents.problems, *resolved.problems]
     gaps = _as_gaps(problems, contents.foreign)
     recordings = _newest_recordings(resolved.dumps)
@@ -110,7 +110,7 @@ def gather(
     evidence = Evidence(folders, recorded, events, recordings, problems, gaps)
     if not evidence.observed:
         reasons = "; ".join(f"{what}: {why}" for what, why in gaps.items())
-        raise UsageError(f"nothing that can be judged was found{': ' if gaps else ''}{reasons}")
+        raise UsageError(f"nothing that can be checked was found{': ' if gaps else ''}{reasons}")
     return evidence
 
 

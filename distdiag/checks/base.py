@@ -33,8 +33,6 @@ class Check(Generic[V]):
     severity: ClassVar[Severity]
     views: ClassVar[tuple[type[View | Event], ...]] = ()
     """The types of view that the check judges: what stands in the brackets of `Check`."""
-    is_about_tool: ClassVar[bool] = False
-    """Whether it tells of distdiag itself, not of the program."""
     covers: ClassVar[tuple[str, ...]] = ()
     """Codes of findings that are evidence for one of this check if they name the same line."""
 

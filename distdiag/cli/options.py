@@ -25,6 +25,11 @@ def _comma_list(
     return words
 
 
+def codes(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:
+    """Return the codes, or prefixes of codes, of an option of one command."""
+    return tuple(code.strip() for code in value.split(",") if code.strip())
+
+
 def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     if value is None:
         return None
@@ -42,7 +47,7 @@ def _seconds_or_auto(
     return value if value == "auto" else _seconds(ctx, param, value)
 
 
-def _choice(kind: Any) -> click.Choice[str]:  # noqa: ANN401
+def _choice(kind: object) -> click.Choice[str]:
     return click.Choice(get_args(kind))
 
 

@@ -1,120 +1,156 @@
-"""``distdiag parity`` tells whether a run on N ranks is the same as one on 1."""
+"""``distdiag parity``: whether a script on N ranks computes the same as on one."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import click
 
-from distdiag.cli.torchrun import new_run_dir, reaches
+from distdiag.cli.show import reaches, report_option, run_progress, show_report, tell
+from distdiag.cli.torchrun import new_run_dir
+from distdiag.config.tasks import Dropout
+from distdiag.events.comparisons import Divergence
 from distdiag.events.errors import UsageError
-from distdiag.findings.finding import Severity
-from distdiag.parity.lattice import in_order, origins
-from distdiag.parity.runs import Configuration, Runs, Script, filled_in
+from distdiag.findings.finding import Report, Severity
+from distdiag.parity.configurations import Configuration, filled_in, in_order, origins
+from distdiag.parity.launcher import Script
+from distdiag.parity.report import Comparing, report_of
 from distdiag.parity.study import Outcome, Settings, Study
-from distdiag.parity.verdict import report_of
-from distdiag.reports import load_reporter, write_report
-from distdiag.reports.base import visible
+from distdiag.reports import write_report
 
+MODE: Final = "parity"
 FOUND_STATUS: Final = 1
+NUM_REPEATS: Final = 2
+"""The reference runs so many times more."""
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+class _Options(TypedDict):
+    world_sizes: str
+    named: tuple[str, ...]
+    num_steps: int
+    is_replayed: bool
+    per_rank: str
+    global_batch: int | None
+    pads: tuple[str, ...]
+    dropout: Dropout
+    jobs: int | None
+    timeout_s: float
+    run_dir: Path | None
+    report_format: str
+    script: Path
+    script_args: tuple[str, ...]
+
+
+@click.command("parity", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--world-sizes",
     default="1,2",
     metavar="N,N,...",
-    help="The numbers of ranks; the first one is the reference [1,2].",
+    help="Run on these numbers of ranks; the first is the reference [1,2].",
 )
 @click.option(
     "--configuration",
     "named",
     multiple=True,
     metavar="NAME=N[:ARGS]",
-    help="Instead: ways to run the script, with arguments more; the first one is the reference.",
+    help="Run these instead: N ranks, with ARGS added; the first is the reference.",
 )
-@click.option("--steps", "num_steps", type=click.IntRange(min=1), default=10, help="[10]")
+@click.option(
+    "--steps",
+    "num_steps",
+    type=click.IntRange(min=1),
+    default=10,
+    metavar="N",
+    help="End each run after N optimizer steps [10].",
+)
 @click.option(
     "--replay/--same-global-batch",
     "is_replayed",
     default=True,
-    help="Give all runs the recorded batches of the largest, or let each read its own [replay].",
+    help="Give all runs the batches of the largest one, or let each read its own [replay].",
 )
 @click.option(
     "--per-rank",
     default="",
     metavar="TEMPLATE",
-    help='Arguments that depend on the run: "--batch-size {global_batch//world_size}".',
+    help='Add arguments that depend on the run: "--batch-size {global_batch//world_size}".',
 )
-@click.option("--global-batch", type=click.IntRange(min=1), default=None, metavar="N")
+@click.option(
+    "--global-batch",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="The value of global_batch in --per-rank.",
+)
 @click.option(
     "--pad",
     "pads",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What fills up batches of unequal lengths, by the name of the tensor [0; labels: -100].",
+    help="Pad tensor NAME of batches of unequal lengths with VALUE [0; labels: -100].",
 )
 @click.option(
     "--dropout",
     type=click.Choice(("on", "off")),
     default="on",
-    help="off: nothing is dropped, in all runs [on].",
+    help="off: switch dropout off in all runs [on].",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     default=None,
     metavar="N",
-    help="The most runs at the same time [as many as there are cores, GPUs and memory for].",
+    help="Make at most N runs at the same time [as many as cores, GPUs and memory allow].",
 )
-@click.option("--timeout", "timeout_s", type=float, default=1800.0, metavar="SECONDS")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=1800.0,
+    metavar="SECONDS",
+    help="Give up if a run takes longer [1800].",
+)
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here.")
-@click.option("--report", "name", default="terminal", help="Show it as terminal or json.")
+@report_option
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
-def parity(  # noqa: PLR0913 (click passes each option by name)
-    world_sizes: str,
-    named: tuple[str, ...],
-    num_steps: int,
-    is_replayed: bool,
-    per_rank: str,
-    global_batch: int | None,
-    pads: tuple[str, ...],
-    dropout: str,
-    jobs: int | None,
-    timeout_s: float,
-    run_dir: Path | None,
-    name: str,
-    script: Path,
-    script_args: tuple[str, ...],
-) -> int:
-    """Run SCRIPT on different numbers of ranks with the same data, and say what differs first.
+def command(**options: Unpack[_Options]) -> int:
+    """Compare a script on N ranks with one on 1.
 
-    Losses, gradients, parameters and outputs of modules are compared by name. How far they may be
-    apart is derived from the reference: it runs again, and again with all weights changed by one
-    unit of rounding.
+    Run SCRIPT on different numbers of ranks with the same data, and name what differs first: a
+    loss, a gradient, a parameter or the output of a module. The bound for each is measured: the
+    reference runs again, and once more with all weights changed by one unit of rounding.
 
     Exits with 0 if nothing differs, 1 if something does, 2 if the runs cannot be compared.
     """
     started = time.time()
+    script, is_replayed = options["script"], options["is_replayed"]
     if not script.is_file():
         raise UsageError(f"script {str(script)!r} does not exist")
-    configurations = _configurations(world_sizes, named, per_rank, global_batch)
-    if not is_replayed and not per_rank and not named:
+    configurations = _configurations(options)
+    if not is_replayed and not options["per_rank"] and not options["named"]:
         raise UsageError("--same-global-batch needs --per-rank, which makes the batches alike")
-    folder = _empty(run_dir or new_run_dir())
-    runs = Runs(folder.resolve(), Script(str(script), script_args), timeout_s)
-    settings = Settings(num_steps, is_replayed, dropout, _padding(pads), jobs)  # type: ignore[arg-type]
-    study = Study(folder.resolve(), runs, settings, _progress(len(configurations)))
+    folder = _empty((options["run_dir"] or new_run_dir()).resolve())
+    settings = Settings(
+        num_steps=options["num_steps"],
+        is_replayed=is_replayed,
+        dropout=options["dropout"],
+        padding=_padding(options["pads"]),
+        most_at_once=options["jobs"],
+        timeout_s=options["timeout_s"],
+    )
+    say = run_progress(MODE, len(configurations) + NUM_REPEATS)
+    study = Study(folder, Script(str(script), options["script_args"]), settings, say)
     outcomes = study.compare(configurations)
-    report = report_of(outcomes, tuple(sys.argv), folder, started)
+    num_ranks = max(outcome.configuration.num_ranks for outcome in outcomes)
+    report = _report(outcomes, Comparing(MODE, tuple(sys.argv), folder, started, num_ranks))
     write_report(folder / "report.json", report)
     _show(outcomes)
-    click.echo(load_reporter(name)().render(report), nl=False)
+    show_report(report, options["report_format"])
     return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
 
 
@@ -124,23 +160,39 @@ def _empty(folder: Path) -> Path:
     return folder
 
 
+def _report(outcomes: Sequence[Outcome], comparing: Comparing) -> Report:
+    found = [each.result.divergence for each in outcomes]
+    own = [outcome.own_report for outcome in outcomes if outcome.own_report is not None]
+    return report_of(
+        comparing,
+        [each for each in found if each is not None],
+        Divergence,
+        ranks_of=own,
+        findings_of=own,
+        not_checked={
+            f"{outcome.configuration.label}: {name}": why
+            for outcome in outcomes
+            for name, why in outcome.result.not_compared.items()
+        },
+    )
+
+
 def _show(outcomes: Sequence[Outcome]) -> None:
     """Show how the runs compare, and what those that differ have in common."""
     for outcome in outcomes:
         click.echo(_table(outcome), err=True)
         if outcome.result.drawn_anew:
-            click.echo(_anew(outcome), err=True)
-    differs = {each.configuration.label: each.result.disparity is not None for each in outcomes}
+            tell(MODE, _drawn_anew(outcome))
+    differs = {each.configuration.label: each.result.divergence is not None for each in outcomes}
     for origin in origins(differs) if len(differs) > 1 else ():
-        click.echo(f"distdiag: parity: {origin.phrase()}", err=True)
+        tell(MODE, origin.phrase())
 
 
-def _configurations(
-    world_sizes: str, named: tuple[str, ...], per_rank: str, global_batch: int | None
-) -> list[Configuration]:
+def _configurations(options: _Options) -> list[Configuration]:
+    world_sizes, global_batch = options["world_sizes"], options["global_batch"]
     names = {"global_batch": global_batch} if global_batch is not None else {}
-    if named:
-        found = [_named(each) for each in named]
+    if options["named"]:
+        found = [_named(each) for each in options["named"]]
     else:
         try:
             sizes = [int(size) for size in world_sizes.split(",")]
@@ -152,7 +204,7 @@ def _configurations(
             Configuration(
                 f"{size} rank{'s' if size > 1 else ''}",
                 size,
-                filled_in(per_rank, world_size=size, **names),
+                filled_in(options["per_rank"], world_size=size, **names),
             )
             for size in sizes
         ]
@@ -182,18 +234,6 @@ def _padding(pads: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _progress(num_configurations: int) -> Callable[[str], None]:
-    number = 0
-    total = num_configurations + 2
-
-    def say(text: str) -> None:
-        nonlocal number
-        number += 1
-        click.echo(f"distdiag: parity: run {number} of {total}: {visible(text)}", err=True)
-
-    return say
-
-
 def _table(outcome: Outcome) -> str:
     lines = [
         f"{outcome.configuration.label}: step, loss, reference's loss, worst ratio to the bound"
@@ -206,10 +246,10 @@ def _table(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def _anew(outcome: Outcome) -> str:
+def _drawn_anew(outcome: Outcome) -> str:
     names = outcome.result.drawn_anew
     return (
-        f"distdiag: parity: {outcome.configuration.label}: {len(names)} parameters ({names[0]}) "
-        "begin with other values of the same size, since each rank draws its own part: losses, "
-        "gradients and updates are not compared"
+        f"{outcome.configuration.label}: each rank draws its own part of {len(names)} parameters "
+        f"({names[0]}), so they begin with other values of the same size; losses, gradients and "
+        "updates are not compared"
     )

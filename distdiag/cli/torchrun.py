@@ -18,10 +18,11 @@ import msgspec
 from distdiag.agent.program import find_script
 from distdiag.checks import load_checks
 from distdiag.cli.options import to_arguments
+from distdiag.cli.show import reaches
 from distdiag.config import Config, load_config
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
-from distdiag.findings.finding import Outcome, Report, Severity
+from distdiag.findings.finding import Outcome, Severity
 from distdiag.record.private_file import make_private_folder
 from distdiag.record.run_dir import RUNS_FOLDER, RunDir
 from distdiag.reports import read_report, reporter_names
@@ -72,11 +73,6 @@ def _require_usable(run_dir: Path, *, overwrite: bool) -> None:
 def new_run_dir() -> Path:
     """Return a name for a run directory that no other run has."""
     return Path(RUNS_FOLDER) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-
-
-def reaches(report: Report, severity: Severity) -> bool:
-    """Tell whether a finding is at least this severe."""
-    return any(finding.severity.weight >= severity.weight for finding in report.findings)
 
 
 def _wait_for(launcher: list[str]) -> int:

@@ -17,9 +17,26 @@ from distdiag.dumps.reading import RankDump
 _RANK: Final = re.compile(r"([a-z]*)[-_. ]?rank[-_.=]?(\d{1,6})(?!\d)")
 # Ranks within something smaller than the job.
 _PARTIAL: Final = frozenset(
-    """
-    cp ddp dp ep fsdp group host inter intra machine mp node pp replicate role shard sp tp
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "cp",
+        "ddp",
+        "dp",
+        "ep",
+        "fsdp",
+        "group",
+        "host",
+        "inter",
+        "intra",
+        "machine",
+        "mp",
+        "node",
+        "pp",
+        "replicate",
+        "role",
+        "shard",
+        "sp",
+        "tp",
+    }
 )
 _TORCHRUN: Final = re.compile(r"(?:(.*)/)?attempt_\d{1,6}/(\d{1,6})/[^/]+")
 _NUMBER: Final = re.compile(r"\d{1,18}")

@@ -77,11 +77,6 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     pid: int | None = None
 
-    @property
-    def event_rank(self) -> int:
-        """The rank that the events of this dump carry."""
-        return UNKNOWN_RANK if self.rank is None else self.rank
-
 
 class DumpReader:
     """One format of foreign files."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
 from distdiag.events.base import Event
-from distdiag.events.comparisons import Disparity, RoutingDifference
+from distdiag.events.comparisons import Divergence, RoutingDifference
 from distdiag.views.base import View
 
 _ONE_RUN: Final = NothingThere("there is one run only: distdiag parity compares it with another")
@@ -19,8 +19,8 @@ _ONE_ROUTING: Final = NothingThere(
 class ComparisonAligner(Aligner):
     """Builds nothing: what differs is an event, which checks judge by itself."""
 
-    needs = (Disparity, RoutingDifference)
-    builds = (Disparity, RoutingDifference)
+    needs = (Divergence, RoutingDifference)
+    builds = (Divergence, RoutingDifference)
 
     def __init__(self, job: Job) -> None:
         """Nothing was compared yet."""
@@ -31,7 +31,7 @@ class ComparisonAligner(Aligner):
         """Say whether there was but one run."""
         if self._has_compared:
             return {}
-        return {Disparity: _ONE_RUN, RoutingDifference: _ONE_ROUTING}
+        return {Divergence: _ONE_RUN, RoutingDifference: _ONE_ROUTING}
 
     def feed(self, event: Event) -> tuple[()]:
         """Take note of a comparison."""

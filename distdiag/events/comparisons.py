@@ -39,7 +39,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     factor: float = 1.0
 
 
-class Disparity(Event, frozen=True, kw_only=True):
+class Divergence(Event, frozen=True, kw_only=True):
     """At `step` a run differs from its reference, and before it did not.
 
     `differences` begin with the one that came first (the forward order of modules, the backward

@@ -20,11 +20,19 @@ from distdiag.events.errors import UsageError
 
 LARGEST_WORLD: Final = 1 << 20
 LAUNCHERS: Final = frozenset(
-    """
-    torchrun torch.distributed.run torch.distributed.launch accelerate accelerate.commands.launch
-    deepspeed deepspeed.launcher.launch deepspeed.launcher.runner distdiag distdiag.cli
-    distdiag.monitor
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "accelerate",
+        "accelerate.commands.launch",
+        "deepspeed",
+        "deepspeed.launcher.launch",
+        "deepspeed.launcher.runner",
+        "distdiag",
+        "distdiag.cli",
+        "distdiag.monitor",
+        "torch.distributed.launch",
+        "torch.distributed.run",
+        "torchrun",
+    }
 )
 """Programs that have the environment of a rank and are none."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from distdiag.events.comparisons import Difference, Disparity, Subject
+from distdiag.events.comparisons import Difference, Divergence, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.parity.batches import differing_data, shared_samples
 from distdiag.parity.explanations import (
@@ -25,12 +26,33 @@ from distdiag.parity.losses import loss_pairs, share_of, total_loss
 from distdiag.parity.outputs import differing_ranks, output_pairs
 from distdiag.parity.parts import compare_parts, experts_of, find_spots, num_parts
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.result import Result, StepRow
 from distdiag.parity.tensors import MOST_EXPLAINED, Rates, Tensors, kept, norm_pairs
 from distdiag.parity.tolerance import compare
 from distdiag.record.recording import Kind
 
 SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of the comparison: the losses, and the worst ratio to the bound of each kind."""
+
+    step: int
+    reference_loss: float
+    candidate_loss: float
+    ratios: dict[Subject, float]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a comparison found: at most one divergence, since the rest would follow from it."""
+
+    divergence: Divergence | None = None
+    rows: list[StepRow] = field(default_factory=list)
+    not_compared: dict[str, str] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+    drawn_anew: list[str] = field(default_factory=list)
+    """Parameters that each rank draws its part of, so that no two runs train the same model."""
 
 
 class Comparison:
@@ -61,19 +83,19 @@ class Comparison:
     def run(self) -> Result:
         """Go through the steps until something differs."""
         result = self._result
-        result.disparity = self._data() or self._start()
-        if result.disparity is not None or result.drawn_anew:
+        result.divergence = self._data() or self._start()
+        if result.divergence is not None or result.drawn_anew:
             return result
         num_steps = min(run.num_steps for run in (self._reference, self._candidate, *self._repeats))
         for step in range(num_steps):
             row = StepRow(step, *self._losses(step), {})
             result.rows.append(row)
-            result.disparity = self._step(step, row)
-            if result.disparity is not None:
+            result.divergence = self._step(step, row)
+            if result.divergence is not None:
                 break
         return result
 
-    def _step(self, step: int, row: StepRow) -> Disparity | None:
+    def _step(self, step: int, row: StepRow) -> Divergence | None:
         stages = (
             (Subject.OUTPUT, self._outputs(step)),
             (
@@ -91,7 +113,7 @@ class Comparison:
                 continue
             if differing:
                 self._result.pairs = differing
-                return self._disparity(subject, step, differing, len(pairs))
+                return self._divergence(subject, step, differing, len(pairs))
         return self._copies(step)
 
     def _is_undone(self, step: int, losses: Sequence[Pair]) -> bool:
@@ -105,17 +127,17 @@ class Comparison:
         gradients = list(self._tensors.pairs(Kind.GRADIENT, step))
         return bool(gradients) and all(pair.difference.ratio <= 1 for pair in gradients)
 
-    def _copies(self, step: int) -> Disparity | None:
+    def _copies(self, step: int) -> Divergence | None:
         """Find parameters of which a wrapper should keep all copies alike, to the bit."""
         before = self._candidate.differing_replicas(Kind.START, 0)
         found = self._candidate.differing_replicas(Kind.PARAMETER, step, is_kept=True)
-        unlike = {name: camps for name, camps in found.items() if name not in before}
+        unlike = {name: groups for name, groups in found.items() if name not in before}
         if not unlike:
             return None
         # What the first rank holds is what was compared with the reference, and agrees.
-        camps = next(iter(unlike.values())).values()
-        first = min(min(ranks) for ranks in camps)
-        others = RankSet(rank for ranks in camps if first not in ranks for rank in ranks)
+        groups = next(iter(unlike.values())).values()
+        first = min(min(ranks) for ranks in groups)
+        others = RankSet(rank for ranks in groups if first not in ranks for rank in ranks)
         differences = [
             Difference(name=name, measured=math.nan, bound=0.0, ratio=math.inf, factor=math.nan)
             for name in unlike
@@ -123,15 +145,15 @@ class Comparison:
         pairs = [Pair(each, np.empty(0), np.empty(0)) for each in differences]
         num_compared = len(self._candidate.names(Kind.PARAMETER, step))
         return msgspec.structs.replace(
-            self._disparity(Subject.UPDATE, step, pairs, num_compared),
+            self._divergence(Subject.UPDATE, step, pairs, num_compared),
             explanation=f"that of {'ranks' if len(others) > 1 else 'rank'} {others} is no longer "
             "what the others hold, though the wrapper keeps them alike",
             culprits=others,
         )
 
-    def _disparity(
+    def _divergence(
         self, subject: Subject, step: int, pairs: Sequence[Pair], num_compared: int
-    ) -> Disparity:
+    ) -> Divergence:
         first = pairs[0]
         culprits, details = RankSet(), []
         differences, share = [pair.difference for pair in pairs[:SHOWN]], None
@@ -150,7 +172,7 @@ class Comparison:
             details += self._rates.details(step)
         if subject is Subject.GRADIENT:
             details += self._unlike_replicas(step)
-        return Disparity(
+        return Divergence(
             rank=0,
             seq=0,
             time_ns=0,
@@ -190,15 +212,15 @@ class Comparison:
 
     # Data and the beginning
 
-    def _data(self) -> Disparity | None:
+    def _data(self) -> Divergence | None:
         if self._is_replayed:
             text, ranks = shared_samples(self._candidate)
         else:
             text, ranks = differing_data(self._reference, self._candidate), RankSet()
         return self._of_all(Subject.DATA, text, ranks) if text else None
 
-    def _of_all(self, subject: Subject, text: str, ranks: RankSet) -> Disparity:
-        return Disparity(
+    def _of_all(self, subject: Subject, text: str, ranks: RankSet) -> Divergence:
+        return Divergence(
             rank=0,
             seq=0,
             time_ns=0,
@@ -212,7 +234,7 @@ class Comparison:
             culprits=ranks,
         )
 
-    def _start(self) -> Disparity | None:
+    def _start(self) -> Divergence | None:
         differing, names = [], self._reference.names(Kind.START, 0)
         for name in names:
             ours = self._reference.as_recorded(Kind.START, 0, name)
@@ -227,7 +249,7 @@ class Comparison:
                     differing.append(kept(found, ours, theirs))
         if not differing:
             return None
-        return self._disparity(Subject.START, 0, differing, len(names))
+        return self._divergence(Subject.START, 0, differing, len(names))
 
     def _loose_parts(self, name: str) -> Difference | None:
         """Return in which scale a parameter begins whose parts no mesh puts together."""
@@ -247,7 +269,10 @@ class Comparison:
         if not theirs:
             return f"no parameter of {self._candidate.label} has this name"
         shapes = {str(tuple(record.shape)) for record in theirs.values()}
-        return f"its parts have the shapes {', '.join(sorted(shapes))}, and no mesh tells the whole"
+        return (
+            f"its parts have the shapes {', '.join(sorted(shapes))}, and no mesh says how they "
+            "make up the whole"
+        )
 
     # One step
 
@@ -273,8 +298,8 @@ class Comparison:
     def _unlike_replicas(self, step: int) -> list[str]:
         found = self._candidate.differing_replicas(Kind.GRADIENT, step)
         return [
-            f"the ranks hold unlike gradients of {name}: {' | '.join(map(str, camps.values()))}"
-            for name, camps in list(found.items())[:SHOWN]
+            f"the ranks hold unlike gradients of {name}: {' | '.join(map(str, groups.values()))}"
+            for name, groups in list(found.items())[:SHOWN]
         ]
 
     def gradient_pairs(self, step: int) -> list[Pair]:

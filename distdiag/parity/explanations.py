@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from distdiag.events.comparisons import Difference
-from distdiag.parity.recorded_run import Array, RecordedRun
+from distdiag.parity.rank_files import Array
+from distdiag.parity.recorded_run import RecordedRun
 from distdiag.record.recording import Kind
 
 _CLOSE: Final = 5e-3

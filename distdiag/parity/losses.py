@@ -10,8 +10,9 @@ import numpy as np
 
 from distdiag.events.comparisons import Difference
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import Array, RecordedRun
-from distdiag.parity.tolerance import Common, Exactness, Measured, judge, measure
+from distdiag.parity.rank_files import Array
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.tolerance import Common, Exactness, Measured, difference_of, measure
 from distdiag.record.recording import Kind
 
 # Which part of a loss differs: that which reaches the parameters whose gradients differ.
@@ -72,7 +73,7 @@ def loss_pairs(
             measured = _measured(reference, repeats, value, step, micro)
             if measured is not None:
                 pair = np.array([ours.mean()]), np.array([value])
-                found.append(Pair(judge(measured, common), *pair))
+                found.append(Pair(difference_of(measured, common), *pair))
         # Whether losses are averaged or summed over ranks, the gradients will show.
         if found:
             yield min(found, key=lambda pair: pair.difference.ratio)
@@ -96,7 +97,7 @@ def _step_pairs(
         means = [np.array([each.mean()]) for each in others]
         measured = measure("loss of the step", due, value, means, exactness)
         if measured is not None:
-            found.append(Pair(judge(measured, common), due, value))
+            found.append(Pair(difference_of(measured, common), due, value))
     if found:
         yield min(found, key=lambda pair: pair.difference.ratio)
 
@@ -132,7 +133,7 @@ def _measured(
         return None
     means = [np.array([each.mean()]) for each in others]
     unit = 2 * reference.unit(Kind.LOSS, step, "loss")
-    # One number is judged with the whole nudge, whatever it was computed in: chance has no average.
+    # One number has the whole perturbation as its bound, whatever it was computed in.
     exactness = Exactness(unit, num_steps=step)
     name = f"loss of pass {micro + 1}"
     return measure(name, np.array([ours.mean()]), np.array([value]), means, exactness)

@@ -10,8 +10,9 @@ import numpy as np
 from distdiag.events.comparisons import Difference
 from distdiag.events.ranks import RankSet
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import UNIT, Array, RecordedRun
-from distdiag.parity.tolerance import Common, Exactness, judge, measure
+from distdiag.parity.rank_files import UNIT, Array
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.tolerance import Common, Exactness, difference_of, measure
 from distdiag.record.recording import Kind
 
 _GUILTY: Final = 0.3
@@ -94,13 +95,13 @@ def _worst(
     if whole is None:
         return None
     whole = whole._replace(noise=max(whole.noise, noise))
-    found = [judge(whole, Common(), sees_factor=False)]
+    found = [difference_of(whole, Common(), sees_factor=False)]
     if len(figures[0]) % num_coordinates == 0:
         for parts in zip(*(np.split(each, num_coordinates) for each in figures), strict=True):
             part = measure(name, parts[0], parts[1], parts[2:], exactness)
             if part is not None:
                 part = part._replace(noise=max(part.noise, whole.noise))
-                found.append(judge(part, Common(), sees_factor=False))
+                found.append(difference_of(part, Common(), sees_factor=False))
     return max(found, key=lambda each: each.ratio)
 
 

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from distdiag.events.comparisons import Difference
-from distdiag.parity.recorded_run import Array, Recorded, RecordedRun, Spot
+from distdiag.parity.rank_files import Array, Recorded
+from distdiag.parity.recorded_run import RecordedRun, Spot
 from distdiag.record.recording import Kind
 
 # Parameters whose parts no mesh puts together: whether they may be those of the whole.

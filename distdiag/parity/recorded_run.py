@@ -8,83 +8,16 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
 
-from distdiag.config.tasks import RankSummary, read_summary
-from distdiag.events.errors import DamagedFileError
+from distdiag.config.tasks import RankSummary
 from distdiag.events.ranks import RankSet
-from distdiag.record.recording import Kind, Record, read_index
+from distdiag.parity.rank_files import UNIT, Array, Bytes, RankFiles, Recorded
+from distdiag.record.recording import Kind, Record
 
-# What each rank of a run has recorded, as it lies in its files.
-
-Recorded = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
-"""Numbers in single precision if they were recorded in that or a lower one."""
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
-
-class RankData:
-    """The contents of recorded tensors, mapped from the files of all ranks when they are asked for.
-
-    What is asked for raises DamagedFileError if a file ends too early.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Map no file yet."""
-        self._folder = folder
-        self._mapped: dict[int, Bytes] = {}
-
-    def bytes(self, rank: int, record: Record) -> Bytes:
-        """Return the bytes of a tensor."""
-        if not record.num_bytes:
-            return np.empty(0, np.uint8)
-        path = self._folder / f"rank-{rank}.data"
-        if rank not in self._mapped:
-            self._mapped[rank] = np.asarray(np.memmap(path, np.uint8, "r"))
-        data = self._mapped[rank][record.place : record.place + record.num_bytes]
-        if len(data) < record.num_bytes:
-            raise DamagedFileError(f"{path} ends too early")
-        return data
-
-    def numbers(self, rank: int, record: Record) -> Recorded:
-        """Return a tensor."""
-        data, shape = self.bytes(rank, record), record.part or record.shape
-        if record.dtype == "bfloat16":
-            wide = data.view(np.uint16).astype(np.uint32) << 16
-            return wide.view(np.float32).reshape(shape)
-        try:
-            kind = np.dtype(record.dtype)
-        except TypeError:
-            kind = np.dtype(np.uint8)
-        exact = np.dtype(np.float32 if kind in (np.float16, np.float32) else np.float64)
-        numbers: Recorded = data.view(kind).astype(exact, copy=False)
-        return numbers.reshape(shape)
-
-
-def read_summaries(folder: Path) -> dict[int, RankSummary]:
-    """Return what each rank says of its recording.
-
-    Raises:
-        DamagedFileError: a summary is damaged, or there is none.
-
-    """
-    found: dict[int, RankSummary] = {}
-    for path in folder.glob("rank-*.json"):
-        try:
-            summary = read_summary(path.read_bytes())
-        except msgspec.MsgspecError as error:
-            raise DamagedFileError(f"{path}: not the summary of a recording: {error}") from None
-        found[summary.rank] = summary
-    if not found:
-        raise DamagedFileError(f"{folder}: no rank has recorded anything")
-    return dict(sorted(found.items()))
-
-
-# ---
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Place = tuple[Kind, int, int, str]
 
 
@@ -96,13 +29,6 @@ class Spot(NamedTuple):
     at: tuple[int, ...]
 
 
-UNIT: Final[Mapping[str, float]] = {
-    "float64": 2.0**-52,
-    "float32": 2.0**-23,
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-}
-"""The distance from one to the next number, by dtype."""
 _UNLIKE: Final = 1e-3
 
 
@@ -122,10 +48,10 @@ class RecordedRun:
         self.label = label
         self._records: dict[Place, dict[int, Record]] = {}
         self._names: dict[tuple[Kind, int, int], list[str]] = {}
-        self._data = RankData(folder)
-        self.summaries = read_summaries(folder)
-        for rank in self.summaries:
-            for record in read_index(folder / f"rank-{rank}.index"):
+        self._files = RankFiles(folder, RankSummary, Record)
+        self.summaries = self._files.summaries
+        for rank, recorded in self._files.records.items():
+            for record in recorded:
                 place = (record.kind, record.step, record.micro, record.name)
                 if place not in self._records:
                     self._names.setdefault(place[:3], []).append(record.name)
@@ -148,7 +74,7 @@ class RecordedRun:
     @property
     def num_steps(self) -> int:
         """How many steps all ranks have recorded."""
-        return min(summary.num_steps for summary in self.summaries.values())
+        return self._files.num_steps
 
     @property
     def compute_dtype(self) -> str:
@@ -172,7 +98,7 @@ class RecordedRun:
         groups = {rank: summary.data_group for rank, summary in self.summaries.items()}
         with_data = [rank for rank in groups if self.summaries[rank].num_batches]
         if not with_data:
-            # Nobody tells who sees the same samples; a mean over all ranks is right either way.
+            # Nothing says who sees the same samples; a mean over all ranks is right either way.
             return tuple((rank,) for rank in groups)
         if any(not groups[rank] for rank in with_data):
             return self._alike_by_content(with_data)
@@ -219,7 +145,7 @@ class RecordedRun:
         digest = hashlib.blake2b(digest_size=16)
         for place, by_rank in self._records.items():
             if place[0] is Kind.BATCH and rank in by_rank:
-                digest.update(self._data.bytes(rank, by_rank[rank]).tobytes())
+                digest.update(self._files.bytes(rank, by_rank[rank]).tobytes())
                 digest.update(repr(by_rank[rank].values).encode())
         return digest.digest()
 
@@ -269,8 +195,8 @@ class RecordedRun:
             return None
         if any(record.part == shape for record in parts.values()):
             rank = min(rank for rank, record in parts.items() if record.part == shape)
-            return self._data.numbers(rank, parts[rank])
-        arrays = {rank: self._data.numbers(rank, record) for rank, record in parts.items()}
+            return self._numbers(rank, parts[rank])
+        arrays = {rank: self._numbers(rank, record) for rank, record in parts.items()}
         whole = np.full(shape, np.nan, np.result_type(*{each.dtype for each in arrays.values()}))
         for rank, record in parts.items():
             where = tuple(slice(a, a + n) for a, n in zip(record.at, record.part, strict=True))
@@ -285,14 +211,17 @@ class RecordedRun:
 
     def array(self, rank: int, record: Record) -> Array:
         """Return the part of a tensor that one rank recorded."""
-        return self._data.numbers(rank, record).astype(np.float64)
+        return self._numbers(rank, record).astype(np.float64)
+
+    def _numbers(self, rank: int, record: Record) -> Recorded:
+        return _numbers(self._files.bytes(rank, record), record)
 
     def rows(self, rank: int, record: Record) -> list[bytes]:
         """Return the bytes of each sample of a recorded batch tensor."""
         if not record.shape or not record.num_bytes:
             return []
         size = record.num_bytes // record.shape[0]
-        data = self._data.bytes(rank, record).tobytes()
+        data = self._files.bytes(rank, record).tobytes()
         return [data[place : place + size] for place in range(0, len(data), size)]
 
     def repeats(self, other: RecordedRun) -> bool:
@@ -317,14 +246,28 @@ class RecordedRun:
                 continue
             if is_kept and not all(record.is_kept for record in records.values()):
                 continue
-            camps: dict[tuple[object, ...], dict[str, list[int]]] = {}
+            groups: dict[tuple[object, ...], dict[str, list[int]]] = {}
             for rank, record in records.items():
-                by_digest = camps.setdefault((record.at, record.part), {})
+                by_digest = groups.setdefault((record.at, record.part), {})
                 by_digest.setdefault(record.digest, []).append(rank)
-            for by_digest in camps.values():
+            for by_digest in groups.values():
                 if len(by_digest) > 1:
                     found[place[3]] = {key: RankSet(ranks) for key, ranks in by_digest.items()}
         return found
+
+
+def _numbers(data: Bytes, record: Record) -> Recorded:
+    shape = record.part or record.shape
+    if record.dtype == "bfloat16":
+        wide = data.view(np.uint16).astype(np.uint32) << 16
+        return wide.view(np.float32).reshape(shape)
+    try:
+        kind = np.dtype(record.dtype)
+    except TypeError:
+        kind = np.dtype(np.uint8)
+    exact = np.dtype(np.float32 if kind in (np.float16, np.float32) else np.float64)
+    numbers: Recorded = data.view(kind).astype(exact, copy=False)
+    return numbers.reshape(shape)
 
 
 def _moved(record: Record, spot: Spot) -> Record:

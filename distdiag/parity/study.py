@@ -9,24 +9,19 @@ from typing import Final
 
 import msgspec
 
-from distdiag.config.tasks import Dropout
-from distdiag.events.comparisons import Disparity, Subject
-from distdiag.events.errors import UsageError
-from distdiag.parity.comparison import Comparison
+from distdiag.config.tasks import Dropout, ParityTask
+from distdiag.events.comparisons import Divergence, Subject
+from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.findings.finding import Report
+from distdiag.parity.comparison import Comparison, Result
+from distdiag.parity.configurations import Configuration
+from distdiag.parity.launcher import RECORDS, Launcher, RunSpec, Script
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.result import Result
-from distdiag.parity.runs import (
-    Configuration,
-    Planned,
-    Runs,
-    Slot,
-    need_of,
-    slots_for,
-    sources_of,
-    task_for,
-)
+from distdiag.parity.slots import Slot, need_of, slots_for
 
-NUDGE: Final = 20_240_607
+PERTURBATION_SEED: Final = 20_240_607
+"""Which weights become a unit of rounding larger and which smaller; any number does."""
+PERTURBED: Final = "perturbed"
 AGAIN_STEPS: Final = 3
 """What is not deterministic shows in so many steps."""
 NO_BATCHES: Final = (
@@ -39,8 +34,8 @@ DRAWS: Final = (
 )
 OF_BATCHES: Final = (
     "each rank has the gradients that its batch alone gives, and they are averaged, but all "
-    "samples in one batch have another loss: such as a balancing loss from the load of the "
-    "batch, or one of the pairs within it. This may be meant"
+    "samples in one batch have another loss: such as an auxiliary (load-balancing) loss from the "
+    "load of the batch, or one of the pairs within it. This may be meant"
 )
 
 
@@ -53,27 +48,31 @@ class Settings:
     dropout: Dropout = "on"
     padding: dict[str, float] = field(default_factory=dict)
     most_at_once: int | None = None
+    timeout_s: float = 1800.0
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one configuration."""
+    """What came of one configuration; `own_report` is what the checks found in its run alone."""
 
     configuration: Configuration
     result: Result
-    run: RecordedRun
-    name: str
+    own_report: Report | None
 
 
 class Study:
     """Compares configurations of a script with the first one."""
 
     def __init__(
-        self, folder: Path, runs: Runs, settings: Settings, say: Callable[[str], None]
+        self,
+        folder: Path,
+        script: Script,
+        settings: Settings,
+        say: Callable[[str], None],
     ) -> None:
-        """Make the runs below `folder`; `say` is told of the progress."""
+        """Make the runs below `folder`; `say` is called with the name of each run."""
         self._folder = folder
-        self._runs = runs
+        self._launcher = Launcher(folder, script, settings.timeout_s, read_recording)
         self._settings = settings
         self._say = say
         self._reference: RecordedRun | None = None
@@ -92,19 +91,18 @@ class Study:
         recorded = {first: self._record(first)}
         rest = [each for each in others if each != first]
         dtype = self._source.compute_dtype if self._source is not None else ""
-        again, nudged, self._reference, *replayed = self._run_all(
+        again, perturbed, self._reference, *replayed = self._run_all(
             [
-                self._planned("again", reference, num_steps=AGAIN_STEPS),
-                self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=dtype),
-                self._planned("reference", reference),
-                *(self._planned("", each) for each in rest),
+                self._spec(reference, "again", num_steps=AGAIN_STEPS),
+                self._spec(reference, PERTURBED, nudge_dtype=dtype),
+                self._spec(reference, "reference"),
+                *(self._spec(each) for each in rest),
             ]
         )
         due = self._reference.compute_dtype
         if due != dtype:  # the reference computes in another one than the recorded run
-            planned = self._planned("nudged", reference, nudge=NUDGE, nudge_dtype=due)
-            (nudged,) = self._run_all([planned])
-        self._repeats = [*self._unlike_repeats(again, reference), nudged]
+            (perturbed,) = self._run_all([self._spec(reference, PERTURBED, nudge_dtype=due)])
+        self._repeats = [*self._unlike_repeats(again, reference), perturbed]
         recorded.update(zip(rest, replayed, strict=True))
         outcomes = []
         for configuration in others:
@@ -113,8 +111,9 @@ class Study:
                 self._reference, self._repeats, run, is_replayed=self._settings.is_replayed
             )
             result = comparison.run()
-            result.disparity = self._weighed(comparison, reference, result)
-            outcomes.append(Outcome(configuration, result, run, _folder_of(configuration)))
+            result.divergence = self._weighed(comparison, reference, result)
+            own_report = self._launcher.report(_folder_name(configuration.label))
+            outcomes.append(Outcome(configuration, result, own_report))
         return outcomes
 
     # The runs
@@ -127,11 +126,11 @@ class Study:
         if again.repeats(self._reference):
             return []
         if again.num_steps < self._reference.num_steps:
-            return self._run_all([self._planned("again", configuration)])
+            return self._run_all([self._spec(configuration, "again")])
         return [again]
 
     def _record(self, configuration: Configuration) -> RecordedRun:
-        (run,) = self._run_all([self._planned("", configuration)])
+        (run,) = self._run_all([self._spec(configuration)])
         if self._settings.is_replayed and not any(s.num_batches for s in run.summaries.values()):
             raise UsageError(NO_BATCHES)
         if any(summary.draws_in_forward for summary in run.summaries.values()):
@@ -139,60 +138,58 @@ class Study:
         self._source = run
         return run
 
-    def _run_all(self, planned: Sequence[Planned]) -> list[RecordedRun]:
+    def _run_all(self, specs: Sequence[RunSpec]) -> list[RecordedRun]:
         """Make runs at the same time where the machine has room for that."""
         slots: Sequence[Slot] = [{}]
-        if self._source is not None and len(planned) > 1:
-            num_ranks = max(each.configuration.num_ranks for each in planned)
+        if self._source is not None and len(specs) > 1:
+            num_ranks = max(spec.num_ranks for spec in specs)
             need = need_of(self._source.summaries.values(), num_ranks)
-            slots = slots_for(need, len(planned), self._settings.most_at_once)
-        for each in planned:
-            self._say(f"{each.name}: {each.configuration.label}")
-        return self._runs.run_all(planned, slots)
+            slots = slots_for(need, len(specs), self._settings.most_at_once)
+        for spec in specs:
+            self._say(spec.name)
+        return self._launcher.run_all(specs, slots)
 
-    def _planned(
+    def _spec(
         self,
-        purpose: str,
         configuration: Configuration,
+        purpose: str = "",
         *,
-        nudge: int | None = None,
+        num_steps: int = 0,
         nudge_dtype: str = "",
         sources: Sequence[int] = (),
-        num_steps: int = 0,
-    ) -> Planned:
-        """Plan a run; one with a purpose belongs to the reference and is not judged itself."""
-        name = "-".join(filter(None, (_folder_of(configuration), purpose)))
-        settings = self._settings
-        task = task_for(
-            self._folder / name,
-            {
-                "num_steps": min(num_steps or settings.num_steps, settings.num_steps),
-                "dropout": settings.dropout,
-                "padding": settings.padding,
-            },
-            nudge=nudge,
-            nudge_dtype=nudge_dtype,
-        )
+    ) -> RunSpec:
+        """Return how to make a run; one with a purpose helps to compare the others."""
+        name = "-".join(filter(None, (_folder_name(configuration.label), purpose)))
+        settings, replayed = self._settings, ""
         if settings.is_replayed and self._source is not None:
-            task = msgspec.structs.replace(
-                task,
-                replayed=str(self._folder / self._source_name / "records"),
-                sources=tuple(sources or sources_of(self._source)),
-            )
-        return Planned(name, configuration, task, is_reference=bool(purpose))
-
-    @property
-    def _source_name(self) -> str:
-        assert self._source is not None
-        return _folder_name(self._source.label)
+            replayed = str(self._folder / _folder_name(self._source.label) / RECORDS)
+            sources = sources or sources_of(self._source)
+        task = ParityTask(
+            folder=str(self._folder / name / RECORDS),
+            num_steps=min(num_steps or settings.num_steps, settings.num_steps),
+            replayed=replayed,
+            sources=tuple(sources),
+            nudge=PERTURBATION_SEED if purpose == PERTURBED else None,
+            nudge_dtype=nudge_dtype,
+            padding=settings.padding,
+            dropout=settings.dropout,
+        )
+        return RunSpec(
+            name,
+            configuration.label,
+            configuration.num_ranks,
+            task,
+            configuration.arguments,
+            is_checked=not purpose,
+        )
 
     # Explaining
 
     def _weighed(
         self, comparison: Comparison, reference: Configuration, result: Result
-    ) -> Disparity | None:
-        """Find out with which weight the data of each coordinate enters, if that may tell."""
-        found = result.disparity
+    ) -> Divergence | None:
+        """Find out with which weight the data of each coordinate enters, if that may explain it."""
+        found = result.divergence
         is_wanted = found is not None and found.subject in (Subject.LOSS, Subject.GRADIENT)
         if found is None or not is_wanted or found.step:
             return found
@@ -205,7 +202,7 @@ class Study:
             return found
         alone = self._run_all(
             [
-                self._planned(f"alone-{rank}", reference, sources=(rank,), num_steps=1)
+                self._spec(reference, f"alone-{rank}", sources=(rank,), num_steps=1)
                 for rank in sources
             ]
         )
@@ -221,8 +218,25 @@ class Study:
         )
 
 
-def _folder_of(configuration: Configuration) -> str:
-    return _folder_name(configuration.label)
+def read_recording(folder: Path, label: str) -> RecordedRun:
+    """Return what the ranks of a run recorded.
+
+    Raises:
+        DamagedFileError: they recorded nothing that can be compared.
+        UsageError: they could not be given the batches of another run.
+
+    """
+    recorded = RecordedRun(folder, label)
+    if recorded.problem:
+        raise UsageError(f"{label} cannot be given the same batches: {recorded.problem}")
+    if not recorded.num_steps:
+        raise DamagedFileError("it took no optimizer step")
+    return recorded
+
+
+def sources_of(recorded: RecordedRun) -> Sequence[int]:
+    """Return one rank of each data coordinate of a run."""
+    return [coordinate[0] for coordinate in recorded.coordinates]
 
 
 def _folder_name(label: str) -> str:

@@ -11,16 +11,17 @@ import numpy as np
 
 from distdiag.events.comparisons import Difference
 from distdiag.parity.explanations import Pair
-from distdiag.parity.recorded_run import Recorded, RecordedRun
-from distdiag.parity.runs import num_cores
+from distdiag.parity.rank_files import Recorded
+from distdiag.parity.recorded_run import RecordedRun
+from distdiag.parity.slots import num_cores
 from distdiag.parity.tolerance import (
     MARGIN,
     Common,
     Exactness,
     Measured,
+    difference_of,
     distances,
     in_common,
-    judge,
     measure,
 )
 from distdiag.record.recording import Kind
@@ -155,7 +156,7 @@ class Tensors:
         measured = list(self._all_measured(kind, step, list(in_order)))
         common, num_kept = self._common(kind, measured), 0
         for each in measured:
-            difference = judge(each, common)
+            difference = difference_of(each, common)
             if kind is Kind.PARAMETER and difference.ratio > 1:
                 difference = self._by_chance(step, each.name, common) or difference
             num_kept += difference.ratio > 1
@@ -168,7 +169,7 @@ class Tensors:
         """Return what rounding does to tensors of this kind.
 
         When two runs drift apart, all tensors of a step lean the same way, so that one step of one
-        nudged run says too little of how far: what an earlier step showed counts too.
+        perturbed run says too little of how far: what an earlier step showed counts too.
         """
         common = in_common(measured)
         lean = self._leans[kind] = max(common.lean, self._leans.get(kind, 0.0))
@@ -222,13 +223,13 @@ class Tensors:
         if kind is Kind.PARAMETER:
             places.append(_before(step))
         ours = [self._reference.digest(*place, name) for place in places]
-        others, nudged = self._repeats[:-1], self._repeats[-1:]
+        others, perturbed = self._repeats[:-1], self._repeats[-1:]
         found = [
             run
             for run in others
             if not all(ours) or ours != [run.digest(*place, name) for place in places]
         ]
-        return [*found, *nudged]
+        return [*found, *perturbed]
 
     def _by_chance(self, step: int, name: str, common: Common) -> Difference | None:
         """Return the difference of a change without the few elements that chance turns round.
@@ -236,7 +237,7 @@ class Tensors:
         None if it is too large even so.
         """
         typical = self._measured(Kind.PARAMETER, step, name, has_flips=False)
-        found = judge(typical, common) if isinstance(typical, Measured) else None
+        found = difference_of(typical, common) if isinstance(typical, Measured) else None
         return None if found is None or found.ratio > 1 else found
 
     def _both(self, kind: Kind, step: int, name: str) -> tuple[Recorded, Recorded]:

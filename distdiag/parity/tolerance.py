@@ -15,14 +15,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from distdiag.events.comparisons import Difference
-from distdiag.parity.recorded_run import Recorded
+from distdiag.parity.rank_files import Recorded
 
 MARGIN: Final = 8.0
 DROWNED: Final = 0.3
 """A quantity that rounding changes by such a share of itself is not compared."""
 
 ROUNDING: Final = 1 / math.sqrt(12)
-"""What is rounded once is off by this share of a unit on average; the nudge is a whole one.
+"""What is rounded once is off by this share of a unit on average; the perturbation is a whole one.
 
 In a coarse dtype a result is rounded once, since its sum is accumulated in a finer one. Where sums
 are accumulated in the dtype itself, rounding does as much as a whole unit.
@@ -59,7 +59,7 @@ class Exactness(NamedTuple):
     `unit` is the distance between two neighbouring numbers, `error` what one element of it may be
     off by if that is more (of a change, the unit of what is changed), and `computed` the unit of
     the coarsest dtype that it was computed in. `num_steps` were taken before: each has added
-    rounding of its own, while the repeat was nudged once. Such chances add up by their squares.
+    rounding of its own, while the repeat was perturbed once. Such chances add up by their squares.
     """
 
     unit: float
@@ -113,7 +113,7 @@ def measure(
 ) -> Measured | None:
     """Measure one quantity of a run, and what the repeats of the reference do to it.
 
-    The last of the `repeats` is the one that was nudged. None if rounding alone changes the
+    The last of the `repeats` is the one that was perturbed. None if rounding alone changes the
     quantity so much that nothing can be said. Others that are the reference to the last bit may be
     left out.
     """
@@ -149,7 +149,7 @@ def in_common(measured: Iterable[Measured]) -> Common:
     return Common(statistics.median(each.noise for each in noisy), lean)
 
 
-def judge(found: Measured, common: Common, *, sees_factor: bool = True) -> Difference:
+def difference_of(found: Measured, common: Common, *, sees_factor: bool = True) -> Difference:
     """Say how many times what rounding explains a difference is.
 
     `sees_factor`: a common factor is known better than each element.
@@ -199,4 +199,4 @@ def compare(
     None if rounding alone changes it so much that nothing can be said.
     """
     found = measure(name, reference, candidate, repeats, Exactness(unit))
-    return None if found is None else judge(found, Common())
+    return None if found is None else difference_of(found, Common())

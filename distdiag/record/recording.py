@@ -1,7 +1,9 @@
-"""Tensors that one rank of a run recorded: an index of what there is, and the bytes beside it.
+"""What one rank of a run recorded for a comparison: an index of records, and the bytes beside it.
 
-A rank has two files: ``rank-0.index`` is a sequence of records, each behind its length, and
-``rank-0.data`` holds the bytes that they name. Nothing in them is ever run.
+A rank has three files: ``rank-0.index`` is a sequence of records, each behind its length,
+``rank-0.data`` holds the bytes that they name, and ``rank-0.json`` says how the recording ended.
+Nothing in them is ever run. Parity records tensors (`Record`), moe-determinism what led to the
+choices of routers (`RouteRecord`).
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ import struct
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
 from distdiag.config.tasks import RankSummary
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
+from distdiag.events.routing import Choice
 from distdiag.record.private_file import make_private_folder, private_stream
 
 _LENGTH: Final = struct.Struct("<I")
@@ -61,6 +64,76 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     among: tuple[int, ...] = ()
 
 
+class Seen(StrEnum):
+    """What a record holds."""
+
+    RANDOM = "random"  # the states of the default generators when a step began
+    WEIGHTS = "weights"  # the tensors of the models when a step began
+    CHOICE = "choice"  # what a router chose
+    OUTPUT = "output"  # what a module was given and returned
+    GRADIENT = "gradient"  # of one parameter, before the optimizer's step
+
+
+class RouteRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that a rank saw, in the order in which it saw them.
+
+    `micro` is the backward pass within the step, `call` numbers the calls of a module in one, apart
+    for those that activation checkpointing repeats; `number` the choices in one call. `outer` is
+    the module within whose forward pass the call was made, `pass_number` counts the forward passes
+    of whole models. `digests` are those of ``given`` and ``returned``, ``scores`` and ``chosen``,
+    or of generators and parameters by name. `ops` are the calls of torch in the module itself that
+    may give another result when they are repeated; `is_drawn`: it drew random numbers,
+    `is_meant_random`: its options say so. `num_bytes` of the data from `place` on are, for a
+    choice, the chosen indices (int32), the last score that was chosen, the first that was not and
+    the greatest of the row (float64) of all tokens; else a sample of what the module returned
+    (float32).
+    """
+
+    seen: Seen
+    step: int
+    micro: int
+    name: str
+    call: int = 0
+    number: int = 0
+    is_recompute: bool = False
+    kind: str = ""
+    outer: str = ""
+    pass_number: int = 0
+    digests: dict[str, str] = {}
+    rows: tuple[str, ...] = ()
+    dtype: str = ""
+    ops: tuple[str, ...] = ()
+    is_drawn: bool = False
+    is_meant_random: bool = False
+    choice: Choice | None = None
+    place: int = 0
+    num_bytes: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What the same thing in another run has in common with this one."""
+        return (
+            self.seen,
+            self.step,
+            self.micro,
+            self.name,
+            self.is_recompute,
+            self.call,
+            self.number,
+        )
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How the recording of a rank ended."""
+
+    rank: int
+    num_steps: int
+    num_choices: int
+
+
+AnyRecord = TypeVar("AnyRecord", Record, RouteRecord)
+
+
 class RecordingWriter:
     """Appends records to the files of one rank."""
 
@@ -77,29 +150,32 @@ class RecordingWriter:
         self._data = private_stream(folder / f"rank-{rank}.data")
         self._place = 0
 
-    def write(self, record: Record, data: bytes | memoryview = b"") -> None:
+    def write(self, record: Record | RouteRecord, data: bytes | memoryview = b"") -> None:
         """Append a record and its bytes."""
-        size = len(data)
-        placed = msgspec.structs.replace(record, place=self._place, num_bytes=size)
+        placed = msgspec.structs.replace(record, place=self._place, num_bytes=len(data))
         encoded = msgspec.msgpack.encode(placed)
         self._index.write(_LENGTH.pack(len(encoded)) + encoded)
         self._data.write(data)
-        self._place += size
+        self._place += len(data)
 
     def flush(self) -> None:
         """Hand everything to the system."""
         self._data.flush()
         self._index.flush()
 
-    def close(self, summary: RankSummary) -> None:
+    def close(self, summary: RankSummary | Ended) -> None:
         """Write the summary and close the files."""
         self.flush()
-        (self._folder / f"rank-{self._rank}.json").write_bytes(summary.to_json())
+        (self._folder / f"rank-{self._rank}.json").write_bytes(msgspec.json.encode(summary))
         self._index.close()
         self._data.close()
 
 
-def read_index(path: Path) -> Iterator[Record]:
+@overload
+def read_index(path: Path) -> Iterator[Record]: ...
+@overload
+def read_index(path: Path, kind: type[AnyRecord]) -> Iterator[AnyRecord]: ...
+def read_index(path: Path, kind: type[Any] = Record) -> Iterator[Any]:
     """Yield the records of one rank; a last one that was not written wholly is left out.
 
     Raises:
@@ -114,7 +190,7 @@ def read_index(path: Path) -> Iterator[Record]:
         if place + size > len(data):
             return
         try:
-            yield msgspec.msgpack.decode(data[place : place + size], type=Record)
+            yield msgspec.msgpack.decode(data[place : place + size], type=kind)
         except UNDECODABLE as error:
             raise DamagedFileError(f"{path}: not the index of a recording: {error}") from None
         place += size

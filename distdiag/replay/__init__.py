@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distdiag.replay.divergence import find_divergence
+from distdiag.replay.calls import find_calls
 from distdiag.replay.source import test_source
 from distdiag.reports import read_report
 
@@ -22,4 +22,4 @@ def replay_source(path: Path) -> str:
 
     """
     report = read_report(path)
-    return test_source(find_divergence(path if path.is_dir() else path.parent, report))
+    return test_source(find_calls(path if path.is_dir() else path.parent, report))

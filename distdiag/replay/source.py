@@ -12,7 +12,7 @@ from distdiag.events.base import Frame
 from distdiag.events.collectives import Collective, Signature
 from distdiag.events.errors import UsageError
 from distdiag.events.ranks import RankSet
-from distdiag.replay.divergence import Divergence
+from distdiag.replay.calls import CallsToReplay
 from distdiag.reports.base import visible
 
 # Finds what repeats in a sequence, so that a loop reads as one.
@@ -81,40 +81,42 @@ def statement(signature: Signature, *, is_root: bool) -> str:
     return f"dist.{signature.op}({', '.join([*arguments, 'group=group'])})"
 
 
-def _arguments(  # noqa: C901 (one case for each function of torch.distributed)
+_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "all_reduce": ("in", "op"),
+    "broadcast": ("in", "src"),
+    "reduce": ("in", "dst", "op"),
+    "all_gather": ("outs", "in"),
+    "all_gather_into_tensor": ("out", "in"),
+    "reduce_scatter_tensor": ("out", "in", "op"),
+    "reduce_scatter": ("out", "ins", "op"),
+    "gather": ("in", "outs at root", "dst"),
+    "scatter": ("out", "ins at root", "src"),
+    "all_to_all": ("outs", "ins"),
+    "all_to_all_single": ("out", "in", "splits"),
+    "barrier": (),
+    "monitored_barrier": (),
+}
+"""What the functions of torch.distributed take, in their order."""
+
+
+def _arguments(
     signature: Signature, ins: list[str], outs: list[str], *, is_root: bool
 ) -> list[str] | None:
-    reducing = f"op=dist.ReduceOp.{_operator(signature.reduce_op)}"
-    one_in, one_out = (ins or outs)[:1], (outs or ins)[:1]
-    match signature.op:
-        case "all_reduce":
-            return [*one_in, reducing]
-        case "broadcast":
-            return [*one_in, f"src={signature.root}"]
-        case "reduce":
-            return [*one_in, f"dst={signature.root}", reducing]
-        case "all_gather":
-            return [_list(outs), *one_in]
-        case "all_gather_into_tensor":
-            return [*one_out, *one_in]
-        case "reduce_scatter_tensor":
-            return [*one_out, *one_in, reducing]
-        case "reduce_scatter":
-            return [*one_out, _list(ins), reducing]
-        case "gather":
-            given = _list(outs) if is_root else "None"
-            return [*one_in, given, f"dst={signature.root}"]
-        case "scatter":
-            given = _list(ins) if is_root else "None"
-            return [*one_out, given, f"src={signature.root}"]
-        case "all_to_all":
-            return [_list(outs), _list(ins)]
-        case "all_to_all_single":
-            splits = [_splits(signature.output_splits), _splits(signature.input_splits)]
-            return [*one_out, *one_in, *splits]
-        case "barrier" | "monitored_barrier":
-            return []
-    return None
+    if signature.op not in _ARGUMENTS:
+        return None
+    texts = {
+        "in": (ins or outs)[:1],
+        "out": (outs or ins)[:1],
+        "ins": [_list(ins)],
+        "outs": [_list(outs)],
+        "ins at root": [_list(ins) if is_root else "None"],
+        "outs at root": [_list(outs) if is_root else "None"],
+        "op": [f"op=dist.ReduceOp.{_operator(signature.reduce_op)}"],
+        "src": [f"src={signature.root}"],
+        "dst": [f"dst={signature.root}"],
+        "splits": [_splits(signature.output_splits), _splits(signature.input_splits)],
+    }
+    return [text for part in _ARGUMENTS[signature.op] for text in texts[part]]
 
 
 def _operator(name: str | None) -> str:
@@ -151,27 +153,27 @@ class _Function(NamedTuple):
     line: str
 
 
-def test_source(divergence: Divergence) -> str:
+def test_source(replayed: CallsToReplay) -> str:
     """Return the text of a test file."""
     made = {
         rank: [_function_of(call, rank) for call in calls]
-        for rank, calls in sorted(divergence.calls.items())
+        for rank, calls in sorted(replayed.calls.items())
     }
     names = _names(made)
-    group = divergence.group
+    group = replayed.group
     ranks = sorted(group.ranks)
-    is_world = len(ranks) == divergence.world_size
+    is_world = len(ranks) == replayed.world_size
     opening = "dist.group.WORLD" if is_world else f"dist.new_group({ranks})"
     label = visible(group.label)
     return "\n".join(
         [
-            f'"""{_docstring(divergence)}\n"""',
+            f'"""{_docstring(replayed)}\n"""',
             "\nimport pytest\nimport torch\nimport torch.distributed as dist\n",
             *(line for function in names for line in _define(function, names[function])),
             f"\nCALLS = {{  # in process group {label}, by rank",
             *(line for rank in ranks for line in _program(rank, made.get(rank, ()), names)),
             "}\n\n",
-            f'@pytest.mark.distdiag(world_size={divergence.world_size}, backend="gloo", '
+            f'@pytest.mark.distdiag(world_size={replayed.world_size}, backend="gloo", '
             f"timeout={TIMEOUT_S})",
             f"def test_collectives_of_{_word(label)}():",
             f"    group = {opening}",
@@ -181,11 +183,11 @@ def test_source(divergence: Divergence) -> str:
     )
 
 
-def _docstring(divergence: Divergence) -> str:
-    finding = divergence.finding
-    ranks = RankSet(divergence.group.ranks).phrase()
+def _docstring(replayed: CallsToReplay) -> str:
+    finding = replayed.finding
+    ranks = RankSet(replayed.group.ranks).phrase()
     paragraphs = (
-        f"What {ranks} of run {divergence.run_id} called, up to {finding.code} {finding.name}.",
+        f"What {ranks} of run {replayed.run_id} called, up to {finding.code} {finding.name}.",
         finding.message,
         "Each function makes one call of the program again, on zeros. CALLS tells which of them "
         "each rank made, in order. Correct CALLS or a function as you mean to correct the program: "

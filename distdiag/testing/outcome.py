@@ -89,7 +89,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(ended: Ended, item: pytest.Function) -> Outcome:
-    """Judge a test."""
+    """Return what became of a test."""
     reports = {rank: _reports(item, ended, rank) for rank in range(ended.world_size)}
     failed = {rank: [r for r in phases if r.failed] for rank, phases in reports.items()}
     problems = [*_problems(ended), *_deaths(ended)]
@@ -135,22 +135,23 @@ def _problems(ended: Ended) -> Iterator[Part]:
         if not ended.has_begun:
             what = f"had not met in a process group after {START_S:g} s"
         yield Part(f"{late} {what}", ended.stacks.text)
-    told = {r: result.problem for r, result in ended.results.items() if result and result.problem}
-    for problem, group in _groups(told):
+    results = ended.results.items()
+    by_rank = {rank: result.problem for rank, result in results if result and result.problem}
+    for problem, group in _groups(by_rank):
         yield Part(f"the test could not run on {group.phrase()}", problem)
 
 
 def _deaths(ended: Ended) -> Iterator[Part]:
-    """Tell of ranks that ended otherwise than their own reports say."""
-    told = {}
+    """Name ranks that ended otherwise than their own reports say."""
+    by_rank = {}
     for rank, status in ended.statuses.items():
         result = ended.results[rank]
         has_said = result is not None and (result.problem or _has_all(result.reports))
         if status < 0:
-            told[rank] = f"killed by {_signal_name(-status)}"
+            by_rank[rank] = f"killed by {_signal_name(-status)}"
         elif not has_said:
-            told[rank] = f"ended with status {status} before the test was over"
-    for what, group in _groups(told):
+            by_rank[rank] = f"ended with status {status} before the test was over"
+    for what, group in _groups(by_rank):
         yield Part(f"{group.phrase()}: {what}", _last_words(ended.outputs[min(group)]))
 
 
@@ -221,14 +222,14 @@ def _findings(ended: Ended) -> tuple[Finding, ...]:
     if ended.went_well:
         kept = tuple(f for f in kept if f.code not in STANDING_STILL)
     if ended.stacks is not None and not any(f.severity.weight for f in kept):
-        return ended.stacks.verdict.findings if ended.stacks.verdict is not None else ()
+        return ended.stacks.report.findings if ended.stacks.report is not None else ()
     return kept
 
 
 def _observed(ended: Ended, findings: list[Finding]) -> Iterator[Part]:
     report = ended.report
-    is_told = any(ended.results.values()) and ended.stacks is None
-    shown = tuple(f for f in findings if not (is_told and f.code in CAUSED_BY_END))
+    is_reported = any(ended.results.values()) and ended.stacks is None
+    shown = tuple(f for f in findings if not (is_reported and f.code in CAUSED_BY_END))
     if report is None:
         yield Part("distdiag", "the ranks were not observed: there is no report of them")
     elif shown:
@@ -246,20 +247,20 @@ def _summary(
     failed: Mapping[int, list[pytest.TestReport]],
     findings: list[Finding],
 ) -> str:
-    verdict = [one_line(f).removeprefix("distdiag: ") for f in findings]
+    shown = [one_line(f).removeprefix("distdiag: ") for f in findings]
     if problems:
-        return "; ".join([problems[0].title, *verdict[:1]])
+        return "; ".join([problems[0].title, *shown[:1]])
     for rank in _first_to_raise(failed, ended):
         for report in failed[rank]:
             crash = getattr(report.longrepr, "reprcrash", None)
             message = crash.message if crash is not None else report.longreprtext
             return f"rank {rank}: {message}"
-    return verdict[0]
+    return shown[0]
 
 
-def _groups(told: Mapping[int, K]) -> Iterator[tuple[K, RankSet]]:
+def _groups(by_rank: Mapping[int, K]) -> Iterator[tuple[K, RankSet]]:
     groups: dict[K, list[int]] = {}
-    for rank, what in told.items():
+    for rank, what in by_rank.items():
         groups.setdefault(what, []).append(rank)
     for what, ranks in groups.items():
         yield what, RankSet(ranks)

@@ -14,7 +14,7 @@ import pytest
 from distdiag.events.errors import UsageError
 from distdiag.testing.mark import read_mark, read_world_sizes
 from distdiag.testing.outcome import outcome_of, output_sections
-from distdiag.testing.parity import Rtol, parity_problem, replicas_problem
+from distdiag.testing.parity import Rtol, measure, parity_problem, replicas_problem
 from distdiag.testing.plan import Mark, Measured, ParityRun
 from distdiag.testing.rank_plugin import NAME, RankPlugin
 from distdiag.testing.run import run_ranks
@@ -46,19 +46,19 @@ def script_problem(script: Path, chosen: ScriptOptions) -> str | None:
     sizes = ",".join(str(size) for size in (1, *chosen.world_sizes))
     command = [sys.executable, "-m", "distdiag.cli", "parity", "--world-sizes", sizes]
     command += ["--steps", str(chosen.num_steps), *chosen.options, str(script)]
-    status, report, told = _run([*command, *chosen.arguments])
+    status, report, errors = _run([*command, *chosen.arguments])
     if not status:
         return None
     if status == FOUND_STATUS and report:
         return report
-    raise UsageError(told or f"distdiag parity ended with status {status}")
+    raise UsageError(errors or f"distdiag parity ended with status {status}")
 
 
 def _run(command: Sequence[str]) -> tuple[int, str, str]:
     """Run to the end and return the status and what was written to stdout and stderr."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        written, told = process.communicate()
+        written, errors = process.communicate()
     except BaseException:  # such as the timeout of the test: no rank may be left behind
         process.send_signal(signal.SIGINT)
         try:
@@ -67,7 +67,7 @@ def _run(command: Sequence[str]) -> tuple[int, str, str]:
             process.kill()
             process.communicate()
         raise
-    return process.returncode, written.strip(), told.strip()
+    return process.returncode, written.strip(), errors.strip()
 
 
 # ---
@@ -93,7 +93,7 @@ class AssertParity:
         args: Sequence[str] = (),
         steps: int = 10,
         parity_args: Sequence[str] = (),
-        **options: Any,  # noqa: ANN401
+        **options: object,
     ) -> None:
         """Fail the test unless all world sizes return the same.
 
@@ -156,14 +156,12 @@ class MeasureHere:
 
     def __call__(self, step_fn: StepFunction, *_: object, **__: object) -> None:
         """Measure the one call that is asked for; those before it are left out."""
-        from distdiag.testing.measure import measure
-
         plan = self._plugin.plan
         if plan.parity is None:
             pytest.fail("assert_parity starts ranks itself: it needs no mark", pytrace=False)
         call, self._num_calls = self._num_calls, self._num_calls + 1
         if call == plan.parity.call:
-            self._plugin.tell_measured(measure(step_fn(self._plugin.rank, plan.world_size)))
+            self._plugin.report_measured(measure(step_fn(self._plugin.rank, plan.world_size)))
             pytest.skip("measured")
 
 

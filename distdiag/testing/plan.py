@@ -1,4 +1,4 @@
-"""What pytest's own process and the ranks of a test tell one another, as files in one folder.
+"""What pytest's own process and the ranks of a test exchange, as files in one folder.
 
 <folder>/plan.json        what the ranks shall do
          options.pickle   the options of pytest, by name
@@ -12,15 +12,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from distdiag.config import FailOn
 from distdiag.events.errors import UNDECODABLE
 from distdiag.record.run_dir import write_atomically
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,23 +97,26 @@ class Folder:
         return self.root / f"rank-{rank}.result"
 
     def read_result(self, rank: int) -> RankResult | None:
-        """Return what a rank has told so far, if anything."""
+        """Return what a rank has reported so far, if anything."""
         try:
             return msgspec.msgpack.decode(self.result(rank).read_bytes(), type=RankResult)
         except (OSError, *UNDECODABLE):
             return None
 
     def write_result(self, rank: int, result: RankResult) -> None:
-        """Leave what a rank has to tell; called again when there is more."""
+        """Keep what a rank reports; called again when there is more."""
         write_atomically(self.result(rank), msgspec.msgpack.encode(result, enc_hook=str))
 
 
 def pickled(values: Mapping[str, object]) -> dict[str, bytes]:
     """Return the pickled form of those values that have one."""
-    forms: dict[str, bytes] = {}
-    for name, value in values.items():
-        try:
-            forms[name] = pickle.dumps(value)
-        except Exception:  # noqa: BLE001 (any object of the user's may raise anything here)
-            continue
-    return forms
+    forms = {name: converted(pickle.dumps, value) for name, value in values.items()}
+    return {name: form for name, form in forms.items() if form is not None}
+
+
+def converted(convert: Callable[[A], R], given: A) -> R | None:
+    """Return what pickle makes of the user's object; None if that raised anything."""
+    try:
+        return convert(given)
+    except Exception:  # noqa: BLE001 (code of the object runs here)
+        return None

@@ -15,6 +15,7 @@ from typing import Final, Self
 
 import psutil
 
+from distdiag.dumps.gpu.nvml import gpu_names
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.record.run_dir import RunDir
 from distdiag.record.status_page import start_ticks
@@ -31,6 +32,15 @@ def listening_socket() -> socket.socket:
     listener.bind((HOST, 0))
     listener.listen(128)
     return listener
+
+
+def num_gpus() -> int:
+    """Return how many GPUs a test may use, without loading torch."""
+    num = len(gpu_names())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return num
+    return min(num, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
 # ---

@@ -87,7 +87,7 @@ def main(root: str) -> int:
         _choose_device(plan)
         _run_pytest(folder, plan, plugin)
     except BaseException as error:  # noqa: BLE001 (the parent shows it, whatever it is)
-        plugin.tell_problem("".join(traceback.format_exception(error)))
+        plugin.report_problem("".join(traceback.format_exception(error)))
     status = 1 if plugin.has_failed else _NOT_RUN if not plugin.has_run else 0
     if agent is not None:
         agent.exit_status = status

@@ -14,7 +14,7 @@ import pytest
 from distdiag.agent.agent import RankAgent
 from distdiag.probes.process.exceptions import strip_own_frames
 from distdiag.record.user_code import is_user_file
-from distdiag.testing.plan import Folder, Measured, RankPlan, RankResult
+from distdiag.testing.plan import Folder, Measured, RankPlan, RankResult, converted
 
 NAME = "distdiag-rank"
 """The name of the plugin: pytest's own process has none of this name."""
@@ -24,7 +24,7 @@ GROUP_PATIENCE_S: Final = 60.0
 
 
 class RankPlugin:
-    """Runs one test on one rank, and tells its parent how each phase went."""
+    """Runs one test on one rank, and reports to its parent how each phase went."""
 
     def __init__(
         self, folder: Folder, plan: RankPlan, *, rank: int, agent: RankAgent | None
@@ -52,12 +52,9 @@ class RankPlugin:
     ) -> object | None:
         """Give a fixture the value that it has in the parent, if that could be passed on."""
         form = self._fixtures.get(fixturedef.argname)
-        if form is None:
-            return None
-        try:
-            value: object = pickle.loads(form)
-        except Exception:  # noqa: BLE001 (the rank makes its own, as for values without a form)
-            return None
+        value: object = converted(pickle.loads, form) if form is not None else None
+        if value is None:
+            return None  # the rank makes its own
         fixturedef.cached_result = (value, fixturedef.cache_key(request), None)  # type: ignore[arg-type]
         return value
 
@@ -86,7 +83,7 @@ class RankPlugin:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Tell the agent of what was raised, and the parent of the phase."""
+        """Report what was raised to the agent, and the phase to the parent."""
         if call.excinfo is not None:
             strip_own_frames(call.excinfo.tb, self.plan.file)
             if not is_user_file(_innermost_file(call.excinfo.tb), self.plan.file):
@@ -101,35 +98,35 @@ class RankPlugin:
                 self._agent.exceptions.raised(call.excinfo.value, trace)
         form = item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
         self._reports.append({**form, "user_properties": [*report.user_properties]})
-        self._tell()
+        self._report()
         return report
 
     @pytest.hookimpl(trylast=True)
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Tell why the file of the test cannot be imported."""
+        """Report why the file of the test cannot be imported."""
         if report.failed:
-            self.tell_problem(str(report.longrepr))
+            self.report_problem(str(report.longrepr))
 
-    def tell_measured(self, measured: Measured) -> None:
-        """Tell the parent what a step function returned."""
+    def report_measured(self, measured: Measured) -> None:
+        """Report what a step function returned."""
         self._measured = measured
-        self._tell()
+        self._report()
 
-    def tell_problem(self, problem: str) -> None:
-        """Tell the parent why the test could not be run."""
+    def report_problem(self, problem: str) -> None:
+        """Report why the test could not be run."""
         self.has_failed = True
         self._problem = self._problem or problem
-        self._tell()
+        self._report()
 
     def require_run(self) -> None:
-        """Tell the parent if the test was not found."""
+        """Report if the test was not found."""
         if not self.has_run and not self._problem:
-            self.tell_problem(
+            self.report_problem(
                 f"the test {self.plan.nodeid} was not found when this rank collected "
                 f"{self.plan.file}: do its parameters differ from one collection to the next?"
             )
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         result = RankResult(
             reports=tuple(self._reports), problem=self._problem, measured=self._measured
         )

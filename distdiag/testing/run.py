@@ -19,23 +19,23 @@ from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.findings.finding import Report
 from distdiag.live.job_dump import jobs_of, take_dump
 from distdiag.live.ranks import ranks_of_pids
+from distdiag.live.report import report_of
 from distdiag.live.text import job_text
-from distdiag.live.verdict import judge
 from distdiag.reports import read_report
 from distdiag.testing.plan import Folder, Mark, ParityRun, RankPlan, RankResult, pickled
 from distdiag.testing.processes import POLL_S, Ranks
 
-# Where the ranks of a test stand when its time is up, and what their stacks alone tell.
+# Where the ranks of a test stand when its time is up, and what their stacks alone show.
 
 STACKS_S: Final = 5.0
 
 
 class Stacks(NamedTuple):
-    """The stacks of ranks as text, and the verdict of the checks that need nothing else."""
+    """The stacks of ranks as text, and the report of the checks that need nothing else."""
 
     ranks: frozenset[int]
     text: str
-    verdict: Report | None = None
+    report: Report | None = None
 
 
 def take_stacks(pids: Mapping[int, int]) -> Stacks:
@@ -48,7 +48,7 @@ def take_stacks(pids: Mapping[int, int]) -> Stacks:
     jobs = jobs_of([take_dump(found, timeout_s=STACKS_S, say=lambda _: None)])
     if not jobs:
         return Stacks(ranks, "all ranks had ended before their stacks could be taken\n")
-    return Stacks(ranks, job_text(jobs[0]), judge(jobs[0]))
+    return Stacks(ranks, job_text(jobs[0]), report_of(jobs[0]))
 
 
 # ---
@@ -56,23 +56,44 @@ def take_stacks(pids: Mapping[int, int]) -> Stacks:
 SHORTEST_STALL_S: Final = 1.0
 LONGEST_STALL_S: Final = 30.0
 PARTS_OF_TIMEOUT: Final = 4
-"""No progress for such a part of the timeout is a hang, so that it is judged before the end."""
+"""No progress for such a part of the timeout is a hang, so that it is found before the end."""
 START_S: Final = 90.0
 """Importing torch on all ranks, and the meeting of their process group, may take so long."""
-VERDICT_S: Final = 3.0
-"""When the time is up, a verdict that is under way may take so long."""
+LAST_REPORT_S: Final = 3.0
+"""When the time is up, a report that is under way may take so long."""
 MONITOR_S: Final = 10.0
 """The report may take so long after the ranks have ended."""
 LATE_MONITOR_S: Final = 2.0
 """The same, when the time was up."""
 
 MADE_BY_EACH_RANK: Final = frozenset(
-    """
-    cache capfd capfdbinary caplog capsys capsysbinary capteesys doctest_namespace monkeypatch
-    pytestconfig pytester record_property record_testsuite_property record_xml_attribute recwarn
-    request subtests testdir testrun_uid tmp_path_factory tmpdir_factory worker_id
-    distdiag_world_size assert_parity loss_parity
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "assert_parity",
+        "cache",
+        "capfd",
+        "capfdbinary",
+        "caplog",
+        "capsys",
+        "capsysbinary",
+        "capteesys",
+        "distdiag_world_size",
+        "doctest_namespace",
+        "loss_parity",
+        "monkeypatch",
+        "pytestconfig",
+        "pytester",
+        "record_property",
+        "record_testsuite_property",
+        "record_xml_attribute",
+        "recwarn",
+        "request",
+        "subtests",
+        "testdir",
+        "testrun_uid",
+        "tmp_path_factory",
+        "tmpdir_factory",
+        "worker_id",
+    }
 )
 """Fixtures that mean something in their own process only."""
 
@@ -81,7 +102,7 @@ class Ended(NamedTuple):
     """How the ranks of one test ended.
 
     `statuses` are those of ranks that ended by themselves. `stacks` were taken when the time was
-    up, `early` is the verdict as it stood then, if there was one, and `report` the last report.
+    up, `early` is the report as it stood then, if it had findings, and `report` the last one.
     """
 
     mark: Mark
@@ -173,7 +194,7 @@ def _run(folder: Folder, mark: Mark, world_size: int) -> Ended:
             is_over = ranks.wait(mark.timeout, has_failed=has_failed)
         if not is_over:
             stacks = take_stacks(ranks.pids)
-            early = _verdict(folder)
+            early = _early_report(folder)
         statuses = ranks.statuses
         if early is not None:
             ranks.kill_monitor()
@@ -194,14 +215,14 @@ def _run(folder: Folder, mark: Mark, world_size: int) -> Ended:
     )
 
 
-def _verdict(folder: Folder) -> Report | None:
-    """Wait a moment for the monitor to judge ranks that stand still; it may just be at it."""
-    deadline = time.monotonic() + VERDICT_S
+def _early_report(folder: Folder) -> Report | None:
+    """Wait a moment for what the monitor finds in ranks that stand still."""
+    deadline = time.monotonic() + LAST_REPORT_S
     while True:
         report = _report(folder)
-        is_judged = report is not None and any(f.severity.weight for f in report.findings)
-        if is_judged or time.monotonic() > deadline:
-            return report if is_judged else None
+        has_findings = report is not None and any(f.severity.weight for f in report.findings)
+        if has_findings or time.monotonic() > deadline:
+            return report if has_findings else None
         time.sleep(POLL_S)
 
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
@@ -22,15 +23,18 @@ def main() -> None:
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=Errand)
     # The default action ends the process, in whatever library it is stuck.
     signal.setitimer(signal.ITIMER_REAL, errand.carriage.deadline_s)
-    try:
-        _run(errand)
-    except Exception as error:  # noqa: BLE001 (the last line of the log is what the monitor reads)
-        message = str(error).partition("\n")[0]
-        sys.stderr.write(f"\n{type(error).__name__}: {message}\n")
-        sys.stderr.flush()
-        os._exit(1)
+    sys.excepthook = _fail
+    _run(errand)
     # Taking the communicator down could block, and nobody needs it any more.
     os._exit(0)
+
+
+def _fail(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
+    """End with what was raised as the last line of the log, which is what the monitor reads."""
+    message = str(error).partition("\n")[0]
+    sys.stderr.write(f"\n{kind.__name__}: {message}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _run(errand: Errand) -> None:

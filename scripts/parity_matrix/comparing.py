@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.parity.comparison import Comparison
 from distdiag.parity.recorded_run import RecordedRun
 from scripts.parity_matrix.cells import CELLS
@@ -50,7 +50,7 @@ def verdicts(part: Part) -> list[Verdict]:
         reference, *repeats = references[place]
         candidate = RecordedRun(run.folder(root), run.cell)
         result = Comparison(reference, repeats, candidate, is_replayed=True).run()
-        disparity = result.disparity
+        divergence = result.divergence
         ratios = (ratio for row in result.rows for ratio in row.ratios.values())
         worst = min(max(ratios, default=0.0), sys.float_info.max)  # JSON has no infinity
         found.append(
@@ -58,86 +58,86 @@ def verdicts(part: Part) -> list[Verdict]:
                 model=part.model,
                 precision=part.precision,
                 run=run,
-                is_found=disparity is not None,
-                is_right=disparity is not None and _is_right(disparity, run, KITS[part.model]),
-                said=_said(disparity),
+                is_found=divergence is not None,
+                is_right=divergence is not None and _is_right(divergence, run, KITS[part.model]),
+                said=_said(divergence),
                 worst=worst,
             )
         )
     return found
 
 
-def _said(disparity: Disparity | None) -> str:
-    if disparity is None:
+def _said(divergence: Divergence | None) -> str:
+    if divergence is None:
         return ""
-    parts = [f"step {disparity.step}", disparity.subject.value]
-    for each in disparity.differences[:3]:
+    parts = [f"step {divergence.step}", divergence.subject.value]
+    for each in divergence.differences[:3]:
         parts.append(
             f"{each.name} {each.measured:.3g}/{each.bound:.3g}={each.ratio:.3g} x{each.factor:.5g}"
         )
-    parts.append(f"of {disparity.num_compared}")
-    if disparity.culprits:
-        parts.append(f"ranks {disparity.culprits}")
-    return "; ".join([*parts, disparity.explanation, *disparity.details])
+    parts.append(f"of {divergence.num_compared}")
+    if divergence.culprits:
+        parts.append(f"ranks {divergence.culprits}")
+    return "; ".join([*parts, divergence.explanation, *divergence.details])
 
 
-def _first(disparity: Disparity) -> str:
+def _first(divergence: Divergence) -> str:
     """Return what differs first, without the model's name and the number of the call."""
-    if not disparity.differences:
+    if not divergence.differences:
         return ""
-    return disparity.differences[0].name.partition("/")[2].partition("#")[0]
+    return divergence.differences[0].name.partition("/")[2].partition("#")[0]
 
 
 def _is_at(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-Rule = Callable[[Disparity, Kit, Run], bool]
+Rule = Callable[[Divergence, Kit, Run], bool]
 
 
-def _gradient_of_layer(found: Disparity, kit: Kit, _: Run) -> bool:
+def _gradient_of_layer(found: Divergence, kit: Kit, _: Run) -> bool:
     return found.subject is Subject.GRADIENT and _is_at(_first(found), kit.layer)
 
 
-def _factor_is_size(found: Disparity, _: Kit, run: Run) -> bool:
+def _factor_is_size(found: Divergence, _: Kit, run: Run) -> bool:
     size = f"({CELLS[run.cell].num_data})"
     is_named = "times the" in found.explanation and size in found.explanation
     return found.subject is Subject.GRADIENT and is_named
 
 
-def _loss_or_gradient(found: Disparity, _: Kit, __: Run) -> bool:
+def _loss_or_gradient(found: Divergence, _: Kit, __: Run) -> bool:
     return found.subject in (Subject.LOSS, Subject.GRADIENT)
 
 
-def _layer_itself(found: Disparity, kit: Kit, _: Run) -> bool:
+def _layer_itself(found: Divergence, kit: Kit, _: Run) -> bool:
     is_due = found.subject in (Subject.OUTPUT, Subject.UPDATE)
     return is_due and _is_at(_first(found), kit.layer)
 
 
-def _layer_on_last_rank(found: Disparity, kit: Kit, run: Run) -> bool:
+def _layer_on_last_rank(found: Divergence, kit: Kit, run: Run) -> bool:
     return _layer_itself(found, kit, run) and _names_last_rank(found, run)
 
 
-def _masked(found: Disparity, kit: Kit, run: Run) -> bool:
+def _masked(found: Divergence, kit: Kit, run: Run) -> bool:
     is_due = found.subject is Subject.OUTPUT and _is_at(_first(found), kit.masked)
     return is_due and _names_last_rank(found, run)
 
 
-def _names_last_rank(found: Disparity, run: Run) -> bool:
+def _names_last_rank(found: Divergence, run: Run) -> bool:
     cell = CELLS[run.cell]
     last = [r for r in range(cell.num_ranks) if cell.data_rank(r) == cell.num_data - 1]
     return list(found.culprits) == last
 
 
-def _dropped(found: Disparity, kit: Kit, _: Run) -> bool:
+def _dropped(found: Divergence, kit: Kit, _: Run) -> bool:
     return found.subject is Subject.OUTPUT and _first(found) in kit.dropped
 
 
-def _gradient(found: Disparity, _: Kit, __: Run) -> bool:
+def _gradient(found: Divergence, _: Kit, __: Run) -> bool:
     return found.subject is Subject.GRADIENT
 
 
-def _rate(found: Disparity, _: Kit, __: Run) -> bool:
+def _rate(found: Divergence, _: Kit, __: Run) -> bool:
     factor = found.differences[0].factor if found.differences else 1.0
     return found.subject is Subject.UPDATE and abs(factor - 1.01) < CLOSE
 
@@ -158,7 +158,7 @@ RULES: Final[Mapping[str, Rule]] = {
 }
 
 
-def _is_right(found: Disparity, run: Run, kit: Kit) -> bool:
+def _is_right(found: Divergence, run: Run, kit: Kit) -> bool:
     return run.mutation != CLEAN and RULES[run.mutation](found, kit, run)
 
 

@@ -20,8 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from distdiag.config.tasks import ParityTask
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.runs import sources_of
-from distdiag.parity.study import NUDGE
+from distdiag.parity.study import PERTURBATION_SEED, sources_of
 from distdiag.probes.parity.recorder import ParityRecorder
 from distdiag.record.recorder import Recorder
 from scripts.parity_matrix.cells import CELLS, Cell
@@ -141,7 +140,7 @@ def _references(part: Part) -> None:
                 num_steps=NEVER,
                 replayed=str(source),
                 sources=tuple(sources_of(RecordedRun(source, "source"))),
-                nudge=NUDGE if name == "nudged" else None,
+                nudge=PERTURBATION_SEED if name == "nudged" else None,
                 nudge_dtype=dtype,
             )
             record(part, run, task, 0, is_reference=True)

@@ -91,7 +91,7 @@ def test_checks_can_be_selected(analyze, tmp_path):
     [
         ((), "Missing argument 'PATH...'"),
         (("gone",), "gone does not exist"),
-        (("empty",), "nothing that can be judged was found"),
+        (("empty",), "nothing that can be checked was found"),
         (("empty", "--report", "xml"), 'unknown report "xml"'),
         (("empty", "--select", "XYZ"), 'unknown code or prefix "XYZ"'),
         (("empty", "--rank", "a"), "'a' is not FILE=RANK"),

@@ -165,7 +165,7 @@ def test_a_line_that_is_given_by_hand_tells_the_rank(tmp_path):
     hang(ranks[:1])
     (tmp_path / "left.bin").write_bytes(ranks[0].pickle())
     (tmp_path / "right.bin").write_bytes(ranks[1].pickle())
-    report = analyze([tmp_path], told={"left.bin": 0, "right.bin": 1})
+    report = analyze([tmp_path], ranks_by_file={"left.bin": 0, "right.bin": 1})
     assert bad(report) == [("COL001", "1")]
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from distdiag.dumps.reading import Dump
+from distdiag.dumps.reading import UNKNOWN_RANK, Dump
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -27,7 +27,8 @@ def events(reader, dump):
     """Return the events of a dump by rank, in order."""
     found = {}
     for rank_dump in read(reader, dump):
-        assert {event.rank for event in rank_dump.events} <= {rank_dump.event_rank}
+        rank = UNKNOWN_RANK if rank_dump.rank is None else rank_dump.rank
+        assert {event.rank for event in rank_dump.events} <= {rank}
         assert (rank_dump.path, rank_dump.source) == (dump.path, reader.name)
         found.setdefault(rank_dump.rank, []).extend(rank_dump.events)
     return found

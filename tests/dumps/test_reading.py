@@ -1,6 +1,6 @@
 """The contract of readers and their discovery."""
 
-from distdiag.dumps.reading import UNKNOWN_RANK, RankDump, load_readers
+from distdiag.dumps.reading import load_readers
 
 
 def test_every_reader_is_found_once_by_its_name():
@@ -16,8 +16,3 @@ def test_every_reader_is_found_once_by_its_name():
         "torchelastic-json",
         "traceback-text",
     } <= set(names)
-
-
-def test_events_of_nobodys_dump_have_no_rank_of_a_job():
-    assert RankDump(rank=None, events=(), path="a", source="b").event_rank == UNKNOWN_RANK < 0
-    assert RankDump(rank=3, events=(), path="a", source="b").event_rank == 3

@@ -32,41 +32,41 @@ def compare(tmp_path):
     return compare
 
 
-def test_equal_runs_have_no_disparity(compare):
+def test_equal_runs_have_no_divergence(compare):
     left, right = {**RIGHT, "loss": 1.5}, {**RIGHT, "loss": 2.5}
     result = compare(left, right)
-    assert result.disparity is None
+    assert result.divergence is None
     assert [row.step for row in result.rows] == [0, 1, 2]
     assert result.rows[0].candidate_loss == pytest.approx(2.0)
 
 
 def test_losses_that_are_summed_over_ranks_are_right_too(compare):
     part = {**RIGHT, "loss": 1.0}
-    assert compare(part, part).disparity is None
+    assert compare(part, part).divergence is None
 
 
 def test_other_weights_at_the_beginning_come_first(compare):
     wrong = {**RIGHT, "start": np.full((6, 4), 1.1), "loss": 9.0}
-    found = compare(wrong, wrong).disparity
+    found = compare(wrong, wrong).divergence
     assert (found.subject, found.step) == (Subject.START, 0)
     assert found.differences[0].name == "Net/weight"
 
 
 def test_a_summed_gradient_is_explained_by_the_number_of_ranks(compare):
     wrong = {**RIGHT, "gradient": 2 * GRADIENT}
-    found = compare(wrong, wrong).disparity
+    found = compare(wrong, wrong).divergence
     assert (found.subject, found.step) == (Subject.GRADIENT, 0)
     assert "times the number of ranks (2)" in found.explanation
 
 
 def test_a_loss_of_its_own_is_named_before_the_gradients_that_follow(compare):
     wrong = {**RIGHT, "loss": 1.7, "gradient": 1.3 * GRADIENT}
-    assert compare(wrong, wrong).disparity.subject is Subject.LOSS
+    assert compare(wrong, wrong).divergence.subject is Subject.LOSS
 
 
 def test_a_learning_rate_shows_in_the_change_and_in_the_details(compare):
     wrong = {**RIGHT, "update": -0.101 * GRADIENT, "rate": 0.101}
-    found = compare(wrong, wrong).disparity
+    found = compare(wrong, wrong).divergence
     assert found.subject is Subject.UPDATE
     assert "1.01 times" in found.explanation
     assert any("learning rates (0.101,), not (0.1,)" in detail for detail in found.details)
@@ -74,7 +74,7 @@ def test_a_learning_rate_shows_in_the_change_and_in_the_details(compare):
 
 def test_unlike_copies_of_a_gradient_are_told(compare):
     right, wrong = {**RIGHT}, {**RIGHT, "gradient": 3 * GRADIENT}
-    found = compare(wrong, right).disparity
+    found = compare(wrong, right).divergence
     assert any("unlike gradients of Net/weight: 0 | 1" in detail for detail in found.details)
 
 
@@ -103,7 +103,7 @@ def test_the_first_module_that_differs_is_named_with_its_rank(tmp_path):
         [{names[0]: rows[:2], names[1]: rows[:2]}, {names[0]: rows[2:], names[1]: wrong[2:]}],
     )
     runs = [RecordedRun(tmp_path / name, name) for name in ("1", "r", "2")]
-    found = Comparison(runs[0], [runs[1]], runs[2], is_replayed=True).run().disparity
+    found = Comparison(runs[0], [runs[1]], runs[2], is_replayed=True).run().divergence
     assert found.subject is Subject.OUTPUT
     assert found.differences[0].name == "Net/b#0"
     assert found.culprits == RankSet([1])
@@ -118,7 +118,7 @@ def test_two_ranks_with_the_same_samples_are_told_before_anything_else(tmp_path)
             writer.batch(0, number, "x", [[number, 1], [number, 2]])
         writer.close(1, 2)
     run = RecordedRun(tmp_path, "2 ranks")
-    found = Comparison(run, [], run, is_replayed=True).run().disparity
+    found = Comparison(run, [], run, is_replayed=True).run().divergence
     assert found.subject is Subject.DATA
     assert found.culprits == RankSet([0, 1])
     assert "in 3 of 3 batches" in found.explanation
@@ -135,8 +135,8 @@ def test_the_losses_of_ranks_that_share_a_sequence_are_taken_together(tmp_path, 
             writer.close(1, len(own))
         runs[label] = RecordedRun(tmp_path / label, label)
     comparison = Comparison(runs["1"], [runs["nudged"]], runs["n"], is_replayed=True)
-    disparity = comparison.run().disparity
-    assert (disparity is not None and disparity.subject is Subject.LOSS) is differs
+    divergence = comparison.run().divergence
+    assert (divergence is not None and divergence.subject is Subject.LOSS) is differs
 
 
 @pytest.mark.parametrize(("gradient", "differs"), [(GRADIENT, False), (2 * GRADIENT, True)])
@@ -144,5 +144,5 @@ def test_a_loss_that_is_multiplied_by_the_ranks_is_right_if_gradients_are(
     compare, gradient, differs
 ):
     scaled = {**RIGHT, "loss": 4.0, "gradient": gradient}
-    disparity = compare(scaled, scaled).disparity
-    assert (disparity is not None and disparity.subject is Subject.LOSS) is differs
+    divergence = compare(scaled, scaled).divergence
+    assert (divergence is not None and divergence.subject is Subject.LOSS) is differs

@@ -40,7 +40,7 @@ def test_a_norm_of_some_parameters_only_is_right_if_it_is_so_everywhere(tmp_path
 def test_the_norm_of_a_local_shard_is_explained_by_the_root_of_the_ranks(tmp_path):
     local = NORM / math.sqrt(2)
     one, two = run(tmp_path / "1", NORM), run(tmp_path / "2", local, local)
-    found = Comparison(one, [one], two, is_replayed=True).run().disparity
+    found = Comparison(one, [one], two, is_replayed=True).run().divergence
     assert found.subject is Subject.UPDATE
     assert found.differences[0].name == "norm that clipping used"
     assert "divided by the square root of the number of ranks (2)" in found.explanation

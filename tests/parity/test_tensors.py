@@ -15,36 +15,36 @@ RIGHT = {"loss": 2.0, "gradient": GRADIENT, "start": np.ones((40, 25)), "update"
 
 
 @pytest.fixture
-def disparity(tmp_path):
-    def disparity(*ranks):
+def divergence(tmp_path):
+    def divergence(*ranks):
         reference, again, nudged = (
             run_of(tmp_path / name, "1 rank", [RIGHT]) for name in ("1", "again", "nudged")
         )
         candidate = run_of(tmp_path / "n", "2 ranks", ranks, data_group=(0, 1))
-        return Comparison(reference, [again, nudged], candidate, is_replayed=True).run().disparity
+        return Comparison(reference, [again, nudged], candidate, is_replayed=True).run().divergence
 
-    return disparity
+    return divergence
 
 
-def test_one_element_that_steps_the_other_way_is_chance(disparity):
+def test_one_element_that_steps_the_other_way_is_chance(divergence):
     turned = UPDATE.copy()
     turned[3, 4] *= -1
     run = {**RIGHT, "update": turned}
-    assert disparity(run, run) is None
+    assert divergence(run, run) is None
 
 
-def test_a_row_that_steps_the_other_way_is_none(disparity):
+def test_a_row_that_steps_the_other_way_is_none(divergence):
     turned = UPDATE.copy()
     turned[3] *= -1
     run = {**RIGHT, "update": turned}
-    found = disparity(run, run)
+    found = divergence(run, run)
     assert found.subject is Subject.UPDATE
     assert found.differences[0].name == "Net/weight"
 
 
-def test_another_learning_rate_is_told_though_rounding_hides_what_it_does(disparity):
+def test_another_learning_rate_is_told_though_rounding_hides_what_it_does(divergence):
     run = {**RIGHT, "rate": 0.101}
-    found = disparity(run, run)
+    found = divergence(run, run)
     assert found.subject is Subject.UPDATE
     assert found.differences[0].name == "learning rate of parameter group 0"
     assert found.differences[0].factor == pytest.approx(1.01)
@@ -60,7 +60,7 @@ def test_a_copy_that_its_wrapper_no_longer_keeps_alike_is_named(tmp_path, is_kep
         writer.tensor(Kind.PARAMETER, 0, "Net/weight", [value], writes=rank == 0, is_kept=is_kept)
         writer.close(1, 2)
     run = RecordedRun(tmp_path, "2 ranks")
-    found = Comparison(run, [run], run, is_replayed=True).run().disparity
+    found = Comparison(run, [run], run, is_replayed=True).run().divergence
     if culprits is None:
         assert found is None
         return

@@ -10,9 +10,9 @@ from distdiag.parity.tolerance import (
     Common,
     Exactness,
     compare,
+    difference_of,
     distances,
     in_common,
-    judge,
     measure,
 )
 
@@ -73,9 +73,9 @@ def test_in_a_coarse_dtype_rounding_once_is_less_than_the_nudge(reference):
     fine = measure("w", reference, candidate, repeats, Exactness(UNIT))
     coarse = measure("w", reference, candidate, repeats, Exactness(UNIT, computed=2.0**-7))
     assert (
-        judge(fine, Common(), sees_factor=False).ratio
+        difference_of(fine, Common(), sees_factor=False).ratio
         < 1
-        < judge(coarse, Common(), sees_factor=False).ratio
+        < difference_of(coarse, Common(), sees_factor=False).ratio
     )
 
 
@@ -83,7 +83,7 @@ def test_what_is_not_deterministic_counts_as_it_is(reference):
     repeats = [noisy(reference, 1e-2, 1), reference]
     candidate = noisy(reference, 5e-2, 2)
     found = measure("w", reference, candidate, repeats, Exactness(UNIT, computed=2.0**-7))
-    assert judge(found, Common(), sees_factor=False).ratio < 1
+    assert difference_of(found, Common(), sees_factor=False).ratio < 1
 
 
 def test_few_elements_that_the_nudge_left_alone_by_chance_borrow_the_noise_of_others():
@@ -92,8 +92,8 @@ def test_few_elements_that_the_nudge_left_alone_by_chance_borrow_the_noise_of_ot
     for seed in range(3):
         repeats = [others, noisy(others, 1e-3, seed)]
         measured.append(measure("w", others, others, repeats, Exactness(UNIT)))
-    assert judge(measured[0], Common()).ratio > 1
-    assert judge(measured[0], in_common(measured)).ratio < 1
+    assert difference_of(measured[0], Common()).ratio > 1
+    assert difference_of(measured[0], in_common(measured)).ratio < 1
 
 
 def test_a_factor_that_the_nudge_had_by_chance_only_elsewhere_is_allowed(reference):
@@ -105,8 +105,8 @@ def test_a_factor_that_the_nudge_had_by_chance_only_elsewhere_is_allowed(referen
             *(("b", reference, each) for each in leaning),
         )
     ]
-    assert judge(measured[0], Common()).ratio > 1
-    assert judge(measured[0], in_common(measured)).ratio < 1
+    assert difference_of(measured[0], Common()).ratio > 1
+    assert difference_of(measured[0], in_common(measured)).ratio < 1
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (65_536,), (3, 65_537)])

@@ -47,7 +47,6 @@ class CrashedCheck(Check[Crash]):
     code = "DIA001"
     name = "crashed-check"
     severity = Severity.WARNING
-    is_about_tool = True
 
     why = "The check raised an exception of its own; this says nothing about the training."
     fix = "Report the traceback to the author of the check; until then, --ignore its code."

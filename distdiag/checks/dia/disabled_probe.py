@@ -36,7 +36,6 @@ class DisabledProbe(Check[ProbeDisabled]):
     code = "DIA003"
     name = "disabled-probe"
     severity = Severity.INFO
-    is_about_tool = True
 
     why = "The probe switched itself off rather than disturb the training."
     fix = "Remove the reason that the evidence names, or report the traceback if it is the tool's."

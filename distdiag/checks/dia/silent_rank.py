@@ -41,7 +41,6 @@ class SilentRank(Check[LaunchView | JobView]):
     code = "DIA002"
     name = "silent-rank"
     severity = Severity.WARNING
-    is_about_tool = True
 
     why = "A rank without records was not observed; the other ranks were compared without it."
     fix = "Start the script through the tool on every rank, with a run directory it can write to."

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Severity
 
 
-class DataDisparity(Check[Disparity]):
+class DataDisparity(Check[Divergence]):
     """Runs on different numbers of ranks are fed different samples.
 
     ## What it detects
@@ -43,7 +43,7 @@ class DataDisparity(Check[Disparity]):
     fix_leaves = "Differences that come from the computation itself: compare again."
     disproof = "Each sample of the reference's step was read by exactly one data-parallel rank."
 
-    def check(self, event: Disparity) -> Iterator[Finding]:
+    def check(self, event: Divergence) -> Iterator[Finding]:
         """Say which samples differ."""
         if event.subject is not Subject.DATA:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from distdiag.events.comparisons import Difference, Disparity
+from distdiag.events.comparisons import Difference, Divergence
 from distdiag.findings.finding import Evidence
 
 
@@ -21,15 +21,15 @@ def figures(difference: Difference) -> str:
     )
 
 
-def evidence_of(disparity: Disparity) -> tuple[Evidence, ...]:
-    """Return the evidence of a disparity: the figures, then the details."""
-    return tuple(_evidence(disparity))
+def evidence_of(divergence: Divergence) -> tuple[Evidence, ...]:
+    """Return the evidence of a divergence: the figures, then the details."""
+    return tuple(_evidence(divergence))
 
 
-def _evidence(disparity: Disparity) -> Iterator[Evidence]:
-    for difference in disparity.differences:
+def _evidence(divergence: Divergence) -> Iterator[Evidence]:
+    for difference in divergence.differences:
         yield Evidence(
-            ranks=disparity.culprits,
+            ranks=divergence.culprits,
             summary=figures(difference),
             values={
                 "measured": difference.measured,
@@ -38,46 +38,46 @@ def _evidence(disparity: Disparity) -> Iterator[Evidence]:
                 "factor": difference.factor,
             },
         )
-    if disparity.weights:
-        weights = {f"weight of coordinate {n}": w for n, w in enumerate(disparity.weights)}
-        due = {f"due weight of coordinate {n}": w for n, w in enumerate(disparity.due)}
+    if divergence.weights:
+        weights = {f"weight of coordinate {n}": w for n, w in enumerate(divergence.weights)}
+        due = {f"due weight of coordinate {n}": w for n, w in enumerate(divergence.due)}
         yield Evidence(
-            ranks=disparity.culprits,
+            ranks=divergence.culprits,
             summary="the weights with which the data of each coordinate enters the gradient",
             values={**weights, **due},
         )
-    for detail in disparity.details:
-        yield Evidence(ranks=disparity.culprits, summary=detail)
-    if not disparity.differences:
-        yield Evidence(ranks=disparity.culprits, summary=disparity.explanation)
+    for detail in divergence.details:
+        yield Evidence(ranks=divergence.culprits, summary=detail)
+    if not divergence.differences:
+        yield Evidence(ranks=divergence.culprits, summary=divergence.explanation)
 
 
-def how_many(disparity: Disparity) -> str:
+def how_many(divergence: Divergence) -> str:
     """Say how many of the compared quantities differ, as far as they are listed."""
-    number = len(disparity.differences)
+    number = len(divergence.differences)
     return f"{number} or more" if number >= 8 else str(number)
 
 
-def reason(disparity: Disparity) -> str:
+def reason(divergence: Divergence) -> str:
     """Return the explanation as the end of a sentence, empty if there is none."""
-    return (f": {disparity.explanation}" if disparity.explanation else "") + _doubt(disparity)
+    return (f": {divergence.explanation}" if divergence.explanation else "") + _doubt(divergence)
 
 
-def _doubt(disparity: Disparity) -> str:
+def _doubt(divergence: Divergence) -> str:
     """Say what the comparison itself has put into the batches, and how not to have it do so."""
-    if not disparity.padded:
+    if not divergence.padded:
         return ""
-    names = ", ".join(disparity.padded)
-    values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in disparity.padded)
+    names = ", ".join(divergence.padded)
+    values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in divergence.padded)
     return (
         f"; this proves nothing, since batches of unequal lengths were joined and {names} filled "
         f"up with zeros: name the values ({values}), or pad to one length in the collate function"
     )
 
 
-def subjects_of(disparity: Disparity) -> tuple[str, ...]:
+def subjects_of(divergence: Divergence) -> tuple[str, ...]:
     """Return the names of what differs."""
     return tuple(
         difference.name.partition("/")[2].partition("#")[0] or difference.name
-        for difference in disparity.differences
+        for difference in divergence.differences
     )

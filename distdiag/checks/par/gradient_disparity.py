@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 
 
-class GradientDisparity(Check[Disparity]):
+class GradientDisparity(Check[Divergence]):
     """Gradients on N ranks are not those of the same samples on one rank.
 
     ## What it detects
@@ -44,7 +44,7 @@ class GradientDisparity(Check[Disparity]):
     fix_leaves = "A learning rate that was tuned for the wrong gradient."
     disproof = "The whole gradients of both runs agree within the bound."
 
-    def check(self, event: Disparity) -> Iterator[Finding]:
+    def check(self, event: Divergence) -> Iterator[Finding]:
         """Name the first gradient that differs, and what explains it."""
         if event.subject is not Subject.GRADIENT:
             return

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 
 
-class LossDisparity(Check[Disparity]):
+class LossDisparity(Check[Divergence]):
     """The loss over the ranks is not the loss of the same samples on one rank.
 
     ## What it detects
@@ -43,7 +43,7 @@ class LossDisparity(Check[Disparity]):
     fix_leaves = "What is logged, if that is averaged elsewhere."
     disproof = "Summed over ranks and divided by the global count, the loss is that of one rank."
 
-    def check(self, event: Disparity) -> Iterator[Finding]:
+    def check(self, event: Divergence) -> Iterator[Finding]:
         """Say by how much the losses differ, and with which weights the ranks enter."""
         if event.subject is not Subject.LOSS:
             return

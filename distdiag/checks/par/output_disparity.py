@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 
 
-class OutputDisparity(Check[Disparity]):
+class OutputDisparity(Check[Divergence]):
     """A module returns something else on N ranks than on one, for the same samples.
 
     ## What it detects
@@ -43,7 +43,7 @@ class OutputDisparity(Check[Disparity]):
     fix_leaves = "Differences in later modules that have a cause of their own."
     disproof = "The module's outputs for the same samples agree within the bound in both runs."
 
-    def check(self, event: Disparity) -> Iterator[Finding]:
+    def check(self, event: Divergence) -> Iterator[Finding]:
         """Name the first module whose output differs."""
         if event.subject is not Subject.OUTPUT:
             return

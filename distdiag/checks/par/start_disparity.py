@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Severity
 
 
-class StartDisparity(Check[Disparity]):
+class StartDisparity(Check[Divergence]):
     """Runs on different numbers of ranks begin with different weights.
 
     ## What it detects
@@ -41,7 +41,7 @@ class StartDisparity(Check[Disparity]):
     fix_leaves = "Randomness that comes later, such as dropout."
     disproof = "The parameters of both runs are bitwise the same before the first step."
 
-    def check(self, event: Disparity) -> Iterator[Finding]:
+    def check(self, event: Divergence) -> Iterator[Finding]:
         """Name the parameters that begin unlike."""
         if event.subject is not Subject.START:
             return

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
-from distdiag.events.comparisons import Disparity, Subject
+from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Finding, Grade, Severity
 
 
-class UpdateDisparity(Check[Disparity]):
+class UpdateDisparity(Check[Divergence]):
     """An optimizer changes parameters otherwise on N ranks than on one.
 
     ## What it detects
@@ -42,7 +42,7 @@ class UpdateDisparity(Check[Disparity]):
     fix_leaves = "A schedule whose length depends on the number of ranks."
     disproof = "The changes of the parameters in this step agree within the bound."
 
-    def check(self, event: Disparity) -> Iterator[Finding]:
+    def check(self, event: Divergence) -> Iterator[Finding]:
         """Name the first parameter whose change differs, and what explains it."""
         if event.subject is not Subject.UPDATE:
             return

@@ -147,7 +147,7 @@ class EntryTables:
         )
         return self._place_of(RecordedCall(signature, parts[0].frames, parts[0].api))
 
-    def _examine(self, raw: tuple[Any, ...], raw_frames: Any) -> KnownEntry:  # noqa: ANN401
+    def _examine(self, raw: tuple[Any, ...], raw_frames: object) -> KnownEntry:
         shape = msgspec.convert(raw, _Shape)
         frames = self._places_of(raw_frames)
         backend, op = backend_and_op(shape.profiling_name)
@@ -174,7 +174,7 @@ class EntryTables:
             self._calls.append(call)
         return place
 
-    def _places_of(self, frames: Any) -> tuple[int, ...]:  # noqa: ANN401
+    def _places_of(self, frames: object) -> tuple[int, ...]:
         if frames is None:
             return ()
         if not isinstance(frames, list):

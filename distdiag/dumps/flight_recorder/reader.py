@@ -15,7 +15,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -181,7 +181,7 @@ def _recording(dump: Dump) -> RecordingDump:
     )
 
 
-def _group_ranks(config: Any) -> Mapping[str, str]:  # noqa: ANN401
+def _group_ranks(config: object) -> Mapping[str, str]:
     """Return the text of the ranks of each group that the dump describes."""
     if not isinstance(config, dict):
         return {}

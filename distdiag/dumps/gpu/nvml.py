@@ -75,6 +75,23 @@ _READS: Final[Mapping[str, _Read]] = {
 """What a GPU or driver does not support is left out."""
 
 
+def gpu_names() -> list[str]:
+    """Return the kinds of all GPUs that the driver knows; none without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def read_gpu(nvml: ModuleType, index: int) -> Gpu:
     """Read a GPU by the number that NVML gives it. A GPU that is lost has an `error`."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,35 +20,73 @@ from distdiag.events.stacks import Observed
 
 # The system call that a thread is blocked in, and the file, pipe or socket that it waits for.
 
-_X86_64: Final = """
-    0 read 1 write 2 open 3 close 4 stat 5 fstat 6 lstat 7 poll 16 ioctl 17 pread64 18 pwrite64
-    19 readv 20 writev 23 select 35 nanosleep 40 sendfile 42 connect 43 accept 44 sendto
-    45 recvfrom 46 sendmsg 47 recvmsg 56 clone 57 fork 58 vfork 61 wait4 72 fcntl 73 flock
-    74 fsync 75 fdatasync 76 truncate 77 ftruncate 78 getdents 82 rename 83 mkdir 87 unlink
-    128 rt_sigtimedwait 202 futex 208 io_getevents 217 getdents64 220 semtimedop
-    230 clock_nanosleep 232 epoll_wait 247 waitid 257 openat 262 newfstatat 263 unlinkat
-    270 pselect6 271 ppoll 281 epoll_pwait 285 fallocate 288 accept4 295 preadv 296 pwritev
-    326 copy_file_range 332 statx 426 io_uring_enter 435 clone3 441 epoll_pwait2
-"""
-_AARCH64: Final = """
-    4 io_getevents 22 epoll_pwait 25 fcntl 29 ioctl 32 flock 34 mkdirat 35 unlinkat 38 renameat
-    45 truncate 46 ftruncate 47 fallocate 56 openat 57 close 61 getdents64 63 read 64 write
-    65 readv 66 writev 67 pread64 68 pwrite64 69 preadv 70 pwritev 71 sendfile 72 pselect6
-    73 ppoll 79 newfstatat 80 fstat 82 fsync 83 fdatasync 95 waitid 98 futex 101 nanosleep
-    115 clock_nanosleep 137 rt_sigtimedwait 192 semtimedop 202 accept 203 connect 206 sendto
-    207 recvfrom 211 sendmsg 212 recvmsg 220 clone 242 accept4 260 wait4 285 copy_file_range
-    291 statx 426 io_uring_enter 435 clone3 441 epoll_pwait2
-"""
-_TABLES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
-
-_TAKES_DESCRIPTOR: Final = frozenset(
-    """
-    read write close fstat ioctl pread64 pwrite64 readv writev sendfile connect accept sendto
-    recvfrom sendmsg recvmsg fcntl flock fsync fdatasync ftruncate getdents getdents64 fallocate
-    accept4 preadv pwritev copy_file_range
-    """.split()  # noqa: SIM905 (a list would take a line for each)
-)
-"""Their first argument is the descriptor that they wait for."""
+_CALLS: Final[Mapping[str, tuple[int | None, int | None, bool]]] = {
+    "read": (0, 63, True),
+    "write": (1, 64, True),
+    "open": (2, None, False),
+    "close": (3, 57, True),
+    "stat": (4, None, False),
+    "fstat": (5, 80, True),
+    "lstat": (6, None, False),
+    "poll": (7, None, False),
+    "ioctl": (16, 29, True),
+    "pread64": (17, 67, True),
+    "pwrite64": (18, 68, True),
+    "readv": (19, 65, True),
+    "writev": (20, 66, True),
+    "select": (23, None, False),
+    "nanosleep": (35, 101, False),
+    "sendfile": (40, 71, True),
+    "connect": (42, 203, True),
+    "accept": (43, 202, True),
+    "sendto": (44, 206, True),
+    "recvfrom": (45, 207, True),
+    "sendmsg": (46, 211, True),
+    "recvmsg": (47, 212, True),
+    "clone": (56, 220, False),
+    "fork": (57, None, False),
+    "vfork": (58, None, False),
+    "wait4": (61, 260, False),
+    "fcntl": (72, 25, True),
+    "flock": (73, 32, True),
+    "fsync": (74, 82, True),
+    "fdatasync": (75, 83, True),
+    "truncate": (76, 45, False),
+    "ftruncate": (77, 46, True),
+    "getdents": (78, None, True),
+    "rename": (82, None, False),
+    "mkdir": (83, None, False),
+    "unlink": (87, None, False),
+    "rt_sigtimedwait": (128, 137, False),
+    "futex": (202, 98, False),
+    "io_getevents": (208, 4, False),
+    "getdents64": (217, 61, True),
+    "semtimedop": (220, 192, False),
+    "clock_nanosleep": (230, 115, False),
+    "epoll_wait": (232, None, False),
+    "waitid": (247, 95, False),
+    "openat": (257, 56, False),
+    "newfstatat": (262, 79, False),
+    "unlinkat": (263, 35, False),
+    "pselect6": (270, 72, False),
+    "ppoll": (271, 73, False),
+    "epoll_pwait": (281, 22, False),
+    "fallocate": (285, 47, True),
+    "accept4": (288, 242, True),
+    "preadv": (295, 69, True),
+    "pwritev": (296, 70, True),
+    "copy_file_range": (326, 285, True),
+    "statx": (332, 291, False),
+    "io_uring_enter": (426, 426, False),
+    "clone3": (435, 435, False),
+    "epoll_pwait2": (441, 441, False),
+    "mkdirat": (None, 34, False),
+    "renameat": (None, 38, False),
+}
+"""The number of each system call on x86_64 and on aarch64 (``syscall(2)``; None where it does not
+exist), and whether its first argument is the descriptor that it waits for."""
+_TAKES_DESCRIPTOR: Final = frozenset(name for name, (*_, takes) in _CALLS.items() if takes)
+_COLUMNS: Final = {"x86_64": 0, "aarch64": 1}
 
 _SOCKET: Final = "socket:["
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
@@ -87,8 +125,11 @@ def read_blocked_call(pid: int, thread: int | None = None) -> BlockedCall:
 
 
 def _names() -> dict[int, str]:
-    words = _TABLES.get(platform.machine(), "").split()
-    return {int(number): name for number, name in zip(words[::2], words[1::2], strict=True)}
+    column = _COLUMNS.get(platform.machine())
+    if column is None:
+        return {}
+    numbers = {name: numbers[column] for name, numbers in _CALLS.items()}
+    return {number: name for name, number in numbers.items() if number is not None}
 
 
 def _ends(pid: int, descriptor: int) -> str:

@@ -11,11 +11,11 @@ from distdiag.checks.bar.rank_guard_before_init import RankGuardBeforeInit as Ch
 from distdiag.findings.finding import Severity
 from distdiag.frameworks.rank_names import last_name
 from distdiag.lint.base import LintFinding, Rule, related
+from distdiag.lint.effects import Effects
 from distdiag.lint.guarded import short
 from distdiag.lint.mentions import mentions, mentions_ranks
 from distdiag.lint.modules import Function, Module, all_nodes
 from distdiag.lint.operations import Family
-from distdiag.lint.rank_guesses import asks_whether_ready, guesses_rank
 from distdiag.lint.sites import Site, sites_of
 
 # What is called to create a process group has such a name; the call itself is then looked at.
@@ -42,6 +42,13 @@ _STARTING: Final = (
     "setup_process",
     "start_dist",
 )
+# Helpers that answer as rank 0 while there is no process group.
+_MAX_DEPTH: Final = 3
+_GET_RANK: Final = re.compile(r"^(torch\.distributed(\.\w+)?|dist)\.get_rank$")
+_ASKING: Final = re.compile(r"rank|main|master|primary|zero|lead|chief", re.IGNORECASE)
+_IS_READY: Final = re.compile(r"initialized|avail")
+# Who asks the launcher's variables knows the rank before there is a process group.
+_LAUNCHER: Final = re.compile(r"environ|getenv|RANK")
 _TELLING: Final = re.compile(r"print|log|warn|info|debug|seed", re.IGNORECASE)
 
 
@@ -74,7 +81,7 @@ class RankGuardBeforeInit(Rule):
         """Yield the tests on the rank that come before the process group."""
         for function in module.functions:
             start = self._start(function)
-            if start is None or asks_whether_ready(start, self.effects):
+            if start is None or _asks_whether_ready(start, self.effects):
                 continue
             for site in sites_of(function)[: start.order]:
                 guess = self._guess(site)
@@ -104,13 +111,13 @@ class RankGuardBeforeInit(Rule):
 
     def _guess(self, site: Site) -> Site | None:
         """Return the guess of the rank that a call is, or that the called function decides by."""
-        if guesses_rank(site, self.effects):
+        if _guesses_rank(site, self.effects):
             return site if _decides(site) else None
         function = self.effects.project.target(site.call, site.function)
         if function is None or not mentions_ranks(function):
             return None
         guards = (inner for inner in sites_of(function) if isinstance(inner.statement, ast.If))
-        guesses = (g for g in guards if guesses_rank(g, self.effects) and _decides(g))
+        guesses = (g for g in guards if _guesses_rank(g, self.effects) and _decides(g))
         return next(guesses, None)
 
 
@@ -135,3 +142,42 @@ def _decides(site: Site) -> bool:
 def _are_apart(first: Site, second: Site) -> bool:
     answers = {condition.test: condition.answer for condition in first.conditions}
     return any(answers.get(c.test, c.answer) != c.answer for c in second.conditions)
+
+
+def _guesses_rank(site: Site, effects: Effects, depth: int = 0) -> bool:
+    """Say whether a call answers as rank 0 while there is no process group."""
+    if _GET_RANK.match(site.function.module.full_name(site.call.func)):
+        around = site.function.node if depth else site.statement
+        asks_launcher = isinstance(around, ast.stmt) and _LAUNCHER.search(_text(around))
+        return not asks_launcher and _asks_whether_ready(site, effects)
+    if depth == _MAX_DEPTH or not _ASKING.search(ast.unparse(site.call.func)):
+        return False
+    function = effects.project.target(site.call, site.function)
+    if function is None or not _is_small(function):
+        return False
+    return any(_guesses_rank(inner, effects, depth + 1) for inner in sites_of(function))
+
+
+def _asks_whether_ready(site: Site, effects: Effects) -> bool:
+    """Say whether a test before a call asks if there is a process group, itself or by a helper."""
+    conditions = (*site.conditions, *(c for way in site.exits for c in way.conditions))
+    for test in (condition.test for condition in conditions):
+        if _IS_READY.search(ast.unparse(test)):
+            return True
+        calls = (node for node in (test, *all_nodes(test)) if isinstance(node, ast.Call))
+        for call in calls:
+            helper = effects.project.target(call, site.function)
+            if helper and _is_small(helper) and _IS_READY.search(ast.unparse(helper.node)):
+                return True
+    return False
+
+
+def _is_small(function: Function) -> bool:
+    """Say whether a function only tells something: a longer one does other things as well."""
+    return not isinstance(function.node, ast.Module) and len(function.node.body) <= 5
+
+
+def _text(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.If | ast.While):
+        return ast.unparse(statement.test)
+    return ast.unparse(statement)

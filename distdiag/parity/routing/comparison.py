@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -11,19 +11,13 @@ import numpy as np
 
 from distdiag.events.comparisons import Cause, Flip, MarginBin, Nature, Origin, RoutingDifference
 from distdiag.events.ranks import RankSet
-from distdiag.parity.routing.recordings import Choices, Numbers, Recording, moved
-from distdiag.record.routing_record import RouteRecord, Seen
+from distdiag.parity.rank_files import UNIT, Array
+from distdiag.parity.routing.recordings import Choices, Flags, Recording, moved
+from distdiag.record.recording import RouteRecord, Seen
 from distdiag.record.unordered_ops import BACKWARD, FORWARD
 
 # How far the scores lie apart at the boundary of a choice, counted in roundings.
 
-UNIT: Final[Mapping[str, float]] = {
-    "float64": 2.0**-52,
-    "float32": 2.0**-23,
-    "float16": 2.0**-10,
-    "bfloat16": 2.0**-7,
-}
-"""The distance from 1 to the next number, by dtype."""
 MOST_ROUNDINGS: Final[Mapping[str, float]] = {
     "float64": 4096.0,
     "float32": 1024.0,
@@ -38,20 +32,20 @@ EDGES: Final = (0.0, *(2.0**n for n in (0, 2, 4, 6, 8, 10, 13, 16, 18, 21)), flo
 
 
 def bound(dtypes: Iterable[str]) -> float:
-    """Return how far apart, relative to the greatest value, rounding in these types may bring."""
+    """Return how far apart, relative to the largest value, rounding in these types may bring."""
     known = [UNIT[name] * MOST_ROUNDINGS[name] for name in dtypes if name in UNIT]
     return max(known, default=UNIT["float32"] * MOST_ROUNDINGS["float32"])
 
 
-def margins(choices: Choices) -> Numbers:
+def margins(choices: Choices) -> Array:
     """Return for each token by how much the choice was made; infinite where all were chosen."""
     with np.errstate(invalid="ignore"):
         found = choices.inner - choices.outer
     return np.where(np.isnan(found), 0.0, found)
 
 
-def roundings(margin: Numbers, size: Numbers, dtype: str) -> Numbers:
-    """Return margins in units of rounding of the greatest score of each token."""
+def roundings(margin: Array, size: Array, dtype: str) -> Array:
+    """Return margins in units of rounding of the largest score of each token."""
     unit = UNIT.get(dtype, UNIT["float32"]) * size
     return np.where(margin <= 0, 0.0, margin / np.where(unit > 0, unit, 1.0))
 
@@ -66,9 +60,7 @@ class Histogram:
         self._tokens = np.zeros(len(EDGES), np.int64)
         self._flipped: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
 
-    def add(
-        self, step: int, found: Numbers, dtype: str, flipped: np.ndarray[Any, np.dtype[np.bool_]]
-    ) -> None:
+    def add(self, step: int, found: Array, dtype: str, flipped: Flags) -> None:
         """Count tokens with these margins, in roundings of their scores."""
         self._limit = max(self._limit, self._bound / UNIT.get(dtype, UNIT["float32"]))
         places = np.searchsorted(np.array(EDGES), found)
@@ -101,7 +93,7 @@ _OF_TORCH: Final = ("cpu", "cuda")
 
 
 class Place(NamedTuple):
-    """When something was recorded; what differs first has the least."""
+    """When something was recorded; what differs first comes first."""
 
     step: int
     micro: int
@@ -299,7 +291,7 @@ def _around(records: Sequence[RouteRecord], inner: RouteRecord) -> RouteRecord |
     return None
 
 
-def _cause(origin: Origin, nature: Nature, place: Place, name: str, **more: Any) -> Cause:  # noqa: ANN401
+def _cause(origin: Origin, nature: Nature, place: Place, name: str, **more: object) -> Cause:
     at = {"rank": place.rank, "step": place.step, "micro": place.micro}
     return msgspec.convert({**at, "origin": origin, "nature": nature, "name": name, **more}, Cause)
 
@@ -492,7 +484,7 @@ def _where(place: Place, record: RouteRecord) -> dict[str, Any]:
     }
 
 
-def _row(place: Place, record: RouteRecord, found: Any, flipped: Any) -> Row:  # noqa: ANN401
+def _row(place: Place, record: RouteRecord, found: Array, flipped: Flags) -> Row:
     return Row(
         **_where(place, record),
         is_recompute=record.is_recompute,
@@ -506,16 +498,3 @@ def _row(place: Place, record: RouteRecord, found: Any, flipped: Any) -> Row:  #
 
 def _flip_row(place: Place, record: RouteRecord, flip: Flip) -> FlipRow:
     return FlipRow(**_where(place, record), flip=flip)
-
-
-def unmatched(first: Recording, again: Recording) -> Iterator[str]:
-    """Yield why two recordings cannot be compared as wholes."""
-    for name, run in (("first", first), ("second", again)):
-        if not run.num_choices:
-            yield (
-                f"no router was seen in the {name} run: no module whose name or parts are those of "
-                "a router chose experts by topk, max or argmax in a model that is trained"
-            )
-            return
-    if first.num_steps != again.num_steps:
-        yield f"the runs made different numbers of steps: {first.num_steps} and {again.num_steps}"

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from distdiag.events.errors import DamagedFileError
-from distdiag.record.routing_record import Ended, RouteRecord, Seen, read_ended, read_records
+from distdiag.parity.rank_files import Array, RankFiles
+from distdiag.record.recording import Ended, RouteRecord, Seen
 
-Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
 class Choices(NamedTuple):
     """What a router chose for each token.
 
-    `inner` is the last score that was chosen, `outer` the first that was not, `size` the greatest
+    `inner` is the last score that was chosen, `outer` the first that was not, `size` the largest
     of the token.
     """
 
     indices: Indices
-    inner: Numbers
-    outer: Numbers
-    size: Numbers
+    inner: Array
+    outer: Array
+    size: Array
 
 
 class Recording:
@@ -38,25 +37,19 @@ class Recording:
             DamagedFileError: a recording is missing or damaged.
 
         """
-        self._folder = folder
-        ended = [read_ended(path) for path in folder.glob("rank-*.json")]
-        if not ended:
-            raise DamagedFileError(f"{folder}: no rank has recorded anything")
-        self.ended: dict[int, Ended] = {each.rank: each for each in ended}
-        self.records: dict[int, Sequence[RouteRecord]] = {
-            rank: tuple(read_records(folder / f"rank-{rank}.index")) for rank in sorted(self.ended)
-        }
-        self._data: dict[int, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+        self._files = RankFiles(folder, Ended, RouteRecord)
+        self.summaries = self._files.summaries
+        self.records = self._files.records
 
     @property
     def num_steps(self) -> int:
         """How many steps all ranks have recorded."""
-        return min(each.num_steps for each in self.ended.values())
+        return self._files.num_steps
 
     @property
     def num_choices(self) -> int:
         """How many choices the ranks recorded together."""
-        return sum(each.num_choices for each in self.ended.values())
+        return sum(each.num_choices for each in self.summaries.values())
 
     def dtypes(self) -> set[str]:
         """Return the types in which modules returned something."""
@@ -75,25 +68,14 @@ class Recording:
         """Return what a router chose."""
         assert record.choice is not None
         number, k = record.choice.num_tokens, record.choice.k
-        data = self._bytes(rank, record)
-        indices = data[: 4 * number * k].view(np.int32).reshape(number, k)
+        data = self._files.bytes(rank, record)
+        indices = data[: 4 * number * k].copy().view(np.int32).reshape(number, k)
         inner, outer, size = data[4 * number * k :].copy().view(np.float64).reshape(3, number)
         return Choices(indices, inner, outer, size)
 
-    def sample(self, rank: int, record: RouteRecord) -> Numbers:
+    def sample(self, rank: int, record: RouteRecord) -> Array:
         """Return the sample of what a module returned."""
-        return self._bytes(rank, record).view(np.float32).astype(np.float64)
-
-    def _bytes(self, rank: int, record: RouteRecord) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        if not record.num_bytes:
-            return np.empty(0, np.uint8)
-        if rank not in self._data:
-            path = self._folder / f"rank-{rank}.data"
-            self._data[rank] = np.asarray(np.memmap(path, np.uint8, "r"))
-        data = self._data[rank][record.place : record.place + record.num_bytes]
-        if len(data) < record.num_bytes:
-            raise DamagedFileError(f"{self._folder}/rank-{rank}.data ends too early")
-        return data.copy()
+        return self._files.bytes(rank, record).copy().view(np.float32).astype(np.float64)
 
 
 def moved(

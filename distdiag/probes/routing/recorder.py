@@ -39,7 +39,8 @@ from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import contents
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.record.recorder import Recorder
-from distdiag.record.routing_record import Ended, RouteRecord, RouteWriter, Seen
+from distdiag.record.recording import Ended, RouteRecord, Seen
+from distdiag.record.recording import RecordingWriter as RouteWriter
 from distdiag.record.unordered_ops import BACKWARD, FORWARD
 
 # The arrays that a recording of routing keeps: choices with their margins, samples of outputs.

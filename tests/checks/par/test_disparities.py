@@ -11,7 +11,7 @@ from distdiag.checks.par.loss_disparity import LossDisparity
 from distdiag.checks.par.output_disparity import OutputDisparity
 from distdiag.checks.par.start_disparity import StartDisparity
 from distdiag.checks.par.update_disparity import UpdateDisparity
-from distdiag.events.comparisons import Difference, Disparity, Subject
+from distdiag.events.comparisons import Difference, Divergence, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.streams import event_of
@@ -28,9 +28,9 @@ CHECKS = {
 LARGE = Difference(name="Net/layers.1.weight", measured=0.5, bound=0.001, ratio=500.0, factor=2.0)
 
 
-def disparity(subject, *, difference=LARGE, culprits=(), explanation="", step=3, **more):
+def divergence(subject, *, difference=LARGE, culprits=(), explanation="", step=3, **more):
     return event_of(
-        Disparity,
+        Divergence,
         step=step,
         subject=subject,
         candidate="2 ranks",
@@ -44,14 +44,14 @@ def disparity(subject, *, difference=LARGE, culprits=(), explanation="", step=3,
 
 
 def found(subject, **values):
-    (finding,) = findings(CHECKS[subject], disparity(subject, **values))
+    (finding,) = findings(CHECKS[subject], divergence(subject, **values))
     return finding
 
 
 @pytest.mark.parametrize("subject", CHECKS)
 @pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.code)
 def test_a_disparity_of_another_kind_is_left_to_another_check(check, subject):
-    shown = disparity(subject, explanation="ranks 0 and 1 got the same samples")
+    shown = divergence(subject, explanation="ranks 0 and 1 got the same samples")
     assert bool(findings(check, shown)) == (CHECKS[subject] is check)
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from distdiag.events.routing import Choice
 from distdiag.parity.routing.comparison import Comparison
 from distdiag.parity.routing.recordings import Recording
-from distdiag.record.routing_record import Ended, RouteRecord, RouteWriter, Seen
+from distdiag.record.recording import Ended, RecordingWriter, RouteRecord, Seen
 
 
 def digest(values) -> str:
@@ -18,7 +18,7 @@ class Run:
     def __init__(self, folder, rank=0):
         self.folder = folder
         self.rank = rank
-        self.writer = RouteWriter(folder, rank)
+        self.writer = RecordingWriter(folder, rank)
         self.step = 0
         self.num_choices = 0
 

@@ -4,9 +4,9 @@ import pytest
 
 from distdiag.events.comparisons import Nature, Origin
 from distdiag.events.ranks import RankSet
-from distdiag.parity.routing.comparison import unmatched
 from distdiag.parity.routing.recordings import Recording
-from distdiag.record.routing_record import Seen
+from distdiag.parity.routing.study import unmatched
+from distdiag.record.recording import Seen
 from tests.parity.routing.recordings import Run, compared
 
 SURE = [[0.9, 0.1, 0.0], [0.1, 0.8, 0.1]]

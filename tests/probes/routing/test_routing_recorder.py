@@ -11,7 +11,7 @@ from distdiag.config.tasks import RoutingTask
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.parity.routing.recordings import Recording
 from distdiag.probes.routing.recorder import RoutingRecorder
-from distdiag.record.routing_record import RouteRecord, Seen
+from distdiag.record.recording import RouteRecord, Seen
 from tests.probes.conftest import Observed
 
 pytestmark = pytest.mark.usefixtures("fake_group")

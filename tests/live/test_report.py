@@ -7,7 +7,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Evidence, Outcome, Severity
 from distdiag.live.job_dump import jobs_of
-from distdiag.live.verdict import judge
+from distdiag.live.report import report_of
 from tests.live.test_job_dump import node, stacks
 
 
@@ -30,7 +30,7 @@ class StandsInMain(Check):
 
 def judged(*ranks):
     (job,) = jobs_of([node(*ranks)])
-    return judge(job)
+    return report_of(job)
 
 
 def test_checks_that_need_more_than_stacks_say_nothing_and_are_listed():
@@ -44,7 +44,7 @@ def test_checks_that_need_more_than_stacks_say_nothing_and_are_listed():
 
 def test_a_check_of_stacks_judges_all_ranks_that_were_found(monkeypatch):
     checks = {"HNG999": StandsInMain, "COL001": type("C", (Check,), {"needs": (Collective,)})}
-    monkeypatch.setattr("distdiag.live.verdict.load_checks", lambda: checks)
+    monkeypatch.setattr("distdiag.live.report.load_checks", lambda: checks)
     report = judged(stacks(0), stacks(2))
     ((finding,), checked) = report.findings, report.checked
     assert (finding.ranks, checked) == (RankSet([0, 2]), ("HNG999",))

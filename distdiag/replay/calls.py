@@ -17,7 +17,17 @@ from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 
 PARTING: Final = frozenset(
-    "COL001 COL002 COL003 COL004 COL005 COL006 COL007 COL009 COL011".split()  # noqa: SIM905
+    {
+        "COL001",
+        "COL002",
+        "COL003",
+        "COL004",
+        "COL005",
+        "COL006",
+        "COL007",
+        "COL009",
+        "COL011",
+    }
 )
 """Findings of ranks whose calls in one process group do not fit together."""
 
@@ -25,7 +35,7 @@ Calls = Mapping[int, Sequence[Collective]]
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class CallsToReplay:
     """The calls of the ranks of one group, the last ones of which do not fit together."""
 
     run_id: str
@@ -35,7 +45,7 @@ class Divergence:
     calls: Calls
 
 
-def find_divergence(root: Path, report: Report) -> Divergence:
+def find_calls(root: Path, report: Report) -> CallsToReplay:
     """Return the calls that lead to the first collective finding of a run.
 
     Raises:
@@ -49,16 +59,16 @@ def find_divergence(root: Path, report: Report) -> Divergence:
             f"({', '.join(sorted(PARTING))}), so there is nothing to replay"
         )
     for finding in sorted(findings, key=lambda f: -f.severity.weight):
-        found = min(_divergences(root, finding), default=None, key=lambda each: each[0])
+        found = min(_partings(root, finding), default=None, key=lambda each: each[0])
         if found is not None:
             _, group, calls = found
-            return Divergence(report.run.id, report.run.world_size, group, finding, calls)
+            return CallsToReplay(report.run.id, report.run.world_size, group, finding, calls)
     raise UsageError(
         f"{root}: the calls that {findings[0].code} is about are not among its event files"
     )
 
 
-def _divergences(root: Path, finding: Finding) -> Iterator[tuple[int, ProcessGroup, Calls]]:
+def _partings(root: Path, finding: Finding) -> Iterator[tuple[int, ProcessGroup, Calls]]:
     """Yield for each group where its ranks part: when, the group, and the calls up to there."""
     is_about_sites = finding.code == "COL007"
     for group, calls in _by_group(root).items():

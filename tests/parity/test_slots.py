@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from distdiag.config.tasks import RankSummary
-from distdiag.parity import runs as room
-from distdiag.parity.runs import Need, need_of, slots_for
+from distdiag.parity import slots
+from distdiag.parity.slots import Need, need_of, slots_for
 
 GB = 1_000_000_000
 
@@ -14,10 +14,10 @@ GB = 1_000_000_000
 @pytest.fixture
 def machine(monkeypatch):
     def machine(*, cores=8, free=100 * GB, gpus=()):
-        monkeypatch.setattr(room, "num_cores", lambda: cores)
+        monkeypatch.setattr(slots, "num_cores", lambda: cores)
         memory = SimpleNamespace(available=free)
-        monkeypatch.setattr(room.psutil, "virtual_memory", lambda: memory)
-        monkeypatch.setattr(room, "_gpu_names", lambda: list(gpus))
+        monkeypatch.setattr(slots.psutil, "virtual_memory", lambda: memory)
+        monkeypatch.setattr(slots, "gpu_names", lambda: list(gpus))
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -64,8 +64,8 @@ def test_each_run_gets_gpus_of_its_own(machine, monkeypatch):
     wanted = need("cpu", "cuda", num_ranks=2)
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots_for(wanted, 3, None)] == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    slots = slots_for(need("cuda"), 3, None)
-    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["3", "1"]
+    found = slots_for(need("cuda"), 3, None)
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in found] == ["3", "1"]
 
 
 @pytest.mark.parametrize("gpus", [["H200"], ["H200", "A100"], []])

@@ -1,4 +1,4 @@
-"""The verdict on a job of which there is nothing but the stacks of its ranks."""
+"""The report on a job of which there is nothing but the stacks of its ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from distdiag.live.job_dump import JobDump, RankStacks
 from distdiag.views.rank_states import RankState, StackView
 
 
-def judge(dump: JobDump) -> Report:
-    """Let the checks that need nothing but stacks judge a job, and say which ones could not.
+def report_of(dump: JobDump) -> Report:
+    """Return what the checks found that need nothing but stacks, and which ones need more.
 
     A check takes part when it judges a `StackView`; the others would take a rank without events
     for one that was never heard of.

@@ -7,41 +7,42 @@ import pytest
 
 from distdiag.config.tasks import ParityTask
 from distdiag.events.errors import UsageError
-from distdiag.parity.runs import Configuration, FailedRunError, Planned, Runs, Script
+from distdiag.parity.launcher import FailedRunError, Launcher, RunSpec, Script
+from distdiag.parity.study import read_recording
 from tests.parity.recordings import run_of
 
 HELD = {"loss": 1.0, "gradient": np.ones(2), "start": np.ones(2), "update": np.ones(2)}
 
 
-class FakeRuns(Runs):
-    """Runs that fail as told, and note in which slots they were."""
+class FakeRuns(Launcher):
+    """Runs that fail as asked, and note in which slots they were."""
 
     def __init__(self, folder: Path, errors):
-        super().__init__(folder, Script("train.py", ()), 1.0)
+        super().__init__(folder, Script("train.py", ()), 1.0, read_recording)
         self.folder, self.errors, self.made = folder, errors, []
 
-    def run(self, planned, slot):
-        self.made.append((planned.name, slot["at"]))
-        if self.errors.get(planned.name):
-            raise self.errors[planned.name].pop()
-        return run_of(self.folder / planned.name, planned.name, [HELD])
+    def run(self, spec, slot):
+        self.made.append((spec.name, slot["at"]))
+        if self.errors.get(spec.name):
+            raise self.errors[spec.name].pop()
+        return run_of(self.folder / spec.name, spec.label, [HELD])
 
 
-def planned(*names):
+def specs(*names):
     task = ParityTask(folder="", num_steps=1)
-    return [Planned(name, Configuration(name, 1), task, is_reference=True) for name in names]
+    return [RunSpec(name, name, 1, task) for name in names]
 
 
 def test_the_runs_come_in_the_order_asked_for(tmp_path):
     runs = FakeRuns(tmp_path, {})
-    found = runs.run_all(planned("a", "b", "c"), [{"at": "0"}, {"at": "1"}])
+    found = runs.run_all(specs("a", "b", "c"), [{"at": "0"}, {"at": "1"}])
     assert [run.label for run in found] == ["a", "b", "c"]
     assert sorted(name for name, _ in runs.made) == ["a", "b", "c"]
 
 
 def test_what_fails_beside_others_runs_once_more_alone_in_its_slot(tmp_path):
     runs = FakeRuns(tmp_path, {"a": [FailedRunError("the port is taken")]})
-    found = runs.run_all(planned("a", "b"), [{"at": "0"}, {"at": "0"}])
+    found = runs.run_all(specs("a", "b"), [{"at": "0"}, {"at": "0"}])
     assert [run.label for run in found] == ["a", "b"]
     assert runs.made[-1] == ("a", "0") and len(runs.made) == 3
 
@@ -49,12 +50,12 @@ def test_what_fails_beside_others_runs_once_more_alone_in_its_slot(tmp_path):
 def test_what_fails_alone_has_failed(tmp_path):
     runs = FakeRuns(tmp_path, {"a": [FailedRunError("a bug")] * 2})
     with pytest.raises(FailedRunError):
-        runs.run_all(planned("a"), [{"at": "0"}])
+        runs.run_all(specs("a"), [{"at": "0"}])
     assert len(runs.made) == 1
 
 
 def test_what_cannot_be_compared_is_not_tried_again(tmp_path):
     runs = FakeRuns(tmp_path, {"a": [UsageError("other batches")]})
     with pytest.raises(UsageError, match="other batches"):
-        runs.run_all(planned("a", "b"), [{"at": "0"}, {"at": "1"}])
+        runs.run_all(specs("a", "b"), [{"at": "0"}, {"at": "1"}])
     assert [name for name, _ in runs.made].count("a") == 1

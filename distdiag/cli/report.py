@@ -1,0 +1,29 @@
+"""``distdiag report``: show the report of a run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from distdiag.cli.show import known_format, show_report
+from distdiag.replay import replay_source
+from distdiag.reports import read_report
+
+
+@click.command("report")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    *("--report", "--format", "name"),
+    default="terminal",
+    metavar="NAME",
+    help="Show it as terminal or json [terminal]; pytest writes a test that replays a finding of "
+    "collectives.",
+)
+def command(path: Path, name: str) -> None:
+    """Show the report of a run again. PATH is a report.json or a run directory."""
+    if name == "pytest":
+        click.echo(replay_source(path), nl=False)
+        return
+    report_format = known_format(name)
+    show_report(read_report(path), report_format)
