@@ -1,94 +1,73 @@
-from itertools import count
+"""Ranks that take their first step alone are shown at once, and no longer once they meet."""
 
 import pytest
 
-from distdiag.checks.env.unconnected_ranks import UnconnectedRanks
-from distdiag.engine.data import LoneSteps
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import CallOrder, Job, NotObserved
+from distdiag.engine.data import LoneStepsAligner
 from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup
 from distdiag.events.lifecycle import ProbeDisabled, SteppedAlone
 from distdiag.events.ranks import RankSet
-from tests.checks.streams import plain_site, signature
+from distdiag.findings.store import FindingStore
+from distdiag.views.alignment import LoneStepsView
+from tests.checks.streams import event_of, plain_site, signature
 
 WORLD = RankSet([0, 1, 2])
-_SEQS = count()
 
 
-def alone(rank, **values):
-    fields = {"num_launched": 3, "library": "", "others": (), "site": plain_site(14 + rank)}
-    return SteppedAlone(rank=rank, seq=next(_SEQS), time_ns=0, **{**fields, **values})
+def alone(rank):
+    fields = {"num_launched": 3, "library": "", "others": ()}
+    return event_of(SteppedAlone, rank, site=plain_site(14), **fields)
 
 
 def joins(rank):
     """A rank creates the default group."""
-    return GroupCreated(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
-        api="init_process_group",
-        ordinal=0,
-        scope=tuple(WORLD),
-        ranks=tuple(WORLD),
-        desc="default_pg",
-        generation=0,
-        site=plain_site(3),
-    )
+    fields = {"api": "init_process_group", "ordinal": 0, "desc": "default_pg", "generation": 0}
+    fields |= {"scope": tuple(WORLD), "ranks": tuple(WORLD)}
+    return event_of(GroupCreated, rank, site=plain_site(3), **fields)
 
 
 def calls(rank):
     """A rank issues a collective."""
     group = ProcessGroup("0", "default_pg", tuple(WORLD), "gloo")
-    return Collective(
-        rank=rank,
-        seq=next(_SEQS),
-        time_ns=0,
-        group=group,
-        collective_seq_id=0,
-        signature=signature(),
-        site=plain_site(5),
-    )
+    fields = {"group": group, "collective_seq_id": 0, "signature": signature()}
+    return event_of(Collective, rank, site=plain_site(5), **fields)
 
 
-def watched(*events, is_over=True):
-    judges = Judges([UnconnectedRanks()])
-    watch = LoneSteps(WORLD, judges)
-    for event in events:
-        watch.feed(event)
-    if is_over:
-        watch.finish()
-    assert not judges.disabled
-    return judges.conclusions.all(), watch.not_checked
+def shown(*events, is_over=True):
+    """The ranks of each view, in the order in which they are shown; the last one stands."""
+    aligner = LoneStepsAligner(Job(WORLD, dict, {}, FindingStore({}), CallOrder()))
+    views = [view for event in events for view in aligner.feed(event)]
+    views += aligner.end() if is_over else ()
+    assert len({view.supersedes for view in views}) <= 1
+    assert not aligner.gaps()
+    return [view.present_ranks for view in views]
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_ranks_that_all_step_without_a_group_are_told_at_once(is_over):
-    (finding,), not_checked = watched(*map(alone, WORLD), is_over=is_over)
-    assert finding.ranks == WORLD
-    assert not not_checked
+def test_ranks_that_all_step_without_a_group_are_shown_at_once():
+    assert shown(*map(alone, WORLD), is_over=False) == [WORLD]
+
+
+def test_where_one_rank_never_steps_the_others_are_shown_at_the_end():
+    assert shown(alone(0), alone(2), is_over=False) == []
+    assert shown(alone(0), alone(2)) == [RankSet([0, 2])]
 
 
 def test_a_group_that_was_made_before_connects_nobody():
-    (finding,), _ = watched(*map(joins, WORLD), *map(alone, WORLD))
-    assert finding.ranks == WORLD
-
-
-def test_where_one_rank_never_steps_the_others_are_named_at_the_end():
-    assert watched(alone(0), alone(2), is_over=False)[0] == ()
-    (finding,), _ = watched(alone(0), alone(2))
-    assert finding.ranks == RankSet([0, 2])
-    assert "ranks 0,2 train alone" in finding.message
+    assert shown(*map(joins, WORLD), *map(alone, WORLD))[-1] == WORLD
 
 
 @pytest.mark.parametrize("connect", [joins, calls])
 def test_ranks_that_meet_later_are_taken_back(connect):
-    assert watched(*map(alone, WORLD), *map(connect, WORLD))[0] == ()
+    assert shown(*map(alone, WORLD), *map(connect, WORLD))[-1] == RankSet()
 
 
-def test_collectives_before_the_first_step_connect_whatever_the_library_says():
-    stepped = [alone(rank, library="accelerate") for rank in WORLD]
-    assert watched(*map(calls, WORLD), *stepped)[0] == ()
+def test_collectives_before_the_first_step_connect():
+    assert shown(*map(calls, WORLD), *map(alone, WORLD))[-1] == RankSet()
 
 
 def test_steps_that_are_not_observed_are_told():
-    broken = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="steps", reason="why", traceback="")
-    assert watched(broken)[1] == {"ENV001": "the steps of rank 1 are not observed"}
+    aligner = LoneStepsAligner(Job(WORLD, dict, {}, FindingStore({}), CallOrder()))
+    fields = {"probe": "steps", "reason": "why", "traceback": ""}
+    assert not list(aligner.feed(event_of(ProbeDisabled, 1, **fields)))
+    gap = NotObserved("the steps of rank 1 are not observed")
+    assert aligner.gaps() == {LoneStepsView: gap}
