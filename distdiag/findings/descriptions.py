@@ -1,4 +1,4 @@
-"""How calls, places and fates read in a sentence of a finding."""
+"""How calls, places and the states of ranks read in the message of a finding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distdiag.views.rank_states import Fate, Help, RankState, says_told_to_end
 
 MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
-"""What is less than one digit of a sentence is not told."""
+"""Less than this would show as 0.0 in a message, and is left out."""
 
 
 def call_phrase(call: Collective) -> str:
@@ -100,7 +100,7 @@ def whereabouts(state: RankState) -> str:
     status = state.exit_status
     match state.fate:
         case Fate.SILENT:
-            return "was never heard of"
+            return "recorded no events"
         case Fate.FINISHED:
             return f"exited{exit_phrase(status)}" if status else "has finished its script"
         case Fate.RAISED:

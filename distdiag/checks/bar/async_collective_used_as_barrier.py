@@ -1,4 +1,4 @@
-"""BAR007: an asynchronous collective stands where a barrier is needed, and is not waited for."""
+"""BAR007: a file access relies on an asynchronous collective that was not waited for."""
 
 from __future__ import annotations
 
@@ -9,24 +9,37 @@ from distdiag.views.files import Race
 
 
 class AsyncCollectiveUsedAsBarrier(FileRace):
-    """An asynchronous collective stands where a barrier is needed, and is not waited for.
+    """A file access relies on an asynchronous collective that was not waited for.
 
-    ## What it detects
-    Accesses to one file that nothing orders, with a collective between them that was issued and not
-    waited for before the second access. On GPUs that is also a collective whose stream alone waits:
-    the host goes on.
-
-    ## Why it matters
-    The line looks like a synchronisation and is none: the file is read before it is written.
+    ## What you see
+    The line looks like a barrier and is none: issuing a collective does not make the host wait for
+    the other ranks. The file is read before it is written.
 
     ## Example
-    `dist.barrier(async_op=True)` without `wait()`; on NCCL an `all_reduce` of a flag before a load.
+        # wrong: returns at once
+        dist.barrier(async_op=True)
+        data = torch.load("cache.pt")
+
+        # right
+        dist.barrier()
+        data = torch.load("cache.pt")
 
     ## How to fix
-    Wait for its Work before the access; on GPUs call `barrier`, or synchronise the device.
+    Wait for it before the access: keep the Work and call wait(), or use dist.barrier(). On GPUs,
+    where only the stream waits for an all_reduce, synchronise the device.
+
+    Changes: The host waits there for the slowest rank.
+
+    Leaves: Accesses before the collective.
+
+    ## When it is not a defect
+    The host waited for the collective in a way that is not observed.
+
+    To silence it, set `ignore = ["BAR007"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.Work.wait`, `torch.cuda.synchronize`
+    - https://docs.pytorch.org/docs/stable/distributed.html#synchronous-and-asynchronous-collective-operations
+    - https://docs.pytorch.org/docs/stable/generated/torch.cuda.synchronize.html
     """
 
     code = "BAR007"
@@ -34,22 +47,12 @@ class AsyncCollectiveUsedAsBarrier(FileRace):
     severity = Severity.WARNING
     kind = RaceKind.UNWAITED
 
-    why = "Issuing a collective does not make the host wait for the other ranks."
-    fix = "Wait for it before the access: keep the Work and call wait(), or use dist.barrier()."
-    fix_changes = "The host waits there for the slowest rank."
-    fix_leaves = "Accesses before the collective."
-    disproof = "The host waited for the collective in a way that is not observed."
-
-    def say(self, race: Race) -> str:
+    def describe(self, race: Race) -> str:
         """Name the collective that does not order them."""
         call = bypassed(race)
         assert call is not None
         return (
             f"{phrase(race.uses)} before it has waited for {call_phrase(call)}"
-            f"{at(call_location(call))}, so nothing orders that with {phrase(race.changes)}"
-            f"{several(race)}"
+            f"{at(call_location(call))}; {phrase(race.changes)}{several(race)}, and nothing else "
+            "orders the two"
         )
-
-    def advise(self, race: Race) -> str:
-        """Return what to change: the collective is there, its wait is not."""
-        return self.fix

@@ -26,22 +26,36 @@ from distdiag.views.files import Access, Race
 class ConcurrentWriters(FileRace):
     """Several ranks write one file at the same time.
 
-    ## What it detects
-    Two ranks that open one path to write it, or put a new file in its place, and nothing orders the
-    two. Where all of them are seen to write the same content this is information only.
-
-    ## Why it matters
-    The writes interleave, or the last one wins: the file is damaged or holds the data of one rank.
+    ## What you see
+    The writes interleave, or the last one wins: the file is damaged, or holds the data of one rank.
 
     ## Example
-    Every rank downloads the data set into the same folder; every rank saves `model.pt`.
+        # wrong: every rank writes the same path
+        torch.save(model.state_dict(), "model.pt")
+
+        # right: one rank writes, the others wait
+        if rank == 0:
+            torch.save(model.state_dict(), "model.pt")
+        dist.barrier()
 
     ## How to fix
-    Let one rank write, of each node if the storage is local to the node, and the others wait for it
-    in a barrier. Where each rank has data of its own, put the rank into the name.
+    Let one of these ranks write the file (one of each node if the storage is local) and the others
+    wait in a barrier. Where each rank has data of its own, put the rank into the name.
+
+    Changes: The work of preparing the file is done once.
+
+    Leaves: Files that were damaged before: remove them.
+
+    ## When it is not a defect
+    The ranks write at different times, ordered by something that is not observed.
+
+    Writers that were seen to write the same content get severity info. To silence it, set
+    `ignore = ["BAR002"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.get_rank`, `torch.distributed.barrier`
+    - https://github.com/pytorch/tutorials/issues/3065
+    - https://github.com/huggingface/trl/issues/3106
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
     """
 
     code = "BAR002"
@@ -49,14 +63,8 @@ class ConcurrentWriters(FileRace):
     severity = Severity.WARNING
     kind = RaceKind.WRITERS
 
-    why = "A file has one content; of several writers at once none knows what it will be."
-    fix = "Let one of these ranks write it and the others wait, or put the rank into the name."
-    fix_changes = "The work of preparing the file is done once."
-    fix_leaves = "Files that were damaged before: remove them."
-    disproof = "The ranks write at different times, ordered by something that is not observed."
-
     def check(self, race: Race) -> Iterator[Finding]:
-        """Say at info that the ranks write the same, else judge the race."""
+        """Report writers of the same content at info, and judge all others as a race."""
         if kind_of(race) is not self.kind:
             return
         if not is_idempotent(race):
@@ -75,10 +83,10 @@ class ConcurrentWriters(FileRace):
         )
 
     def culprits(self, race: Race) -> Mapping[int, Access]:
-        """Return those of all writers."""
+        """Return the accesses of all writers."""
         return race.changes
 
-    def say(self, race: Race) -> str:
+    def describe(self, race: Race) -> str:
         """Name the writers, and the guard that lets several of them through."""
         access = first_of(race.changes)
         does = "replace" if access.event.action is FileAction.RENAME else "write"
@@ -88,7 +96,3 @@ class ConcurrentWriters(FileRace):
             f"{race.ranks.phrase()} {does} {name_of(race)}{several(race)}"
             f"{at(location_of_access(access))}, and nothing orders them{though}"
         )
-
-    def advise(self, race: Race) -> str:
-        """Return what to change: a barrier alone does not help."""
-        return self.fix

@@ -1,4 +1,4 @@
-"""BAR008: ranks test whether a file exists, see different answers, and part for it."""
+"""BAR008: ranks test whether a file exists, get different answers, and take different branches."""
 
 from __future__ import annotations
 
@@ -13,61 +13,68 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import call_location, call_phrase, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import Alignment, FileTestView
-from distdiag.views.rank_states import RankState
 
 
 class DivergentExistenceTest(Check[FileTestView]):
-    """Ranks test whether a file exists, see different answers, and part for it.
+    """Ranks test whether a file exists, get different answers, and take different branches.
 
-    ## What it detects
-    Tests of one path at one place of the program that nothing orders, which found the file on some
-    ranks and not on others, after which these ranks went on to different collectives.
-
-    ## Why it matters
-    Some ranks wait in a collective that the others never reach, or exchange unrelated data.
+    ## What you see
+    Some ranks wait in a collective that the others never reach, or exchange unrelated data. Whether
+    the file is there yet depends on which rank is faster.
 
     ## Example
-    `if not os.path.exists(cache): build(); dist.barrier()` on every rank, while one is faster.
+        # wrong: a slow rank finds the file that a fast one has built
+        if not os.path.exists(cache):
+            build(cache)
+            dist.barrier()
+
+        # right: one rank tests, and all follow its answer
+        found = [os.path.exists(cache)]
+        dist.broadcast_object_list(found, src=0)
+        if not found[0]:
+            build(cache)
+            dist.barrier()
 
     ## How to fix
-    Let one rank test and broadcast the answer, and let all ranks call the same collectives.
+    Test on one rank, broadcast the answer, and let every rank branch on that.
+
+    Changes: All ranks take the same branch, even where a rank could see more by itself.
+
+    Leaves: Storage that is local to nodes, where one answer does not fit all.
+
+    ## When it is not a defect
+    The ranks made the same collectives after the test.
+
+    To silence it, set `ignore = ["BAR008"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.broadcast_object_list`
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.broadcast_object_list
     """
 
     code = "BAR008"
     name = "divergent-existence-test"
     severity = Severity.ERROR
 
-    why = "Whether a file is there yet depends on time, so ranks may get different answers."
-    fix = "Test on one rank, broadcast the answer, and let every rank branch on that."
-    fix_changes = "All ranks take the same branch, even where a rank could see more by itself."
-    fix_leaves = "Storage that is local to nodes, where one answer does not fit all."
-    disproof = "The ranks made the same collectives after the test."
-
     def check(self, alignment: FileTestView) -> Iterator[Finding]:
         """Judge a test that all ranks made."""
-        if alignment.kind != "test":
-            return
-        camps = {
+        groups = {
             found: RankSet(r for r, test in alignment.by_rank.items() if test.found is found)
             for found in (True, False)
         }
-        if not (camps[True] and camps[False]):
+        if not (groups[True] and groups[False]):
             return
         if len({_moment(alignment, rank) for rank in alignment.by_rank}) > 1:
             return  # something orders the tests: one rank tests first and the others wait for it
         following = {rank: _next_call(alignment, rank) for rank in alignment.by_rank}
-        if not _is_parted(following, camps[True], camps[False]):
+        if not _differ(following, groups[True], groups[False]):
             return
         test = alignment.any_event
         location = user_location(test.site.frames)
-        odd = min(camps.values(), key=lambda ranks: (len(ranks), min(ranks)))
+        odd = min(groups.values(), key=lambda ranks: (len(ranks), min(ranks)))
         yield self.finding(
-            f"{test.written} exists for {camps[True].phrase()} and not for "
-            f"{camps[False].phrase()} at {location}, and they go on to different collectives",
-            ranks=odd if len(camps[True]) != len(camps[False]) else alignment.present_ranks,
+            f"{test.written} exists for {groups[True].phrase()} and not for "
+            f"{groups[False].phrase()} at {location}, and they go on to different collectives",
+            ranks=odd if len(groups[True]) != len(groups[False]) else alignment.present_ranks,
             step=test.step,
             location=location,
             subjects=tuple(dict.fromkeys((test.path, test.written))),
@@ -75,7 +82,7 @@ class DivergentExistenceTest(Check[FileTestView]):
             confidence=0.85,
             evidence=tuple(
                 _evidence(ranks, is_found, following[min(ranks)])
-                for is_found, ranks in camps.items()
+                for is_found, ranks in groups.items()
             ),
         )
 
@@ -88,12 +95,11 @@ def _moment(alignment: Alignment[FileAccess], rank: int) -> tuple[str, int] | No
 
 
 def _next_call(alignment: Alignment[FileAccess], rank: int) -> Collective | None:
-    state: RankState = state_of(alignment, rank)
     test = alignment.by_rank[rank]
-    return next((call for call in state.recent if call.seq > test.seq), None)
+    return next((call for call in state_of(alignment, rank).recent if call.seq > test.seq), None)
 
 
-def _is_parted(following: dict[int, Collective | None], one: RankSet, other: RankSet) -> bool:
+def _differ(following: dict[int, Collective | None], one: RankSet, other: RankSet) -> bool:
     here, there = following[min(one)], following[min(other)]
     if here is None or there is None:
         return here is not there

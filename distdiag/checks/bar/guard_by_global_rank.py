@@ -1,4 +1,4 @@
-"""BAR006: one rank of the job prepares a file that every node needs on storage of its own."""
+"""BAR006: only one rank of the job writes a file that every node needs on its local disk."""
 
 from __future__ import annotations
 
@@ -13,36 +13,45 @@ from distdiag.views.files import MissingFile
 
 
 class GuardByGlobalRank(Check[MissingFile]):
-    """One rank of the job prepares a file that every node needs on storage of its own.
+    """Only one rank of the job writes a file that every node needs on its local disk.
 
-    ## What it detects
-    A rank fails because a file is missing that no rank of its node has ever written, while another
-    rank wrote a file of that name under a condition on the rank.
-
-    ## Why it matters
-    On one node it works. From the second node on nobody is responsible, and no barrier helps.
+    ## What you see
+    On one node it works. From the second node on, a rank fails because the file is missing on its
+    node, and no barrier helps.
 
     ## Example
-    `if rank == 0: build_index(cache_dir)` with a cache folder on the local disk of each node.
+        # wrong: only the first node gets the index
+        if rank == 0:
+            build_index("/local/cache")
+        dist.barrier()
+
+        # right: one rank of each node builds it
+        if int(os.environ["LOCAL_RANK"]) == 0:
+            build_index("/local/cache")
+        dist.barrier()
 
     ## How to fix
-    Let local rank 0 of every node prepare it, then let all wait in a barrier; or share the storage.
+    Let the condition ask for LOCAL_RANK == 0 where the storage is local to a node, or write to
+    storage that all nodes share.
+
+    Changes: Every node prepares the file once.
+
+    Leaves: The other ranks of a node still need a barrier after it.
+
+    ## When it is not a defect
+    A rank of the failing rank's node has a record of writing this file.
+
+    To silence it, set `ignore = ["BAR006"]` in `distdiag.toml`.
 
     ## References
-    - The environment variables `RANK`, `LOCAL_RANK` and `GROUP_RANK` of torchrun
+    - https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/5107
+    - https://github.com/huggingface/trl/issues/7223
+    - https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
 
     code = "BAR006"
     name = "guard-by-global-rank"
     severity = Severity.ERROR
-
-    why = (
-        "The condition names one rank of the job, and storage that is local needs one of each node."
-    )
-    fix = "Let the condition ask for LOCAL_RANK == 0 where the storage is local to a node."
-    fix_changes = "Every node prepares the file once."
-    fix_leaves = "The other ranks of a node still need a barrier after it."
-    disproof = "A rank of the failing rank's node has a record of writing this file."
 
     def check(self, missing: MissingFile) -> Iterator[Finding]:
         """Judge a rank that ended because a file was not there."""
@@ -59,8 +68,8 @@ class GuardByGlobalRank(Check[MissingFile]):
         location = user_location(missing.raised.frames)
         yield self.finding(
             f"rank {missing.rank} needs {missing.path}{at(location)}, and no rank of its node has "
-            f"written it: `{guard.text}` at {guard.location} lets {RankSet(guards).phrase()} write "
-            f"{made.written} only",
+            f"written it: `{guard.text}` at {guard.location} lets only {RankSet(guards).phrase()} "
+            f"write {made.written}",
             ranks=RankSet(guards),
             step=made.step,
             location=guard.location,

@@ -1,4 +1,4 @@
-"""What the checks share that speak of accesses to files which nothing orders."""
+"""What the checks share that judge accesses to files which nothing orders."""
 
 from __future__ import annotations
 
@@ -101,7 +101,6 @@ def _name(node: ast.expr) -> str:
 
 
 # What an unordered pair of file accesses amounts to, and how it reads in a sentence.
-
 MOST_FRAMES: Final = 6
 
 _AT_ONCE: Final = frozenset({FileAction.RENAME, FileAction.LINK, FileAction.MAKE_DIR})
@@ -141,7 +140,7 @@ _KINDS: Final = {
 
 
 def kind_of(race: Race) -> RaceKind:
-    """Return which check speaks of this race."""
+    """Return which check judges this race."""
     if _is_harmless(race):
         return RaceKind.HARMLESS
     if bypassed(race) is not None:
@@ -211,20 +210,6 @@ def _is_harmless(race: Race) -> bool:
     return is_tolerated and not race.raised
 
 
-def _accesses(race: Race) -> tuple[Access, ...]:
-    return (*race.changes.values(), *race.uses.values())
-
-
-def severity_of(race: Race) -> Severity:
-    """Return error where the race has struck in this run, warning where it did not yet."""
-    return Severity.ERROR if race.raised or race.has_struck else Severity.WARNING
-
-
-def grade_of(race: Race) -> Grade:
-    """Return how sure it is that the accesses harm one another."""
-    return Grade.PROVEN if race.raised or race.has_struck else Grade.LIKELY
-
-
 def location_of_access(access: Access) -> Location | None:
     """Return the user's line that made the access."""
     return user_location(access.event.site.frames)
@@ -254,7 +239,7 @@ def _plural(verb: str) -> str:
 
 def subjects_of(race: Race) -> tuple[str, ...]:
     """Return the names of the files, as the program has them and resolved."""
-    written = [access.event.written for access in _accesses(race)]
+    written = [access.event.written for access in (*race.changes.values(), *race.uses.values())]
     return tuple(dict.fromkeys([*race.paths, *written]))
 
 
@@ -304,7 +289,7 @@ def _last_common(race: Race) -> Evidence:
 
 
 def barrier_advice(race: Race) -> str:
-    """Say where a barrier belongs, and who must reach it."""
+    """Return where a barrier belongs, and who must reach it."""
     change, use = first_of(race.changes), first_of(race.uses)
     guards = [guard for f in change.event.site.user_frames for guard in rank_guards(f)]
     where = location_of_access(change)
@@ -315,15 +300,12 @@ def barrier_advice(race: Race) -> str:
     return (
         f"Let {race.ranks.phrase()} call a barrier after {after} and before "
         f"{before if before is not None else 'the other access'}, outside of any condition on the "
-        "rank."
+        "rank; or let one rank do the work and broadcast the result."
     )
 
 
-# ---
-
-
 class FileRace(Check[Race]):
-    """Speaks of one kind of race; `culprits` and `say` tell whose accesses it names, and how."""
+    """A check of one kind of race: `culprits` are the accesses to blame, `describe` the message."""
 
     kind: ClassVar[RaceKind]
 
@@ -333,16 +315,16 @@ class FileRace(Check[Race]):
             return
         culprits = self.culprits(race)
         access = first_of(culprits)
-        grade = grade_of(race)
+        has_struck = bool(race.raised) or race.has_struck
         yield self.finding(
-            self.say(race),
+            self.describe(race),
             ranks=RankSet(culprits),
             step=access.event.step,
-            location=user_location(access.event.site.frames),
+            location=location_of_access(access),
             subjects=subjects_of(race),
-            severity=severity_of(race),
-            grade=grade,
-            confidence=0.95 if grade is Grade.PROVEN else 0.85,
+            severity=Severity.ERROR if has_struck else Severity.WARNING,
+            grade=Grade.PROVEN if has_struck else Grade.LIKELY,
+            confidence=0.95 if has_struck else 0.85,
             evidence=evidence_of(race),
             fix=self.advise(race),
         )
@@ -351,19 +333,24 @@ class FileRace(Check[Race]):
         """Return the accesses that go ahead without having waited."""
         return race.uses
 
-    def say(self, race: Race) -> str:
-        """Return the sentence that explains the race."""
+    def describe(self, race: Race) -> str:
+        """Return the message of the finding."""
         raise NotImplementedError
 
     def advise(self, race: Race) -> str:
-        """Return what to change, and where."""
-        return f"{barrier_advice(race)} {self.fix}".strip()
+        """Return what to change: what the page says, unless the lines are known."""
+        return self.fix
+
+
+def unordered(first: Mapping[int, Access], second: Mapping[int, Access], race: Race) -> str:
+    """Return ``rank 1 reads …, rank 0 writes …, and nothing orders the two``."""
+    return f"{phrase(first)}, {phrase(second)}{several(race)}, and nothing orders the two"
 
 
 def several(race: Race) -> str:
     """Return `` and 4 more files``, or nothing."""
     num_more = len(race.paths) - 1
-    return f" (and {num_more} more file{'s' * (num_more > 1)} alike)" if num_more else ""
+    return f" (and {num_more} more file{'s' * (num_more > 1)})" if num_more else ""
 
 
 def name_of(race: Race) -> str:

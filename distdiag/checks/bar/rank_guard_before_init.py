@@ -1,4 +1,4 @@
-"""BAR005: a condition on the rank is evaluated before there are ranks, so all ranks pass it."""
+"""BAR005: a condition on the rank is tested before init_process_group, so every rank passes it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,40 @@ from distdiag.views.files import Access, Race
 
 
 class RankGuardBeforeInit(FileRace):
-    """A condition on the rank is evaluated before there are ranks, so all ranks pass it.
+    """A condition on the rank is tested before init_process_group, so every rank passes it.
 
-    ## What it detects
-    Several ranks that change one file under a condition on the rank which should let through one of
-    them, before any of them has created the default process group.
-
-    ## Why it matters
-    Helpers that say "rank 0 while nothing is initialised" let every rank do the work of rank 0, and
-    skip the barrier behind it. All write the same file at once.
+    ## What you see
+    Before init_process_group torch knows of no ranks, so helpers that ask for the rank answer 0
+    everywhere. Every rank does the work of rank 0, and all write the same file at once.
 
     ## Example
-    `if get_rank_or_zero() == 0: download()` stands before `init_process_group()`.
+        # wrong: the helper answers 0 on every rank
+        if get_rank_or_zero() == 0:
+            download("data.tar")
+        dist.init_process_group()
+
+        # right
+        dist.init_process_group()
+        if dist.get_rank() == 0:
+            download("data.tar")
+        dist.barrier()
 
     ## How to fix
-    Initialise the process group first, or read the rank from the environment variable `RANK`.
+    Move init_process_group before this condition, or let the condition read the environment
+    variable RANK; then let the others wait in a barrier.
+
+    Changes: The process group exists earlier; its timeout runs while rank 0 works.
+
+    Leaves: Files that were damaged before: remove them.
+
+    ## When it is not a defect
+    The condition is meant to hold on these ranks, such as one of each node.
+
+    To silence it, set `ignore = ["BAR005"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.is_initialized`, `torch.distributed.get_rank`
+    - https://github.com/yiqiao-yin/deepspeed-course/issues/16
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.is_initialized
     """
 
     code = "BAR005"
@@ -36,26 +52,17 @@ class RankGuardBeforeInit(FileRace):
     severity = Severity.WARNING
     kind = RaceKind.GUARD_BEFORE_INIT
 
-    why = "Before init_process_group torch knows of no ranks, so such helpers answer 0 everywhere."
-    fix = (
-        "Move init_process_group before this condition, or let the condition read the environment "
-        "variable RANK; then let the others wait in a barrier."
-    )
-    fix_changes = "The process group exists earlier; its timeout runs while rank 0 works."
-    fix_leaves = "Files that were damaged before: remove them."
-    disproof = "The condition is meant to hold on these ranks, such as one of each node."
-
     def culprits(self, race: Race) -> Mapping[int, Access]:
         """Return those of the ranks that should not have passed."""
         first = min(race.changes)
         return {rank: access for rank, access in race.changes.items() if rank != first}
 
-    def say(self, race: Race) -> str:
+    def describe(self, race: Race) -> str:
         """Name the guard and who passed it."""
         guard = common_guard(race)
         assert guard is not None
         return (
-            f"`{guard.text}` at {guard.location} holds on {RankSet(race.changes).phrase()} alike, "
+            f"`{guard.text}` at {guard.location} is true on {RankSet(race.changes).phrase()}, "
             f"before any process group exists: {phrase(race.changes)}"
         )
 

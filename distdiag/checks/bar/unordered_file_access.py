@@ -1,34 +1,50 @@
-"""BAR001: a rank reads a file that another rank writes, and nothing orders the two."""
+"""BAR001: a rank reads a file that another rank writes, and nothing makes it wait."""
 
 from __future__ import annotations
 
-from distdiag.checks.bar.races import FileRace, RaceKind, phrase, several
+from distdiag.checks.bar.races import FileRace, RaceKind, barrier_advice, unordered
 from distdiag.findings.finding import Severity
 from distdiag.views.files import Race
 
 
 class UnorderedFileAccess(FileRace):
-    """A rank reads a file that another rank writes, and nothing orders the two.
+    """A rank reads a file that another rank writes, and nothing makes it wait.
 
-    ## What it detects
-    A read of a path, and a write of the same path by another rank, for which no chain of barriers,
-    collectives, messages, store calls or file locks says that one is over before the other begins.
-    That is so in every run of the program, whether or not the file was there in time in this one.
-    A read that copes with a missing file is no defect where the file appears at once, by a rename.
-
-    ## Why it matters
-    It works on a fast disk with few ranks. On the large cluster a rank reads half a file, or none.
+    ## What you see
+    It works on a fast disk with few ranks. On a large cluster a rank reads half a file, or none: no
+    barrier, collective, message or file lock makes the reader wait until the file is whole.
 
     ## Example
-    Rank 0 tokenises the data and saves it; all ranks load it in the next line, without a barrier.
+        # wrong: the others may load before the file is there
+        if rank == 0:
+            torch.save(tokenize(data), "cache.pt")
+        data = torch.load("cache.pt")
+
+        # right: a barrier between the write and the read, outside of the condition
+        if rank == 0:
+            torch.save(tokenize(data), "cache.pt")
+        dist.barrier()
+        data = torch.load("cache.pt")
 
     ## How to fix
-    Put a barrier of all ranks concerned between the write and the read, outside of the condition on
+    Put a barrier of all ranks concerned between the write and the read, outside of any condition on
     the rank; or let the writer broadcast what it has made.
 
+    Changes: The ranks wait there for the slowest of them.
+
+    Leaves: Readers in other programs, and file systems that show a new file late.
+
+    ## When it is not a defect
+    Something that is not observed makes the reader wait for the writer between the two lines.
+
+    A reader that handles a missing file is fine if the file appears at once, by a rename. To
+    silence it, set `ignore = ["BAR001"]` in `distdiag.toml`.
+
     ## References
-    - `torch.distributed.barrier`
-    - `accelerate.Accelerator.main_process_first`, `accelerate.Accelerator.wait_for_everyone`
+    - https://github.com/deepspeedai/Megatron-DeepSpeed/issues/356
+    - https://github.com/allenai/OLMo/issues/234
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
+    - https://huggingface.co/docs/accelerate/package_reference/accelerator
     """
 
     code = "BAR001"
@@ -36,15 +52,10 @@ class UnorderedFileAccess(FileRace):
     severity = Severity.WARNING
     kind = RaceKind.UNORDERED
 
-    why = "Nothing makes the reading rank wait until the file is whole; only luck does."
-    fix = "Or let the writer broadcast what it has made."
-    fix_changes = "The ranks wait there for the slowest of them."
-    fix_leaves = "Readers in other programs, and file systems that show a new file late."
-    disproof = "A collective in which the reader waits for the writer lies between the two lines."
-
-    def say(self, race: Race) -> str:
+    def describe(self, race: Race) -> str:
         """Name the read first: it is what goes ahead too early."""
-        return (
-            f"{phrase(race.uses)}, and nothing orders that after {phrase(race.changes)}"
-            f"{several(race)}"
-        )
+        return unordered(race.uses, race.changes, race)
+
+    def advise(self, race: Race) -> str:
+        """Return where a barrier belongs."""
+        return barrier_advice(race)

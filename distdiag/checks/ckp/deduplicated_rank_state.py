@@ -1,4 +1,4 @@
-"""CKP006: a distributed checkpoint keeps one rank's value of what each rank has of its own."""
+"""CKP006: a distributed checkpoint keeps one rank's value where each rank has its own."""
 
 from __future__ import annotations
 
@@ -25,35 +25,40 @@ _Differing = dict[str, dict[int, StateEntry]]
 
 
 class DeduplicatedRankState(Check[RankStateView]):
-    """A distributed checkpoint keeps one rank's value of a state that each rank has of its own.
+    """A distributed checkpoint keeps one rank's value where each rank has its own.
 
-    ## What it detects
-    Numbers, bytes or integer tensors that ranks give to `torch.distributed.checkpoint.save` under
-    one key and that differ (likely), or that came back otherwise than they were saved (proven).
-    Random generators, measured values and what tells who a rank is are notes.
-
-    ## Why it matters
-    After a resume all ranks continue with the state of one: samples are read twice, or never.
+    ## What you see
+    After a resume all ranks continue with the state of one: samples are read twice, or never. A
+    value that is not sharded is written once under its key, and given to all ranks at a load.
 
     ## Example
-    `dcp.save({"model": ..., "loader": loader.state_dict()})` where each rank reads data of its own.
+        # wrong: every rank saves its own position under one key
+        dcp.save({"model": model_state, "loader": loader.state_dict()}, checkpoint_id=path)
+
+        # right: a key for each rank
+        state = {"model": model_state, f"loader_{rank}": loader.state_dict()}
+        dcp.save(state, checkpoint_id=path)
 
     ## How to fix
-    Put the rank into the key, or save such state with one file for each rank.
+    Put the rank into the key, as in `f"loader_{rank}"`, or save one file for each rank.
+
+    Changes: The keys of new checkpoints; old ones cannot be loaded under the new keys.
+
+    Leaves: Checkpoints that were written before: they lack the state of the other ranks.
+
+    ## When it is not a defect
+    The ranks do not need these values, or set them anew after a load.
+
+    Random generators, measurements and what names the rank itself are a note. To silence it, set
+    `ignore = ["CKP006"]` in `distdiag.toml`.
 
     ## References
-    - PrimeIntellect-ai/prime-rl#1035
+    - https://github.com/PrimeIntellect-ai/prime-rl/issues/1035
     """
 
     code = "CKP006"
     name = "deduplicated-rank-state"
     severity = Severity.WARNING
-
-    why = "What is not sharded is written once under its key, and given to all ranks at a load."
-    fix = 'Put the rank into the key, as in `f"loader_{rank}"`, or save one file for each rank.'
-    fix_changes = "The keys of new checkpoints; old ones cannot be loaded under the new keys."
-    fix_leaves = "Checkpoints that were written before: they lack the state of the other ranks."
-    disproof = "The ranks do not need these values, or set them anew after a load."
 
     def check(self, alignment: RankStateView) -> Iterator[Finding]:
         """Compare what ranks have saved, or name what came back as that of another rank."""

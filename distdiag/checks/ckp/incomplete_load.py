@@ -1,4 +1,4 @@
-"""CKP003: weights stay as they were made although a checkpoint was loaded into their model."""
+"""CKP003: weights keep their initial values although a checkpoint was loaded into the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import WeightsLoadedView
 
 _MUCH: Final = 0.2
-"""The share of a model's bytes from which on a renamed part is no exchanged head any more."""
+"""A renamed part with this share of a model's bytes is no exchanged head any more."""
 
 _MEBIBYTE: Final = 1 << 20
 
@@ -27,51 +27,49 @@ class _Reason(NamedTuple):
 
 
 class IncompleteLoad(Check[WeightsLoadedView]):
-    """Weights stay as they were made although a checkpoint was loaded into their model.
+    """Weights keep their initial values although a checkpoint was loaded into the model.
 
-    ## What it detects
-    `load_state_dict` with `strict=False`, or with an error that the program caught, after which
-    tensors of the model were neither loaded by another call nor written otherwise until training
-    began. It is a warning where the checkpoint holds them under another prefix, where nothing at
-    all found its place, where layers in the middle are missing, and where a strict load had
-    refused. Else (a new head, an adapter, an encoder of a larger model) it is a note, or nothing.
-
-    ## Why it matters
-    The run trains, or freezes, weights that are random numbers. No exception says so; the loss is
-    merely higher than it should be.
+    ## What you see
+    The run trains, or freezes, weights that are random numbers. With `strict=False`, or when the
+    error is caught, nothing says so: the loss is merely higher than it should be.
 
     ## Example
-    `model.load_state_dict(torch.load(path), strict=False)` with a file that was saved from a model
-    inside DDP: all its names begin with `module.`, so none of them fits.
+        # wrong: the file was saved from DDP, so all names begin with `module.` and none fits
+        model.load_state_dict(torch.load(path), strict=False)
+
+        # right: change the names, and let a mismatch fail
+        state = torch.load(path)
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+        model.load_state_dict(state)
 
     ## How to fix
-    Load with `strict=True`, or look at the returned `missing_keys` and `unexpected_keys`, and
-    change the names until they fit.
+    Load with `strict=True`, or compare `missing_keys` with what is meant to be new.
+
+    Changes: The weights that training begins with.
+
+    Leaves: Results of runs that began with these weights.
+
+    ## When it is not a defect
+    The tensors named are meant to be new (a head, an adapter), or were filled from elsewhere.
+
+    To silence it, set `ignore = ["CKP003"]` in `distdiag.toml`.
 
     ## References
-    - https://pytorch.org/docs/stable/generated/torch.nn.Module.html
-    - NVIDIA-NeMo/Megatron-Bridge#6032
+    - https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/6032
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
     """
 
     code = "CKP003"
     name = "incomplete-load"
     severity = Severity.WARNING
 
-    why = (
-        "With `strict=False`, or when the error is caught, what has no place is left out silently."
-    )
-    fix = "Load with `strict=True`, or compare `missing_keys` with what is meant to be new."
-    fix_changes = "The weights that training begins with."
-    fix_leaves = "Results of runs that began with these weights."
-    disproof = "The tensors named are meant to be new, or were filled from elsewhere."
-
     def check(self, alignment: WeightsLoadedView) -> Iterator[Finding]:
         """Judge what each rank has left out, once for ranks that left out the same."""
-        alike: dict[tuple[object, ...], dict[int, WeightsLoaded]] = {}
+        same: dict[tuple[object, ...], dict[int, WeightsLoaded]] = {}
         for rank, event in alignment.by_rank.items():
             key = (event.missing, event.given_prefix, event.num_renamed, event.is_refused)
-            alike.setdefault(key, {})[rank] = event
-        for by_rank in alike.values():
+            same.setdefault(key, {})[rank] = event
+        for by_rank in same.values():
             yield from self._judge(by_rank)
 
     def _judge(self, by_rank: dict[int, WeightsLoaded]) -> Iterator[Finding]:
@@ -82,8 +80,8 @@ class IncompleteLoad(Check[WeightsLoadedView]):
         location = user_location(event.site.frames)
         yield self.finding(
             f"{event.num_missing} of {event.num_tensors} tensors of {event.target} "
-            f"({_size(event.missing_bytes)} of {_size(event.num_bytes)}) were not loaded and train "
-            f"as they were made: {reason.text}",
+            f"({_size(event.missing_bytes)} of {_size(event.num_bytes)}) were not loaded and keep "
+            f"their initial values: {reason.text}",
             ranks=ranks,
             step=event.step,
             location=location,
@@ -121,10 +119,10 @@ def _reason(event: WeightsLoaded) -> _Reason | None:
     if event.at_step:
         return None  # what is missing may be trained by now
     if event.is_refused:
-        text = "a strict load had refused, and the program went on"
+        text = "a strict load failed, and the program went on"
         return _Reason(text, "Let the error of the strict load end the run.", Grade.LIKELY, 0.8)
     if event.holes:
-        text = f"{first_and_more(event.holes)} are missing between like ones that were loaded"
+        text = f"{first_and_more(event.holes)} are missing although their neighbours were loaded"
         return _Reason(text, fix, Grade.LIKELY, 0.8)
     if 2 * event.missing_bytes > event.num_bytes:
         return None  # an adapter, or a part of a larger model
@@ -136,8 +134,8 @@ def _rest(event: WeightsLoaded) -> str:
     if event.num_unknown:
         seen += f", {event.num_unknown} cannot be compared any more"
     if not event.num_unexpected:
-        return f"{seen}; all that was given has found its place"
-    return f"{seen}; given but not wanted: {first_and_more(event.unexpected)}"
+        return f"{seen}; all tensors of the checkpoint were used"
+    return f"{seen}; not in the model: {first_and_more(event.unexpected)}"
 
 
 def _prefix(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""CKP004: a model that trains does not hold what was loaded for it."""
+"""CKP004: a checkpoint was read, but the model that trains does not hold its values."""
 
 from __future__ import annotations
 
@@ -27,40 +27,44 @@ _TEXTS: Final = {
 
 
 class IneffectiveLoad(Check[LoadWastedView]):
-    """A model that trains does not hold what was loaded for it.
+    """A checkpoint was read, but the model that trains does not hold its values.
 
-    ## What it detects
-    `torch.distributed.checkpoint.load` into tensors that are not those of the model (a full, moved
-    or copied state dict), after which the model still holds what it held before and the values
-    differ; and loads after which the weights were written anew, with values that have nothing in
-    common with what was loaded.
-
-    ## Why it matters
-    The run seems to resume and begins anew.
+    ## What you see
+    The run seems to resume and begins anew: the values were read into tensors that are not the
+    model's, or something wrote other values over them.
 
     ## Example
-    `state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))`, then
-    `dcp.load(state, checkpoint_id=path)`, and no `set_model_state_dict(model, state)`.
+        # wrong: a full state dict is a copy; the model never gets what was read
+        state = get_model_state_dict(model, options=full)
+        dcp.load(state, checkpoint_id=path)
+
+        # right
+        state = get_model_state_dict(model, options=full)
+        dcp.load(state, checkpoint_id=path)
+        set_model_state_dict(model, state, options=full)
 
     ## How to fix
     Put what was read into the model, after everything that initialises it.
 
+    Changes: The weights that training begins with.
+
+    Leaves: Results of runs that began with other weights.
+
+    ## When it is not a defect
+    The program means to train from other weights than those that it has loaded.
+
+    To silence it, set `ignore = ["CKP004"]` in `distdiag.toml`.
+
     ## References
-    - https://pytorch.org/docs/stable/distributed.checkpoint.html
+    - https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
 
     code = "CKP004"
     name = "ineffective-load"
     severity = Severity.WARNING
 
-    why = "What was read lies beside the model, or something was written over it."
-    fix = "Put what was read into the model, after everything that initialises it."
-    fix_changes = "The weights that training begins with."
-    fix_leaves = "Results of runs that began with other weights."
-    disproof = "The program means to train from other weights than those that it has loaded."
-
     def check(self, alignment: LoadWastedView) -> Iterator[Finding]:
-        """Name the ranks on which a load came to nothing."""
+        """Name the ranks on which a load had no effect."""
         event = alignment.any_event
         message, why, fix = _TEXTS[event.waste]
         names = first_and_more(event.names)

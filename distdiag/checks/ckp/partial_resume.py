@@ -1,4 +1,4 @@
-"""CKP007: weights are resumed and the state of their optimizer is not."""
+"""CKP007: weights were loaded from a checkpoint, and the state of their optimizer was not."""
 
 from __future__ import annotations
 
@@ -20,41 +20,45 @@ class _Reason(NamedTuple):
 
 
 class PartialResume(Check[ResumeView]):
-    """Weights are resumed and the state of their optimizer is not.
+    """Weights were loaded from a checkpoint, and the state of their optimizer was not.
 
-    ## What it detects
-    An optimizer with a state of its own (momentum, second moments) that begins without any although
-    its weights and its learning rate schedule were loaded, or whose state was loaded into another
-    optimizer that never steps. That only the weights were loaded from a file with more in it is a
-    note: a fine-tuning does so on purpose.
-
-    ## Why it matters
+    ## What you see
     The first steps after a resume are as large as those at the start of a training, at the learning
-    rate of the middle: the loss jumps.
+    rate of the middle, because the optimizer estimates its moments anew. The loss jumps.
 
     ## Example
-    `optimizer.load_state_dict(...)`, and later `optimizer = AdamW(model.parameters())` again
-    because the model was wrapped.
+        # wrong: the optimizer that was loaded is thrown away
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        model = wrap(model)
+        optimizer = AdamW(model.parameters())
+
+        # right: load into the optimizer that steps
+        model = wrap(model)
+        optimizer = AdamW(model.parameters())
+        optimizer.load_state_dict(checkpoint["optimizer"])
 
     ## How to fix
-    Load the optimizer's state too, into the optimizer that steps.
+    Load the state of the optimizer from the same checkpoint, into the optimizer that steps.
+
+    Changes: The updates after a resume.
+
+    Leaves: Runs that were resumed without the state.
+
+    ## When it is not a defect
+    The optimizer is meant to begin anew, as in a fine-tuning.
+
+    To silence it, set `ignore = ["CKP007"]` in `distdiag.toml`.
 
     ## References
-    - https://pytorch.org/tutorials/beginner/saving_loading_models.html
+    - https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
     """
 
     code = "CKP007"
     name = "partial-resume"
     severity = Severity.WARNING
 
-    why = "An optimizer whose state was not loaded estimates its moments anew."
-    fix = "Load the state of the optimizer from the same checkpoint, after it was made for good."
-    fix_changes = "The updates after a resume."
-    fix_leaves = "Runs that were resumed without the state."
-    disproof = "The optimizer is meant to begin anew."
-
     def check(self, alignment: ResumeView) -> Iterator[Finding]:
-        """Judge each rank's optimizer, once for ranks that say the same."""
+        """Judge each rank's optimizer, once for ranks with the same reason."""
         reasons: dict[_Reason, dict[int, TrainingResumed]] = {}
         for rank, event in alignment.by_rank.items():
             reason = _reason(event)

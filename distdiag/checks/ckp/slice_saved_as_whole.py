@@ -1,4 +1,4 @@
-"""CKP002: some ranks save their part of a sharded parameter, and the others save none."""
+"""CKP002: a checkpoint holds only some ranks' parts of a sharded parameter."""
 
 from __future__ import annotations
 
@@ -12,41 +12,46 @@ from distdiag.views.alignment import SliceSaveView
 
 
 class SliceSavedAsWhole(Check[SliceSaveView]):
-    """Some ranks save their part of a sharded parameter, and the others save none.
+    """A checkpoint holds only some ranks' parts of a sharded parameter.
 
-    ## What it detects
-    `torch.save` of the local parts of sharded parameters on some of the ranks that hold parts, and
-    on the others never in the whole run.
-
-    ## Why it matters
-    The file holds a fraction of each parameter. What the other ranks had trained is lost, and a
-    load leaves their parts as they were initialised.
+    ## What you see
+    A sharded parameter is on no rank as a whole: each has its own rows or columns. The file holds a
+    fraction of each parameter; what the other ranks had trained is lost.
 
     ## Example
-    `if rank == 0: torch.save({n: p.to_local() for n, p in model.named_parameters()}, path)`.
+        # wrong: saves the rows of rank 0 only
+        if rank == 0:
+            torch.save({n: p.to_local() for n, p in model.named_parameters()}, path)
+
+        # right: all ranks gather, one saves
+        state = {n: p.full_tensor() for n, p in model.named_parameters()}
+        if rank == 0:
+            torch.save(state, path)
 
     ## How to fix
-    Gather first (`full_tensor()` on all ranks, or `get_model_state_dict` with full state), then
-    save on one rank; or save with `torch.distributed.checkpoint` on all ranks.
+    Call `full_tensor()` on all ranks and save the result on one of them, or save with
+    `torch.distributed.checkpoint` on all ranks.
+
+    Changes: The size of the checkpoint, and the memory that saving it needs.
+
+    Leaves: Checkpoints that were written before: they lack the other parts.
+
+    ## When it is not a defect
+    The saved tensors have the global shapes of the parameters.
+
+    To silence it, set `ignore = ["CKP002"]` in `distdiag.toml`.
 
     ## References
-    - huggingface/accelerate#4206
+    - https://github.com/huggingface/accelerate/issues/4206
+    - https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
 
     code = "CKP002"
     name = "slice-saved-as-whole"
     severity = Severity.ERROR
 
-    why = "A sharded parameter is on no rank as a whole: each has its own rows or columns."
-    fix = "Call `full_tensor()` on all ranks and save the result on one of them."
-    fix_changes = "The size of the checkpoint, and the memory that saving it needs."
-    fix_leaves = "Checkpoints that were written before: they lack the other parts."
-    disproof = "The saved tensors have the global shapes of the parameters."
-
     def check(self, alignment: SliceSaveView) -> Iterator[Finding]:
         """Name the ranks whose parts were never saved."""
-        if alignment.kind != "save":
-            return
         first = alignment.any_event
         location = user_location(first.site.frames)
         lost = alignment.missing_ranks

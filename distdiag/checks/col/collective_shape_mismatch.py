@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distdiag.checks.base import Check
+from distdiag.checks.col.mismatch import CallMismatch, each_group
 from distdiag.checks.shared.culprits import (
     Reason,
     Verdict,
     blame,
-    camp_evidence,
-    grade_of,
     group_by,
+    group_evidence,
     location_in,
     step_of,
 )
@@ -20,7 +19,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import call_phrase, sizes_phrase
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.alignment import Alignment, CollectiveView
+from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import (
     Aspect,
     clean_module,
@@ -32,60 +31,61 @@ from distdiag.views.invariants import (
 )
 
 
-class CollectiveShapeMismatch(Check[CollectiveView]):
+class CollectiveShapeMismatch(CallMismatch):
     """Ranks call one collective with sizes that do not fit together.
 
-    ## What it detects
-    The same collective of a process group in which the numbers of elements contradict each other:
-    unequal tensors where all must be equal (`all_reduce`, `broadcast`, `all_gather_into_tensor` …),
-    or a list entry or split that has no room for what the peer sends (`all_gather`, `all_to_all`,
-    `gather`, `scatter` …). Uneven sizes that fit are legal and stay silent. The same applies to a
-    send and its receive. Equal numbers of elements in different shapes are a note.
-
-    ## Why it matters
-    NCCL does not compare sizes: the call hangs, or reads and writes memory beyond the tensor. Gloo
-    aborts the process.
+    ## What you see
+    NCCL does not compare sizes: the call hangs, or reads and writes beyond the tensor. Gloo aborts
+    the process.
 
     ## Example
-    Batches are padded to their own longest sample, and the logits are gathered for a metric: the
-    sequence length differs from rank to rank.
+        # wrong: each rank pads to its own longest sample
+        logits = model(pad(batch))
+        dist.all_gather_into_tensor(everything, logits)
+
+        # right: all ranks pad to the longest sample of all
+        longest = torch.tensor(max_length(batch))
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        dist.all_gather_into_tensor(everything, model(pad(batch, int(longest))))
 
     ## How to fix
-    Pad to one length over all ranks before gathering, exchange the sizes first, or reduce a few
-    numbers (correct, total) instead of gathering tensors.
+    Make the sizes equal: pad to the maximum over the ranks, drop the uneven last batch on all of
+    them, or exchange the sizes first and pass splits that fit.
+
+    Changes: Padding has to be masked out wherever the gathered values are used.
+
+    Leaves: The reason why the ranks' data differ in size.
+
+    ## When it is not a defect
+    The sizes fit for every pair of ranks, as in an all_to_all with matching splits.
+
+    Equal numbers of elements in different shapes are only a note. To silence it, set
+    `ignore = ["COL003"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.all_gather`, `torch.distributed.all_to_all_single`: sizes and splits
-    - `torch.distributed.flight_recorder`: `SIZE_OR_SYNTAX_MISMATCH`
+    - https://github.com/huggingface/accelerate/issues/3921
+    - https://github.com/deepspeedai/DeepSpeed/issues/6809
+    - https://github.com/huggingface/trl/issues/2890
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_gather
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_to_all_single
     """
 
     code = "COL003"
     name = "collective-shape-mismatch"
     severity = Severity.ERROR
 
-    why = (
-        "The backend trusts every rank's own sizes; where they differ it waits or overruns memory."
-    )
-    fix = (
-        "Make the sizes equal: pad to the maximum over the ranks, drop the uneven last batch on "
-        "all of them, or exchange the sizes first and pass splits that fit."
-    )
-    fix_changes = "Padding has to be masked out wherever the gathered values are used."
-    fix_leaves = "The reason why the ranks' data differ in size."
-    disproof = "The recorded sizes of this call fit together for every pair of ranks."
-
     def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Compare numbers of elements; a mere difference in shape is a note."""
-        if alignment.kind != "group" and unexplained(alignment) is Aspect.SHAPE:
-            yield self._sizes(alignment)
+        if unexplained(alignment) is Aspect.SHAPE:
+            yield self._differing_sizes(alignment)
         elif alignment.kind == "collective" and contradiction(alignment) is None:
-            camps = group_by(alignment, lambda call: call.signature.input_sizes)
-            if len(camps) > 1 and wants_equal_sizes(alignment.any_event.signature.op):
-                yield self._shapes(alignment, camps)
+            groups = group_by(alignment, lambda call: call.signature.input_sizes)
+            if len(groups) > 1 and wants_equal_sizes(alignment.any_event.signature.op):
+                yield self._differing_shapes(alignment, groups)
 
-    def _sizes(self, alignment: Alignment[Collective]) -> Finding:
+    def _differing_sizes(self, alignment: CollectiveView) -> Finding:
         transfers = uneven_transfers(alignment.by_rank)
-        camps = group_by(alignment, _sizes_of)
+        groups = group_by(alignment, _sizes_of)
         if transfers:
             odd = ranks_in(transfers)
             others = RankSet(alignment.present_ranks - odd)
@@ -97,33 +97,30 @@ class CollectiveShapeMismatch(Check[CollectiveView]):
                 f"which expects {t.expected}"
             )
         else:
-            verdict = blame(alignment, camps)
-            detail = "all must pass equally many elements, and there are " + ", ".join(
-                f"{sum(payload(alignment.by_rank[min(camp)].signature))} on {camp.phrase()}"
-                for camp in camps
+            verdict = blame(alignment, groups)
+            detail = "all ranks must pass equally many elements, but there are " + each_group(
+                alignment, groups, lambda call: sum(payload(call.signature))
             )
         modules = {clean_module(call.site.module) for call in alignment.by_rank.values()}
-        return self.finding(
+        return self.mismatch(
+            alignment,
+            groups,
             f"{call_phrase(alignment.any_event)} has sizes that do not fit: {detail}",
-            ranks=verdict.culprits,
-            step=step_of(alignment, verdict.culprits),
-            location=location_in(alignment, verdict.culprits),
-            subjects=tuple(sorted(module for module in modules if module)),
-            grade=grade_of(alignment, verdict),
-            confidence=verdict.confidence,
-            evidence=camp_evidence(alignment, camps, sizes_phrase),
+            sizes_phrase,
+            verdict,
+            tuple(sorted(module for module in modules if module)),
         )
 
-    def _shapes(self, alignment: Alignment[Collective], camps: tuple[RankSet, ...]) -> Finding:
-        verdict = blame(alignment, camps)
+    def _differing_shapes(self, alignment: CollectiveView, groups: tuple[RankSet, ...]) -> Finding:
+        culprits = blame(alignment, groups).culprits
         return self.finding(
             f"{call_phrase(alignment.any_event)} has equally many elements in different shapes",
-            ranks=verdict.culprits,
-            step=step_of(alignment, verdict.culprits),
-            location=location_in(alignment, verdict.culprits),
+            ranks=culprits,
+            step=step_of(alignment, culprits),
+            location=location_in(alignment, culprits),
             grade=Grade.NOTE,
             confidence=0.3,
-            evidence=camp_evidence(alignment, camps, sizes_phrase),
+            evidence=group_evidence(alignment, groups, sizes_phrase),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
+from distdiag.checks.col.mismatch import each_group
 from distdiag.checks.shared.activities import Activity
 from distdiag.checks.shared.culprits import (
     all_work,
@@ -28,62 +29,61 @@ from distdiag.views.rank_states import Fate
 class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
     """Ranks create process groups differently, or in different order.
 
-    ## What it detects
-    The n-th call that creates a process group asks for other members on one rank than on another,
-    or some ranks never make it. A different description of the same members is a note.
-
-    ## Why it matters
-    `new_group` is a collective of all ranks, members or not. A rank that leaves it out makes the
-    others wait, and all later groups get shifted names, so that ranks meet in the wrong group.
+    ## What you see
+    `new_group` is a collective of all ranks, members or not: a rank that leaves it out makes the
+    others wait. Groups are identified by the order of their creation, so later ones meet in the
+    wrong group.
 
     ## Example
-    `if rank in ranks: group = dist.new_group(ranks)`: only the members make the call.
+        # wrong: only the members make the call
+        if rank in (0, 1):
+            group = dist.new_group([0, 1])
+
+        # right: all ranks create all groups, in one order
+        groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+        group = groups[rank // 2]
 
     ## How to fix
-    Create all groups on all ranks, in one order, from one list; keep the one that holds the rank.
+    Call new_group for every group on every rank, in one order. Where only members can call it, pass
+    use_local_synchronization=True.
+
+    Changes: Ranks also make the calls for groups that they are not in.
+
+    Leaves: Collectives that used the wrong group before.
+
+    ## When it is not a defect
+    All ranks' records show this call with the same members at the same place in order.
+
+    A different description of the same members is a note. To silence it, set `ignore = ["COL008"]`
+    in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.new_group(use_local_synchronization=...)`
-    - `torch.distributed.device_mesh.init_device_mesh`
+    - https://github.com/pytorch/pytorch/issues/25390
+    - https://github.com/pytorch/pytorch/issues/49846
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.new_group
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh
     """
 
     code = "COL008"
     name = "process-group-mismatch"
     severity = Severity.ERROR
 
-    why = "Creating a group is a collective of all ranks, and groups are told apart by their order."
-    fix = (
-        "Call new_group for every group on every rank, in one order. Where only members can call "
-        "it, pass use_local_synchronization=True."
-    )
-    fix_changes = "Ranks also make the calls for groups that they are not in."
-    fix_leaves = "Collectives that used the wrong group before."
-    disproof = "All ranks' records show this call with the same members at the same place in order."
-
     def check(self, view: GroupView | OpenGroup) -> Iterator[Finding]:
         """Judge what the view shows."""
-        match view:
-            case GroupView():
-                yield from self._check_alignment(view)
-            case OpenGroup():
-                yield from self._check_missing(view)
+        if isinstance(view, GroupView):
+            yield from self._differing_members(view)
+        else:
+            yield from self._missing_call(view)
 
-    def _check_alignment(self, alignment: GroupView) -> Iterator[Finding]:
-        """Group the ranks by the members that they asked for."""
-        if alignment.kind != "group":
-            return
-        camps = group_by(alignment, lambda call: tuple(sorted(call.ranks)))
-        differs = len(camps) > 1 and not _is_split(alignment)
+    def _differing_members(self, alignment: GroupView) -> Iterator[Finding]:
+        groups = group_by(alignment, lambda call: tuple(sorted(call.ranks)))
+        differs = len(groups) > 1
         if not differs:
-            camps = group_by(alignment, lambda call: (call.ranks, call.desc))
-        if len(camps) < 2 or _is_split(alignment):
+            groups = group_by(alignment, lambda call: (call.ranks, call.desc))
+        if len(groups) < 2 or _is_split(alignment):
             return
-        verdict = blame(alignment, camps)
-        what = ", ".join(
-            f"{alignment.by_rank[min(c)].api}({list(alignment.by_rank[min(c)].ranks)}) "
-            f"on {c.phrase()}"
-            for c in camps
-        )
+        verdict = blame(alignment, groups)
+        what = each_group(alignment, groups, lambda call: f"{call.api}({list(call.ranks)})")
         yield self.finding(
             f"process group creation #{alignment.key[-1]} differs: {what}",
             ranks=verdict.culprits,
@@ -91,14 +91,13 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
             location=_where(alignment.by_rank[min(verdict.culprits)]),
             grade=grade_of(alignment, verdict) if differs else Grade.NOTE,
             confidence=verdict.confidence if differs else 0.2,
-            evidence=_evidence(alignment, camps),
+            evidence=_evidence(alignment, groups),
         )
 
-    def _check_missing(self, alignment: OpenGroup) -> Iterator[Finding]:
-        """Name the ranks that never made the call."""
+    def _missing_call(self, alignment: OpenGroup) -> Iterator[Finding]:
         missing = alignment.missing_ranks
         fates = {state_of(alignment, rank).fate for rank in missing}
-        if alignment.kind != "group" or fates & {Fate.RAISED, Fate.DIED}:
+        if fates & {Fate.RAISED, Fate.DIED}:
             return
         if activity_of_missing(alignment) not in (None, Activity.INITIALISATION):
             return
@@ -131,16 +130,16 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
 
 
 def _evidence(
-    alignment: Alignment[GroupCreated], camps: tuple[RankSet, ...]
+    alignment: Alignment[GroupCreated], groups: tuple[RankSet, ...]
 ) -> tuple[Evidence, ...]:
-    calls = [(camp, alignment.by_rank[min(camp)]) for camp in camps]
+    calls = [(group, alignment.by_rank[min(group)]) for group in groups]
     return tuple(
         Evidence(
-            ranks=camp,
+            ranks=ranks,
             summary=f"{call.api} of {list(call.ranks)} named {call.desc or 'nothing'}",
             location=_where(call),
         )
-        for camp, call in calls
+        for ranks, call in calls
     )
 
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distdiag.checks.base import Check
-from distdiag.checks.shared.culprits import (
-    blame,
-    camp_evidence,
-    grade_of,
-    group_by,
-    location_in,
-    step_of,
-)
+from distdiag.checks.col.mismatch import CallMismatch, each_group
+from distdiag.checks.shared.culprits import group_by
 from distdiag.checks.shared.explanations import unexplained
 from distdiag.findings.descriptions import call_phrase
 from distdiag.findings.finding import Finding, Severity
@@ -20,56 +13,54 @@ from distdiag.views.alignment import CollectiveView
 from distdiag.views.invariants import Aspect
 
 
-class ReduceOpMismatch(Check[CollectiveView]):
+class ReduceOpMismatch(CallMismatch):
     """Ranks reduce one tensor with different operations.
 
-    ## What it detects
-    One `all_reduce`, `reduce` or `reduce_scatter` for which the ranks gave different values of
-    `ReduceOp`. It speaks only where the operation is known on every rank: calls that DDP makes in
-    C++ show none.
-
-    ## Why it matters
-    No backend compares the operation. Each rank combines what it gets in its own way, so the call
-    ends well and the ranks hold different, wrong results.
+    ## What you see
+    Nothing fails: no backend compares the operation. Each rank combines the values in its own way,
+    and the ranks go on with different, wrong results.
 
     ## Example
-    A metric is reduced with MAX on the main process and with the default SUM on the others.
+        # wrong: MAX on rank 0, the default SUM elsewhere
+        if rank == 0:
+            dist.all_reduce(metric, op=dist.ReduceOp.MAX)
+        else:
+            dist.all_reduce(metric)
+
+        # right
+        dist.all_reduce(metric, op=dist.ReduceOp.MAX)
 
     ## How to fix
-    Pass the same `op` on every rank.
+    Pass the same ReduceOp on every rank; spell it out where one side relies on the default.
+
+    Changes: The reduced values, and what was derived from them.
+
+    Leaves: State that the wrong values have already reached, such as checkpoints.
+
+    ## When it is not a defect
+    All ranks' records of this call show the same ReduceOp.
+
+    To silence it, set `ignore = ["COL005"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.ReduceOp`
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.ReduceOp
     """
 
     code = "COL005"
     name = "reduce-op-mismatch"
     severity = Severity.ERROR
 
-    why = "No backend compares the operation: the call succeeds, and each rank has its own result."
-    fix = "Pass the same ReduceOp on every rank; spell it out where one side relies on the default."
-    fix_changes = "The reduced values, and what was derived from them."
-    fix_leaves = "State that the wrong values have already reached, such as checkpoints."
-    disproof = "All ranks' records of this call show the same ReduceOp."
+    # Only where the operation is known on every rank: calls that DDP makes in C++ show none.
 
     def check(self, alignment: CollectiveView) -> Iterator[Finding]:
         """Group the ranks by the operation that they reduce with."""
-        if alignment.kind != "collective" or unexplained(alignment) is not Aspect.REDUCE_OP:
+        if unexplained(alignment) is not Aspect.REDUCE_OP:
             return
-        camps = group_by(alignment, lambda call: call.signature.reduce_op)
-        verdict = blame(alignment, camps)
-        what = ", ".join(
-            f"{alignment.by_rank[min(camp)].signature.reduce_op} on {camp.phrase()}"
-            for camp in camps
-        )
-        yield self.finding(
-            f"{call_phrase(alignment.any_event)} reduces with different operations: {what}",
-            ranks=verdict.culprits,
-            step=step_of(alignment, verdict.culprits),
-            location=location_in(alignment, verdict.culprits),
-            grade=grade_of(alignment, verdict),
-            confidence=verdict.confidence,
-            evidence=camp_evidence(
-                alignment, camps, lambda call: f"reduces with {call.signature.reduce_op}"
-            ),
+        groups = group_by(alignment, lambda call: call.signature.reduce_op)
+        ops = each_group(alignment, groups, lambda call: call.signature.reduce_op)
+        yield self.mismatch(
+            alignment,
+            groups,
+            f"{call_phrase(alignment.any_event)} reduces with different operations: {ops}",
+            lambda call: f"reduces with {call.signature.reduce_op}",
         )

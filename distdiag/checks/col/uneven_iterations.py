@@ -23,61 +23,48 @@ from distdiag.views.invariants import clean_module
 class UnevenIterations(Check[CollectiveView | OpenCollective]):
     """A loop with collectives runs more often on some ranks than on others.
 
-    ## What it detects
-    A call inside a loop that all ranks passed equally often, and that some ranks now make once more
-    while the others have left the loop: they are at a later call, or have finished.
-
-    ## Why it matters
-    The extra pass has no partner. It hangs, or it pairs with the next collective of the ranks that
-    went on, and then the values are wrong without any error.
+    ## What you see
+    The extra pass has no partner: it hangs, or pairs with the next collective of the ranks that
+    went on, and the values are wrong without an error. The number of passes depends on something
+    local: the length of this rank's data, its loss, its tokens, its signal.
 
     ## Example
-    An iterable dataset is one batch shorter on one rank; early stopping is decided on a local
-    metric; a text generation loop ends at each rank's own end token; a signal reaches one rank.
+        # wrong: each rank stops by its own loss
+        while loss > target:
+            loss = train_epoch(model, loader)
+
+        # right: the ranks decide together
+        while any_rank(loss > target):  # an all_reduce of the flag with MAX
+            loss = train_epoch(model, loader)
 
     ## How to fix
-    Let the ranks agree on every pass: reduce the stop flag or the count, pad to the longest, or
-    drop to the shortest.
+    Decide together: all_reduce the stop flag (MAX) or the number of passes before the loop, run
+    masked dummy passes on ranks that are done, or bound the loop by an agreed count. For DDP,
+    torch.distributed.algorithms.Join does it for uneven inputs.
+
+    Changes: Ranks see other numbers of samples per epoch; means must weigh by sample counts.
+
+    Leaves: Metrics that divide by a local count, which stay wrong.
+
+    ## When it is not a defect
+    The ranks' records show equally many calls from the line in the loop.
+
+    To silence it, set `ignore = ["COL011"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.algorithms.Join`
-    - `torch.utils.data.DistributedSampler(drop_last=...)`
+    - https://github.com/pytorch/pytorch/issues/141069
+    - https://github.com/huggingface/transformers/issues/30228
+    - https://github.com/Lightning-AI/pytorch-lightning/issues/379
+    - https://github.com/pytorch/torchtitan/issues/1618
+    - https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
 
     code = "COL011"
     name = "uneven-iterations"
     severity = Severity.ERROR
 
-    why = (
-        "How often the loop runs is decided from something local: the length of this rank's data, "
-        "its loss, its tokens, its signal. Each pass has a collective that all ranks must join."
-    )
-    fix = (
-        "Decide together: all_reduce the stop flag (MAX) or the number of passes before the loop, "
-        "run masked dummy passes on ranks that are done, or bound the loop by an agreed count. For "
-        "DDP, torch.distributed.algorithms.Join does it for uneven inputs."
-    )
-    fix_changes = "Ranks see other numbers of samples per epoch; means must weigh by sample counts."
-    fix_leaves = "Metrics that divide by a local count, which stay wrong."
-    disproof = "The ranks' records show equally many calls from the line in the loop."
-
-    def check(self, view: CollectiveView | OpenCollective) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case CollectiveView():
-                yield from self._check_alignment(view)
-            case OpenCollective():
-                yield from self._check_missing(view)
-
-    def _check_alignment(self, alignment: CollectiveView) -> Iterator[Finding]:
-        """Judge a call in a loop that met a call behind the loop."""
-        yield from self._judge(alignment)
-
-    def _check_missing(self, alignment: OpenCollective) -> Iterator[Finding]:
-        """Judge a call in a loop that some ranks never made."""
-        yield from self._judge(alignment)
-
-    def _judge(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, alignment: CollectiveView | OpenCollective) -> Iterator[Finding]:
+        """Judge a call in a loop that met a later call, or that some ranks never made."""
         found = explain(alignment)
         if not isinstance(found, UnevenLoop):
             return
@@ -85,7 +72,7 @@ class UnevenIterations(Check[CollectiveView | OpenCollective]):
         where = call_location(found.call)
         module = clean_module(found.call.site.module)
         yield self.finding(
-            f"{found.stayers.phrase()} ran a loop further than {found.leavers.phrase()}: "
+            f"{found.stayers.phrase()} ran a loop more often than {found.leavers.phrase()}: "
             f"{call_phrase(found.call)}{at(where)} is call {found.num_stayed} from there, after "
             f"{found.num_left} on {found.leavers.phrase()}{_signal(alignment, found.leavers)}",
             ranks=odd,
@@ -128,4 +115,4 @@ def _left(found: UnevenLoop, alignment: Alignment[Collective]) -> Iterator[Evide
 def _signal(alignment: Alignment[Collective], leavers: RankSet) -> str:
     signals = [state_of(alignment, rank).signalled for rank in leavers]
     names = sorted({signal_name(signal.signal) for signal in signals if signal is not None})
-    return f", which had got {', '.join(names)}" if names else ""
+    return f", which had received {', '.join(names)}" if names else ""

@@ -35,37 +35,41 @@ from distdiag.views.rank_states import Fate, RankState
 class UnmatchedSend(Check[OpenCollective]):
     """A send or a receive has no counterpart.
 
-    ## What it detects
-    A point-to-point call whose peer has left, waits itself for the caller, or did not move for the
-    hang threshold, without ever having made the matching call: the same peer, tag and group.
-
-    ## Why it matters
-    A receive without a send waits until the timeout, and so does a large send without a receive.
+    ## What you see
+    A receive without a send waits until the timeout, and so does a large send without a receive. A
+    message needs both sides, with the same tag, in the same order for each pair of ranks.
 
     ## Example
-    Two neighbours both receive before they send; a pipeline stage sends one micro-batch more than
-    the next one receives; the tags differ.
+        # wrong: both neighbours receive first, and wait for each other
+        dist.recv(theirs, src=peer)
+        dist.send(mine, dst=peer)
+
+        # right: both messages at once
+        ops = [dist.P2POp(dist.irecv, theirs, peer), dist.P2POp(dist.isend, mine, peer)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
 
     ## How to fix
-    Pair every send with one receive. Where two ranks exchange, let one send first, or use
-    `batch_isend_irecv`.
+    Add the missing side or remove this one. For an exchange use batch_isend_irecv, or let one of
+    the two send first and the other receive first.
+
+    Changes: The order in which the two ranks communicate.
+
+    Leaves: Messages that were paired with the wrong one before.
+
+    ## When it is not a defect
+    The peer has a record of the matching call: same group, peer and tag.
+
+    To silence it, set `ignore = ["COL012"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.send`, `torch.distributed.recv`, `torch.distributed.batch_isend_irecv`
+    - https://github.com/pytorch/pytorch/issues/172668
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.batch_isend_irecv
     """
 
     code = "COL012"
     name = "unmatched-send"
     severity = Severity.ERROR
-
-    why = "A message needs both sides, with the same tag, in the same order for each pair of ranks."
-    fix = (
-        "Add the missing side or remove this one. For an exchange use batch_isend_irecv, or let "
-        "one of the two send first and the other receive first."
-    )
-    fix_changes = "The order in which the two ranks communicate."
-    fix_leaves = "Messages that were paired with the wrong one before."
-    disproof = "The peer has a record of the matching call: same group, peer and tag."
 
     def check(self, alignment: OpenCollective) -> Iterator[Finding]:
         """Name the side that did not come."""

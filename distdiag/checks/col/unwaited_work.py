@@ -15,33 +15,41 @@ from distdiag.views.rank_states import WorkView
 class UnwaitedWork(Check[WorkView]):
     """An asynchronous collective is never waited for.
 
-    ## What it detects
-    A call with `async_op=True` in the user's own code whose `Work` was released although nobody had
-    waited for it. Barriers, sends and receives are a note; calls of frameworks stay silent.
-
-    ## Why it matters
-    The result is in the tensor only after `wait()`. Without it the code reads what is there by
+    ## What you see
+    The tensor holds the result only after wait(). Before that the code reads what is there by
     chance, and an error of the call is never seen.
 
     ## Example
-    `dist.all_reduce(loss, async_op=True)` followed by `loss.item()`.
+        # wrong: the sum may not be there yet
+        dist.all_reduce(loss, async_op=True)
+        print(loss.item())
+
+        # right
+        work = dist.all_reduce(loss, async_op=True)
+        work.wait()
+        print(loss.item())
 
     ## How to fix
-    Keep the returned `Work` and call `wait()` before the result is used, or drop `async_op=True`.
+    Keep the Work that the call returns and call wait() on it before the result is used, or drop
+    `async_op=True`.
+
+    Changes: The host, or its stream, waits there for the call to end.
+
+    Leaves: Values that were read too early in the steps before.
+
+    ## When it is not a defect
+    A wait() on this Work, or a synchronisation of the device, stands before the use.
+
+    Barriers, sends and receives are a note. To silence it, set `ignore = ["COL010"]` in
+    `distdiag.toml`.
 
     ## References
-    - `torch.distributed`: synchronous and asynchronous collective operations
+    - https://docs.pytorch.org/docs/stable/distributed.html#synchronous-and-asynchronous-collective-operations
     """
 
     code = "COL010"
     name = "unwaited-work"
     severity = Severity.WARNING
-
-    why = "The tensor holds the result only after wait(); before that, its values depend on luck."
-    fix = "Keep the Work that the call returns and call wait() on it before the result is used."
-    fix_changes = "The host, or its stream, waits there for the call to end."
-    fix_leaves = "Values that were read too early in the steps before."
-    disproof = "A wait() on this Work, or a synchronisation of the device, stands before the use."
 
     def check(self, view: WorkView) -> Iterator[Finding]:
         """Judge a Work that was released."""

@@ -1,4 +1,4 @@
-"""DIA001: a check of the tool itself failed and was switched off."""
+"""DIA001: a check of distdiag failed and was switched off."""
 
 from __future__ import annotations
 
@@ -25,34 +25,38 @@ class Crash(View):
 
 
 class CrashedCheck(Check[Crash]):
-    """A check of the tool itself failed and was switched off.
+    """A check of distdiag failed and was switched off.
 
-    ## What it detects
-    An exception inside a check. The engine builds this finding; training is not touched.
-
-    ## Why it matters
-    From here on that check finds nothing, which must not read as "nothing is wrong".
+    ## What you see
+    The check raised an exception of its own; this says nothing about the training. From here on the
+    check finds nothing, which does not mean that nothing is wrong.
 
     ## Example
-    A check of a third party meets a record that it did not expect.
+        # wrong: a check of a third party trusts every call to have sizes
+        rows = call.signature.input_sizes[0][0]
+
+        # right
+        rows = call.signature.input_sizes[0][0] if call.signature.input_sizes else 0
 
     ## How to fix
-    Report the traceback to the author of the check, and ignore the check with `--ignore CODE`
-    until it is repaired.
+    Report the traceback to the author of the check; until then, pass `--ignore` with its code.
+
+    Changes: The code is listed as not checked.
+
+    Leaves: What the check would have found stays unknown for this run.
+
+    ## When it is not a defect
+    The report lists the code as checked.
+
+    To silence it, set `ignore = ["DIA001"]` in `distdiag.toml`.
 
     ## References
-    - `distdiag list`: the checks and where they come from
+    - https://packaging.python.org/en/latest/specifications/entry-points/
     """
 
     code = "DIA001"
     name = "crashed-check"
     severity = Severity.WARNING
-
-    why = "The check raised an exception of its own; this says nothing about the training."
-    fix = "Report the traceback to the author of the check; until then, --ignore its code."
-    fix_changes = "The code is listed as not checked."
-    fix_leaves = "What the check would have found stays unknown for this run."
-    disproof = "The report lists the code as checked."
 
     def check(self, view: Crash) -> Iterator[Finding]:
         """Report it."""

@@ -14,37 +14,40 @@ from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
 class DisabledProbe(Check[ProbeDisabled]):
     """A probe could not observe and was switched off.
 
-    ## What it detects
-    A probe of the tool that raised an exception, or found that it cannot work here. Training goes
-    on without it.
-
-    ## Why it matters
-    What the probe would have seen is missing from the records, so checks that rest on it say at
-    most a note about that rank.
+    ## What you see
+    The probe switched itself off rather than disturb the training, which goes on. Checks that rest
+    on it say at most a note about this rank.
 
     ## Example
-    The disk of the run directory is full.
+        # wrong: the run directory is on a disk that is full
+        torchrun --nproc-per-node 4 -m distdiag.check --run-dir /full/run train.py
+
+        # right
+        torchrun --nproc-per-node 4 -m distdiag.check --run-dir /scratch/run train.py
 
     ## How to fix
-    Read the reason in the evidence. A full disk or a missing permission is yours to free; a
-    traceback inside the tool is a defect to report.
+    Remove the reason that the evidence names, such as a full disk or a missing permission, or
+    report the traceback if it is the tool's.
+
+    Changes: The checks that rest on this probe judge the rank again.
+
+    Leaves: What the probe missed in this run stays unknown.
+
+    ## When it is not a defect
+    Later records of the rank come from this probe.
+
+    To silence it, set `ignore = ["DIA003"]` in `distdiag.toml`.
 
     ## References
-    - `distdiag doctor`
+    - https://docs.python.org/3/library/errno.html
     """
 
     code = "DIA003"
     name = "disabled-probe"
     severity = Severity.INFO
 
-    why = "The probe switched itself off rather than disturb the training."
-    fix = "Remove the reason that the evidence names, or report the traceback if it is the tool's."
-    fix_changes = "The checks that rest on this probe judge the rank again."
-    fix_leaves = "What the probe missed in this run stays unknown."
-    disproof = "Later records of the rank come from this probe."
-
     def check(self, event: ProbeDisabled) -> Iterator[Finding]:
-        """Pass on what the rank said about its probe."""
+        """Report the probe and the reason that the rank recorded."""
         ranks = RankSet([event.rank])
         yield self.finding(
             f"probe {event.probe} of rank {event.rank} was switched off: {event.reason}",

@@ -1,4 +1,4 @@
-"""DIA002: nothing was ever heard of a rank."""
+"""DIA002: a rank of the job recorded no events."""
 
 from __future__ import annotations
 
@@ -15,49 +15,47 @@ from distdiag.views.rank_states import Fate, JobView, LaunchView
 
 
 class SilentRank(Check[LaunchView | JobView]):
-    """Nothing was ever heard of a rank.
+    """A rank of the job recorded no events.
 
-    ## What it detects
-    At the end of a run, ranks of the job that wrote no event at all. And at once, as a note, a
-    process group that has more ranks than are observed, and ranks that the script starts by itself.
-
-    ## Why it matters
-    Whatever those ranks did is not in the report, and what was compared leaves them out.
+    ## What you see
+    What the rank did is not in the report: the other ranks were compared without it.
 
     ## Example
-    Two of three nodes were started through the tool, the third one was not; or the run directory of
-    a node was lost. Or `python -m distdiag.check` runs a script of Lightning, which starts the
-    other ranks by itself, or one that calls `torch.multiprocessing.spawn`.
+        # wrong: the script starts its ranks by itself, and only the first process is observed
+        python -m distdiag.check train.py --devices 4
+
+        # right: torchrun starts all ranks under the tool
+        torchrun --nproc-per-node 4 -m distdiag.check train.py --devices 4
 
     ## How to fix
-    Start every rank through the tool, with one run directory that each node can write to. A script
-    that starts its ranks by itself is started by `torchrun --nproc-per-node N -m distdiag.check`
-    instead: Lightning then starts none, and `spawn` must be left out.
+    Start the script through the tool on every rank, with a run directory that every node can write
+    to. Lightning starts no ranks under torchrun; leave out `torch.multiprocessing.spawn` yourself.
+
+    Changes: The rank is compared with the others.
+
+    Leaves: What happened on the rank in this run stays unknown.
+
+    ## When it is not a defect
+    The run directory holds an event file of the rank.
+
+    To silence it, set `ignore = ["DIA002"]` in `distdiag.toml`.
 
     ## References
-    - `distdiag doctor`
+    - https://docs.pytorch.org/docs/stable/elastic/run.html
     """
 
     code = "DIA002"
     name = "silent-rank"
     severity = Severity.WARNING
 
-    why = "A rank without records was not observed; the other ranks were compared without it."
-    fix = "Start the script through the tool on every rank, with a run directory it can write to."
-    fix_changes = "The rank is compared with the others."
-    fix_leaves = "What happened on the rank in this run stays unknown."
-    disproof = "The run directory holds an event file of the rank."
-
     def check(self, view: LaunchView | JobView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case LaunchView():
-                yield from self._check_event(view)
-            case JobView():
-                yield from self._check_ranks(view)
+        """Name unobserved ranks when the job begins, and silent ones when it has ended."""
+        if isinstance(view, LaunchView):
+            yield from self._unobserved_ranks(view)
+        else:
+            yield from self._silent_ranks(view)
 
-    def _check_event(self, view: LaunchView) -> Iterator[Finding]:
-        """Name the ranks that the job has beside those that are observed."""
+    def _unobserved_ranks(self, view: LaunchView) -> Iterator[Finding]:
         event, states = view.event, view.states
         started = states[event.rank].started
         is_alone = started is not None and started.world_size == 1
@@ -90,10 +88,9 @@ class SilentRank(Check[LaunchView | JobView]):
             fix=f"{fix[:1].upper()}{fix[1:]}" if fix else self.fix,
         )
 
-    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
-        """Name the silent ranks once no rank runs any more."""
+    def _silent_ranks(self, view: JobView) -> Iterator[Finding]:
         states = view.states
-        # Why a rank has no agent DIA003 says.
+        # DIA003 reports why a rank has no agent.
         silent = RankSet(
             s.rank
             for s in states.values()
@@ -102,7 +99,7 @@ class SilentRank(Check[LaunchView | JobView]):
         if not silent or any(state.fate is Fate.RUNNING for state in states.values()):
             return
         yield self.finding(
-            f"no event of {silent.phrase()} was ever read",
+            f"{silent.phrase()} recorded no events",
             ranks=silent,
             confidence=1.0,
             evidence=(Evidence(ranks=silent, summary="no event file, or an empty one"),),

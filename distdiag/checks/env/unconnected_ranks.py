@@ -1,4 +1,4 @@
-"""ENV001: ranks were launched together, and each trains alone."""
+"""ENV001: ranks were launched together, and each trains a model of its own."""
 
 from __future__ import annotations
 
@@ -15,48 +15,44 @@ from distdiag.views.alignment import LoneStepsView
 class UnconnectedRanks(Check[LoneStepsView]):
     """Ranks were launched together, and each trains a model of its own.
 
-    ## What it detects
-    `WORLD_SIZE` is greater than 1, and at the first optimizer step of two ranks or more
-    `torch.distributed` is not initialised, or accelerate has set itself up for one process and no
-    collective was ever issued. It is taken back when the ranks meet later.
-    A note where a package is imported by which ranks may exchange gradients without one (Horovod,
-    mpi4py, Ray, torch_xla, …).
-
-    ## Why it matters
+    ## What you see
     Nothing is averaged: N ranks train N models, often on the same data, and write the same files.
-    The job costs N times as much and is no faster, and the checkpoint is that of whoever wrote
-    last.
+    The job costs N times as much and is no faster. A launcher only starts processes; the process
+    group that each of them creates is what connects them.
 
     ## Example
-    `torchrun --nproc-per-node 2 train.py` where `train.py` never calls `init_process_group`;
-    accelerate on a machine without GPUs, and without `--multi_cpu` or `Accelerator(cpu=True)`.
+        # wrong: torchrun --nproc-per-node 2 train.py
+        model = Model()
+        train(model)
+
+        # right
+        dist.init_process_group()
+        model = DistributedDataParallel(Model())
+        train(model)
 
     ## How to fix
-    Call `torch.distributed.init_process_group()` before the model is built and wrap the model, or
-    let accelerate do it: `accelerate launch --multi_cpu`, or `Accelerator(cpu=True)`.
-    Where it is meant (independent runs, such as a sweep of hyper-parameters), `--ignore ENV001`.
+    Call init_process_group() before the model is built, and wrap the model; with accelerate on CPUs
+    pass cpu=True or launch with --multi_cpu. If the ranks are meant to train independently:
+    --ignore ENV001.
+
+    Changes: The gradients are averaged over the ranks, and the global batch is N times larger.
+
+    Leaves: Files that all ranks write: only one rank should.
+
+    ## When it is not a defect
+    The ranks are independent runs, such as a sweep, or exchange their gradients in a way that is
+    neither torch.distributed nor RPC (Horovod, mpi4py, Ray, torch_xla).
+
+    To silence it, set `ignore = ["ENV001"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.init_process_group`, `accelerate launch --multi_cpu`
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+    - https://huggingface.co/docs/accelerate/package_reference/cli
     """
 
     code = "ENV001"
     name = "unconnected-ranks"
     severity = Severity.WARNING
-
-    why = "A launcher starts processes; what connects them is the process group that each creates."
-    fix = (
-        "Call init_process_group() before the model is built, and wrap the model; with accelerate "
-        "on CPUs pass cpu=True or launch with --multi_cpu. If the ranks are meant to train "
-        "independently: --ignore ENV001."
-    )
-    fix_changes = (
-        "The gradients are averaged over the ranks, and the global batch is N times larger."
-    )
-    fix_leaves = "Files that all ranks write: only one rank should."
-    disproof = (
-        "The ranks exchange their gradients in a way that is neither torch.distributed nor RPC."
-    )
 
     def check(self, alignment: LoneStepsView) -> Iterator[Finding]:
         """Name the ranks that train alone, and where they take their first step."""

@@ -17,37 +17,41 @@ from distdiag.views.rank_states import JobView
 class EndlessCollective(Check[JobView]):
     """All ranks are in the same collective, and it does not end.
 
-    ## What it detects
-    Every rank of the job has called the same collective, with arguments that fit together, and
-    nothing has moved for the hang threshold. The program is not to blame then: the network, a GPU,
-    or the library between them is. The evidence shows what the GPUs and the library say.
-
-    ## Why it matters
-    People look for a mistake in their code, while a cable, a switch or a GPU is broken.
+    ## What you see
+    All ranks made the same call with matching arguments, so the transfer itself is stuck: the
+    network, a GPU, or the library between them, such as a GPU that has fallen off the bus. The
+    program is not to blame.
 
     ## Example
-    One GPU has fallen off the bus, and the kernels of all others wait for its data.
+        # wrong: one broken link among the nodes of the job
+        torchrun --nnodes 4 --nproc-per-node 8 train.py
+
+        # right: find the node with the collective benchmark, and leave it out
+        mpirun -H node1:8,node2:8 all_reduce_perf -b 8 -e 1G -g 1
+        torchrun --nnodes 3 --nproc-per-node 8 train.py
 
     ## How to fix
-    Look at the GPUs and links in the evidence and at the kernel log (Xid) of the nodes; run the
-    collective benchmark of the library on the same nodes; leave out one node after another.
+    Look at the GPUs, links and the kernel log (Xid) of the nodes in the evidence; try the same
+    collective without your program on the same nodes, leaving out one after another.
+
+    Changes: The set of nodes that the job runs on.
+
+    Leaves: Other jobs on the broken node.
+
+    ## When it is not a defect
+    The collective ends by itself, or a rank's stack shows that it never issued it.
+
+    To silence it, set `ignore = ["HNG016"]` in `distdiag.toml`.
 
     ## References
-    - `NCCL_DEBUG=INFO`, NCCL RAS, `nvidia-smi -q`
+    - https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    - https://docs.nvidia.com/deploy/xid-errors/index.html
+    - https://github.com/NVIDIA/nccl-tests
     """
 
     code = "HNG016"
     name = "endless-collective"
     severity = Severity.ERROR
-
-    why = "All ranks made the same call with fitting arguments, so the transfer itself is stuck."
-    fix = (
-        "Look at the GPUs, links and the kernel log of the nodes in the evidence; try the same "
-        "collective without your program on the same nodes, leaving out one after another."
-    )
-    fix_changes = "The set of nodes that the job runs on."
-    fix_leaves = "Other jobs on the broken node."
-    disproof = "The collective ends by itself, or a rank's stack shows that it never issued it."
 
     def check(self, view: JobView) -> Iterator[Finding]:
         """Judge a job that stands still with all its ranks in one call."""
@@ -59,7 +63,7 @@ class EndlessCollective(Check[JobView]):
         call = calls[0]
         yield self.finding(
             f"{ranks.phrase()} wait in {call_phrase(call)}{at(call_location(call))}, all with "
-            f"fitting arguments, and it has not ended for {states[call.rank].idle_s:.0f} s",
+            f"matching arguments, and it has not ended for {states[call.rank].idle_s:.0f} s",
             ranks=ranks,
             step=call.step,
             location=call_location(call),

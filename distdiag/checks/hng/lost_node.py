@@ -25,40 +25,37 @@ WAITS_IN_VAIN_S: Final = 30.0
 class LostNode(Check[JobView]):
     """A node of the job is gone, and the other ranks cannot go on without its ranks.
 
-    ## What it detects
-    The monitor of a node was heard of before and then fell silent without a good-bye, its ranks had
-    not come to their end, and ranks of other nodes failed after that or wait for them. If the
-    others go on, only the monitor was lost: then nothing is said here.
-
-    ## Why it matters
-    A node that loses its power, its kernel or its network says nothing, and what the others print
-    is about lost connections and timeouts, often half an hour later.
+    ## What you see
+    The ranks of this node vanished together with the process that watches them: the node, or its
+    network, is gone. Errors of the other ranks about connections and timeouts are consequences.
 
     ## Example
-    One of four nodes is rebooted during training; NCCL waits for it on the other three.
+        # wrong: the loss of one node ends the job
+        torchrun --nnodes 4 train.py
+
+        # right: the job starts again on what is left, from its last checkpoint
+        torchrun --nnodes 3:4 --max-restarts 3 train.py --resume latest
 
     ## How to fix
-    Look at the node: whether it can be reached, its kernel log, and what the scheduler says of it.
+    Look at the node itself: whether it answers, its kernel log, and what the scheduler says of it
+    (a reboot, a pre-emption, a failed network). Leave it out if it fails again.
+
+    Changes: The job keeps its nodes; nothing in the program changes.
+
+    Leaves: Whatever the ranks of this node did after they were last heard of.
+
+    ## When it is not a defect
+    The node's ranks went on after that, as their own records on that node show.
+
+    To silence it, set `ignore = ["HNG018"]` in `distdiag.toml`.
 
     ## References
-    - `torchrun --max-restarts`, `torchrun --nnodes MIN:MAX`
+    - https://docs.pytorch.org/docs/stable/elastic/run.html
     """
 
     code = "HNG018"
     name = "lost-node"
     severity = Severity.ERROR
-
-    why = (
-        "The ranks of this node vanished together with the process that watches them: the node, or "
-        "its network, is gone. Errors of the other ranks about connections are consequences."
-    )
-    fix = (
-        "Look at the node itself: whether it answers, its kernel log, and what the scheduler says "
-        "of it (a reboot, a pre-emption, a failed network). Leave it out if it fails again."
-    )
-    fix_changes = "The job keeps its nodes; nothing in the program changes."
-    fix_leaves = "Whatever the ranks of this node did after they were last heard of."
-    disproof = "The node's ranks went on after that, as their own records on that node show."
 
     def check(self, view: JobView) -> Iterator[Finding]:
         """Name each lost node, once others have failed or wait for it in vain."""

@@ -1,65 +1,71 @@
-"""HNG003: the job stands still, and no collective says why."""
+"""HNG003: the job makes no progress, and no collective explains it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.checks.hng.stuck_rank import outside_evidence
+from distdiag.checks.hng.stuck_rank import outside_evidence, where_all_are
 from distdiag.checks.shared.activities import common_activity, is_busy
 from distdiag.checks.shared.stuck import odd_ranks
-from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     blocking_call,
     each_whereabouts,
     frames_of,
     user_location,
-    whereabouts,
 )
-from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.views.rank_states import Fate, JobView, RankState
+from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.views.rank_states import Fate, JobView
 
 
 class NoProgress(Check[JobView]):
-    """The job stands still, and no collective says why.
+    """The job makes no progress, and no collective explains it.
 
-    ## What it detects
-    No rank that runs has moved for the hang threshold, and it is not that one waits for another
-    in a collective, nor does anything tell what they do instead (HNG004 and those after it). A rank
-    that uses the processor is late, not stuck: a note.
-
-    ## Why it matters
-    No timeout of a process group covers such a wait. The job burns its allocation until it is
-    killed.
+    ## What you see
+    No rank has issued a call, drawn a batch or run a backward pass for the hang threshold. No
+    timeout of a process group covers such a wait: the job burns its allocation until it is killed.
 
     ## Example
-    Every rank polls in a loop of its own for something that never happens.
+        # wrong: every rank polls for something that never happens
+        while not os.path.exists("go"):
+            time.sleep(1)
+
+        # right: the wait has an end
+        deadline = time.monotonic() + 60
+        while not os.path.exists("go"):
+            if time.monotonic() > deadline:
+                raise TimeoutError("nobody wrote the file go")
+            time.sleep(1)
 
     ## How to fix
-    Look at the line of each rank in the evidence: it says what is waited for.
+    Look at the lines in the evidence and free what they wait for: a lock, a file, a server.
+
+    Changes: Nothing else, if what was waited for comes.
+
+    Leaves: The job may still be slow where it was stuck.
+
+    ## When it is not a defect
+    The job goes on by itself: it was slow and not stuck. Raise --hang-timeout then.
+
+    To silence it, set `ignore = ["HNG003"]` in `distdiag.toml`.
 
     ## References
-    - `py-spy dump`, `faulthandler`
+    - https://docs.python.org/3/library/faulthandler.html
+    - https://github.com/benfred/py-spy
     """
 
     code = "HNG003"
     name = "no-progress"
     severity = Severity.ERROR
 
-    why = "No rank has issued a call, drawn a batch or run a backward pass for the whole threshold."
-    fix = "Look at the lines in the evidence and free what they wait for: a lock, a file, a server."
-    fix_changes = "Nothing else, if what was waited for comes."
-    fix_leaves = "The job may still be slow where it was stuck."
-    disproof = "The job goes on by itself: it was slow and not stuck. Raise --hang-timeout then."
-
     def check(self, view: JobView) -> Iterator[Finding]:
-        """Speak only when all running ranks stand still and no check knows what they do."""
+        """Report ranks that stand still where no other check knows what they do."""
         states = view.states
         odd = odd_ranks(states)
         if not odd or common_activity(states[rank] for rank in odd) is not None:
             return
         if all(blocking_call(states[rank]) is not None for rank in odd):
-            return  # all are in one collective: said by the check of those
+            return  # HNG016 reports that
         running = [state for state in states.values() if state.fate is Fate.RUNNING]
         is_late = all(is_busy(states[rank]) for rank in odd)
         yield self.finding(
@@ -67,18 +73,8 @@ class NoProgress(Check[JobView]):
             f"{each_whereabouts([states[rank] for rank in odd])}",
             ranks=odd,
             step=states[min(odd)].step,
-            location=_line(states[min(odd)]),
+            location=user_location(frames_of(states[min(odd)])),
             grade=Grade.NOTE if is_late else Grade.LIKELY,
             confidence=0.3 if is_late else 0.8,
-            evidence=tuple(
-                Evidence(
-                    ranks=RankSet([state.rank]), summary=whereabouts(state), location=_line(state)
-                )
-                for state in states.values()
-            )
-            + outside_evidence(states, odd),
+            evidence=where_all_are(states) + outside_evidence(states, odd),
         )
-
-
-def _line(state: RankState) -> Location | None:
-    return user_location(frames_of(state))

@@ -1,4 +1,4 @@
-"""HNG017: by their stacks, some ranks wait in a collective that others are not in."""
+"""HNG017: by their stacks, some ranks wait in a collective that the others are not in."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.hng.stuck_rank import outside_evidence
+from distdiag.checks.hng.stuck_rank import agree, outside_evidence
 from distdiag.checks.shared.activities import doing_by_stack
 from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import main_stack, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.rank_states import Fate, RankState, StackView
-
-# What one look at the stacks of a job tells, where no records of calls are there.
 
 _COLLECTIVE_FILES: Final = (
     "torch/distributed/distributed_c10d.py",
@@ -66,44 +64,44 @@ def _call_in(stack: tuple[Frame, ...]) -> str | None:
     return None
 
 
-# ---
-
-
 class PartedStacks(Check[StackView]):
-    """By their stacks, some ranks wait in a collective that others are not in.
+    """By their stacks, some ranks wait in a collective that the others are not in.
 
-    ## What it detects
-    Speaks where nothing but stacks is known (`distdiag dump`, stack dumps given to `distdiag
-    analyze`): ranks that are inside a function of `torch.distributed`, and ranks that are elsewhere
-    or inside another call. One look cannot tell a wait from a passing moment, so it is never
-    proven.
-
-    ## Why it matters
-    The ranks that are elsewhere are those that the others wait for.
+    ## What you see
+    Some ranks are inside a function of torch.distributed; the ranks that are elsewhere are probably
+    those that they wait for. One look cannot tell a wait from a passing moment.
 
     ## Example
-    Seven ranks are in `all_reduce`; rank 3 is in the evaluation that only it entered.
+        # wrong: seven ranks are in the all_reduce, rank 3 is in an evaluation of its own
+        if loss < best:
+            evaluate(model)
+        dist.all_reduce(loss)
+
+        # right: all ranks evaluate, or none
+        dist.all_reduce(loss)
+        if loss < best:
+            evaluate(model)
 
     ## How to fix
-    Look at the line of the named rank. A second dump some seconds later tells whether it has moved;
-    running the job under `distdiag.check` tells which call is missing.
+    Look at the line where the named rank is, and take a second dump: if it has not moved, find out
+    what it waits for there, or why it took another way than the others.
+
+    Changes: Nothing by itself: this tells where to look.
+
+    Leaves: Which call is missing: run the job under distdiag.check to see it.
+
+    ## When it is not a defect
+    A second dump shows the ranks at other places: the job goes on.
+
+    To silence it, set `ignore = ["HNG017"]` in `distdiag.toml`.
 
     ## References
-    - `py-spy dump`
+    - https://github.com/benfred/py-spy
     """
 
     code = "HNG017"
     name = "parted-stacks"
     severity = Severity.WARNING
-
-    why = "A collective ends only when all ranks of its group have come to it."
-    fix = (
-        "Look at the line where the named rank is, and take a second dump: if it has not moved, "
-        "find out what it waits for there, or why it took another way than the others."
-    )
-    fix_changes = "Nothing by itself: this tells where to look."
-    fix_leaves = "Which call is missing: run the job under distdiag.check to see it."
-    disproof = "A second dump shows the ranks at other places: the job goes on."
 
     def check(self, view: StackView) -> Iterator[Finding]:
         """Name the ranks that are in no call while others are, or the fewer that are in another."""
@@ -118,7 +116,7 @@ class PartedStacks(Check[StackView]):
         sign = f" ({doing.activity}, {doing.sign})" if doing is not None else ""
         others = [place for place in waiting if place not in odd]
         yield self.finding(
-            f"{odd[0].ranks.phrase()} {odd[0]}{sign}, while {_told(others)}",
+            f"{_listed(odd[:1])}{sign}, while {_listed([*others, *odd[1:]])}",
             ranks=ranks,
             location=odd[0].location,
             grade=Grade.LIKELY,
@@ -139,7 +137,6 @@ def _fewest(waiting: Sequence[Standpoint]) -> list[Standpoint]:
     return [place for place in waiting if len(place.ranks) < most] or list(waiting)
 
 
-def _told(places: Sequence[Standpoint]) -> str:
-    parts = [f"{place.ranks.phrase()} {place}" for place in places[:3]]
-    more = f"; and {len(places) - 3} more places" if len(places) > 3 else ""
-    return ("; ".join(parts) or "nobody is in the same call") + more
+def _listed(places: Sequence[Standpoint]) -> str:
+    parts = [f"{p.ranks.phrase()} {agree(str(p), p.ranks)}" for p in places[:3]]
+    return "; ".join(parts) + (f"; and {len(places) - 3} more places" if len(places) > 3 else "")

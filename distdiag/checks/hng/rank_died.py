@@ -23,11 +23,9 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severi
 from distdiag.views.alignment import OpenCollective
 from distdiag.views.rank_states import TOLD_TO_END, Fate, JobView, RankState
 
-# What an exit status or a signal tells of how a process ended, and what to do about it.
-
 
 class Story(NamedTuple):
-    """Why processes end in one way, and what to do about it."""
+    """Why a process ended in this way, and what to do about it."""
 
     why: str
     fix: str
@@ -49,7 +47,7 @@ _OUTSIDE: Final = Story(
     "Ask who stopped the job: a time limit, a pre-emption, scancel, a signal to the launcher, or "
     "the failure of another node. The program need not change.",
 )
-_TOLD: Final = Story(
+_ASKED_TO_END: Final = Story(
     "No fault of a program sends this signal: somebody ended this rank, and the others cannot go "
     "on without it.",
     "Ask who sent it: a script, a limit for single processes, the launcher of another node.",
@@ -70,16 +68,10 @@ _CRASHED: Final = Story(
     "Read the last lines that this rank wrote (an assertion of C++ or CUDA). Run it again with "
     "`python -X faulthandler` for the line of Python, or look at the core file.",
 )
-UNKNOWN: Final = Story(
-    "A process that is killed or aborts says nothing; its peers only see the connection close. "
-    "Nobody saw how this one ended: its launcher had asked the kernel first.",
-    "Look at what the launcher says of its exit status or signal, in the scheduler's log, and "
-    "above the end of this rank's output for a C++ error.",
-)
 
 
-def story_of(end: FirstEnd, states: Mapping[int, RankState]) -> Story:
-    """Return what is to be said of the end of the job that began in this way."""
+def _story_of(end: FirstEnd, states: Mapping[int, RankState]) -> Story | None:
+    """Return what the exit status or signal tells; None if it is not known."""
     state = states[min(end.ranks)]
     if state.fate is Fate.FINISHED and not end.is_outside:
         return _LEFT if end.ranks < states.keys() else _ALL_LEFT
@@ -89,16 +81,14 @@ def story_of(end: FirstEnd, states: Mapping[int, RankState]) -> Story:
         return _OUTSIDE
     match state.exit_status:
         case None:
-            return UNKNOWN
+            return None
         case status if status == -signal.SIGKILL:
             return _KILLED
         case status if status < 0 and -status not in TOLD_TO_END:
             return _CRASHED
         case _:
-            return _TOLD
+            return _ASKED_TO_END
 
-
-# ---
 
 _LONGEST_REASON: Final = 200
 """As of an exception's message."""
@@ -107,58 +97,50 @@ _LONGEST_REASON: Final = 200
 class RankDied(Check[OpenCollective | JobView]):
     """The process of a rank ended before its work was done, and it raised no exception.
 
-    ## What it detects
-    The first process that was killed by a signal, crashed in C++, or left with a failing exit
-    status (`sys.exit(3)`, `os._exit(1)`). Ranks that the launcher stops afterwards are not accused,
-    and neither is a rank whose backend aborted over contradictory collectives, or one that ended
-    after the job had been found to hang. If all ranks were ended from outside (SIGTERM to the
-    launcher, a scheduler), or all left with the same status at the same line, it is a note.
-
-    ## Why it matters
-    Nothing is printed by a killed process, and what the others print is about lost connections.
+    ## What you see
+    A process that is killed or aborts prints nothing; the other ranks only report lost connections.
+    How it ended is unknown where its launcher had asked the kernel first.
 
     ## Example
-    The host runs out of memory while rank 3 loads its checkpoint: SIGKILL.
+        # wrong: every rank of a node loads the whole checkpoint, and the kernel kills one (SIGKILL)
+        state = torch.load(path)
+
+        # right: the file is mapped, and the ranks share its pages
+        state = torch.load(path, mmap=True)
 
     ## How to fix
-    By how the process ended: a signal that asks to end was sent by somebody; SIGKILL is a
-    scheduler, a person or, if the kernel counted such kills, a lack of memory; SIGSEGV and SIGABRT
-    are crashes in native code; a status is what the program chose.
+    Look at what the launcher says of its exit status or signal, in the scheduler's log, and above
+    the end of this rank's output for a C++ error.
+
+    SIGKILL is a scheduler, a person or, if the kernel counted such kills, a lack of memory; SIGSEGV
+    and SIGABRT are crashes in native code; a status is what the program chose.
+
+    Changes: The rank stays, and with it the job; nothing else changes.
+
+    Leaves: Messages of the other ranks about lost connections are consequences.
+
+    ## When it is not a defect
+    The rank wrote that it finished, or another rank had left before it.
+
+    If all ranks were ended from outside, or all left with the same status, it is a note. To silence
+    it, set `ignore = ["HNG002"]` in `distdiag.toml`.
 
     ## References
-    - `signal(7)`, `dmesg(1)`
+    - https://github.com/NVIDIA/DALI/issues/585
+    - https://man7.org/linux/man-pages/man7/signal.7.html
     """
 
     code = "HNG002"
     name = "rank-died"
     severity = Severity.ERROR
 
-    why = UNKNOWN.why
-    fix = UNKNOWN.fix
-    fix_changes = "The rank stays, and with it the job; nothing else changes."
-    fix_leaves = "Messages of the other ranks about lost connections are consequences."
-    disproof = "The rank wrote that it finished, or another rank had left before it."
-
     def check(self, view: OpenCollective | JobView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case OpenCollective():
-                yield from self._check_missing(view)
-            case JobView():
-                yield from self._check_ranks(view)
-
-    def _check_missing(self, alignment: OpenCollective) -> Iterator[Finding]:
-        """Name the end at once when others wait for the rank."""
-        missing = alignment.missing_ranks & alignment.states.keys()
-        if any(alignment.states[rank].has_failed for rank in missing):
-            yield from self._judge(alignment.states)
-
-    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
-        """Name the first rank that ended badly, unless an exception came before."""
+        """Name the first rank that ended badly, at once when others wait for it."""
         states = view.states
-        yield from self._judge(states)
-
-    def _judge(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        if isinstance(view, OpenCollective):
+            missing = view.missing_ranks & states.keys()
+            if not any(states[rank].has_failed for rank in missing):
+                return
         end = first_end(states)
         if end is None or states[min(end.ranks)].raised is not None or not is_settled(end, states):
             return
@@ -169,7 +151,7 @@ class RankDied(Check[OpenCollective | JobView]):
         is_consequence = peer is not None or state.left_hang
         is_note = is_consequence or end.is_outside or (has_left and not others)
         location = None if end.is_outside else _line(state)
-        story = story_of(end, states)
+        why, fix = _story_of(end, states) or (self.why, self.fix)
         yield self.finding(
             _message(end, states, location, peer),
             ranks=end.ranks,
@@ -178,8 +160,8 @@ class RankDied(Check[OpenCollective | JobView]):
             grade=Grade.NOTE if is_note else Grade.PROVEN,
             confidence=0.95,
             evidence=tuple(_evidence(each) for each in states.values()),
-            why=story.why,
-            fix=story.fix,
+            why=why,
+            fix=fix,
         )
 
 
@@ -194,10 +176,10 @@ def _message(
         return f"{who} {was}{' and'.join(filter(None, how))}{after}"
     if state.finished is not None:
         reason = state.finished.message.strip().split("\n", maxsplit=1)[0][:_LONGEST_REASON]
-        told = f" ({reason})" if reason else ""
+        reason = f" ({reason})" if reason else ""
         others = RankSet(r for r, s in states.items() if s.fate is not Fate.FINISHED)
         before = f", before {others.phrase()} had finished" if others else ""
-        return f"{who} {whereabouts(state)}{told}{at(location)}{before}"
+        return f"{who} {whereabouts(state)}{reason}{at(location)}{before}"
     call = state.last_call
     last = f"; it had last called {call_phrase(call)}{at(location)}" if call is not None else ""
     ending = f": its last collective contradicted that of rank {peer}" if peer is not None else ""

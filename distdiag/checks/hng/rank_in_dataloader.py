@@ -1,4 +1,4 @@
-"""HNG004: a rank fetches data while the others wait for it in a collective."""
+"""HNG004: a rank waits for its data loader while the others wait for it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,36 @@ from distdiag.findings.finding import Severity
 
 
 class RankInDataloader(StuckRank):
-    """A rank fetches data while the others wait for it in a collective.
+    """A rank waits for its data loader while the others wait for it.
 
-    ## What it detects
-    A collective in which ranks have waited for the hang threshold, and the ranks that they wait for
-    are inside their data loader, by their stack or by the phase of their last heartbeat.
-
-    ## Why it matters
+    ## What you see
     It looks like a hang of the network and is one of the data: a slow or dead file server, a worker
     process that died or deadlocked, one rank with a much larger sample.
 
     ## Example
-    The shard of one rank lies on storage that does not answer.
+        # wrong: a worker that is stuck holds up the job for ever
+        loader = DataLoader(data, num_workers=4)
+
+        # right: it becomes an error, and workers inherit no locks of this process
+        loader = DataLoader(data, num_workers=4, timeout=120, multiprocessing_context="spawn")
 
     ## How to fix
-    Look at the workers and the storage of the named rank. `DataLoader(timeout=...)` turns a worker
-    that is stuck into an error; `num_workers=0` shows the line that it is stuck in.
+    Look at the storage and the worker processes of this rank: run it with num_workers=0 to see the
+    line, or set DataLoader(timeout=...) to make a stuck worker an error.
+
+    Changes: With a timeout, a slow batch ends the run instead of holding it up.
+
+    Leaves: Uneven amounts of data per rank, which end in another wait at the end of an epoch.
+
+    ## When it is not a defect
+    The stack of the rank shows it outside of the data loader.
+
+    To silence it, set `ignore = ["HNG004"]` in `distdiag.toml`.
 
     ## References
-    - `torch.utils.data.DataLoader(timeout=..., num_workers=..., multiprocessing_context=...)`
+    - https://github.com/ultralytics/ultralytics/issues/26085
+    - https://github.com/Zulko/moviepy/issues/576
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
     """
 
     code = "HNG004"
@@ -34,14 +45,3 @@ class RankInDataloader(StuckRank):
     severity = Severity.WARNING
     activities = frozenset({Activity.DATA_LOADER})
     instead = "waits for a batch"
-
-    why = "The rank cannot come to the collective before it has its batch."
-    fix = (
-        "Look at the storage and the worker processes of this rank: run it with num_workers=0 to "
-        "see the line, or set DataLoader(timeout=...) to make a stuck worker an error."
-    )
-    fix_changes = "With a timeout, a slow batch ends the run instead of holding it up."
-    fix_leaves = (
-        "Uneven amounts of data per rank, which end in another wait at the end of an epoch."
-    )
-    disproof = "The stack of the rank shows it outside of the data loader."

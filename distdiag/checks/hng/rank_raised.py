@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.failures import first_end, is_interruption, was_setting_up
@@ -23,11 +23,11 @@ _WHY_ALL = (
     "Every rank came to the same line and raised there: this is a fault of the program, or of what "
     "all ranks are given, and not of how they work together."
 )
-_WHY_APART = (
+_WHY_SETUP = (
     "This rank never became a member of the job: it did not find the store of the job, or the "
     "others did not come to it. Whoever was there waited in vain, or was stopped by the launcher."
 )
-_FIX_APART = (
+_FIX_SETUP = (
     "Compare MASTER_ADDR, MASTER_PORT and the world size that this rank uses with those of the "
     "others, see whether rank 0 can be reached there, and look at where the others were."
 )
@@ -37,60 +37,48 @@ _FIX_ALL = "Fix what the exception says; running the script on one rank should s
 class RankRaised(Check[OpenCollective | JobView]):
     """A rank raised an exception, and the others wait for it or fail in consequence.
 
-    ## What it detects
-    The first exception that nobody caught and that is no consequence of another: not a connection
-    that a peer closed, not a timeout, not a collective that contradicted a peer's. If all ranks
-    raised the same at the same line, the fault is not one of distribution and is a note.
-
-    ## Why it matters
-    The other ranks wait, are killed by the launcher, or raise errors about lost connections that
-    hide the first one. The log shows the loudest error, not the cause.
+    ## What you see
+    This exception came first. The other ranks wait, are stopped by the launcher, or raise errors
+    about lost connections that hide it: the log shows the loudest error, not the cause.
 
     ## Example
-    One rank gets an empty batch and fails an assertion; the others stand in the next `all_reduce`.
+        # wrong: a rank without tokens fails, and the others wait in the all_reduce
+        loss = per_token.view(-1, 8).mean()
+        dist.all_reduce(loss)
+
+        # right: an empty batch is allowed on a rank
+        loss = per_token.view(-1, 8).mean() if per_token.numel() else per_token.sum()
+        dist.all_reduce(loss)
 
     ## How to fix
-    Fix the exception of the named rank. The errors of the others go away with it.
+    Fix what this exception says on this rank; its data or its shard differs from the others'.
+
+    Changes: The other ranks' errors about connections and timeouts disappear as well.
+
+    Leaves: Exceptions that other ranks would have met later by themselves.
+
+    ## When it is not a defect
+    Another rank has an earlier exception that is not about a connection or a timeout.
+
+    To silence it, set `ignore = ["HNG001"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.elastic.multiprocessing.errors.record`
+    - https://github.com/NVIDIA/Megatron-LM/issues/1877
+    - https://github.com/hiyouga/EasyR1/issues/11012
+    - https://docs.pytorch.org/docs/stable/elastic/errors.html
     """
 
     code = "HNG001"
     name = "rank-raised"
     severity = Severity.ERROR
 
-    why = (
-        "This exception came first. The others could not go on without the rank: they wait for it, "
-        "lost their connection to it, or were stopped by the launcher."
-    )
-    fix = (
-        "Fix what this exception says on this rank; its data or its shard differs from the others'."
-    )
-    fix_changes = "The other ranks' errors about connections and timeouts disappear as well."
-    fix_leaves = "Exceptions that other ranks would have met later by themselves."
-    disproof = "Another rank has an earlier exception that is not about a connection or a timeout."
-
     def check(self, view: OpenCollective | JobView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case OpenCollective():
-                yield from self._check_missing(view)
-            case JobView():
-                yield from self._check_ranks(view)
-
-    def _check_missing(self, alignment: OpenCollective) -> Iterator[Finding]:
-        """Name the exception at once when others wait for the rank that raised it."""
-        fates = {alignment.states[r].fate for r in alignment.missing_ranks if r in alignment.states}
-        if Fate.RAISED in fates:
-            yield from self._judge(alignment.states)
-
-    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
-        """Name the exception as soon as it is known what the other ranks do."""
+        """Name the first exception, at once when others wait for the rank that raised it."""
         states = view.states
-        yield from self._judge(states)
-
-    def _judge(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        if isinstance(view, OpenCollective):
+            missing = view.missing_ranks & states.keys()
+            if not any(states[rank].fate is Fate.RAISED for rank in missing):
+                return
         end = first_end(states)
         if end is None or states[min(end.ranks)].raised is None:
             return
@@ -103,7 +91,7 @@ class RankRaised(Check[OpenCollective | JobView]):
         is_note = not others or end.is_outside or is_interruption(state)
         why, fix = self.why, self.fix
         if was_setting_up(state):
-            why, fix = _WHY_APART, _FIX_APART
+            why, fix = _WHY_SETUP, _FIX_SETUP
         elif is_everybody:
             why, fix = _WHY_ALL, _FIX_ALL
         location = _line(state)

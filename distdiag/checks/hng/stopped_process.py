@@ -10,21 +10,35 @@ from distdiag.findings.finding import Severity
 class StoppedProcess(StuckRank):
     """The process of a rank was stopped, by a signal or in a debugger.
 
-    ## What it detects
-    The kernel says that the process is stopped (SIGSTOP, SIGTSTP, a debugger), or its main
-    thread is in `breakpoint()` or waits for the keyboard, while the job stands still.
-
-    ## Why it matters
-    The others wait for a process that will not run again before somebody lets it.
+    ## What you see
+    A stopped process executes nothing, and a prompt that nobody sees is never answered. The other
+    ranks wait until somebody lets it go on.
 
     ## Example
-    A `breakpoint()` was left in the code, under a condition that holds on one rank.
+        # wrong: waits for the keyboard on one rank
+        if loss.isnan():
+            breakpoint()
+
+        # right: an error with a line
+        if loss.isnan():
+            raise FloatingPointError(f"loss is {loss} in step {step}")
 
     ## How to fix
-    Let it go on (`kill -CONT`), detach the debugger, or remove the breakpoint.
+    Send SIGCONT to the process or detach what traces it; remove breakpoint() and input() from code
+    that several ranks run.
+
+    Changes: The process goes on where it was stopped.
+
+    Leaves: Whoever stopped it may do so again.
+
+    ## When it is not a defect
+    The kernel shows the process as running.
+
+    To silence it, set `ignore = ["HNG012"]` in `distdiag.toml`.
 
     ## References
-    - `signal(7)`, `ptrace(2)`
+    - https://man7.org/linux/man-pages/man7/signal.7.html
+    - https://man7.org/linux/man-pages/man2/ptrace.2.html
     """
 
     code = "HNG012"
@@ -32,12 +46,3 @@ class StoppedProcess(StuckRank):
     severity = Severity.ERROR
     activities = frozenset({Activity.STOPPED, Activity.DEBUGGER})
     instead = "was stopped"
-
-    why = "A stopped process executes nothing, and a prompt that nobody sees is never answered."
-    fix = (
-        "Send SIGCONT to the process or detach what traces it; remove breakpoint() and input() "
-        "from code that several ranks run."
-    )
-    fix_changes = "The process goes on where it was stopped."
-    fix_leaves = "Whoever stopped it may do so again."
-    disproof = "The kernel shows the process as running."

@@ -10,25 +10,35 @@ from distdiag.findings.finding import Severity
 class StuckCheckpoint(StuckRank):
     """A rank saves or loads a checkpoint while the others wait for it.
 
-    ## What it detects
-    The ranks that the others wait for are inside saving or loading (`torch.save`, `torch.load`,
-    distributed checkpoints, safetensors) and have not moved for the hang threshold.
-
-    ## Why it matters
-    The others wait in a collective whose timeout counts the time of the checkpoint; a slow file
-    server then ends the job.
+    ## What you see
+    The others wait in a collective whose timeout counts the time of the checkpoint: what this rank
+    reads or writes takes longer than that, and a slow file server ends the job.
 
     ## Example
-    Rank 0 writes 80 GB to a file server that others use too, and the barrier of the others
-    times out after ten minutes.
+        # wrong: the others time out while rank 0 writes everything
+        if rank == 0:
+            torch.save(full_state, "/mnt/slow/model.pt")
+        dist.barrier()
+
+        # right: every rank writes its part, in the background
+        future = dcp.async_save(state, checkpoint_id="/mnt/slow/step-100")
 
     ## How to fix
-    Look at the storage. Save with all ranks (`torch.distributed.checkpoint`), save
-    asynchronously, or give the process group a longer timeout.
+    Look at the storage that this rank uses. Let all ranks write their part
+    (torch.distributed.checkpoint), write asynchronously, or raise the timeout of the group.
+
+    Changes: Asynchronous saving takes memory for a copy of the state.
+
+    Leaves: A file system that is slow for everybody else.
+
+    ## When it is not a defect
+    The checkpoint is complete and the rank is elsewhere.
+
+    To silence it, set `ignore = ["HNG007"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.checkpoint.async_save`
-    - `torch.distributed.init_process_group(timeout=...)`
+    - https://github.com/mosaicml/llm-foundry/issues/733
+    - https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
 
     code = "HNG007"
@@ -36,15 +46,3 @@ class StuckCheckpoint(StuckRank):
     severity = Severity.WARNING
     activities = frozenset({Activity.CHECKPOINT})
     instead = "is saving or loading a checkpoint"
-
-    why = (
-        "The others have come to a collective and this rank has not: what it reads or writes "
-        "takes longer than they are ready to wait."
-    )
-    fix = (
-        "Look at the storage that this rank uses. Let all ranks write their part "
-        "(torch.distributed.checkpoint), write asynchronously, or raise the timeout of the group."
-    )
-    fix_changes = "Asynchronous saving takes memory for a copy of the state."
-    fix_leaves = "A file system that is slow for everybody else."
-    disproof = "The checkpoint is complete and the rank is elsewhere."

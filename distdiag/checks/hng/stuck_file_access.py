@@ -10,24 +10,36 @@ from distdiag.findings.finding import Severity
 class StuckFileAccess(StuckRank):
     """A rank waits for a file system while the job stands still.
 
-    ## What it detects
-    The ranks that the others wait for are inside a system call on a file (open, read, flock,
-    fsync, ...) or in uninterruptible sleep, and have not moved for the hang threshold. The
-    evidence names the file and the type of its file system where the kernel tells.
-
-    ## Why it matters
-    A file server that does not answer stops every process that touches it, and looks like a
-    hang of the network between the ranks.
+    ## What you see
+    A file server that does not answer stops every process that touches it. No timeout of a process
+    group covers that, and it looks like a hang of the network between the ranks.
 
     ## Example
-    The mount of a bucket has died, and one node reads its shard of the validation set from it.
+        # wrong: every step reads from a mount that may stop to answer
+        batch = torch.load(f"/mnt/bucket/shard-{step}.pt")
+
+        # right: copied to the local disk before training begins
+        shutil.copytree("/mnt/bucket", "/local/data")
+        batch = torch.load(f"/local/data/shard-{step}.pt")
 
     ## How to fix
-    Look at the file and its mount on the named node: `stat` it, look for the holder of the lock
-    with `lslocks`, read the kernel log.
+    Look at the file in the evidence on the node of this rank: whether its mount answers (stat it),
+    who holds its lock (lslocks), whether a pipe has a writer.
+
+    Changes: Data from a local copy is read faster, and may be older.
+
+    Leaves: Other files on the same mount.
+
+    ## When it is not a defect
+    The file can be read on that node at once, and the rank has moved since.
+
+    To silence it, set `ignore = ["HNG005"]` in `distdiag.toml`.
 
     ## References
-    - `proc_pid_syscall(5)`, `proc_pid_wchan(5)`, `lslocks(8)`
+    - https://github.com/GoogleCloudPlatform/gcsfuse/issues/1844
+    - https://github.com/asmvik/skhd/issues/83
+    - https://man7.org/linux/man-pages/man5/proc_pid_syscall.5.html
+    - https://man7.org/linux/man-pages/man8/lslocks.8.html
     """
 
     code = "HNG005"
@@ -35,15 +47,3 @@ class StuckFileAccess(StuckRank):
     severity = Severity.ERROR
     activities = frozenset({Activity.FILE_ACCESS})
     instead = "waits for a file"
-
-    why = (
-        "The kernel lets a process wait for a file server, a lock or a pipe for as long as it "
-        "takes; no timeout of a process group covers that."
-    )
-    fix = (
-        "Look at the file in the evidence on the node of this rank: whether its mount answers "
-        "(stat it), who holds its lock (lslocks), whether a pipe has a writer."
-    )
-    fix_changes = "Data from a local copy is read faster, and may be older."
-    fix_leaves = "Other files on the same mount."
-    disproof = "The file can be read on that node at once, and the rank has moved since."

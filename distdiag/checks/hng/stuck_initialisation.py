@@ -10,25 +10,34 @@ from distdiag.findings.finding import Severity
 class StuckInitialisation(StuckRank):
     """A rank is still setting up process groups while the job stands still.
 
-    ## What it detects
-    The ranks that the job waits for are inside `init_process_group`, `new_group`,
-    `init_device_mesh` or the rendezvous, and have not moved for the hang threshold: a member
-    has not come, or waits elsewhere.
-
-    ## Why it matters
-    The store and the rendezvous wait up to their timeout, half an hour by default, without
-    naming who is missing.
+    ## What you see
+    Creating a process group needs every rank of its parent. The store and the rendezvous wait up to
+    their timeout, half an hour by default, without naming who is missing.
 
     ## Example
-    The world size in a configuration file is larger than the number of processes that were
-    started.
+        # wrong: the configuration says 4, and 2 processes were started
+        dist.init_process_group(rank=rank, world_size=config.world_size)
+
+        # right: the launcher knows how many there are
+        dist.init_process_group()
 
     ## How to fix
-    Compare the world size, MASTER_ADDR and MASTER_PORT of all ranks with what was started, and
-    look for a rank that left or creates another group first.
+    Compare the world size, MASTER_ADDR and MASTER_PORT that each rank uses with the processes that
+    run; let all ranks create the same groups in the same order.
+
+    Changes: Ranks that were alone become members of one job.
+
+    Leaves: Whatever kept the missing rank away.
+
+    ## When it is not a defect
+    All ranks have entered the same call, and it ends by itself.
+
+    To silence it, set `ignore = ["HNG009"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.init_process_group`, `torch.distributed.new_group`
+    - https://github.com/pytorch/pytorch/issues/52848
+    - https://github.com/pytorch/pytorch/issues/49846
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
 
     code = "HNG009"
@@ -36,15 +45,3 @@ class StuckInitialisation(StuckRank):
     severity = Severity.ERROR
     activities = frozenset({Activity.INITIALISATION})
     instead = "is setting up a process group"
-
-    why = (
-        "Creating a process group needs every rank of its parent; whoever is there waits for "
-        "those that are not."
-    )
-    fix = (
-        "Compare the world size and the address that each rank uses with the processes that run; "
-        "let all ranks create the same groups in the same order."
-    )
-    fix_changes = "Ranks that were alone become members of one job."
-    fix_leaves = "Whatever kept the missing rank away."
-    disproof = "All ranks have entered the same call, and it ends by itself."

@@ -10,25 +10,34 @@ from distdiag.findings.finding import Severity
 class StuckNetworkRequest(StuckRank):
     """A rank waits for a network connection while the others wait for it.
 
-    ## What it detects
-    The ranks that the job waits for are blocked on a socket (a download, a tracker, a key-value
-    store) and have not moved for the hang threshold.
-
-    ## Why it matters
-    A server that does not answer holds up the whole job, and looks like a hang of the network
-    between the ranks.
+    ## What you see
+    A connection without a timeout waits for as long as the other side says nothing. A download or a
+    tracker that does not answer holds up the whole job, and looks like a hang between the ranks.
 
     ## Example
-    Only rank 0 talks to the experiment tracker, whose server is down, and the others wait in
-    the next all_reduce.
+        # wrong: rank 0 waits for the server, and the others wait for rank 0
+        if rank == 0:
+            requests.post(tracker, json=metrics)
+
+        # right
+        if rank == 0:
+            with suppress(requests.RequestException):
+                requests.post(tracker, json=metrics, timeout=5)
 
     ## How to fix
-    Look at the line and the address in the evidence. Give the request a timeout, or make it on
-    a thread that the training does not wait for.
+    Give the request a timeout and handle its failure, or take it off the training loop.
+
+    Changes: A timeout turns a long wait into an error.
+
+    Leaves: The server that does not answer.
+
+    ## When it is not a defect
+    The server answers and the rank has moved since.
+
+    To silence it, set `ignore = ["HNG014"]` in `distdiag.toml`.
 
     ## References
-    - `socket.setdefaulttimeout`
-    - `torch.distributed.Store.set_timeout`
+    - https://docs.python.org/3/library/socket.html#socket.setdefaulttimeout
     """
 
     code = "HNG014"
@@ -36,9 +45,3 @@ class StuckNetworkRequest(StuckRank):
     severity = Severity.WARNING
     activities = frozenset({Activity.NETWORK})
     instead = "waits for a network connection"
-
-    why = "A connection without a timeout waits for as long as the other side says nothing."
-    fix = "Give the request a timeout and handle its failure, or take it off the training loop."
-    fix_changes = "A timeout turns a long wait into an error."
-    fix_leaves = "The server that does not answer."
-    disproof = "The server answers and the rank has moved since."

@@ -1,4 +1,4 @@
-"""What the checks share that say where a rank is stuck while the job stands still."""
+"""What the checks share that report where a rank is stuck while the job stands still."""
 
 from __future__ import annotations
 
@@ -26,62 +26,64 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Location
 from distdiag.views.alignment import OpenCollective, OpenGroup
 from distdiag.views.rank_states import JobView, RankState
 
-# What was seen of ranks from outside, as evidence: the kernel, the GPU, logs.
-
-MOST_RANKS = 8
-"""Of so many ranks what was seen is shown; they are usually stuck in the same way."""
+MOST_RANKS: Final = 8
+"""What the kernel, the GPU and logs say is shown of so many ranks; more are stuck alike."""
+MOST_THREADS: Final = 4
+_PLURALS: Final = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
 
 
 def outside_evidence(states: Mapping[int, RankState], ranks: Iterable[int]) -> tuple[Evidence, ...]:
     """Return what each source saw of these ranks, and which source could not see them and why."""
     seen = [event for rank in sorted(ranks) for event in states[rank].observed.values()]
-    told = [event for event in seen if not event.error]
-    shown = {event.rank for event in told}
-    few = sorted(shown)[:MOST_RANKS]
-    return tuple(_evidence(event) for event in told if event.rank in few) + _blind(seen)
-
-
-def _evidence(event: Observed) -> Evidence:
-    return Evidence(
-        ranks=RankSet([event.rank]),
-        summary=f"{event.source}: {event.summary}",
-        values=event.values,
+    answers = [event for event in seen if not event.error]
+    few = sorted({event.rank for event in answers})[:MOST_RANKS]
+    shown = (
+        Evidence(
+            ranks=RankSet([event.rank]),
+            summary=f"{event.source}: {event.summary}",
+            values=event.values,
+        )
+        for event in answers
+        if event.rank in few
     )
+    return (*shown, *_failed_sources(seen))
 
 
-def _blind(seen: Iterable[Observed]) -> tuple[Evidence, ...]:
+def _failed_sources(seen: Iterable[Observed]) -> Iterator[Evidence]:
     ranks_by_reason: dict[tuple[str, str], list[int]] = {}
     for event in seen:
         if event.error:
             ranks_by_reason.setdefault((event.source, event.error), []).append(event.rank)
+    for (source, reason), ranks in ranks_by_reason.items():
+        yield Evidence(ranks=RankSet(ranks), summary=f"{source} saw nothing: {reason}")
+
+
+def where_all_are(states: Mapping[int, RankState]) -> tuple[Evidence, ...]:
+    """Return what each rank does, and at which line."""
     return tuple(
-        Evidence(ranks=RankSet(ranks), summary=f"{source} saw nothing: {reason}")
-        for (source, reason), ranks in ranks_by_reason.items()
+        Evidence(
+            ranks=RankSet([state.rank]),
+            summary=whereabouts(state),
+            location=user_location(frames_of(state)),
+        )
+        for state in states.values()
     )
 
 
-# ---
-
-MOST_THREADS: Final = 4
-_PLURALS: Final = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
-
-
 class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
-    """Speaks of one kind of activity; `instead` says what the rank does, after its name."""
+    """A check of one kind of activity; `instead` says what the rank does, after its name."""
 
     activities: ClassVar[frozenset[Activity]]
     instead: ClassVar[str]
 
     def check(self, view: OpenCollective | OpenGroup | JobView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case OpenCollective() | OpenGroup():
-                yield from self._check_missing(view)
-            case JobView():
-                yield from self._check_ranks(view)
+        """Judge a call in which ranks wait for others, or a job that stands still as a whole."""
+        if isinstance(view, JobView):
+            yield from self._standing_job(view)
+        else:
+            yield from self._awaited_ranks(view)
 
-    def _check_missing(self, alignment: OpenCollective | OpenGroup) -> Iterator[Finding]:
-        """Judge a point that the others have reached, and wait at for these ranks."""
+    def _awaited_ranks(self, alignment: OpenCollective | OpenGroup) -> Iterator[Finding]:
         if activity_of_missing(alignment) not in self.activities:
             return
         culprits = blame_missing(alignment).culprits
@@ -91,24 +93,24 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         waiting = Evidence(
             ranks=alignment.present_ranks, summary=f"waits in {_name(event)}", location=location
         )
-        yield self._found(
+        yield self._stuck(
             culprits,
             alignment.states,
-            f"; {alignment.present_ranks.phrase()} {_agree('waits', alignment.present_ranks)} in "
+            f"; {alignment.present_ranks.phrase()} {agree('waits', alignment.present_ranks)} in "
             f"{_name(event)}{at(location)}",
             (waiting, *missing_evidence(alignment)),
             is_note=is_note,
         )
 
-    def _check_ranks(self, view: JobView) -> Iterator[Finding]:
-        """Judge a job that stands still though nobody waits for another rank in a call."""
+    def _standing_job(self, view: JobView) -> Iterator[Finding]:
         states = view.states
         ranks = odd_ranks(states)
         if not ranks or common_activity(states[rank] for rank in ranks) not in self.activities:
             return
-        yield self._found(ranks, states, "", _everyone(states), is_note=_all_work(states, ranks))
+        is_note = all(is_busy(states[rank]) for rank in ranks)
+        yield self._stuck(ranks, states, "", where_all_are(states), is_note=is_note)
 
-    def _found(
+    def _stuck(
         self,
         culprits: RankSet,
         states: Mapping[int, RankState],
@@ -124,8 +126,8 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         signs += [help_phrase(state.help)] if state.help is not None else []
         sign = f" ({'; '.join(signs)})" if signs else ""
         return self.finding(
-            f"{culprits.phrase()} {_agree(self.instead, culprits)}{at(location)} and "
-            f"{_agree('has', culprits)} not moved for {state.idle_s:.0f} s{sign}{others}",
+            f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
+            f"{agree('has', culprits)} not moved for {state.idle_s:.0f} s{sign}{others}",
             ranks=culprits,
             step=state.step,
             location=location,
@@ -162,23 +164,8 @@ def _history(state: RankState) -> Iterator[Evidence]:
         )
 
 
-def _agree(words: str, ranks: RankSet) -> str:
+def agree(words: str, ranks: RankSet) -> str:
     """Put the verb that the words begin with into the plural for several ranks."""
     verb, _, rest = words.partition(" ")
     several = _PLURALS.get(verb, verb) if len(ranks) > 1 else verb
     return f"{several} {rest}" if rest else several
-
-
-def _all_work(states: Mapping[int, RankState], ranks: RankSet) -> bool:
-    return all(is_busy(states[rank]) for rank in ranks)
-
-
-def _everyone(states: Mapping[int, RankState]) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(
-            ranks=RankSet([state.rank]),
-            summary=whereabouts(state),
-            location=user_location(frames_of(state)),
-        )
-        for state in states.values()
-    )

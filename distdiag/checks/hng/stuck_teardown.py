@@ -10,22 +10,37 @@ from distdiag.findings.finding import Severity
 class StuckTeardown(StuckRank):
     """A rank is stuck while it shuts down.
 
-    ## What it detects
-    The ranks that the job waits for are inside `destroy_process_group` or the exit handlers of
-    the interpreter and have not moved for the hang threshold.
-
-    ## Why it matters
-    The training is done, but the processes stay and keep the allocation until it runs out.
+    ## What you see
+    The training is done, but the processes stay and keep the allocation. Shutting down waits for
+    what still runs: collectives whose peers have not come, threads, worker processes.
 
     ## Example
-    A process group is destroyed while a collective of another rank still runs on it.
+        # wrong: a thread that is never stopped keeps the interpreter from its end
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        dist.destroy_process_group()
+
+        # right
+        stop.set()
+        watcher.join()
+        dist.destroy_process_group()
 
     ## How to fix
-    Let all ranks finish their collectives, wait for their Works, end threads and pools, and
-    then destroy the group on all of them.
+    Wait for all Works and join threads and pools before destroy_process_group, and call it on every
+    rank at the same point.
+
+    Changes: The end of the job waits for what is still running.
+
+    Leaves: Errors that happened before the shutdown began.
+
+    ## When it is not a defect
+    The process ends by itself.
+
+    To silence it, set `ignore = ["HNG010"]` in `distdiag.toml`.
 
     ## References
-    - `torch.distributed.destroy_process_group`
+    - https://github.com/lincc-frameworks/hyrax/issues/1011
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.destroy_process_group
     """
 
     code = "HNG010"
@@ -33,15 +48,3 @@ class StuckTeardown(StuckRank):
     severity = Severity.ERROR
     activities = frozenset({Activity.TEARDOWN})
     instead = "is shutting down"
-
-    why = (
-        "Shutting down waits for what still runs: collectives whose peers have not come, threads, "
-        "worker processes."
-    )
-    fix = (
-        "Wait for all Works and join threads and pools before destroy_process_group, and call it "
-        "on every rank at the same point."
-    )
-    fix_changes = "The end of the job waits for what is still running."
-    fix_leaves = "Errors that happened before the shutdown began."
-    disproof = "The process ends by itself."

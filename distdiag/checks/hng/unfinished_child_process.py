@@ -10,24 +10,36 @@ from distdiag.findings.finding import Severity
 class UnfinishedChildProcess(StuckRank):
     """A rank waits for a child process while the job stands still.
 
-    ## What it detects
-    The ranks that the job waits for are blocked on a process that they started: `subprocess`, a
-    pool, a pipe that a child should fill; they have not moved for the hang threshold.
-
-    ## Why it matters
-    The others only see that this rank does not come; what the child waits for is nowhere to be
-    seen.
+    ## What you see
+    The other ranks only see that this one does not come. A child that was killed, that waits for
+    its full pipe to be read, or that inherited a held lock never answers.
 
     ## Example
-    A decoder is started with a pipe for its messages that nobody reads: it fills, and both
-    sides wait.
+        # wrong: nobody reads stderr; it fills, and both sides wait
+        decoder = Popen(command, stdout=PIPE, stderr=PIPE)
+        frames = decoder.stdout.read()
+
+        # right: reads all pipes, and has an end
+        decoder = Popen(command, stdout=PIPE, stderr=PIPE)
+        frames, complaints = decoder.communicate(timeout=120)
 
     ## How to fix
-    Look at the child in the evidence: what does it wait for? Read all its pipes
-    (`communicate`), start it before threads, by spawn.
+    Look at the child's state in the evidence; read all of its pipes with communicate(), give the
+    wait a timeout, and start children by spawn or before any thread.
+
+    Changes: A timeout turns a long wait into an error.
+
+    Leaves: What the child itself was stuck in.
+
+    ## When it is not a defect
+    The child works and will end by itself.
+
+    To silence it, set `ignore = ["HNG013"]` in `distdiag.toml`.
 
     ## References
-    - `subprocess.Popen.communicate`, `multiprocessing.set_start_method`
+    - https://github.com/lenskit/lkpy/issues/290
+    - https://github.com/Zulko/moviepy/issues/576
+    - https://docs.python.org/3/library/subprocess.html#subprocess.Popen.communicate
     """
 
     code = "HNG013"
@@ -35,15 +47,3 @@ class UnfinishedChildProcess(StuckRank):
     severity = Severity.ERROR
     activities = frozenset({Activity.CHILD_PROCESS})
     instead = "waits for a process that it started"
-
-    why = (
-        "A child that was killed, that waits for its full pipe to be read, or that inherited a "
-        "held lock never answers."
-    )
-    fix = (
-        "Look at the child's state in the evidence; read all of its pipes with communicate(), "
-        "give the wait a timeout, and start children by spawn or before any thread."
-    )
-    fix_changes = "A timeout turns a long wait into an error."
-    fix_leaves = "What the child itself was stuck in."
-    disproof = "The child works and will end by itself."

@@ -1,4 +1,4 @@
-"""What a rank outside of collectives is busy with: told by its stack, the kernel and its phase."""
+"""What a rank does outside of collectives, by its stack, the kernel and its phase."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from distdiag.events.base import Frame, Phase
-from distdiag.events.stacks import ThreadStack
 from distdiag.findings.descriptions import blocking_call, main_stack
 from distdiag.views.rank_states import Fate, RankState
 
 KERNEL: Final = "kernel"
-"""The source of `Observed` that tells of the system call of a rank's main thread."""
+"""The source of `Observed` that has the system call of a rank's main thread."""
 
 
 class Activity(StrEnum):
@@ -35,7 +34,7 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """An activity and what it was told by: a frame, a system call or a phase, as a phrase."""
+    """An activity and the sign of it: a frame, a system call or a phase, as a phrase."""
 
     activity: Activity
     sign: str
@@ -122,22 +121,24 @@ _LOCKS: Final = (
     _Rule(Activity.LOCK, "asyncio/base_events.py"),
 )
 
-# What the system calls mean, where the main thread is in one.
-_SYSTEM_CALLS: Final = {
-    Activity.FILE_ACCESS: (
-        "read write open openat close stat lstat fstat newfstatat statx pread64 pwrite64 readv"
-        " writev preadv pwritev fcntl flock fsync fdatasync truncate ftruncate getdents getdents64"
-        " rename renameat mkdir mkdirat unlink unlinkat fallocate copy_file_range sendfile ioctl"
-    ),
-    Activity.LOCK: "futex semtimedop",
-    Activity.CHILD_PROCESS: "wait4 waitid",
-    Activity.NETWORK: (
-        "connect accept accept4 sendto recvfrom sendmsg recvmsg poll ppoll select pselect6"
-        " epoll_wait epoll_pwait epoll_pwait2"
-    ),
-}
+# What the main thread waits for in a system call.
 _BY_SYSTEM_CALL: Final = {
-    name: activity for activity, names in _SYSTEM_CALLS.items() for name in names.split()
+    name: activity
+    for activity, *names in (
+        (Activity.FILE_ACCESS, "open", "openat", "close", "fcntl", "flock", "ioctl"),
+        (Activity.FILE_ACCESS, "stat", "lstat", "fstat", "newfstatat", "statx"),
+        (Activity.FILE_ACCESS, "read", "pread64", "readv", "preadv", "sendfile"),
+        (Activity.FILE_ACCESS, "write", "pwrite64", "writev", "pwritev", "copy_file_range"),
+        (Activity.FILE_ACCESS, "fsync", "fdatasync", "truncate", "ftruncate", "fallocate"),
+        (Activity.FILE_ACCESS, "rename", "renameat", "unlink", "unlinkat", "mkdir", "mkdirat"),
+        (Activity.FILE_ACCESS, "getdents", "getdents64"),
+        (Activity.LOCK, "futex", "semtimedop"),
+        (Activity.CHILD_PROCESS, "wait4", "waitid"),
+        (Activity.NETWORK, "connect", "accept", "accept4", "poll", "ppoll", "select", "pselect6"),
+        (Activity.NETWORK, "sendto", "recvfrom", "sendmsg", "recvmsg"),
+        (Activity.NETWORK, "epoll_wait", "epoll_pwait", "epoll_pwait2"),
+    )
+    for name in names
 }
 _BY_TARGET: Final = {
     "pipe:": Activity.CHILD_PROCESS,  # a pipe without a name: the other end is a relative
@@ -164,7 +165,7 @@ _BY_PHASE: Final = {
 
 
 def doing_of(state: RankState) -> Doing | None:
-    """Return what a running rank does outside of collectives, or None if nothing tells."""
+    """Return what a running rank does outside of collectives, or None if it is not known."""
     if state.fate is not Fate.RUNNING or blocking_call(state) is not None:
         return None
     purpose = _purpose(state)
@@ -173,7 +174,8 @@ def doing_of(state: RankState) -> Doing | None:
     stopped = _stopped(state)
     if stopped is not None:
         return stopped  # whoever held the GIL when it was stopped
-    if state.gil_held and any(thread.holds_gil for thread in _threads(state)):
+    threads = state.stacks.threads if state.stacks is not None else ()
+    if state.gil_held and any(thread.holds_gil for thread in threads):
         return _held_gil(state)
     known = doing_by_stack(state) or _by_kernel(state) or _by_phase(state)
     return known or (_held_gil(state) if state.gil_held else None)
@@ -189,7 +191,7 @@ def _purpose(state: RankState) -> Doing | None:
 
 
 def doing_by_stack(state: RankState) -> Doing | None:
-    """Return what the stack alone tells, whatever else is known of the rank."""
+    """Return what a rank does by its stack alone."""
     stack = main_stack(state.stacks)
     purpose = _match(_PURPOSES, reversed(stack))
     return purpose or _match(_PARTNERS, stack) or _match(_LOCKS, stack)
@@ -256,10 +258,6 @@ def _stopped(state: RankState) -> Doing | None:
 
 def _held_gil(state: RankState) -> Doing:
     return Doing(Activity.HELD_GIL, _kernel(state, "doing"))
-
-
-def _threads(state: RankState) -> tuple[ThreadStack, ...]:
-    return state.stacks.threads if state.stacks is not None else ()
 
 
 def _by_kernel(state: RankState) -> Doing | None:

@@ -1,4 +1,4 @@
-"""Who of the ranks that disagree is the odd one, and how sure that is."""
+"""Which of the ranks that disagree is to blame, and how sure that is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from distdiag.checks.shared.activities import is_busy
-from distdiag.checks.shared.explanations import camps_by_place, skipping_ranks, state_of
+from distdiag.checks.shared.explanations import groups_by_place, skipping_ranks, state_of
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
@@ -35,7 +35,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The culprits, the others, and what told them apart. Without a reason all are culprits."""
+    """The culprits, the others, and what distinguishes them. Without a reason all are culprits."""
 
     culprits: RankSet
     others: RankSet
@@ -60,16 +60,16 @@ def group_by(alignment: Alignment[Any], key: Callable[[Any], Hashable]) -> tuple
     ranks_by_key: dict[Hashable, list[int]] = {}
     for rank in alignment.present_ranks:
         ranks_by_key.setdefault(key(alignment.by_rank[rank]), []).append(rank)
-    camps = [RankSet(ranks) for ranks in ranks_by_key.values()]
-    return tuple(sorted(camps, key=lambda camp: (-len(camp), min(camp))))
+    groups = [RankSet(ranks) for ranks in ranks_by_key.values()]
+    return tuple(sorted(groups, key=lambda group: (-len(group), min(group))))
 
 
 def blame(
-    alignment: Alignment[Any], camps: Sequence[RankSet], *, may_skip: bool = False
+    alignment: Alignment[Any], groups: Sequence[RankSet], *, may_skip: bool = False
 ) -> Verdict:
-    """Find the odd ranks among camps: the minority, or those that skipped a call, or nobody."""
-    everyone = RankSet(rank for camp in camps for rank in camp)
-    largest = max(camps, key=len)
+    """Find the odd ranks among groups: the minority, or those that skipped a call, or nobody."""
+    everyone = RankSet(rank for group in groups for rank in group)
+    largest = max(groups, key=len)
     if 2 * len(largest) > len(everyone):
         return Verdict(RankSet(everyone - largest), largest, Reason.MAJORITY)
     skipping = skipping_ranks(alignment) if may_skip else RankSet()
@@ -135,16 +135,16 @@ def step_of(alignment: Alignment[Any], ranks: RankSet) -> int:
     return event.step if event is not None else state_of(alignment, min(ranks)).step
 
 
-def camp_evidence(
+def group_evidence(
     alignment: Alignment[Collective],
-    camps: Sequence[RankSet],
+    groups: Sequence[RankSet],
     summary: Callable[[Collective], str],
 ) -> tuple[Evidence, ...]:
-    """Return one piece of evidence for each camp, at the line where its lowest rank called."""
-    calls = [(camp, alignment.by_rank[min(camp)]) for camp in camps]
+    """Return one piece of evidence for each group, at the line where its lowest rank called."""
+    calls = [(group, alignment.by_rank[min(group)]) for group in groups]
     return tuple(
-        Evidence(ranks=camp, summary=summary(call), location=call_location(call))
-        for camp, call in calls
+        Evidence(ranks=ranks, summary=summary(call), location=call_location(call))
+        for ranks, call in calls
     ) + parting_evidence(alignment)
 
 
@@ -168,10 +168,10 @@ def parting_evidence(alignment: Alignment[Any]) -> tuple[Evidence, ...]:
         return ()
     return tuple(
         Evidence(
-            ranks=camp,
+            ranks=group,
             summary=f"from #{origin.key[-1]} on the ranks called from different places: "
-            f"here {origin.by_rank[min(camp)].signature.op}",
-            location=call_location(origin.by_rank[min(camp)]),
+            f"here {origin.by_rank[min(group)].signature.op}",
+            location=call_location(origin.by_rank[min(group)]),
         )
-        for camp in camps_by_place(origin)
+        for group in groups_by_place(origin)
     )

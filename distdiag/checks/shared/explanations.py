@@ -1,8 +1,7 @@
-"""Why ranks came apart, where it can be told: a guard, an uneven loop, a skipped call."""
+"""Why ranks made different calls, where it is known: a guard, an uneven loop, a skipped call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -57,7 +56,7 @@ Explanation = RankGone | GuardedCall | UnevenLoop
 
 
 def explain(alignment: Alignment[Collective]) -> Explanation | None:
-    """Return the reason for a missing or contradictory collective, if one can be told.
+    """Return the reason for a missing or contradictory collective, if it is known.
 
     Calls that merely come from different places need no reason: correct programs do that.
     """
@@ -166,38 +165,38 @@ def uneven_iterations(
 
 def skipping_ranks(alignment: Alignment[Collective]) -> RankSet:
     """Return the ranks that went past a call which the others make now; empty if unknown."""
-    camps = camps_by_place(alignment)
-    if alignment.missing_ranks or len(camps) != 2:
+    groups = groups_by_place(alignment)
+    if alignment.missing_ranks or len(groups) != 2:
         return RankSet()
-    first, second = camps
+    first, second = groups
     here, there = (place_of(alignment.by_rank[min(side)].site) for side in (first, second))
     seen = _last_passes(alignment, alignment, min(first), (here, there))
     if max(seen) < 0:
-        apart = _where_apart(here[0], there[0])
-        if apart is None or apart[0].line == apart[1].line or are_exclusive(*apart):
+        split = _first_difference(here[0], there[0])
+        if split is None or split[0].line == split[1].line or are_exclusive(*split):
             return RankSet()
-        return second if apart[0].line < apart[1].line else first
+        return second if split[0].line < split[1].line else first
     if min(seen) < 0:
         return RankSet()
     # The place that was passed longer ago is the one whose turn it is.
     return second if seen[0] < seen[1] else first
 
 
-def camps_by_place(alignment: Alignment[Collective]) -> tuple[RankSet, ...]:
+def groups_by_place(alignment: Alignment[Collective]) -> tuple[RankSet, ...]:
     """Group the ranks that are here by the place of their call, the larger groups first."""
     ranks_at: dict[Place, list[int]] = {}
     for rank in alignment.present_ranks:
         ranks_at.setdefault(place_of(alignment.by_rank[rank].site), []).append(rank)
-    camps = [RankSet(ranks) for ranks in ranks_at.values()]
-    return tuple(sorted(camps, key=lambda camp: (-len(camp), min(camp))))
+    groups = [RankSet(ranks) for ranks in ranks_at.values()]
+    return tuple(sorted(groups, key=lambda group: (-len(group), min(group))))
 
 
 def _sides(point: Alignment[Collective]) -> list[tuple[RankSet, RankSet]]:
     """Return the pairs of groups of which the first may have stayed and the second left."""
-    camps = camps_by_place(point)
+    groups = groups_by_place(point)
     if point.missing_ranks:
-        return [(camp, point.missing_ranks) for camp in camps]
-    return list(permutations(camps, 2))
+        return [(group, point.missing_ranks) for group in groups]
+    return list(permutations(groups, 2))
 
 
 def _user_frames(
@@ -260,21 +259,21 @@ def _has_left_loop(
 
 def _is_on_its_way(going: tuple[Frame, ...], stay: tuple[Frame, ...]) -> bool:
     """Say whether `going` is before `stay` in one pass of a loop that holds both: merely late."""
-    apart = _where_apart(stay, going)
-    if apart is None or apart[1].line > apart[0].line:
+    split = _first_difference(stay, going)
+    if split is None or split[1].line > split[0].line:
         return False
-    return bool(loop_lines(apart[0]) & loop_lines(apart[1], with_head=True))
+    return bool(loop_lines(split[0]) & loop_lines(split[1], with_head=True))
 
 
 def _is_outside(going: tuple[Frame, ...], stay: tuple[Frame, ...], *, default: bool) -> bool:
     """Say whether `stay` is inside a loop that `going` is out of; `default` without the source."""
-    apart = _where_apart(stay, going)
-    if apart is None:
+    split = _first_difference(stay, going)
+    if split is None:
         return False
     if not _readable(stay):
         return default
-    inner = stay[: stay.index(apart[0])]
-    own = loop_lines(apart[0]) - loop_lines(apart[1], with_head=True)
+    inner = stay[: stay.index(split[0])]
+    own = loop_lines(split[0]) - loop_lines(split[1], with_head=True)
     return bool(own) or any(loop_lines(frame) for frame in inner)
 
 
@@ -282,7 +281,9 @@ def _readable(frames: tuple[Frame, ...]) -> bool:
     return all(is_readable(frame) for frame in frames)
 
 
-def _where_apart(first: tuple[Frame, ...], second: tuple[Frame, ...]) -> tuple[Frame, Frame] | None:
+def _first_difference(
+    first: tuple[Frame, ...], second: tuple[Frame, ...]
+) -> tuple[Frame, Frame] | None:
     """Return the outermost frames in which two stacks differ."""
     pairs = zip(reversed(first), reversed(second), strict=False)
     return next(((a, b) for a, b in pairs if a != b), None)
@@ -297,9 +298,8 @@ def _last_passes(
     """Return when a rank last made a call from either place before this point; -1 is unknown."""
     before = point.by_rank[rank].seq
     calls = [call for call in state_of(now, rank).recent if call.seq < before]
-    first, second = (tuple(_seqs_at(calls, place)) for place in places)
-    return (max(first, default=-1), max(second, default=-1))
-
-
-def _seqs_at(calls: list[Collective], place: Place) -> Iterator[int]:
-    yield from (call.seq for call in calls if place_of(call.site) == place)
+    first, second = (
+        max((call.seq for call in calls if place_of(call.site) == place), default=-1)
+        for place in places
+    )
+    return (first, second)

@@ -65,20 +65,20 @@ def first_end(states: States) -> FirstEnd | None:
     """Return how the end of the job began, if one of its ranks has ended badly.
 
     A rank that raised, left with a failing status or crashed did so by itself, and comes before
-    those that a signal told to end, whenever that was seen: their launcher did it.
+    those that a signal asked to end, whenever that was seen: their launcher did it.
     """
     failed = sorted((s for s in states.values() if s.has_failed), key=_by_time)
-    own = [s for s in failed if not (_was_told_to_end(s) or is_consequence(s, states))]
+    own = [s for s in failed if not (_was_asked_to_end(s) or is_consequence(s, states))]
     # A launcher that has lost patience kills, too: only the first such death is a cause.
     own = [s for s in own if not _may_be_killed_by_launcher(s) or _may_be_first(s, failed[0])]
     if own:
         ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
-        return FirstEnd(ranks, is_outside=_is_massacre(own[0], ranks, states))
+        return FirstEnd(ranks, is_outside=_were_all_killed(own[0], ranks, states))
     if any(state.lost is not None for state in states.values()):
         return None  # what others met since their peers' node was lost came of that
-    if failed and _was_told_to_end(failed[0]):
+    if failed and _was_asked_to_end(failed[0]):
         # Who did not obey was killed.
-        ended = [s for s in failed if _was_told_to_end(s) or _may_be_killed_by_launcher(s)]
+        ended = [s for s in failed if _was_asked_to_end(s) or _may_be_killed_by_launcher(s)]
         is_all = len(ended) == len(failed) and not _running(states)
         return FirstEnd(RankSet(s.rank for s in ended), is_outside=is_all or len(ended) > 1)
     # All that is known then is who waited in vain for a peer to come, or that one went somehow.
@@ -92,7 +92,7 @@ def is_settled(end: FirstEnd, states: States) -> bool:
     """Say whether all ranks that end in this way have been seen to do so."""
     first = states[min(end.ranks)]
     since_s = min(states[rank].idle_s for rank in end.ranks)
-    if _was_told_to_end(first):
+    if _was_asked_to_end(first):
         return since_s >= GRACE_NS / 1e9 or not _running(states)
     if _may_be_killed_by_launcher(first):
         return since_s >= SETTLED_S or not _running(states)
@@ -140,10 +140,10 @@ def _by_time(state: RankState) -> tuple[int, int]:
     return (state.left_ns, state.rank)
 
 
-def _was_told_to_end(state: RankState) -> bool:
+def _was_asked_to_end(state: RankState) -> bool:
     """Say whether a rank ended because a signal asked it to, in whatever way it obeyed."""
-    told = state.signalled
-    if told is not None and told.signal in TOLD_TO_END and state.left_ns - told.time_ns <= GRACE_NS:
+    got = state.signalled
+    if got is not None and got.signal in TOLD_TO_END and state.left_ns - got.time_ns <= GRACE_NS:
         return True
     if state.fate is Fate.RAISED:
         return is_interruption(state)
@@ -181,7 +181,7 @@ def _end_key(state: RankState) -> EndKey:
     return (state.fate, state.exit_status, user_location(frames))
 
 
-def _is_massacre(first: RankState, ranks: RankSet, states: States) -> bool:
+def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
     """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
     if not _may_be_killed_by_launcher(first) or len(states) < 2:
         return False
