@@ -21,15 +21,11 @@ def figures(difference: Difference) -> str:
     )
 
 
-def evidence_of(disparity: Disparity) -> tuple[Evidence, ...]:
-    """Return the evidence of a disparity: the figures, then the details."""
-    return tuple(_evidence(disparity))
-
-
-def _evidence(disparity: Disparity) -> Iterator[Evidence]:
-    for difference in disparity.differences:
+def evidence_of(event: Disparity) -> Iterator[Evidence]:
+    """Yield the evidence of a comparison: the figures, then the details."""
+    for difference in event.differences:
         yield Evidence(
-            ranks=disparity.culprits,
+            ranks=event.culprits,
             summary=figures(difference),
             values={
                 "measured": difference.measured,
@@ -38,46 +34,46 @@ def _evidence(disparity: Disparity) -> Iterator[Evidence]:
                 "factor": difference.factor,
             },
         )
-    if disparity.weights:
-        weights = {f"weight of coordinate {n}": w for n, w in enumerate(disparity.weights)}
-        due = {f"due weight of coordinate {n}": w for n, w in enumerate(disparity.due)}
+    if event.weights:
+        weights = {f"weight of coordinate {n}": w for n, w in enumerate(event.weights)}
+        due = {f"due weight of coordinate {n}": w for n, w in enumerate(event.due)}
         yield Evidence(
-            ranks=disparity.culprits,
+            ranks=event.culprits,
             summary="the weights with which the data of each coordinate enters the gradient",
             values={**weights, **due},
         )
-    for detail in disparity.details:
-        yield Evidence(ranks=disparity.culprits, summary=detail)
-    if not disparity.differences:
-        yield Evidence(ranks=disparity.culprits, summary=disparity.explanation)
+    for detail in event.details:
+        yield Evidence(ranks=event.culprits, summary=detail)
+    if not event.differences:
+        yield Evidence(ranks=event.culprits, summary=event.explanation)
 
 
-def how_many(disparity: Disparity) -> str:
+def how_many(event: Disparity) -> str:
     """Say how many of the compared quantities differ, as far as they are listed."""
-    number = len(disparity.differences)
+    number = len(event.differences)
     return f"{number} or more" if number >= 8 else str(number)
 
 
-def reason(disparity: Disparity) -> str:
+def reason(event: Disparity) -> str:
     """Return the explanation as the end of a sentence, empty if there is none."""
-    return (f": {disparity.explanation}" if disparity.explanation else "") + _doubt(disparity)
+    return (f": {event.explanation}" if event.explanation else "") + _doubt(event)
 
 
-def _doubt(disparity: Disparity) -> str:
-    """Say what the comparison itself has put into the batches, and how not to have it do so."""
-    if not disparity.padded:
+def _doubt(event: Disparity) -> str:
+    """Say what the comparison itself has put into the batches, and how to name the values."""
+    if not event.padded:
         return ""
-    names = ", ".join(disparity.padded)
-    values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in disparity.padded)
+    names = ", ".join(event.padded)
+    values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in event.padded)
     return (
         f"; this proves nothing, since batches of unequal lengths were joined and {names} filled "
         f"up with zeros: name the values ({values}), or pad to one length in the collate function"
     )
 
 
-def subjects_of(disparity: Disparity) -> tuple[str, ...]:
+def subjects_of(event: Disparity) -> tuple[str, ...]:
     """Return the names of what differs."""
     return tuple(
         difference.name.partition("/")[2].partition("#")[0] or difference.name
-        for difference in disparity.differences
+        for difference in event.differences
     )
