@@ -209,44 +209,46 @@ def _is_main_divided(window: LossWindow) -> bool:
 
 
 class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
-    """A balancing loss of routers grows with the number of ranks or micro-steps.
+    """An auxiliary (load-balancing) loss grows with the number of ranks or micro-steps.
 
-    ## What it detects
-    A loss over tokens is divided by the number of tokens of all ranks, or of all micro-steps. A
-    balancing loss that is added to it is a mean over the tokens of one rank and micro-step. Then
-    both are multiplied by the number of ranks, to undo an average; or the balancing loss is added
-    in each micro-step, or a function of the program injects it there with a gradient of 1, and only
-    the other one is divided by their number. The latter is told of each rank by itself, too, where
-    nothing tells how gradients are combined. It is a note where neither modules, settings nor the
-    source name the number a coefficient, or they name one of which it may be a part.
-
-    ## Why it matters
-    The balancing loss weighs as many times as much as its coefficient says, and outweighs the rest
-    in large jobs. The results depend on the number of ranks and micro-steps.
+    ## What you see
+    The auxiliary loss outweighs the rest of the loss in large jobs, and results depend on the
+    number of ranks and micro-steps. It is a mean over the tokens of one rank and micro-step, but is
+    multiplied or added up as if it were divided by a count over all of them, as the rest is.
 
     ## Example
-    `loss = (token_loss.sum() / num_tokens_of_all_ranks + coef * aux_loss) * world_size`.
+        # wrong: both terms are multiplied to undo the average over ranks
+        loss = (token_loss.sum() / num_tokens_of_all_ranks + 0.01 * aux_loss) * world_size
+        # right
+        loss = token_loss.sum() / num_tokens_of_all_ranks * world_size
+        loss = loss + 0.01 * aux_loss / num_micro_steps
 
     ## How to fix
-    Multiply the loss over tokens alone, and divide the balancing loss by the number of micro-steps.
+    Multiply only what was divided by a count over all ranks, and divide the auxiliary loss by the
+    number of micro-steps.
+
+    Changes: The gradient of the routers, and how evenly tokens spread over experts.
+
+    Leaves: A coefficient that was tuned with the heavy auxiliary loss: it is too low then.
+
+    ## When it is not a defect
+    The coefficient in the loss was divided by that number beforehand.
+
+    Where the loss has a coefficient it is a note, unless the configuration declares the whole one:
+
+        [aux_loss]
+        coefficient = 0.01
+
+    If so, add `ignore = ["MOE009"]` to `distdiag.toml`.
 
     ## References
-    - huggingface/transformers#48706
-    - NVIDIA-NeMo/Automodel#3359
+    - https://github.com/huggingface/transformers/issues/48706
+    - https://github.com/NVIDIA-NeMo/Automodel/issues/3359
     """
 
     code = "MOE009"
     name = "aux-loss-scale"
     severity = Severity.WARNING
-
-    why = "A mean over a rank's own tokens needs no factor where gradients are averaged over ranks."
-    fix = (
-        "Multiply only what was divided by a count over all ranks, and divide the balancing loss "
-        "by the number of micro-steps."
-    )
-    fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
-    fix_leaves = "A coefficient that was tuned with the heavy balancing loss: it is too low then."
-    disproof = "The coefficient was divided by that number beforehand."
 
     def check(self, view: AuxLossView | CombinedAuxLossView) -> Iterator[Finding]:
         """Judge what the view shows."""

@@ -300,39 +300,40 @@ _MOST_NAMES: Final = 8
 class ExpertGradientDivisor(Check[GradientView]):
     """The gradients of experts are divided by another number than those of dense parameters.
 
-    ## What it detects
-    In the first steps, the sum of the gradients that the backward passes of all ranks gave, divided
-    by what the optimizer finds, is measured for dense parameters and for experts; so is the factor
-    of the all-to-all's backward pass. Experts get the tokens of all ranks of the exchange. Counted
-    by token, their gradients are a whole number of times as large as those of dense parameters.
-    Nothing is assumed of who divides: hooks, the exchange, a wrapper or the program itself. Tables
-    of embeddings that are spread over the ranks often have a rate of their own: then it is a note.
-
-    ## Why it matters
-    Experts train at a multiple of the learning rate. Adam hides it in the loss; the gradient norm,
-    clipping and weight decay are wrong, and change with the number of ranks.
+    ## What you see
+    Experts train at a multiple of the learning rate. Adam hides it in the loss, but the gradient
+    norm, clipping and weight decay are wrong and change with the number of ranks. An all-to-all
+    brings the tokens of several ranks to an expert, so that their gradients are summed already.
 
     ## Example
-    DDP or FSDP averages dense gradients over all ranks, and those of experts over the ranks that
-    hold the same experts only, although each has summed up the tokens of its exchange already.
+        # 8 ranks, 4 of which share the experts: dense gradients are divided by 8
+        fully_shard(experts, mesh=expert_replicas)  # wrong: these are divided by 2
+        # right
+        fully_shard(experts, mesh=expert_replicas)
+        experts.set_gradient_divide_factor(8)
 
     ## How to fix
-    Divide the gradients of experts by the number of ranks that dense gradients are averaged over:
-    `set_gradient_divide_factor` of FSDP2, or a division before the step.
+    Divide expert gradients by the number of ranks over which dense gradients are averaged, whoever
+    holds the experts.
+
+    Changes: The step size of the experts, the gradient norm and what is clipped.
+
+    Leaves: The gradients of all dense parameters.
+
+    ## When it is not a defect
+    Experts are meant to train at another rate, by this factor.
+
+    If so, add `ignore = ["MOE012"]` to `distdiag.toml`. It is a note for tables of embeddings,
+    which often have a rate of their own.
 
     ## References
-    - pytorch/pytorch#160285, NVIDIA/Megatron-LM#5956
+    - https://github.com/pytorch/pytorch/issues/160285
+    - https://github.com/NVIDIA/Megatron-LM/issues/5956
     """
 
     code = "MOE012"
     name = "expert-gradient-divisor"
     severity = Severity.WARNING
-
-    why = "An exchange brings the tokens of several ranks, so their gradients are summed already."
-    fix = "Divide expert gradients by as many ranks as dense ones, whoever holds the experts."
-    fix_changes = "The step size of the experts, the gradient norm and what is clipped."
-    fix_leaves = "The gradients of all dense parameters."
-    disproof = "Experts are meant to train at another rate, by this factor."
 
     def check(self, view: GradientView) -> Iterator[Finding]:
         """Compare the experts of each rank with its dense parameters."""

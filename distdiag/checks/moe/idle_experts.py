@@ -23,33 +23,36 @@ _MOST_ROWS: Final = 16
 class IdleExperts(Check[RoutingView]):
     """Some experts get no tokens, or one gets most of them.
 
-    ## What it detects
-    In a layer that distributes at least 16 tokens for each expert, whenever it was looked at: an
-    expert gets nothing, or one gets four times its even share, or more than one of a hundred
-    choices is beyond the capacity of its expert.
-
-    ## Why it matters
-    Experts without tokens learn nothing; the rank with the busiest expert keeps the others waiting.
+    ## What you see
+    Experts without tokens learn nothing, and the rank with the busiest expert keeps the others
+    waiting. The router prefers few experts, and nothing counteracts it.
 
     ## Example
-    The loss that balances the experts has no effect, or too small a coefficient.
+        # wrong: the auxiliary loss is computed, but has no weight
+        loss = token_loss
+        # right
+        loss = token_loss + 0.01 * aux_loss
 
     ## How to fix
-    Look whether the auxiliary loss reaches the router's gradient and is scaled as intended.
+    Check that the auxiliary (load-balancing) loss reaches the router's gradient, and its
+    coefficient.
+
+    Changes: The routing of all tokens.
+
+    Leaves: Experts that have learnt nothing so far.
+
+    ## When it is not a defect
+    Over more steps each expert gets its share, or the model is meant to specialise.
+
+    If so, add `ignore = ["MOE007"]` to `distdiag.toml`.
 
     ## References
-    - None: this is a matter of training, not of a library.
+    - https://arxiv.org/abs/2101.03961
     """
 
     code = "MOE007"
     name = "idle-experts"
     severity = Severity.INFO
-
-    why = "The router prefers few experts, and nothing holds against it."
-    fix = "Check the coefficient and the gradient of the balancing loss."
-    fix_changes = "The routing of all tokens."
-    fix_leaves = "Experts that have learnt nothing so far."
-    disproof = "Over more steps each expert gets its share."
 
     def check(self, view: RoutingView) -> Iterator[Finding]:
         """Look at the load of each layer over all looks."""
