@@ -14,7 +14,6 @@ from distdiag.checks.shared.replicas import (
     names_of,
     odd_ranks,
 )
-from distdiag.events.models import Moment
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import RouterBiasReplicas
 
@@ -56,8 +55,8 @@ class DivergentRouterBias(Check[RouterBiasReplicas]):
     severity = Severity.WARNING
 
     def check(self, view: RouterBiasReplicas) -> Iterator[Finding]:
-        """Judge biases that were alike before."""
-        if view.moment is not Moment.STEP or view.alike_at is None or view.basis in NOT_REDUCED:
+        """Judge biases that were equal before."""
+        if view.alike_at is None or view.basis in NOT_REDUCED:
             return
         tensors = [tensor for tensor in view.tensors if tensor.plan.is_routing_bias]
         if not tensors:

@@ -50,7 +50,7 @@ class DivergentRouting(Check[RoutingView]):
     severity = Severity.WARNING
 
     def check(self, view: RoutingView) -> Iterator[Finding]:
-        """Take all choices together that differ between ranks."""
+        """Report all choices that differ between ranks as one finding."""
         if not view.divergences:
             return
         wrong = view.divergences

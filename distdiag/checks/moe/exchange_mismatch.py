@@ -1,4 +1,4 @@
-"""MOE003: tokens are exchanged in numbers that do not fit."""
+"""MOE003: ranks send and expect different numbers of tokens."""
 
 from __future__ import annotations
 
@@ -51,15 +51,13 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
     severity = Severity.ERROR
 
     def check(self, view: UnfitExchange | RoundTrip) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case UnfitExchange():
-                yield from self._check_unfit_exchange(view)
-            case RoundTrip():
-                yield from self._check_round_trip(view)
+        """Compare what ranks send and expect, or the way there and the way back."""
+        yield from (
+            self._of_splits(view) if isinstance(view, UnfitExchange) else self._of_round_trip(view)
+        )
 
-    def _check_unfit_exchange(self, view: UnfitExchange) -> Iterator[Finding]:
-        """Name the pairs of ranks between which rows are lost or awaited in vain."""
+    def _of_splits(self, view: UnfitExchange) -> Iterator[Finding]:
+        """Name the pairs of ranks of which one sends more or fewer rows than the other expects."""
         transfers = unfit_rows(view)
         if view.is_even or not transfers:
             return
@@ -79,7 +77,7 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
             evidence=evidence_of(view),
         )
 
-    def _check_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
+    def _of_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
         """Compare what a rank got and sent back, and what it sent and got back."""
         there, back = view.there, view.back
         tokens = there.event.num_tokens

@@ -55,21 +55,21 @@ class IdleExperts(Check[RoutingView]):
     severity = Severity.INFO
 
     def check(self, view: RoutingView) -> Iterator[Finding]:
-        """Look at the load of each layer over all looks."""
-        looks: dict[tuple[str, int, int], list[Routing]] = {}
+        """Judge the load of each layer over all sampled steps."""
+        samples: dict[tuple[str, int, int], list[Routing]] = {}
         for event in by_routers(view.choices):
             choice = event.choice
             is_ample = choice.num_tokens * choice.k >= _AMPLE * choice.num_experts
             if event.load is not None and is_ample:
-                looks.setdefault((event.layer, event.number, event.rank), []).append(event)
-        uneven = {key: events for key, events in looks.items() if _is_uneven(events)}
+                samples.setdefault((event.layer, event.number, event.rank), []).append(event)
+        uneven = {key: events for key, events in samples.items() if _is_uneven(events)}
         if not uneven:
             return
         last = [events[-1] for events in uneven.values()]
         yield self.finding(
             f"{layer_names(last)} of {view.model} leaves experts without tokens or sends one "
             f"{_PEAK:.0f} times its share or more, or drops tokens{_shares(last)}, at each of the "
-            f"steps that were looked at",
+            f"sampled steps",
             ranks=RankSet(event.rank for event in last),
             step=last[0].step,
             location=user_location(last[0].site.frames),

@@ -52,7 +52,7 @@ class LowPrecisionRouter(Check[RoutingView]):
     severity = Severity.INFO
 
     def check(self, view: RoutingView) -> Iterator[Finding]:
-        """Look at the ties."""
+        """Find tokens with equal scores at the boundary."""
         tied = [each for each in by_routers(view.choices) if _is_tied(each)]
         if not tied:
             return

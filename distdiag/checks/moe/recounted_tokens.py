@@ -48,7 +48,7 @@ class RecountedTokens(Check[RepeatedRouting]):
     severity = Severity.WARNING
 
     def check(self, view: RepeatedRouting) -> Iterator[Finding]:
-        """Take all counters together."""
+        """Report all counters as one finding."""
         if not view.recounts:
             return
         wrong = view.recounts

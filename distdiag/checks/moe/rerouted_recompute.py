@@ -53,7 +53,7 @@ class ReroutedRecompute(Check[RepeatedRouting]):
     severity = Severity.ERROR
 
     def check(self, view: RepeatedRouting) -> Iterator[Finding]:
-        """Take all choices together that were not repeated."""
+        """Report all choices that were not repeated as one finding."""
         sure = [each for each in view.reroutings if not _is_random(each)]
         wrong = sure or list(view.reroutings)
         if not wrong:
@@ -63,7 +63,7 @@ class ReroutedRecompute(Check[RepeatedRouting]):
         ranks = RankSet(each.repeated.rank for each in wrong)
         same = all(each.is_given_the_same for each in wrong)
         layers = layer_names(each.repeated for each in wrong)
-        tokens = "the same tokens" if same else "activations that are not quite the same"
+        tokens = "the same tokens" if same else "slightly different activations"
         yield self.finding(
             f"{layers} of {view.model} chooses other experts when activation checkpointing repeats "
             f"its forward pass on {ranks.phrase()}, given {tokens}: "

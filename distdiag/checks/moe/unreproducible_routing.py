@@ -22,10 +22,6 @@ _FIX = {
     Origin.WEIGHTS: "Seed torch before the model is made, or load the same checkpoint.",
     Origin.DRAW: "Seed the generator that the module draws from, on every rank.",
 }
-_FIX_NUMERIC = (
-    "Call torch.use_deterministic_algorithms(True) and set CUBLAS_WORKSPACE_CONFIG, or keep the "
-    "router and what leads to it in an order of additions that does not change."
-)
 
 
 class UnreproducibleRouting(Check[RoutingDifference]):
@@ -80,7 +76,7 @@ class UnreproducibleRouting(Check[RoutingDifference]):
             subjects=(event.layer,),
             grade=Grade.NOTE if is_meant else Grade.PROVEN,
             evidence=tuple(_evidence(event)),
-            fix=_FIX.get(cause.origin, _FIX_NUMERIC),
+            fix=_FIX.get(cause.origin, self.fix),
         )
 
 

@@ -1,4 +1,4 @@
-"""MOE010: a balancing loss is computed, but no backward pass reaches it."""
+"""MOE010: an auxiliary loss is computed, but no backward pass reaches it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.source import nodes_around
 from distdiag.views.routing import AuxLossRouting, RoutingView
-
-# Whether the line of a call throws its result away.
 
 _APPLY: Final = "apply"
 
@@ -40,9 +38,6 @@ def is_thrown_away(frames: Iterable[Frame]) -> bool:
 
 def _name_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-
-
-# ---
 
 
 class UnusedAuxLoss(Check[AuxLossRouting]):
@@ -81,7 +76,7 @@ class UnusedAuxLoss(Check[AuxLossRouting]):
     severity = Severity.WARNING
 
     def check(self, view: AuxLossRouting) -> Iterator[Finding]:
-        """Look for layers whose balancing loss is used in no step."""
+        """Look for layers whose auxiliary loss is used in no step."""
         by_layer: dict[str, list[AuxLoss]] = {}
         for event in view.aux:
             by_layer.setdefault(event.layer, []).append(event)
@@ -128,16 +123,15 @@ def _is_sure(events: list[AuxLoss], num_steps: int) -> bool:
 
 
 _FEWEST: Final = 4
-"""A run that is over after fewer steps tells nothing."""
+"""A run that is over after fewer steps shows nothing."""
 
 _LONG: Final = 400
-"""Steps in which uses every few steps meet one of the looks: each hundredth and that before."""
+"""A use every few steps falls on one of the sampled steps: each hundredth, and that before."""
 
 _THROWN = (
-    "a function was given the scores' balancing loss of {layers} beside a tensor, and returned one "
-    "like it"
+    "a function was given the auxiliary loss of {layers} beside a tensor, and returned one like it"
 )
-_MEANT = "the balancing loss of {layers}, which has {coefficient}, is computed"
+_MEANT = "the auxiliary loss of {layers}, which has {coefficient}, is computed"
 _NUMBER = "a number is computed with a graph from the scores of {layers}"
 
 
