@@ -146,7 +146,8 @@ class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
     ## When it is not a defect
     The coefficient in the loss was divided by that number beforehand.
 
-    Where the loss has a coefficient it is a note, unless the configuration declares the whole one:
+    A fraction in the loss graph may be such a part, so this is a note until the configuration
+    declares the whole coefficient:
 
         [aux_loss]
         coefficient = 0.01

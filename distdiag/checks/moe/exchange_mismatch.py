@@ -93,7 +93,7 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
             grade=Grade.LIKELY,
             confidence=0.75,
             evidence=(_row("there", there), _row("back", back)),
-            disproof="Rows are meant to be summed up or dropped between the two exchanges.",
+            disproof="Rows are meant to be summed up or dropped between the two all-to-alls.",
         )
 
 

@@ -149,7 +149,7 @@ class ExpertGradients:
     """The experts of one rank.
 
     `exchange` are the ranks whose tokens reach them; `experts` says how their gradients were
-    combined, `dense` how all others were; `factor` is what the backward pass of the exchange
+    combined, `dense` how all others were; `factor` is what the backward pass of the all-to-all
     multiplies gradients by, `scales` are what other functions do. `are_different`: other ranks of
     the group hold other experts under the same names. `are_tables`: they are tables of embeddings,
     of which each sample is sent some rows.
@@ -239,7 +239,7 @@ def _part(look: GradientLook, rank: int, looks: Sequence[GradientLook]) -> _Part
 
 
 def _is_shared(look: GradientLook, dense: Combined, paths: Sequence[ExpertPath]) -> bool:
-    """Say whether all ranks that combine dense gradients were seen, those of the exchange too."""
+    """Say whether all ranks that combine dense gradients were seen, those of the all-to-all too."""
     return set(paths[0].exchange) <= set(dense.members) <= look.by_rank.keys()
 
 

@@ -63,7 +63,7 @@ class ReroutedRecompute(Check[RepeatedRouting]):
         ranks = RankSet(each.repeated.rank for each in wrong)
         same = all(each.is_given_the_same for each in wrong)
         layers = layer_names(each.repeated for each in wrong)
-        tokens = "the same tokens" if same else "slightly different activations"
+        tokens = "the same tokens" if same else "activations that are not quite the same"
         yield self.finding(
             f"{layers} of {view.model} chooses other experts when activation checkpointing repeats "
             f"its forward pass on {ranks.phrase()}, given {tokens}: "

@@ -37,7 +37,7 @@ _NUMBER: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
 
 
 def summed_in(view: SumsView) -> tuple[str, ...]:
-    """Return the parameters that are summed at all looks, and whose copies stay equal."""
+    """Return the parameters that are summed in all sampled steps, and whose copies stay equal."""
     return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.apart))
 
 
@@ -110,7 +110,7 @@ class PartGradients:
 
 
 class _Tokens(Enum):
-    """On which tokens of a group what lies behind a passage works."""
+    """On which tokens of a group the parameters behind an autograd node work."""
 
     PART = auto()
     WHOLE = auto()
@@ -173,7 +173,7 @@ def _crosses(look: GradientLook, rank: int, place: int) -> bool:
 
 
 def _behind(look: GradientLook, rank: int, group: Ranks, place: int) -> _Tokens:
-    """Return on which tokens works what lies behind a passage, where it gathers or scatters."""
+    """Return on which tokens parameters behind a node work, where it gathers or scatters."""
     passage = look.by_rank[rank].passages[place]
     given, passed = passage.given.num_elements, passage.passed.num_elements
     if look.gathers[rank][place] != group or not given or not passed:
@@ -184,7 +184,7 @@ def _behind(look: GradientLook, rank: int, group: Ranks, place: int) -> _Tokens:
 
 
 def _reach(look: GradientLook, rank: int, place: int) -> list[int]:
-    """Return a passage and those behind it that send nothing to other ranks."""
+    """Return an autograd node and those behind it that send nothing to other ranks."""
     passages = look.by_rank[rank].passages
     reach = [place]
     for each in reach:  # it grows meanwhile

@@ -1,4 +1,4 @@
-"""SEQ011: ranks hold different parts of a sequence, but place their tokens alike."""
+"""SEQ011: ranks hold different parts of a sequence, but give tokens the same positions."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class ForgottenParameter(Check[OptimizerView]):
         first = view.by_rank[min(ranks)]
         location = user_location(first.site.frames)
         yield self.finding(
-            f"{first_and_more(first.forgotten)} have gradients but belong to no "
-            f"optimizer: they were made after {first.optimizer}",
+            f"{first_and_more(first.forgotten)} have gradients and no optimizer: they were made "
+            f"after {first.optimizer}",
             ranks=ranks,
             step=first.step,
             location=location,

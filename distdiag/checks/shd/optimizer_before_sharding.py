@@ -57,7 +57,7 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
         location = user_location(first.site.frames)
         yield self.finding(
             f"{first.optimizer} holds {first.num_foreign} parameters that no model has any more; "
-            f"{first_and_more(first.replaced)} have gradients but belong to no optimizer",
+            f"{first_and_more(first.replaced)} have gradients and no optimizer",
             ranks=ranks,
             step=first.step,
             location=location,
