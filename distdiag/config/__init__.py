@@ -12,7 +12,14 @@ import msgspec
 
 from distdiag.config.placement_rules import PlacementRule, rules_of
 from distdiag.config.selection import EVERYTHING, Selection
-from distdiag.config.subjects import RoutingPlan, SequencePlan, routing_plan_of, sequence_plan_of
+from distdiag.config.subjects import (
+    AuxLossPlan,
+    RoutingPlan,
+    SequencePlan,
+    aux_loss_plan_of,
+    routing_plan_of,
+    sequence_plan_of,
+)
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 
 Profile = Literal["light", "standard", "deep"]
@@ -50,6 +57,7 @@ TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
     "plan": rules_of,
     "sequence": sequence_plan_of,
     "routing": routing_plan_of,
+    "aux_loss": aux_loss_plan_of,
 }
 """The tables of a TOML file, which have no flags, and what reads each of them."""
 
@@ -58,7 +66,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What a run was asked for. `hang_timeout_s` is None when the threshold adapts to the run.
 
     `plan` is how tensors should be sharded, `sequence` what splits sequences, `routing` what
-    routes tokens, by the user's tables.
+    routes tokens, and `aux_loss` what balances experts, by the user's tables.
     The file report.json is always written, whatever `report` says.
     """
 
@@ -81,6 +89,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     plan: tuple[PlacementRule, ...] = ()
     sequence: SequencePlan = SequencePlan()
     routing: RoutingPlan = RoutingPlan()
+    aux_loss: AuxLossPlan = AuxLossPlan()
 
     @property
     def active_modes(self) -> tuple[str, ...]:

@@ -36,6 +36,31 @@ def routing_plan_of(table: object) -> RoutingPlan:
         raise ValueError(f'key "routing": {error}') from None
 
 
+# The ``[aux_loss]`` table: what the loss graph shows only as a number.
+
+
+class AuxLossPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """By what the program multiplies its auxiliary (load-balancing) losses; 0 if not declared.
+
+    It is the whole coefficient, before any division by ranks, micro-steps or layers.
+    """
+
+    coefficient: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+def aux_loss_plan_of(table: object) -> AuxLossPlan:
+    """Return what an ``[aux_loss]`` table says.
+
+    Raises:
+        ValueError: the table is no such plan; the message names the key.
+
+    """
+    try:
+        return msgspec.convert(table, AuxLossPlan)
+    except msgspec.ValidationError as error:
+        raise ValueError(f'key "aux_loss": {error}') from None
+
+
 # ---
 
 MOST_TOKENS: Final = 8192

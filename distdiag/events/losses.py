@@ -78,7 +78,8 @@ class LossWeights(Event, frozen=True, kw_only=True):
 
     `members` are the ranks whose gradients are combined, empty where nothing tells; their sum is
     divided by `divisor`, 0 if that is not known. A pass whose loss could not be read is None.
-    `groups` are the ranks of the process groups that this rank belongs to.
+    `groups` are the ranks of the process groups that this rank belongs to. The configuration
+    declares `aux_coefficient` for auxiliary losses, 0 if it does not.
     """
 
     optimizer: str
@@ -87,3 +88,4 @@ class LossWeights(Event, frozen=True, kw_only=True):
     passes: tuple[LossPass | None, ...]
     site: CallSite
     groups: tuple[tuple[int, ...], ...] = ()
+    aux_coefficient: float = 0.0

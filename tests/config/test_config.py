@@ -100,7 +100,7 @@ def test_every_key_can_be_set_with_either_spelling():
         parity_task="task.json",
         routing_task="routing.json",
     )
-    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 3  # the tables: no flag
+    assert text.count("=") == len(KEYS) == len(Config.__struct_fields__) - 4  # the tables: no flag
     assert load_config(write(text.format(s="_"))) == expected
     assert load_config(write(text.format(s="-"))) == expected
 
@@ -282,3 +282,17 @@ def test_modules_that_route_can_be_named():
 def test_a_routing_table_that_is_none_is_refused(table):
     with pytest.raises(UsageError, match="routing"):
         load_config(write(f"[routing]\n{table}\n"))
+
+
+@pytest.mark.parametrize("table", ["aux_loss", "aux-loss"])
+def test_the_table_of_auxiliary_losses_declares_their_coefficient(table):
+    config = load_config(write(f"[{table}]\ncoefficient = 0.01\n"))
+    assert config.aux_loss.coefficient == 0.01
+    assert Config.from_json(config.to_json()) == config
+    assert load_config({}).aux_loss.coefficient == 0.0
+
+
+@pytest.mark.parametrize("table", ['coefficient = "1"', "coefficient = -0.1", "coef = 0.1"])
+def test_a_table_of_auxiliary_losses_that_is_none_is_refused(table):
+    with pytest.raises(UsageError, match="aux_loss"):
+        load_config(write(f"[aux_loss]\n{table}\n"))

@@ -25,42 +25,46 @@ _MANY: Final = 8
 
 
 class DivergentSamplerOrder(Check[EpochView]):
-    """Ranks shuffle one data set differently, so that their parts do not fit together.
+    """Ranks shuffle one data set differently, so that their parts overlap.
 
-    ## What it detects
-    Ranks take different parts of one data set, and yet read the same samples: by their indices, or
-    by their contents where the indices differ.
-
-    ## Why it matters
-    Each rank takes its part of the order that it has itself. Where the orders differ, some samples
-    are trained on several times in an epoch and others never.
+    ## What you see
+    In each epoch some samples are trained on several times and others never. Each rank takes its
+    part of the order that it has itself, and the parts are disjoint only if all orders are the
+    same.
 
     ## Example
-    `DistributedSampler(data, seed=rank)`; a data set made from `os.listdir`, whose order is another
-    one on each machine; a set of file names.
+        # wrong
+        sampler = DistributedSampler(data, seed=rank)
+        files = os.listdir(folder)  # in another order on each machine
+        # right
+        sampler = DistributedSampler(data, seed=0)
+        files = sorted(os.listdir(folder))
 
     ## How to fix
     Give the sampler the same seed on all ranks, and sort what the data set is made of.
 
+    Changes: Which samples each rank reads.
+
+    Leaves: What was trained on too often or never until now.
+
+    ## When it is not a defect
+    The ranks have data sets of their own, which happen to have equal sizes.
+
+    If so, add `ignore = ["DAT003"]` to `distdiag.toml`.
+
     ## References
-    - `torch.utils.data.distributed.DistributedSampler`
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
 
     code = "DAT003"
     name = "divergent-sampler-order"
     severity = Severity.WARNING
 
-    why = "The parts are disjoint only if all ranks cut them out of the same order."
-    fix = "Use one seed and one order of the data set on all ranks."
-    fix_changes = "Which samples each rank reads."
-    fix_leaves = "What was trained on too often or never until now."
-    disproof = "The indices and the order of the data set, printed on each rank, fit together."
-
-    def check(self, alignment: EpochView) -> Iterator[Finding]:
+    def check(self, view: EpochView) -> Iterator[Finding]:
         """Compare what the ranks of different parts read in one pass."""
-        if alignment.kind != "data" or not _are_parts(alignment.by_rank):
+        if not _are_parts(view.by_rank):
             return
-        parts = one_of_each_part(alignment.by_rank)
+        parts = one_of_each_part(view.by_rank)
         sizes = {one.num_samples for one in parts.values()}
         if len(sizes) > 1 or not all(map(has_read_once, parts.values())):
             return  # each rank has a data set of its own, or samples are drawn with replacement
@@ -74,21 +78,21 @@ class DivergentSamplerOrder(Check[EpochView]):
         elif twice is None and _have_seeds_of_their_own(parts):
             yield self._differs(parts, "parts are cut out of orders with different seeds", "seed")
         elif twice == 0:
-            number = _num_alike(parts)
+            number = _num_equal(parts)
             if number >= _MANY:
                 what = f"{number} samples are the same on several ranks though their indices differ"
                 yield self._differs(parts, what, "order of the data set")
 
     def _differs(self, parts: Mapping[int, EpochFed], what: str, cause: str) -> Finding:
         first = parts[min(parts)]
-        is_told = any(one.members for one in parts.values())
+        is_known = any(one.members for one in parts.values())
         return self.finding(
             f"{what} in pass {first.number + 1} over {first.dataset}: the {cause} is not the same",
             ranks=RankSet(parts),
             step=first.step,
             location=place_of(parts),
             subjects=(first.sampler.chain[-1],),
-            grade=Grade.LIKELY if is_told else Grade.NOTE,
+            grade=Grade.LIKELY if is_known else Grade.NOTE,
             confidence=0.9,
             evidence=tuple(
                 Evidence(
@@ -127,14 +131,14 @@ def _are_whole(parts: Mapping[int, EpochFed]) -> bool:
     return is_each and all(one.is_complete for one in parts.values())
 
 
-def _num_alike(parts: Mapping[int, EpochFed]) -> int:
+def _num_equal(parts: Mapping[int, EpochFed]) -> int:
     """Count contents that several ranks have read, if no rank has read any twice."""
     seen: set[str] = set()
     twice: set[str] = set()
     for one in parts.values():
         contents = set(one.contents)
         if len(contents) < len(one.contents):
-            return 0  # samples of the data set are like one another
+            return 0  # the data set itself has equal samples
         twice |= seen & contents
         seen |= contents
     return len(twice)

@@ -16,7 +16,7 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.source import is_readable, module_of, nodes_around
 from distdiag.views.alignment import GatheredRowsView
 
-# Whether code may drop rows of what it has gathered, as far as its text tells.
+# Whether code may drop rows of what it has gathered, as far as its text shows.
 
 _DROPPING: Final = re.compile(
     r"remainder|samples_seen|seen_samples|dup|dedup|unique|truncate|narrow|islice|^set$|^head$"
@@ -29,8 +29,8 @@ _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 def may_drop(site: CallSite) -> bool:
     """Say whether the functions around a call may drop some of the rows that it returns.
 
-    Seen are those of the stack, those that the innermost one calls by name, and the other methods
-    of its class. Where the text cannot be read they may.
+    These are the functions of the stack, those that the innermost one calls by name, and the other
+    methods of its class. Where the text cannot be read they may.
     """
     frames = site.user_frames
     if not frames or not all(is_readable(frame) for frame in frames):
@@ -78,46 +78,48 @@ def _drops(node: ast.AST) -> bool:
 
 
 class DuplicatedEvaluationSamples(Check[GatheredRowsView]):
-    """Samples that fill up the last batch are evaluated as if they were further ones.
+    """Samples that only fill up the last batch are counted in the evaluation.
 
-    ## What it detects
-    A pass without backward passes over a loader that fills its last batch up so that all ranks
-    have equally many samples, and `Accelerator.gather` of rows of that batch, in code that drops
-    none of them.
-
-    ## Why it matters
-    Some samples count twice: the metric is not that of the data set, and changes with the number
-    of ranks and the batch size.
+    ## What you see
+    Some samples count twice, so that the metric is not that of the data set and changes with the
+    number of ranks and the batch size. A last batch that is too small is filled up with samples
+    from the beginning of the data.
 
     ## Example
-    `answers.append(accelerator.gather(logits.argmax(-1)))` for 50 samples in batches of 2 x 8: the
-    metric is one of 64 answers.
+        for batch in prepared_loader:
+            answers = model(batch).argmax(-1)
+            # wrong: 64 answers for 50 samples in batches of 2 x 8
+            metric.add(accelerator.gather(answers))
+            # right
+            metric.add(accelerator.gather_for_metrics(answers))
 
     ## How to fix
-    Use `accelerator.gather_for_metrics`, which drops them, for everything that a metric is made of.
+    Gather everything that a metric is made of with `gather_for_metrics`, or cut what was gathered
+    to the length of the data set.
+
+    Changes: The metric: each sample counts once.
+
+    Leaves: The training, and metrics that are gathered in another way.
+
+    ## When it is not a defect
+    What was gathered in the whole pass has, in the end, as many rows as the data set has samples.
+
+    If so, add `ignore = ["DAT005"]` to `distdiag.toml`.
 
     ## References
-    - `accelerate.Accelerator.gather_for_metrics`
+    - https://huggingface.co/docs/accelerate/package_reference/accelerator
     """
 
     code = "DAT005"
     name = "duplicated-evaluation-samples"
     severity = Severity.WARNING
 
-    why = "A last batch that is too small is filled up with samples from the beginning of the data."
-    fix = "Gather with gather_for_metrics, or cut what was gathered to the length of the data set."
-    fix_changes = "The metric: each sample counts once."
-    fix_leaves = "The training, and metrics that are gathered in another way."
-    disproof = "What was gathered in the whole pass has as many rows as the data set has samples."
-
-    def check(self, alignment: GatheredRowsView) -> Iterator[Finding]:
+    def check(self, view: GatheredRowsView) -> Iterator[Finding]:
         """Judge what was gathered of one last batch."""
-        if not isinstance(alignment.any_event, RowsGathered):
-            return
-        first = alignment.by_rank[min(alignment.by_rank)]
+        first = view.any_event
         num_extra = first.num_rows - first.num_real
         is_proven = _is_of_samples(first) and _is_called_by_user(first) and not may_drop(first.site)
-        ranks = RankSet(alignment.by_rank)
+        ranks = RankSet(view.by_rank)
         yield self.finding(
             f"the evaluation {'counts' if is_proven else 'may count'} {num_extra} of the "
             f"{first.num_samples} samples of {first.dataset} twice: {', '.join(first.tensors)} of "

@@ -15,41 +15,42 @@ from distdiag.views.alignment import EpochView
 class EpochSetBack(Check[EpochView]):
     """The epoch of a sampler goes back when training is resumed in the middle of one.
 
-    ## What it detects
-    A pass that leaves out its first batches, as after a resume, has a lower epoch than the sampler
-    had before.
-
-    ## Why it matters
-    The batches that are left out are those of another order. Some samples are trained on twice in
-    the epoch, others never, and the loss differs from that of a run without interruption.
+    ## What you see
+    The batches that are skipped are those of another order. Some samples are trained on twice in
+    the epoch and others never, and the loss differs from that of an uninterrupted run.
 
     ## Example
-    A wrapper that skips batches is a new loader, which counts its epochs from 0 again and calls
-    `set_epoch(0)` on the sampler that had been told the right one.
+        # wrong: the new loader counts its epochs from 0 again
+        loader = accelerator.skip_first_batches(loader, done)
+        # right
+        loader = accelerator.skip_first_batches(loader, done)
+        loader.set_epoch(epoch)
 
     ## How to fix
-    Tell the new loader the epoch, after it was made and before it is iterated over.
+    Call `set_epoch` on the loader that skips batches, after it was made and before it is iterated
+    over.
+
+    Changes: Which samples the rest of the resumed epoch has.
+
+    Leaves: What was trained on before the resume.
+
+    ## When it is not a defect
+    The indices after the resume are those that an uninterrupted run has there.
+
+    If so, add `ignore = ["DAT004"]` to `distdiag.toml`.
 
     ## References
-    - `accelerate.skip_first_batches`
-    - `torch.utils.data.distributed.DistributedSampler.set_epoch`
+    - https://huggingface.co/docs/accelerate/usage_guides/checkpoint
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
 
     code = "DAT004"
     name = "epoch-set-back"
     severity = Severity.WARNING
 
-    why = "The order comes from the epoch; which batches to leave out was counted in another one."
-    fix = "Carry the epoch over to the loader that leaves out batches, with set_epoch."
-    fix_changes = "Which samples the rest of the resumed epoch has."
-    fix_leaves = "What was trained on before the resume."
-    disproof = "The indices after the resume are those that an uninterrupted run has there."
-
-    def check(self, alignment: EpochView) -> Iterator[Finding]:
+    def check(self, view: EpochView) -> Iterator[Finding]:
         """Compare the epoch of each rank's pass with what its sampler had before."""
-        if alignment.kind != "data":
-            return
-        found = {rank: one for rank, one in alignment.by_rank.items() if _is_set_back(one)}
+        found = {rank: one for rank, one in view.by_rank.items() if _is_set_back(one)}
         if not found:
             return
         first = found[min(found)]

@@ -18,45 +18,46 @@ _FEWEST: Final = 8
 class MissingSetEpoch(Check[EpochView]):
     """A distributed sampler shuffles every epoch alike.
 
-    ## What it detects
-    A rank trains twice, one pass after the other, on the same samples in the same shuffled order,
-    and the epoch of its sampler is the same in both.
-
-    ## Why it matters
-    The sampler shuffles by its seed and its epoch. Without `set_epoch` every epoch has the same
-    order and the same share for each rank: the model sees less variety than it seems to.
+    ## What you see
+    Every epoch has the same order, and each rank sees the same share of the data again: the model
+    sees less variety than it seems to. The sampler shuffles by its seed and its epoch, and neither
+    changes.
 
     ## Example
-    `for epoch in range(10): train(loader)` with a loader over `DistributedSampler(data)`.
+        sampler = DistributedSampler(data)
+        for epoch in range(10):
+            sampler.set_epoch(epoch)  # right; wrong: without this line
+            train(DataLoader(data, sampler=sampler))
 
     ## How to fix
-    Call `sampler.set_epoch(epoch)` at the start of each epoch.
+    Call `set_epoch(epoch)` of the sampler, or of the prepared loader, at the start of each epoch.
+
+    Changes: The order of the samples, and which rank reads which, from the second epoch on.
+
+    Leaves: The number of steps, and which samples an epoch has.
+
+    ## When it is not a defect
+    The same order is wanted in each epoch, as in a test whether the model can memorise its data.
+
+    If so, add `ignore = ["DAT001"]` to `distdiag.toml`.
 
     ## References
-    - `torch.utils.data.distributed.DistributedSampler.set_epoch`
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
 
     code = "DAT001"
     name = "missing-set-epoch"
     severity = Severity.WARNING
 
-    why = "The order comes from the seed and the epoch alone, and neither has changed."
-    fix = "Call set_epoch(epoch) of the sampler, or of the prepared loader, before each epoch."
-    fix_changes = "The order of the samples, and which rank reads which, from the second epoch on."
-    fix_leaves = "The number of steps, and which samples an epoch has."
-    disproof = "The first indices that the sampler yields differ from epoch to epoch."
-
-    def check(self, alignment: EpochView) -> Iterator[Finding]:
+    def check(self, view: EpochView) -> Iterator[Finding]:
         """Compare each rank's pass with the one before."""
-        if alignment.kind != "data":
-            return
-        found = {rank: one for rank, one in alignment.by_rank.items() if _is_repeated(one)}
+        found = {rank: one for rank, one in view.by_rank.items() if _is_repeated(one)}
         if not found:
             return
         first = found[min(found)]
         yield self.finding(
-            f"passes {first.number} and {first.number + 1} over {first.dataset} have one and the "
-            f"same order: {sampler_phrase(first.sampler)} is never told the epoch",
+            f"passes {first.number} and {first.number + 1} over {first.dataset} have one and "
+            f"the same order: nobody calls set_epoch of {sampler_phrase(first.sampler)}",
             ranks=RankSet(found),
             step=first.step,
             location=place_of(found),
@@ -77,8 +78,8 @@ class MissingSetEpoch(Check[EpochView]):
 def _is_repeated(one: EpochFed) -> bool:
     sampler = one.sampler
     is_shuffled = sampler.shuffle is not False and not one.is_ascending
-    is_told = sampler.epoch is None or sampler.num_replicas is None or not sampler.uses_epoch
-    if is_told or not is_shuffled or not (one.is_training and one.is_complete):
+    is_free = sampler.epoch is None or sampler.num_replicas is None or not sampler.uses_epoch
+    if is_free or not is_shuffled or not (one.is_training and one.is_complete):
         return False
     is_same = one.digest == one.last_digest and sampler.epoch == one.last_epoch
     return is_same and one.num_indices >= _FEWEST

@@ -1,4 +1,4 @@
-"""How many samples ranks read more than once, and how a sampler reads in a sentence."""
+"""How many samples ranks read more than once, and how findings describe a sampler."""
 
 from __future__ import annotations
 

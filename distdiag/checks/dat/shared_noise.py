@@ -18,34 +18,40 @@ _FEWEST: Final = 2
 class SharedNoise(Check[FeedView]):
     """Ranks with different samples draw the same random numbers for them.
 
-    ## What it detects
-    In several steps, ranks that average their gradients have different inputs, and yet draw random
-    numbers for the samples of the batch from generators that are in the same state.
-
-    ## Why it matters
-    Noise, time steps and masks are the same on all ranks. A step then averages over as many draws
-    as one rank makes, however many ranks there are.
+    ## What you see
+    Noise, time steps and masks are the same on all ranks, so that a step averages over as few draws
+    as one rank makes. Generators that were seeded alike and used alike return the same numbers.
 
     ## Example
-    `torch.manual_seed(0)` on all ranks before the model is made, and `torch.randn_like(latents)` in
-    the training loop.
+        torch.manual_seed(0)
+        model = build_model()
+        # wrong: the noise is the same on all ranks
+        noise = torch.randn_like(latents)
+        # right: seed each rank once, after the model is built
+        torch.manual_seed(1000 + rank)
+        noise = torch.randn_like(latents)
 
     ## How to fix
-    Seed all ranks alike for the weights, and then each by its own rank, before training.
+    Seed all ranks alike for the weights, and call `torch.manual_seed(seed + data-parallel rank)`
+    after the model is built.
+
+    Changes: The random numbers of all ranks but the first.
+
+    Leaves: The initial weights, and the order of the samples.
+
+    ## When it is not a defect
+    The numbers are the data themselves, drawn on all ranks and divided later, or are meant to be
+    shared.
+
+    If so, add `ignore = ["DAT006"]` to `distdiag.toml`.
 
     ## References
-    - `torch.manual_seed`
+    - https://docs.pytorch.org/docs/stable/generated/torch.manual_seed.html
     """
 
     code = "DAT006"
     name = "shared-noise"
     severity = Severity.WARNING
-
-    why = "Generators that were seeded alike and used alike yield the same numbers."
-    fix = "After the model is built, call torch.manual_seed(seed + data-parallel rank)."
-    fix_changes = "The random numbers of all ranks but the first."
-    fix_leaves = "The initial weights, and the order of the samples."
-    disproof = "The first number that is drawn in a step, printed on each rank, differs."
 
     def check(self, view: FeedView) -> Iterator[Finding]:
         """Compare the generators at the first draw of each step."""

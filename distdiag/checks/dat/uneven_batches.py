@@ -14,45 +14,48 @@ from distdiag.views.alignment import EpochView
 class UnevenBatches(Check[EpochView]):
     """Ranks that train together have different numbers of batches.
 
-    ## What it detects
-    A pass over the training data that has come to its end on all ranks of one model, after
-    different numbers of batches.
-
-    ## Why it matters
-    Each batch that only some ranks have is a step in which they wait for the others: it hangs, or
-    it meets a step of the next epoch.
+    ## What you see
+    The job hangs at the end of the epoch, or a step of one rank meets a step of the next epoch on
+    others. The rank with more batches calls collectives that the others do not.
 
     ## Example
-    A data set that was divided by hand into parts of unequal length; a filter that drops samples.
+        # wrong: 101 samples on two ranks are 51 and 50
+        loader = DataLoader(Subset(data, range(rank, len(data), 2)))
+        # right
+        loader = DataLoader(data, sampler=DistributedSampler(data, drop_last=True))
 
     ## How to fix
-    Make the parts equally long, or use the `Join` context manager.
+    Make the parts equally long, or wrap the loop in `model.join()` or `Join`.
+
+    Changes: How many samples an epoch has.
+
+    Leaves: The gradients of the steps that all ranks take.
+
+    ## When it is not a defect
+    The loop ends on all ranks in the same step, or `Join` takes care of the rest.
+
+    If so, add `ignore = ["DAT007"]` to `distdiag.toml`. It is always a note: the hang itself is
+    reported by the collectives.
 
     ## References
-    - `torch.distributed.algorithms.join.Join`
+    - https://docs.pytorch.org/docs/stable/distributed.algorithms.join.html
     """
 
     code = "DAT007"
     name = "uneven-batches"
     severity = Severity.WARNING
 
-    why = "Whoever has more batches calls collectives that the others do not."
-    fix = "Make the parts equally long, or wrap the loop in model.join() or Join."
-    fix_changes = "How many samples an epoch has."
-    fix_leaves = "The gradients of the steps that all ranks take."
-    disproof = "The loop ends on all ranks in the same step, or Join takes care of the rest."
-
-    def check(self, alignment: EpochView) -> Iterator[Finding]:
+    def check(self, view: EpochView) -> Iterator[Finding]:
         """Compare how many batches the ranks had."""
-        passes = alignment.by_rank
-        if alignment.kind != "data" or not all(one.is_complete for one in passes.values()):
+        passes = view.by_rank
+        if not all(one.is_complete for one in passes.values()):
             return
         counts = {one.num_batches for one in passes.values()}
         if len(counts) < 2 or not all(one.is_training and one.members for one in passes.values()):
             return
         few = RankSet(rank for rank, one in passes.items() if one.num_batches == min(counts))
         first = passes[min(few)]
-        # Whether that harms anybody is seen by the collectives.
+        # Where the job hangs on it, the checks of collectives say so.
         yield self.finding(
             f"pass {first.number + 1} over {first.dataset} has {min(counts)} batches on "
             f"{few.phrase()} and up to {max(counts)} on others",

@@ -13,48 +13,50 @@ from distdiag.views.data import FeedView
 
 _FEWEST: Final = 2
 _IN_ORDER: Final = "SequentialSampler"
-"""A training shuffles; this is what a data loader uses that was told nothing."""
+"""What a data loader uses by default; training shuffles."""
 
 
 class UnshardedSampler(Check[FeedView]):
     """Ranks that train one model together are given the same samples.
 
-    ## What it detects
-    In several steps a data loader gives the same indices to all ranks that average their gradients,
-    the batches are equal to the byte, and the model is given all of them. Without shuffling, as in
-    a trial of a program, it is a note.
-
-    ## Why it matters
-    The average of equal gradients is one of them: the job computes on many GPUs what one would, and
-    an epoch takes as long as on one.
+    ## What you see
+    The job computes on many GPUs what one GPU would: the average of equal gradients is one of them,
+    and an epoch takes as long as on one. Nothing divides the data between the ranks.
 
     ## Example
-    `DataLoader(data, shuffle=True)` after `torch.manual_seed(0)` on all ranks; a sampler that was
-    given `rank=0` on all of them.
+        torch.manual_seed(0)
+        # wrong: each rank draws the same indices
+        loader = DataLoader(data, shuffle=True)
+        # right
+        loader = DataLoader(data, sampler=DistributedSampler(data))
 
     ## How to fix
-    Give the loader a `DistributedSampler`, or let a framework prepare it, with the number of ranks
-    that train together and the own rank among them.
+    Use a `DistributedSampler` over the ranks that train the model together, or let a framework
+    prepare the loader.
+
+    Changes: Each rank reads its own part, and an epoch has fewer steps.
+
+    Leaves: The batch size of each rank; the learning rate may need another value.
+
+    ## When it is not a defect
+    The ranks share the work on one batch, as tensor-parallel ranks do, or the run is only a trial.
+
+    If so, add `ignore = ["DAT002"]` to `distdiag.toml`. Batches that are read without shuffling are
+    a note.
 
     ## References
-    - `torch.utils.data.distributed.DistributedSampler`
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
 
     code = "DAT002"
     name = "unsharded-sampler"
     severity = Severity.WARNING
 
-    why = "Nothing divides the data: each rank draws the same indices from the same data set."
-    fix = "Use a DistributedSampler over the ranks that train the model together."
-    fix_changes = "Each rank reads its own part, and an epoch has fewer steps."
-    fix_leaves = "The batch size of each rank; the learning rate may need another value."
-    disproof = "The first batch, printed on each rank before it enters the model, differs."
-
     def check(self, view: FeedView) -> Iterator[Finding]:
         """Compare what the ranks were given."""
         same = [each for each in view.passes if _is_same(each)]
         distinct = {fed.samples for each in same for fed in each.values()}
-        # One batch again and again is meant: a test whether the model can learn it.
+        # One batch again and again is meant: it tests whether the model can memorise it.
         if len(same) < len(view.passes) or len(distinct) < _FEWEST:
             return
         last = same[-1]
@@ -89,11 +91,11 @@ def _is_same(by_rank: Mapping[int, ModelFed]) -> bool:
     first = by_rank[min(by_rank)]
     is_read = bool(first.batch and first.samples) and "" not in first.samples
     # Ranks that read one batch may each take their part of it before the model.
-    is_whole = first.num_batch in first.batch_sizes or _is_alike(by_rank, "inputs")
+    is_whole = first.num_batch in first.batch_sizes or _is_equal(by_rank, "inputs")
     is_part = first.num_samples > first.num_batch and len(by_rank) > 1
-    is_same = all(_is_alike(by_rank, name) for name in ("stream", "batch", "samples"))
+    is_same = all(_is_equal(by_rank, name) for name in ("stream", "batch", "samples"))
     return is_read and is_whole and is_part and is_same
 
 
-def _is_alike(by_rank: Mapping[int, ModelFed], name: str) -> bool:
+def _is_equal(by_rank: Mapping[int, ModelFed], name: str) -> bool:
     return len({getattr(fed, name) for fed in by_rank.values()}) == 1

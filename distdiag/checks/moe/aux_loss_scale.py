@@ -1,12 +1,10 @@
-"""MOE009: a balancing loss is multiplied with the rest of a loss that was divided beforehand."""
+"""MOE009: an auxiliary loss is multiplied with the rest of a loss that was divided beforehand."""
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import dropwhile
 
 from distdiag.checks.base import Check
@@ -16,94 +14,17 @@ from distdiag.checks.shared.loss_weights import (
     location_of_pass,
     total_weight,
 )
-from distdiag.events.base import Frame
 from distdiag.events.losses import AuxTerm, Factor, LossPass
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.findings.source import module_of
-from distdiag.record.coefficient_names import is_coefficient
 from distdiag.views.losses import AuxLossView, CombinedAuxLossView, LossView, LossWindow
-
-# Which numbers the source of a loss names as coefficients of a balancing loss.
-
-_ARGUMENT = "add_argument"
-
-
-def coefficients_in(frames: Iterable[Frame]) -> frozenset[float]:
-    """Return the literals that the files of these frames give such a name, or multiply by one."""
-    files = dict.fromkeys(frame.file for frame in frames if "/torch/" not in frame.file)
-    return frozenset(value for file in files for value in _of_file(file))
-
-
-@lru_cache(maxsize=64)
-def _of_file(file: str) -> frozenset[float]:
-    tree = module_of(Frame(file, 1, ""))
-    named = (*_named(tree), *_multiplied(tree)) if tree is not None else ()
-    found = (_number(value) for name, value in named if is_coefficient(name))
-    return frozenset(number for number in found if number)
-
-
-def _number(value: ast.expr | None) -> float:
-    """Return a literal, or one that is divided by something."""
-    match value:
-        case ast.Constant(value=float(number)):
-            return number
-        case ast.BinOp(left=left, op=ast.Div()):
-            return _number(left)
-        case _:
-            return 0.0
-
-
-def _named(tree: ast.Module) -> Iterator[tuple[str, ast.expr | None]]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Assign(targets=targets, value=value):
-                for target in targets:
-                    yield from _pairs(target, value)
-            case ast.AnnAssign(target=target, value=value):
-                yield ast.unparse(target), value
-            case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_], keywords=keywords):
-                if ast.unparse(func).endswith(_ARGUMENT):
-                    yield from ((name, each.value) for each in keywords if each.arg == "default")
-            case ast.keyword(arg=str(name), value=value):
-                yield name, value
-            case ast.Dict(keys=keys, values=values):
-                yield from ((ast.unparse(k), v) for k, v in zip(keys, values, strict=True) if k)
-            case ast.arguments():
-                yield from _defaults(node)
-
-
-def _multiplied(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                yield ast.unparse(left), right
-                yield ast.unparse(right), left
-
-
-def _defaults(given: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
-    places = (*given.posonlyargs, *given.args)
-    optional = places[len(places) - len(given.defaults) :]
-    yield from ((a.arg, v) for a, v in zip(optional, given.defaults, strict=True))
-    yield from ((a.arg, v) for a, v in zip(given.kwonlyargs, given.kw_defaults, strict=True))
-
-
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    match target, value:
-        case ast.Tuple(elts=names), ast.Tuple(elts=values):
-            yield from ((ast.unparse(n), v) for n, v in zip(names, values, strict=False))
-        case _:
-            yield ast.unparse(target), value
-
-
-# How much a balancing loss weighs in a step, beside the rest of the loss.
 
 
 @dataclass(frozen=True, slots=True)
 class AuxScale:
-    """A balancing loss weighs `times` as much as its coefficient says.
+    """An auxiliary loss weighs `times` as much as its coefficient says.
 
-    `num_ranks` and `num_passes` are by what it is too heavy, 1 if it is not these.
+    It is too heavy by the number of ranks, of passes, or both; the other one is 1.
     """
 
     layer: str
@@ -118,7 +39,7 @@ class AuxScale:
 
 
 def aux_scale_of(window: LossWindow) -> AuxScale | None:
-    """Return the first balancing loss of a step that is too heavy for a known reason."""
+    """Return the first auxiliary loss of a step that is too heavy for a known reason."""
     passes = [each for _, each in window.passes() if each.num_counted]
     numbers = {len(each.aux) for each in passes}
     if len(numbers) != 1 or not window.num_passes or not total_weight(window):
@@ -143,10 +64,12 @@ def _scale(window: LossWindow, terms: list[tuple[LossPass, AuxTerm]]) -> AuxScal
     fitting = [way for way in ways if math.prod(way) > 1 and is_close(ratio, math.prod(way))]
     if not fitting:
         return None
-    if any(_is_divided(_coefficient(aux), aux.held, counts) for _, aux in terms):
+    declared = next(iter(window.by_rank.values())).aux_coefficient
+    coefficients = [_coefficient(aux) for _, aux in terms]
+    if any(_is_divided(each, declared, counts) for each in coefficients):
         return None
-    literals = coefficients_in(f for event in window.by_rank.values() for f in event.site.frames)
-    is_sure = all(aux.is_own_mean and _is_whole(aux, literals, counts) for _, aux in terms)
+    is_known = all(is_close(each, 1.0) or is_close(each, declared) for each in coefficients)
+    is_sure = is_known and all(aux.is_own_mean for _, aux in terms)
     return AuxScale(terms[0][1].layer, *fitting[0], is_sure)
 
 
@@ -155,9 +78,9 @@ def _product(factors: Iterable[Factor]) -> float:
 
 
 def _weight(aux: AuxTerm, counts: Iterable[int]) -> float:
-    """Return by what a balancing loss is multiplied, its coefficient and constants left out.
+    """Return by what an auxiliary loss is multiplied, its coefficient and constants left out.
 
-    A mean over several balancing losses, such as those of layers, is such a constant.
+    A mean over several auxiliary losses, such as those of layers, is such a constant.
     """
     inner = aux.factors[aux.num_outer :]
     divisions = [f for f in inner if f.op == "/" and any(is_close(f.value, n) for n in counts)]
@@ -168,19 +91,11 @@ def _coefficient(aux: AuxTerm) -> float:
     return _product(f for f in aux.factors[aux.num_outer :] if f.value % 1)
 
 
-def _is_divided(value: float, held: tuple[int, ...], counts: Iterable[int]) -> bool:
-    """Say whether a coefficient may have been divided by ranks or micro-steps beforehand."""
-    if 1 in held:
+def _is_divided(value: float, declared: float, counts: Iterable[int]) -> bool:
+    """Say whether a coefficient is known to be divided by ranks or micro-steps beforehand."""
+    if is_close(value, declared):
         return False
-    return any(n in held or is_close(value * n, 1.0) for n in counts)
-
-
-def _is_whole(aux: AuxTerm, literals: Iterable[float], counts: Iterable[int]) -> bool:
-    """Say whether a coefficient is one that the program names, and no part of one."""
-    value = _coefficient(aux)
-    named = {n for n in (1, *counts) if any(is_close(value * n, each) for each in literals)}
-    named.update(aux.named)
-    return value == 1 or (1 in named and named.isdisjoint(counts))
+    return any(is_close(value * n, whole) for n in counts for whole in (1.0, declared))
 
 
 def _has_outer(aux: AuxTerm, number: float) -> bool:
@@ -205,68 +120,63 @@ def _is_main_divided(window: LossWindow) -> bool:
     return is_of_ranks or is_close(whole, 1.0) or is_close(whole, window.divisor)
 
 
-# ---
-
-
 class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
-    """A balancing loss of routers grows with the number of ranks or micro-steps.
+    """An auxiliary (load-balancing) loss grows with the number of ranks or micro-steps.
 
-    ## What it detects
-    A loss over tokens is divided by the number of tokens of all ranks, or of all micro-steps. A
-    balancing loss that is added to it is a mean over the tokens of one rank and micro-step. Then
-    both are multiplied by the number of ranks, to undo an average; or the balancing loss is added
-    in each micro-step, or a function of the program injects it there with a gradient of 1, and only
-    the other one is divided by their number. The latter is told of each rank by itself, too, where
-    nothing tells how gradients are combined. It is a note where neither modules, settings nor the
-    source name the number a coefficient, or they name one of which it may be a part.
-
-    ## Why it matters
-    The balancing loss weighs as many times as much as its coefficient says, and outweighs the rest
-    in large jobs. The results depend on the number of ranks and micro-steps.
+    ## What you see
+    The auxiliary loss outweighs the rest of the loss in large jobs, and results depend on the
+    number of ranks and micro-steps. It is a mean over the tokens of one rank and micro-step, but is
+    multiplied or added up as if it were divided by a count over all of them, as the rest is.
 
     ## Example
-    `loss = (token_loss.sum() / num_tokens_of_all_ranks + coef * aux_loss) * world_size`.
+        # wrong: both terms are multiplied to undo the average over ranks
+        loss = (token_loss.sum() / num_tokens_of_all_ranks + 0.01 * aux_loss) * world_size
+        # right
+        loss = token_loss.sum() / num_tokens_of_all_ranks * world_size
+        loss = loss + 0.01 * aux_loss / num_micro_steps
 
     ## How to fix
-    Multiply the loss over tokens alone, and divide the balancing loss by the number of micro-steps.
+    Multiply only what was divided by a count over all ranks, and divide the auxiliary loss by the
+    number of micro-steps.
+
+    Changes: The gradient of the routers, and how evenly tokens spread over experts.
+
+    Leaves: A coefficient that was tuned with the heavy auxiliary loss: it is too low then.
+
+    ## When it is not a defect
+    The coefficient in the loss was divided by that number beforehand.
+
+    A fraction in the loss graph may be such a part, so this is a note until the configuration
+    declares the whole coefficient:
+
+        [aux_loss]
+        coefficient = 0.01
+
+    If so, add `ignore = ["MOE009"]` to `distdiag.toml`.
 
     ## References
-    - huggingface/transformers#48706
-    - NVIDIA-NeMo/Automodel#3359
+    - https://github.com/huggingface/transformers/issues/48706
+    - https://github.com/NVIDIA-NeMo/Automodel/issues/3359
     """
 
     code = "MOE009"
     name = "aux-loss-scale"
     severity = Severity.WARNING
 
-    why = "A mean over a rank's own tokens needs no factor where gradients are averaged over ranks."
-    fix = (
-        "Multiply only what was divided by a count over all ranks, and divide the balancing loss "
-        "by the number of micro-steps."
-    )
-    fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
-    fix_leaves = "A coefficient that was tuned with the heavy balancing loss: it is too low then."
-    disproof = "The coefficient was divided by that number beforehand."
-
     def check(self, view: AuxLossView | CombinedAuxLossView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case AuxLossView():
-                yield from self._check_losses(view)
-            case CombinedAuxLossView():
-                yield from self._check_combined_losses(view)
-
-    def _check_losses(self, view: LossView) -> Iterator[Finding]:
         """Look for the same factor in all steps."""
+        if isinstance(view, CombinedAuxLossView) and not view.is_measured:
+            return  # it has been judged as an AuxLossView
         windows = [w for w in known_windows(view) if any(p.aux for _, p in w.passes())]
         windows = list(dropwhile(_is_begun_late, windows))
         found = {aux_scale_of(part) for window in windows for part in _parts(window, view)}
         if len(found) != 1 or (scale := found.pop()) is None:
             return
         window = windows[-1]
+        # Without a declared coefficient, the one in the graph may be a part of the whole one.
         is_sure = scale.is_sure and len(windows) > 1
         yield self.finding(
-            f"the balancing loss of {scale.layer or 'the model'} behind step {window.step} weighs "
+            f"the auxiliary loss of {scale.layer or 'the model'} behind step {window.step} weighs "
             f"{scale.times} times as much as its coefficient says: {_reason(scale)}",
             ranks=view.ranks,
             step=window.step,
@@ -277,11 +187,6 @@ class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
             evidence=_evidence(window),
         )
 
-    def _check_combined_losses(self, view: CombinedAuxLossView) -> Iterator[Finding]:
-        """Look the same way where gradients are combined by hand."""
-        if view.is_measured:
-            yield from self._check_losses(view)
-
 
 def _is_begun_late(window: LossWindow) -> bool:
     """Say whether routers were not known yet in the first of the passes of a step."""
@@ -289,7 +194,7 @@ def _is_begun_late(window: LossWindow) -> bool:
 
 
 def _parts(window: LossWindow, view: LossView) -> list[LossWindow]:
-    """Return what can be judged: each rank alone if nothing tells how gradients are combined."""
+    """Return what can be judged: each rank alone if it is not known how gradients are combined."""
     return [window] if view.is_told else [window.alone(rank) for rank in window.by_rank]
 
 
@@ -315,7 +220,7 @@ def _evidence(window: LossWindow) -> tuple[Evidence, ...]:
         Evidence(
             ranks=RankSet([rank]),
             summary=f"from the root on, the loss over tokens: {_phrase(each.factors)}; "
-            f"the balancing loss: {_phrase(aux.factors)}",
+            f"the auxiliary loss: {_phrase(aux.factors)}",
             values={"num_passes": window.num_passes, "num_shared_factors": aux.num_outer},
         ),
     )

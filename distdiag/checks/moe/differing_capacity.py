@@ -14,37 +14,38 @@ from distdiag.views.routing import Exchange, UnfitExchange
 class DifferingCapacity(Check[UnfitExchange]):
     """Ranks that share experts give each expert a different number of places.
 
-    ## What it detects
-    An exchange of tokens within a layer that routes in which every rank sends equally many rows to
-    each rank, and not all ranks equally many: the capacity of the experts is not the same. It is
-    said before the exchange is over. Ranks that tell each other first how many rows will come
-    (splits that fit) are left alone.
-
-    ## Why it matters
-    The exchange trusts the sizes: it hangs, aborts, or puts tokens into the places of other ones.
+    ## What you see
+    The all-to-all hangs, aborts, or puts tokens into the places of others. Without splits each rank
+    expects all others to send as many rows as it sends itself.
 
     ## Example
-    The capacity is the local maximum of tokens for an expert, or is computed from the local number
-    of tokens, which differs from rank to rank; the ranks do not agree on it where no token is to be
-    dropped, or only in training and not in evaluation.
+        # wrong: each rank counts its own tokens
+        capacity = tokens_per_expert.max()
+        # right
+        capacity = tokens_per_expert.max()
+        dist.all_reduce(capacity, op=dist.ReduceOp.MAX, group=ep_group)
+        buffers = hidden.new_zeros(num_experts, int(capacity), dim)
 
     ## How to fix
-    Agree on the maximum with an `all_reduce` (`MAX`) over the ranks that share the experts before
-    the buffers are made, or pad all ranks to one number of tokens.
+    Reduce the capacity with `MAX` over the ranks that share the experts before the buffers are
+    made, or pad all ranks to one number of tokens.
+
+    Changes: One small all-reduce for each layer, and a larger buffer on some ranks.
+
+    Leaves: Why the ranks have different numbers of tokens.
+
+    ## When it is not a defect
+    The sizes of this all-to-all in the evidence are the same on all ranks.
+
+    If so, add `ignore = ["MOE011"]` to `distdiag.toml`.
 
     ## References
-    - `torch.distributed.all_to_all_single`: without splits all ranks must pass equal sizes
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_to_all_single
     """
 
     code = "MOE011"
     name = "differing-capacity"
     severity = Severity.ERROR
-
-    why = "Without splits each rank takes it that all others send as many rows as it does itself."
-    fix = "Reduce the capacity with MAX over the expert-parallel group, then make the buffers."
-    fix_changes = "One small all-reduce for each layer, and a larger buffer on some ranks."
-    fix_leaves = "Why the ranks have different numbers of tokens."
-    disproof = "The recorded sizes of this exchange are the same on all ranks."
 
     def check(self, view: UnfitExchange) -> Iterator[Finding]:
         """Compare how many rows each rank sends to every other."""

@@ -14,7 +14,6 @@ from distdiag.checks.shared.replicas import (
     names_of,
     odd_ranks,
 )
-from distdiag.events.models import Moment
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import RouterBiasReplicas
 
@@ -22,42 +21,42 @@ from distdiag.views.models import RouterBiasReplicas
 class DivergentRouterBias(Check[RouterBiasReplicas]):
     """Ranks choose experts by a bias that is no longer the same on all of them.
 
-    ## What it detects
-    A tensor that a router adds to its scores before it chooses, and that no gradient trains: it was
-    the same on the ranks that train the router together, and differs at a later optimizer step.
-    Where no wrapper and no reduction tells which ranks these are, they are those on which the
-    router's weight changes and stays the same. Buffers that DDP sends round before each forward
-    pass are left alone.
-
-    ## Why it matters
-    Each rank balances its own tokens only, by a bias of its own, and sends equal tokens to other
-    experts than the rest. What is saved is the bias of one rank, which fits the others badly.
+    ## What you see
+    Each rank balances its own tokens by a bias of its own, and sends equal tokens to other experts
+    than the rest. The checkpoint holds the bias of one rank, which fits the others badly. No
+    gradient keeps the bias equal, only equal counts do.
 
     ## Example
-    Balancing without a loss: the bias goes up for experts with few tokens, but the counts are those
-    of one rank, or one rank alone updates its bias.
+        counts = torch.bincount(chosen.flatten(), minlength=num_experts)
+        # right: this line; wrong: without it, each rank counts its own tokens
+        dist.all_reduce(counts, group=dp_group)
+        bias += rate * torch.sign(counts.float().mean() - counts)
 
     ## How to fix
-    All-reduce the counts of tokens over all ranks that hold the router, once, before the bias is
-    updated, and update it on all of them.
+    All-reduce the counts of tokens for each expert over all ranks that hold the router before every
+    update of the bias, and update it on all of them.
+
+    Changes: The bias, and so the choice of experts, on all ranks.
+
+    Leaves: The difference that is there already: broadcast the bias once.
+
+    ## When it is not a defect
+    The bias is equal on these ranks when the optimizer steps, or each rank is meant to route by its
+    own.
+
+    If so, add `ignore = ["MOE013"]` to `distdiag.toml`.
 
     ## References
-    - Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024
+    - https://arxiv.org/abs/2408.15664
     """
 
     code = "MOE013"
     name = "divergent-router-bias"
     severity = Severity.WARNING
 
-    why = "Nothing but equal counts keeps the bias equal: no gradient of it is reduced."
-    fix = "All-reduce the counts of tokens for each expert before every update of the bias."
-    fix_changes = "The bias, and so the choice of experts, on all ranks."
-    fix_leaves = "The difference that is there already: broadcast the bias once."
-    disproof = "The bias is the same on these ranks when the optimizer steps."
-
     def check(self, view: RouterBiasReplicas) -> Iterator[Finding]:
-        """Judge biases that were alike before."""
-        if view.moment is not Moment.STEP or view.alike_at is None or view.basis in NOT_REDUCED:
+        """Judge biases that were equal before."""
+        if view.alike_at is None or view.basis in NOT_REDUCED:
             return
         tensors = [tensor for tensor in view.tensors if tensor.plan.is_routing_bias]
         if not tensors:

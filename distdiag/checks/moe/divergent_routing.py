@@ -15,39 +15,42 @@ from distdiag.views.routing import Divergence, RoutingView
 class DivergentRouting(Check[RoutingView]):
     """Ranks send the same tokens to different experts.
 
-    ## What it detects
-    Ranks whose layer was given the same tokens, to the last bit, choose different experts for them.
-    Gates that draw random numbers are left alone. Where nothing tells that the ranks train one
-    model, and the scores differ as well, it is a note.
-
-    ## Why it matters
-    Ranks that hold the same tokens (tensor or sequence parallel ones, or replicas) must choose
-    alike: else each adds up the outputs of other experts, and counts of tokens do not fit.
+    ## What you see
+    Ranks that hold the same tokens, such as tensor-parallel ones, add up the outputs of different
+    experts, and counts of tokens do not match. The routers of these ranks are not the same, or
+    break ties differently.
 
     ## Example
-    The weights or the bias of a router are not the same on all ranks; ties between scores are
-    broken differently.
+        # wrong: each rank draws its own router
+        router = nn.Linear(dim, num_experts)
+        # right
+        router = nn.Linear(dim, num_experts)
+        for tensor in router.parameters():
+            dist.broadcast(tensor, src=0)
 
     ## How to fix
-    Broadcast the router's parameters and buffers when the model is built and after loading; let one
-    rank choose, or compute the scores in float32.
+    Make weights, bias and buffers of the router equal on all ranks that share tokens, or let one
+    rank choose; compute the scores in float32.
+
+    Changes: Which experts the tokens of all ranks but one are sent to.
+
+    Leaves: What was trained with unequal routers.
+
+    ## When it is not a defect
+    The ranks are meant to train models of their own.
+
+    If so, add `ignore = ["MOE002"]` to `distdiag.toml`.
 
     ## References
-    - `torch.topk`: the order of equal elements is not defined
+    - https://docs.pytorch.org/docs/stable/generated/torch.topk.html
     """
 
     code = "MOE002"
     name = "divergent-routing"
     severity = Severity.WARNING
 
-    why = "Equal tokens, other experts: the routers of the ranks are not the same."
-    fix = "Make weights, bias and buffers of the router equal on all ranks that share tokens."
-    fix_changes = "Which experts the tokens of all ranks but one are sent to."
-    fix_leaves = "What was trained with unequal routers."
-    disproof = "The ranks are meant to train models of their own."
-
     def check(self, view: RoutingView) -> Iterator[Finding]:
-        """Take all choices together that differ between ranks."""
+        """Report all choices that differ between ranks as one finding."""
         if not view.divergences:
             return
         wrong = view.divergences

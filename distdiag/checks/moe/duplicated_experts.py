@@ -15,37 +15,38 @@ from distdiag.views.models import ExpertContents
 class DuplicatedExperts(Check[ExpertContents]):
     """Ranks that should hold different experts start with the same ones.
 
-    ## What it detects
-    The router of a layer knows more experts than a rank holds, so that the ranks share them out.
-    When training begins, all ranks together hold fewer different experts than the router knows.
-    Layers in which the experts of one rank are the same among themselves (copies of a dense layer)
-    are left alone.
-
-    ## Why it matters
-    There are as many experts as without expert parallelism, and copies of one expert drift apart by
-    the tokens that they happen to get.
+    ## What you see
+    The model has fewer different experts than its router knows, as many as without expert
+    parallelism. Copies of one expert diverge only by the tokens that they happen to get.
 
     ## Example
-    One seed on all ranks, and each rank draws the weights of its own experts; or each rank loads
-    the first experts of the checkpoint.
+        # wrong: each rank draws the same experts
+        torch.manual_seed(0)
+        experts = build_experts(num_local)
+        # right
+        torch.manual_seed(ep_rank)
+        experts = build_experts(num_local)
 
     ## How to fix
-    Draw the experts from a generator that is seeded by the rank within the expert-parallel group;
+    Draw the experts from a generator that is seeded by the rank in the expert-parallel group, or
     load the slice of the checkpoint that belongs to the rank.
 
+    Changes: The experts of all ranks but one.
+
+    Leaves: The router and all that is replicated.
+
+    ## When it is not a defect
+    The experts are meant to start as copies of one another, as when a dense model is upcycled.
+
+    If so, add `ignore = ["MOE005"]` to `distdiag.toml`.
+
     ## References
-    - `torch.distributed.tensor.distribute_tensor`: `Shard(0)` over the experts
+    - https://docs.pytorch.org/docs/stable/distributed.tensor.html
     """
 
     code = "MOE005"
     name = "duplicated-experts"
     severity = Severity.WARNING
-
-    why = "Experts that are drawn or loaded alike on all ranks are copies, not parts."
-    fix = "Seed or slice the experts by the rank in the expert-parallel group."
-    fix_changes = "The experts of all ranks but one."
-    fix_leaves = "The router and all that is replicated."
-    disproof = "The experts are meant to start as copies of one another."
 
     def check(self, view: ExpertContents) -> Iterator[Finding]:
         """Count the experts that differ."""

@@ -1,4 +1,4 @@
-"""MOE003: tokens are exchanged in numbers that do not fit."""
+"""MOE003: ranks send and expect different numbers of tokens."""
 
 from __future__ import annotations
 
@@ -16,52 +16,48 @@ _MOST_PAIRS = 3
 
 
 class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
-    """Tokens are exchanged in numbers that do not fit.
+    """Ranks send and expect different numbers of tokens in an all-to-all.
 
-    ## What it detects
-    Within a layer that routes: an exchange in which a rank sends another one more or fewer rows
-    than that one expects (the splits of the ranks are not transposes of each other), said before
-    the exchange is over; and a forward pass with one exchange there and one back, in which a rank
-    sends back another number of rows than came to it, or gets back another number than it sent.
-    Experts whose outputs are summed up before they return (one row for each token) are left alone.
-
-    ## Why it matters
-    The first hangs or aborts, or mixes rows of different tokens. The second loses the outputs of
-    some experts, or adds up rows that belong to other tokens.
+    ## What you see
+    The all-to-all hangs, aborts, or mixes rows of different tokens. On the way back outputs of some
+    experts are lost, or added to other tokens. What a rank sends and what its peer expects come
+    from different counts.
 
     ## Example
-    The splits of the way there are used for the way back without swapping them; counts
-    are taken before tokens are dropped; the counts of the ranks are read in another order than the
-    ranks have in the group.
+        there = all_to_all(rows, send_splits, recv_splits)
+        # wrong: the splits of the way there
+        back = all_to_all(experts(there), send_splits, recv_splits)
+        # right
+        back = all_to_all(experts(there), recv_splits, send_splits)
 
     ## How to fix
-    Exchange the counts of rows for each rank first and use what came as output splits; on the way
-    back swap the two.
+    Compute both splits from one exchange of counts, and swap them for the way back.
+
+    Changes: Which rows each expert gets, and which come back.
+
+    Leaves: How the tokens are spread over the experts.
+
+    ## When it is not a defect
+    The splits of all ranks, put into a matrix, are transposes of each other.
+
+    If so, add `ignore = ["MOE003"]` to `distdiag.toml`.
 
     ## References
-    - `torch.distributed.all_to_all_single`: `input_split_sizes` and `output_split_sizes`
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_to_all_single
     """
 
     code = "MOE003"
     name = "exchange-mismatch"
     severity = Severity.ERROR
 
-    why = "What a rank sends and what its peer makes room for come from different counts."
-    fix = "Compute both splits from one exchange of counts, and swap them for the way back."
-    fix_changes = "Which rows each expert gets, and which come back."
-    fix_leaves = "How the tokens are spread over the experts."
-    disproof = "The splits of all ranks, put into a matrix, are transposes of each other."
-
     def check(self, view: UnfitExchange | RoundTrip) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case UnfitExchange():
-                yield from self._check_unfit_exchange(view)
-            case RoundTrip():
-                yield from self._check_round_trip(view)
+        """Compare what ranks send and expect, or the way there and the way back."""
+        yield from (
+            self._of_splits(view) if isinstance(view, UnfitExchange) else self._of_round_trip(view)
+        )
 
-    def _check_unfit_exchange(self, view: UnfitExchange) -> Iterator[Finding]:
-        """Name the pairs of ranks between which rows are lost or awaited in vain."""
+    def _of_splits(self, view: UnfitExchange) -> Iterator[Finding]:
+        """Name the pairs of ranks of which one sends more or fewer rows than the other expects."""
         transfers = unfit_rows(view)
         if view.is_even or not transfers:
             return
@@ -81,7 +77,7 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
             evidence=evidence_of(view),
         )
 
-    def _check_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
+    def _of_round_trip(self, view: RoundTrip) -> Iterator[Finding]:
         """Compare what a rank got and sent back, and what it sent and got back."""
         there, back = view.there, view.back
         tokens = there.event.num_tokens
@@ -97,7 +93,7 @@ class ExchangeMismatch(Check[UnfitExchange | RoundTrip]):
             grade=Grade.LIKELY,
             confidence=0.75,
             evidence=(_row("there", there), _row("back", back)),
-            disproof="Rows are meant to be summed up or dropped between the two exchanges.",
+            disproof="Rows are meant to be summed up or dropped between the two all-to-alls.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What checks of exchanges of tokens share."""
+"""How findings describe the all-to-all that sends tokens to experts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layer_of(exchange: Exchange) -> str:
 
 
 def routing_phrase(exchange: Exchange) -> str:
-    """Say what the layer had chosen before it exchanged the tokens."""
+    """Say what the layer had chosen before it sent the tokens."""
     event = exchange.event
     capacity = f", at most {event.capacity} for each expert" if event.capacity else ""
     return (

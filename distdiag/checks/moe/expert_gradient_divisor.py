@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from distdiag.checks.base import Check
 from distdiag.events.gradients import Passage
@@ -26,10 +28,9 @@ from distdiag.views.gradients import (
     one_of,
 )
 
-# Which parameters lie behind the exchanges of a model, as one rank's graph tells.
-#
-# A parameter that gradients reach behind one all-to-all, and not without, is that of an expert: the
-# tokens were sent there. Behind two of them it is on the side of the tokens again.
+# Which parameters are those of experts, by one rank's graph: gradients reach them behind one
+# all-to-all, and not without, since the tokens were sent there. Behind two all-to-alls a parameter
+# is on the side of the tokens again.
 
 _ALIKE: Final = 0.01
 """So close the ratios of sums and of norms are where a gradient was only scaled."""
@@ -37,7 +38,7 @@ _ALIKE: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ExpertPath:
-    """An exchange, by its place among the passages of a rank, and the experts behind it."""
+    """An all-to-all, by its place among the autograd nodes of a rank, and the experts behind it."""
 
     place: int
     exchange: Ranks
@@ -45,7 +46,7 @@ class ExpertPath:
 
 
 def expert_paths(look: GradientLook, rank: int) -> Iterator[ExpertPath]:
-    """Yield the exchanges of a rank that have experts behind them, the last layer first."""
+    """Yield the all-to-alls of a rank that have experts behind them, the last layer first."""
     passages, exchanges = look.by_rank[rank].passages, look.exchanges[rank]
     if not passages:
         return
@@ -64,7 +65,7 @@ def expert_paths(look: GradientLook, rank: int) -> Iterator[ExpertPath]:
 
 
 def _depths(passages: Sequence[Passage], exchanges: Sequence[Ranks]) -> dict[int, int]:
-    """Return how many exchanges at least lie between the loss and what is behind each passage."""
+    """Return how many all-to-alls at least lie between the loss and each autograd node."""
     depths = {0: 0}
     level, depth = [0], 0
     while level:
@@ -85,7 +86,7 @@ def _depths(passages: Sequence[Passage], exchanges: Sequence[Ranks]) -> dict[int
 
 
 def _reach(passages: Sequence[Passage], exchanges: Sequence[Ranks], place: int) -> list[int] | None:
-    """Return a passage and all that follow it before the next exchange; None if unknown."""
+    """Return a node and all that follow it before the next all-to-all; None if unknown."""
     reach = [place]
     for each in reach:  # it grows meanwhile
         if not passages[each].is_bounded:
@@ -95,7 +96,7 @@ def _reach(passages: Sequence[Passage], exchanges: Sequence[Ranks], place: int) 
 
 
 def factor_of(look: GradientLook, rank: int, path: ExpertPath) -> float | None:
-    """Return by what the backward pass of an exchange multiplies gradients; None if not clear.
+    """Return by what the backward pass of an all-to-all multiplies gradients; None if unclear.
 
     What a rank sends another one receives: over all ranks only a factor changes the norm.
     """
@@ -131,10 +132,8 @@ def scales_of(look: GradientLook, rank: int) -> frozenset[float]:
     return frozenset(found)
 
 
-# By how much the gradients of experts differ from what dense parameters get for the same tokens.
-#
 # A rank's experts get the gradients of all tokens that an all-to-all has brought to it, so that the
-# sum over the ranks of the exchange is made already.
+# sum over the ranks of the all-to-all is made already.
 
 
 class Coverage(Enum):
@@ -150,7 +149,7 @@ class ExpertGradients:
     """The experts of one rank.
 
     `exchange` are the ranks whose tokens reach them; `experts` says how their gradients were
-    combined, `dense` how all others were; `factor` is what the backward pass of the exchange
+    combined, `dense` how all others were; `factor` is what the backward pass of the all-to-all
     multiplies gradients by, `scales` are what other functions do. `are_different`: other ranks of
     the group hold other experts under the same names. `are_tables`: they are tables of embeddings,
     of which each sample is sent some rows.
@@ -190,7 +189,7 @@ class ExpertGradients:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one look tells of one rank."""
+    """What one sampled step shows of one rank."""
 
     look: GradientLook
     names: frozenset[str]
@@ -230,7 +229,7 @@ def _part(look: GradientLook, rank: int, looks: Sequence[GradientLook]) -> _Part
     factors = [factor_of(look, rank, path) for path in paths]
     known = [factor for factor in factors if factor is not None]
     names = frozenset(name for path in paths for name in path.names)
-    # A model with few dense parameters tells it by several looks only.
+    # With few dense parameters it takes several sampled steps to know the divisor.
     dense = combined_on([look], rank, lambda name: name not in names)
     dense = dense or combined_on(looks, rank, lambda name: name not in names)
     if dense is None or len(known) < len(factors) or not _is_shared(look, dense, paths):
@@ -240,7 +239,7 @@ def _part(look: GradientLook, rank: int, looks: Sequence[GradientLook]) -> _Part
 
 
 def _is_shared(look: GradientLook, dense: Combined, paths: Sequence[ExpertPath]) -> bool:
-    """Say whether all ranks that combine dense gradients were seen, those of the exchange too."""
+    """Say whether all ranks that combine dense gradients were seen, those of the all-to-all too."""
     return set(paths[0].exchange) <= set(dense.members) <= look.by_rank.keys()
 
 
@@ -292,47 +291,46 @@ def _are_different(look: GradientLook, members: Ranks, names: frozenset[str]) ->
     return False
 
 
-# ---
-
 _MOST_NAMES: Final = 8
 
 
 class ExpertGradientDivisor(Check[GradientView]):
     """The gradients of experts are divided by another number than those of dense parameters.
 
-    ## What it detects
-    In the first steps, the sum of the gradients that the backward passes of all ranks gave, divided
-    by what the optimizer finds, is measured for dense parameters and for experts; so is the factor
-    of the all-to-all's backward pass. Experts get the tokens of all ranks of the exchange. Counted
-    by token, their gradients are a whole number of times as large as those of dense parameters.
-    Nothing is assumed of who divides: hooks, the exchange, a wrapper or the program itself. Tables
-    of embeddings that are spread over the ranks often have a rate of their own: then it is a note.
-
-    ## Why it matters
-    Experts train at a multiple of the learning rate. Adam hides it in the loss; the gradient norm,
-    clipping and weight decay are wrong, and change with the number of ranks.
+    ## What you see
+    Experts train at a multiple of the learning rate. Adam hides it in the loss, but the gradient
+    norm, clipping and weight decay are wrong and change with the number of ranks. An all-to-all
+    brings the tokens of several ranks to an expert, so that their gradients are summed already.
 
     ## Example
-    DDP or FSDP averages dense gradients over all ranks, and those of experts over the ranks that
-    hold the same experts only, although each has summed up the tokens of its exchange already.
+        # 8 ranks, 4 of which share the experts: dense gradients are divided by 8
+        fully_shard(experts, mesh=expert_replicas)  # wrong: these are divided by 2
+        # right
+        fully_shard(experts, mesh=expert_replicas)
+        experts.set_gradient_divide_factor(8)
 
     ## How to fix
-    Divide the gradients of experts by the number of ranks that dense gradients are averaged over:
-    `set_gradient_divide_factor` of FSDP2, or a division before the step.
+    Divide expert gradients by the number of ranks over which dense gradients are averaged, whoever
+    holds the experts.
+
+    Changes: The step size of the experts, the gradient norm and what is clipped.
+
+    Leaves: The gradients of all dense parameters.
+
+    ## When it is not a defect
+    Experts are meant to train at another rate, by this factor.
+
+    If so, add `ignore = ["MOE012"]` to `distdiag.toml`. It is a note for tables of embeddings,
+    which often have a rate of their own.
 
     ## References
-    - pytorch/pytorch#160285, NVIDIA/Megatron-LM#5956
+    - https://github.com/pytorch/pytorch/issues/160285
+    - https://github.com/NVIDIA/Megatron-LM/issues/5956
     """
 
     code = "MOE012"
     name = "expert-gradient-divisor"
     severity = Severity.WARNING
-
-    why = "An exchange brings the tokens of several ranks, so their gradients are summed already."
-    fix = "Divide expert gradients by as many ranks as dense ones, whoever holds the experts."
-    fix_changes = "The step size of the experts, the gradient norm and what is clipped."
-    fix_leaves = "The gradients of all dense parameters."
-    disproof = "Experts are meant to train at another rate, by this factor."
 
     def check(self, view: GradientView) -> Iterator[Finding]:
         """Compare the experts of each rank with its dense parameters."""
@@ -349,14 +347,13 @@ class ExpertGradientDivisor(Check[GradientView]):
         if mixed:
             yield self._mixed(view, mixed)
 
-    def _told(
+    def _finding(
         self,
         view: GradientView,
         message: str,
         found: Sequence[ExpertGradients],
         grade: Grade,
         confidence: float,
-        **texts: Any,  # noqa: ANN401
     ) -> Finding:
         first = found[0]
         names = dict.fromkeys(name for each in found for name in each.names)
@@ -369,7 +366,6 @@ class ExpertGradientDivisor(Check[GradientView]):
             grade=grade,
             confidence=confidence,
             evidence=tuple(map(_row, found)),
-            **texts,
         )
 
     def _divided(self, view: GradientView, wrong: Sequence[ExpertGradients]) -> Finding:
@@ -377,7 +373,7 @@ class ExpertGradientDivisor(Check[GradientView]):
         how = "as large as" if times > 0 else "smaller than"
         is_clear = not any(each.scales or each.are_tables for each in wrong)
         what = "tables" if all(each.are_tables for each in wrong) else "experts"
-        return self._told(
+        return self._finding(
             view,
             f"the gradients of the {what} of {view.model} are {abs(times)} times {how} those "
             f"of dense parameters, for the same tokens: an all-to-all over {len(first.exchange)} "
@@ -390,18 +386,21 @@ class ExpertGradientDivisor(Check[GradientView]):
 
     def _mixed(self, view: GradientView, mixed: Sequence[ExpertGradients]) -> Finding:
         first = mixed[0]
-        return self._told(
+        finding = self._finding(
             view,
             f"gradients of different experts of {view.model} are added up: ranks "
             f"{RankSet(first.experts.members)} hold different experts under the same names, and "
             f"their gradients are combined over all of these ranks",
             grade=Grade.LIKELY,
             confidence=0.85,
-            why="Each rank of an exchange holds experts of its own, so no other rank has a part "
+            found=mixed,
+        )
+        return msgspec.structs.replace(
+            finding,
+            why="Each rank of an all-to-all holds experts of its own, so no other rank has a part "
             "of their gradients.",
             fix="Combine the gradients of experts over the ranks that hold the same experts only.",
             fix_changes="The gradients of all experts.",
-            found=mixed,
         )
 
 
@@ -411,7 +410,7 @@ def _row(each: ExpertGradients) -> Evidence:
         summary=f"dense: sum over ranks {RankSet(each.dense.members)} / "
         f"{_number(each.dense.divisor)}; experts: tokens of ranks {RankSet(each.exchange)}, sum "
         f"over ranks {RankSet(each.experts.members)} / {_number(each.experts.divisor)}, times "
-        f"{_number(each.factor)} in the backward pass of the exchange",
+        f"{_number(each.factor)} in the backward pass of the all-to-all",
         values={"excess": each.excess, "factor": each.factor},
     )
 

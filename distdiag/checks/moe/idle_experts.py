@@ -23,50 +23,53 @@ _MOST_ROWS: Final = 16
 class IdleExperts(Check[RoutingView]):
     """Some experts get no tokens, or one gets most of them.
 
-    ## What it detects
-    In a layer that distributes at least 16 tokens for each expert, whenever it was looked at: an
-    expert gets nothing, or one gets four times its even share, or more than one of a hundred
-    choices is beyond the capacity of its expert.
-
-    ## Why it matters
-    Experts without tokens learn nothing; the rank with the busiest expert keeps the others waiting.
+    ## What you see
+    Experts without tokens learn nothing, and the rank with the busiest expert keeps the others
+    waiting. The router prefers few experts, and nothing counteracts it.
 
     ## Example
-    The loss that balances the experts has no effect, or too small a coefficient.
+        # wrong: the auxiliary loss is computed, but has no weight
+        loss = token_loss
+        # right
+        loss = token_loss + 0.01 * aux_loss
 
     ## How to fix
-    Look whether the auxiliary loss reaches the router's gradient and is scaled as intended.
+    Check that the auxiliary (load-balancing) loss reaches the router's gradient, and its
+    coefficient.
+
+    Changes: The routing of all tokens.
+
+    Leaves: Experts that have learnt nothing so far.
+
+    ## When it is not a defect
+    Over more steps each expert gets its share, or the model is meant to specialise.
+
+    If so, add `ignore = ["MOE007"]` to `distdiag.toml`.
 
     ## References
-    - None: this is a matter of training, not of a library.
+    - https://arxiv.org/abs/2101.03961
     """
 
     code = "MOE007"
     name = "idle-experts"
     severity = Severity.INFO
 
-    why = "The router prefers few experts, and nothing holds against it."
-    fix = "Check the coefficient and the gradient of the balancing loss."
-    fix_changes = "The routing of all tokens."
-    fix_leaves = "Experts that have learnt nothing so far."
-    disproof = "Over more steps each expert gets its share."
-
     def check(self, view: RoutingView) -> Iterator[Finding]:
-        """Look at the load of each layer over all looks."""
-        looks: dict[tuple[str, int, int], list[Routing]] = {}
+        """Judge the load of each layer over all sampled steps."""
+        samples: dict[tuple[str, int, int], list[Routing]] = {}
         for event in by_routers(view.choices):
             choice = event.choice
             is_ample = choice.num_tokens * choice.k >= _AMPLE * choice.num_experts
             if event.load is not None and is_ample:
-                looks.setdefault((event.layer, event.number, event.rank), []).append(event)
-        uneven = {key: events for key, events in looks.items() if _is_uneven(events)}
+                samples.setdefault((event.layer, event.number, event.rank), []).append(event)
+        uneven = {key: events for key, events in samples.items() if _is_uneven(events)}
         if not uneven:
             return
         last = [events[-1] for events in uneven.values()]
         yield self.finding(
             f"{layer_names(last)} of {view.model} leaves experts without tokens or sends one "
             f"{_PEAK:.0f} times its share or more, or drops tokens{_shares(last)}, at each of the "
-            f"steps that were looked at",
+            f"sampled steps",
             ranks=RankSet(event.rank for event in last),
             step=last[0].step,
             location=user_location(last[0].site.frames),

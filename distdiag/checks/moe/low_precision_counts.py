@@ -17,35 +17,36 @@ _EXACT_UNTIL: Final = {"bfloat16": 2**8, "float16": 2**11}
 class LowPrecisionCounts(Check[CountsHeld]):
     """Counts of tokens are summed up in a type that cannot hold them.
 
-    ## What it detects
-    A layer that routes counts the tokens of each expert, and adds the counts up or all-reduces them
-    in bfloat16 or float16, and one of them is beyond what the type holds exactly (256 in bfloat16,
-    2048 in float16). Counts that are converted only to be weighed by a loss are left alone.
-
-    ## Why it matters
-    In bfloat16 256 + 1 is 256: a counter stands still, sums over ranks are rounded, and biases and
-    losses that balance the experts follow wrong loads.
+    ## What you see
+    A counter stands still, since 256 + 1 is 256 in bfloat16, and sums over ranks are rounded.
+    Biases and auxiliary losses that balance the experts follow wrong loads.
 
     ## Example
-    A buffer of counts that `model.to(torch.bfloat16)` has converted with everything else; one-hot
-    masks that are cast to the type of the activations and summed up over ranks.
+        # wrong: converts the buffer of counts with everything else
+        model.to(torch.bfloat16)
+        # right
+        model.to(torch.bfloat16)
+        router.tokens_per_expert = router.tokens_per_expert.float()
 
     ## How to fix
-    Keep and reduce counts as integers or in float32; convert only the shares.
+    Keep and reduce counts as integers or in float32, and convert only the shares.
+
+    Changes: The loads that an auxiliary loss or a bias sees.
+
+    Leaves: What was trained with rounded loads.
+
+    ## When it is not a defect
+    The tensor holds no counts.
+
+    If so, add `ignore = ["MOE006"]` to `distdiag.toml`.
 
     ## References
-    - `torch.finfo`: bfloat16 has 8 bits of significand, float16 11
+    - https://docs.pytorch.org/docs/stable/type_info.html#torch.torch.finfo
     """
 
     code = "MOE006"
     name = "low-precision-counts"
     severity = Severity.WARNING
-
-    why = "Whole numbers beyond the significand are rounded to multiples of two and more."
-    fix = "Count in integers or float32, also where the rest of the model is of few bits."
-    fix_changes = "The loads that a balancing loss or bias sees."
-    fix_leaves = "What was trained with rounded loads."
-    disproof = "The tensor holds no counts."
 
     def check(self, event: CountsHeld) -> Iterator[Finding]:
         """Compare the largest count with what the type holds exactly."""

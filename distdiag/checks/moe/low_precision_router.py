@@ -20,36 +20,39 @@ _LEAST_SHARE: Final = 0.01
 class LowPrecisionRouter(Check[RoutingView]):
     """A router compares scores of so few bits that many are equal.
 
-    ## What it detects
-    The scores from which experts are chosen are of 16 bits or fewer, and at least 1 % of the tokens
-    have equal scores at the boundary between the experts that are chosen and those that are not.
-
-    ## Why it matters
-    Which of equal scores `topk` takes is not defined: another kernel, batch size or rank chooses
-    other experts for these tokens.
+    ## What you see
+    Another kernel, batch size or rank chooses other experts for tokens with equal scores, because
+    the order in which `topk` takes equal scores is not defined. With 8 bits of precision many
+    different scores become the same number.
 
     ## Example
-    A softmax over 128 experts in bfloat16.
+        # wrong: a softmax over 128 experts in bfloat16
+        scores = logits.softmax(-1)
+        # right
+        scores = logits.float().softmax(-1)
 
     ## How to fix
-    Compute the scores in float32: `softmax(logits.float(), -1)`, better with the product before it.
+    Compute the router's product and softmax in float32.
+
+    Changes: The choice for tokens whose scores were equal.
+
+    Leaves: Scores that are close to one another in float32, too.
+
+    ## When it is not a defect
+    The model is defined with scores of this precision.
+
+    If so, add `ignore = ["MOE004"]` to `distdiag.toml`.
 
     ## References
-    - `torch.topk`
+    - https://docs.pytorch.org/docs/stable/generated/torch.topk.html
     """
 
     code = "MOE004"
     name = "low-precision-router"
     severity = Severity.INFO
 
-    why = "With 8 bits of precision many different scores become the same number."
-    fix = "Compute the router's product and softmax in float32."
-    fix_changes = "The choice for tokens whose scores were equal."
-    fix_leaves = "Scores that are close to one another in float32, too."
-    disproof = "The model is defined with scores of this precision."
-
     def check(self, view: RoutingView) -> Iterator[Finding]:
-        """Look at the ties."""
+        """Find tokens with equal scores at the boundary."""
         tied = [each for each in by_routers(view.choices) if _is_tied(each)]
         if not tied:
             return

@@ -15,38 +15,40 @@ from distdiag.views.routing import Recount, RepeatedRouting
 class RecountedTokens(Check[RepeatedRouting]):
     """Activation checkpointing repeats a forward pass, which counts the same tokens again.
 
-    ## What it detects
-    A module that routes tokens changes a buffer in its forward pass, and changes it once more when
-    activation checkpointing repeats that pass: it ends otherwise than after any first pass. Where
-    the file halves a count or takes its sign only, it is a note.
-
-    ## Why it matters
+    ## What you see
     Statistics of how experts are used are twice what they should be, and what is computed from them
     (a bias that balances the experts, a metric) is wrong.
 
     ## Example
-    `self.tokens_per_expert += counts` in the forward pass of a checkpointed layer.
+        # wrong: in the forward pass of a checkpointed layer
+        self.tokens_per_expert += counts
+        # right: outside, from what the layer returns
+        hidden, counts = checkpoint(layer, hidden, use_reentrant=False)
+        tokens_per_expert += counts
 
     ## How to fix
-    Count outside of what is checkpointed, for example from the indices that the layer returns, or
-    only in the first of the two passes.
+    Change the buffer outside of what is checkpointed, or only in the first of the two passes.
+
+    Changes: The statistics, to half of what they were.
+
+    Leaves: What was computed from them until now.
+
+    ## When it is not a defect
+    The count is halved, or only compared with others that are doubled as well.
+
+    If so, add `ignore = ["MOE008"]` to `distdiag.toml`. It is a note where the source halves a
+    count or takes its sign.
 
     ## References
-    - `torch.utils.checkpoint.checkpoint`
+    - https://docs.pytorch.org/docs/stable/checkpoint.html
     """
 
     code = "MOE008"
     name = "recounted-tokens"
     severity = Severity.WARNING
 
-    why = "A forward pass with a side effect has it twice when it is repeated."
-    fix = "Change the buffer outside of the checkpointed function."
-    fix_changes = "The statistics, to half of what they were."
-    fix_leaves = "What was computed from them until now."
-    disproof = "The count is halved, or only compared with others that are doubled as well."
-
     def check(self, view: RepeatedRouting) -> Iterator[Finding]:
-        """Take all counters together."""
+        """Report all counters as one finding."""
         if not view.recounts:
             return
         wrong = view.recounts

@@ -15,46 +15,45 @@ from distdiag.views.routing import RepeatedRouting, Rerouting
 class ReroutedRecompute(Check[RepeatedRouting]):
     """Activation checkpointing repeats a forward pass and sends tokens to other experts.
 
-    ## What it detects
-    Activation checkpointing repeats the forward pass of a layer during the backward pass, and its
-    router chooses experts as no first pass of that step did. Where the gate draws random numbers,
-    or is told to, it is a warning: they are to be the same ones in both passes.
-
-    ## Why it matters
+    ## What you see
     Gradients are computed for experts that had no part in the loss. If an expert gets another
-    number of tokens, torch notices (CheckpointError); if the numbers happen to be equal, nobody
-    does.
+    number of tokens, torch raises CheckpointError; if the numbers happen to be equal, nothing shows
+    it.
 
     ## Example
-    A router that depends on something the first pass changed (a bias, a counter, a cache), or on
-    activations that are not the same to the last bit when they are computed again.
+        # wrong: the bias changes between the two passes
+        hidden = checkpoint(moe_layer, hidden, use_reentrant=False)
+        moe_layer.router.update_bias()
+        loss_of(hidden).backward()
+        # right: after the backward pass
+        hidden = checkpoint(moe_layer, hidden, use_reentrant=False)
+        loss_of(hidden).backward()
+        moe_layer.router.update_bias()
 
     ## How to fix
-    Keep the router out of what is checkpointed, or save its choice (selective checkpointing with
-    `MUST_SAVE` for `topk`); compute attention deterministically; keep state constant between a
-    forward pass and its repetition. Leave `preserve_rng_state` on where a gate draws noise, and
-    draw from the default generators.
+    Save the choice of experts in the forward pass (selective checkpointing with `MUST_SAVE` for
+    `topk`), or make all that the router depends on the same in both passes: state, random numbers,
+    deterministic attention.
+
+    Changes: The memory for the saved indices.
+
+    Leaves: What is not deterministic elsewhere.
+
+    ## When it is not a defect
+    The indices of the experts, printed in both passes, are the same.
+
+    If so, add `ignore = ["MOE001"]` to `distdiag.toml`.
 
     ## References
-    - `torch.utils.checkpoint.checkpoint`: `preserve_rng_state`, `determinism_check`
-    - `torch.utils.checkpoint.create_selective_checkpoint_contexts`
+    - https://docs.pytorch.org/docs/stable/checkpoint.html
     """
 
     code = "MOE001"
     name = "rerouted-recompute"
     severity = Severity.ERROR
 
-    why = "The gradient of a token goes to the experts of the second choice, not of the first."
-    fix = (
-        "Save the choice of experts in the forward pass instead of computing it again, or make "
-        "all that the router depends on the same in both passes."
-    )
-    fix_changes = "The memory for the saved indices."
-    fix_leaves = "What is not deterministic elsewhere."
-    disproof = "The indices of the experts, printed in both passes, are the same."
-
     def check(self, view: RepeatedRouting) -> Iterator[Finding]:
-        """Take all choices together that were not repeated."""
+        """Report all choices that were not repeated as one finding."""
         sure = [each for each in view.reroutings if not _is_random(each)]
         wrong = sure or list(view.reroutings)
         if not wrong:

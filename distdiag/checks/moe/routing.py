@@ -1,4 +1,4 @@
-"""What checks of routing share: how choices of experts read in a sentence."""
+"""How findings describe choices of experts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def layer_names(events: Iterable[Routing]) -> str:
 def by_routers(choices: Sequence[Routing]) -> list[Routing]:
     """Leave out what a module chooses around others that choose.
 
-    A model that computes its balancing loss looks for the best experts once more, and sends no
-    token there.
+    A model that computes its auxiliary loss chooses the best experts once more, and sends no token
+    there.
     """
     layers = {event.layer for event in choices}
     around = {outer for outer in layers if any(_encloses(outer, inner) for inner in layers)}

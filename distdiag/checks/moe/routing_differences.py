@@ -1,4 +1,4 @@
-"""The sentences about two runs of one script that route differently."""
+"""How findings describe two runs of one script that route differently."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cause_phrase(cause: Cause) -> str:
     size = ""
     if cause.size >= 0:
         dtype = f" in {cause.dtype}" if cause.dtype else ""
-        size = f", by {cause.size:.2g} of the greatest value{dtype}"
+        size = f", by {cause.size:.2g} of the largest value{dtype}"
     ops = f"; it calls {', '.join(cause.ops)}, which torch lists as not deterministic on GPUs"
     return f"what differs first is {what}{size}{ops if cause.ops else ''}"
 

@@ -22,45 +22,42 @@ _FIX = {
     Origin.WEIGHTS: "Seed torch before the model is made, or load the same checkpoint.",
     Origin.DRAW: "Seed the generator that the module draws from, on every rank.",
 }
-_FIX_NUMERIC = (
-    "Call torch.use_deterministic_algorithms(True) and set CUBLAS_WORKSPACE_CONFIG, or keep the "
-    "router and what leads to it in an order of additions that does not change."
-)
 
 
 class UnreproducibleRouting(Check[RoutingDifference]):
     """Two runs of a script with the same seed send tokens to different experts.
 
-    ## What it detects
-    `distdiag moe-determinism` runs the script twice and records every choice of experts. At one
-    step a router sends a token elsewhere than in the other run, and before that it did not. What
-    differs first is named: data, weights, random numbers, or a module that was given the same.
-
-    ## Why it matters
-    A run that cannot be repeated cannot be debugged, and where rounding decides the route, a
-    repeated forward pass or another rank may take another one.
+    ## What you see
+    The run cannot be repeated, and so cannot be debugged. Where rounding decides the route, a
+    repeated forward pass or another rank may take another one, too.
 
     ## Example
-    A gate whose noise comes from a generator that nobody seeds; an index_add on a GPU in front of
-    a router with nearly equal scores; a sampler shuffled without a seed.
+        # wrong: a generator that nobody seeds
+        noise = torch.rand(scores.shape, generator=torch.Generator())
+        # right
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.rand(scores.shape, generator=generator)
 
     ## How to fix
-    Seed what draws. If rounding decides: ask torch for deterministic algorithms, or compute the
-    scores in float32 so that fewer of them are nearly equal.
+    Call `torch.use_deterministic_algorithms(True)` and set CUBLAS_WORKSPACE_CONFIG, or compute the
+    scores in float32, so that fewer of them are nearly equal.
+
+    Changes: How reproducible the run is; deterministic algorithms may be slower.
+
+    Leaves: How the routers choose.
+
+    ## When it is not a defect
+    The router is meant to draw noise that is not seeded.
+
+    If so, add `ignore = ["MOE014"]` to `distdiag.toml`.
 
     ## References
-    - torch.use_deterministic_algorithms
+    - https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
     """
 
     code = "MOE014"
     name = "unreproducible-routing"
     severity = Severity.WARNING
-
-    why = "The same data, weights and random numbers in the same order choose the same experts."
-    fix = _FIX_NUMERIC
-    fix_changes = "How reproducible the run is; deterministic algorithms may be slower."
-    fix_leaves = "How the routers choose."
-    disproof = "Two runs whose recorded choices agree at this place."
 
     def check(self, event: RoutingDifference) -> Iterator[Finding]:
         """Name the first token that is routed otherwise, and what led to it."""
@@ -79,7 +76,7 @@ class UnreproducibleRouting(Check[RoutingDifference]):
             subjects=(event.layer,),
             grade=Grade.NOTE if is_meant else Grade.PROVEN,
             evidence=tuple(_evidence(event)),
-            fix=_FIX.get(cause.origin, _FIX_NUMERIC),
+            fix=_FIX.get(cause.origin, self.fix),
         )
 
 

@@ -1,4 +1,4 @@
-"""MOE010: a balancing loss is computed, but no backward pass reaches it."""
+"""MOE010: an auxiliary loss is computed, but no backward pass reaches it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.source import nodes_around
 from distdiag.views.routing import AuxLossRouting, RoutingView
-
-# Whether the line of a call throws its result away.
 
 _APPLY: Final = "apply"
 
@@ -42,49 +40,43 @@ def _name_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
 
 
-# ---
-
-
 class UnusedAuxLoss(Check[AuxLossRouting]):
-    """A balancing loss of a router is computed, but no backward pass reaches it.
+    """An auxiliary (load-balancing) loss is computed, but no backward pass reaches it.
 
-    ## What it detects
-    In all steps that were looked at, gradients come back through the scores of a router, but not
-    through the balancing loss that is made of them: the result of the function that should inject
-    it into the graph is thrown away, nothing adds it to the loss, or it is made of detached scores.
-    Unless the line itself throws the result away it is a note until the looks span 400 steps, or
-    until a run is over whose later half was looked at, too: a loss may be used from a later step
-    on, or every few steps.
-
-    ## Why it matters
-    The loss is logged and looks right, but does not train the router: tokens gather at few experts.
+    ## What you see
+    The auxiliary loss is logged and looks right, but does not train the router: tokens gather at
+    few experts. Autograd goes only through what is used.
 
     ## Example
-    `AuxLossScaler.apply(weights, aux_loss)`, without `weights = ` before it; a loss of
-    `scores.detach()`, or of the numbers of tokens alone.
+        # wrong: the result is thrown away
+        AuxLossScaler.apply(weights, aux_loss)
+        # right
+        weights = AuxLossScaler.apply(weights, aux_loss)
 
     ## How to fix
-    Go on with what the function returns, or add the balancing loss to the loss.
+    Go on with what the injecting function returns, or add the auxiliary loss to the loss, and
+    compute it from scores that are not detached.
+
+    Changes: The gradient of the routers, and how evenly tokens spread over experts.
+
+    Leaves: Experts that have got no tokens so far.
+
+    ## When it is not a defect
+    The number is only logged, or is used from a later step on.
+
+    If so, add `ignore = ["MOE010"]` to `distdiag.toml`. It is a note until the sampled steps span
+    400 steps or the later half of the run.
 
     ## References
-    - NVIDIA-NeMo/Automodel#1412
+    - https://github.com/NVIDIA-NeMo/Automodel/issues/1412
     """
 
     code = "MOE010"
     name = "unused-aux-loss"
     severity = Severity.WARNING
 
-    why = "Autograd goes through what is used; a result that nobody uses has no gradient."
-    fix = (
-        "Go on with what the injecting function returns, or add the balancing loss to the loss; "
-        "make it of scores that are not detached."
-    )
-    fix_changes = "The gradient of the routers, and how evenly tokens spread over experts."
-    fix_leaves = "Experts that have got no tokens so far."
-    disproof = "The number is only logged, or is used from a later step on."
-
     def check(self, view: AuxLossRouting) -> Iterator[Finding]:
-        """Look for layers whose balancing loss is used in no step."""
+        """Look for layers whose auxiliary loss is used in no step."""
         by_layer: dict[str, list[AuxLoss]] = {}
         for event in view.aux:
             by_layer.setdefault(event.layer, []).append(event)
@@ -131,16 +123,15 @@ def _is_sure(events: list[AuxLoss], num_steps: int) -> bool:
 
 
 _FEWEST: Final = 4
-"""A run that is over after fewer steps tells nothing."""
+"""A run that is over after fewer steps shows nothing."""
 
 _LONG: Final = 400
-"""Steps in which uses every few steps meet one of the looks: each hundredth and that before."""
+"""A use every few steps falls on one of the sampled steps: each hundredth, and that before."""
 
 _THROWN = (
-    "a function was given the scores' balancing loss of {layers} beside a tensor, and returned one "
-    "like it"
+    "a function was given the auxiliary loss of {layers} beside a tensor, and returned one like it"
 )
-_MEANT = "the balancing loss of {layers}, which has {coefficient}, is computed"
+_MEANT = "the auxiliary loss of {layers}, which has {coefficient}, is computed"
 _NUMBER = "a number is computed with a graph from the scores of {layers}"
 
 

@@ -13,35 +13,37 @@ from distdiag.findings.finding import Finding, Severity
 class DataDisparity(Check[Divergence]):
     """Runs on different numbers of ranks are fed different samples.
 
-    ## What it detects
-    The samples of a run on N ranks are not those of the run on one rank with the same global
-    batch, or two data-parallel ranks get the same ones.
-
-    ## Why it matters
-    Everything else differs in consequence: no comparison of losses says anything before the
-    data are the same.
+    ## What you see
+    The losses of the two runs cannot be compared: every other difference may follow from the data.
+    The run on N ranks does not read the global batch of the run on one rank, or two data-parallel
+    ranks read the same samples.
 
     ## Example
-    A loader without a `DistributedSampler`, so that all ranks read the whole data set in the
-    same order.
+        # wrong: all ranks read the whole data set in the same order
+        loader = DataLoader(data, batch_size=8)
+        # right
+        sampler = DistributedSampler(data, num_replicas=dp_size, rank=dp_rank, seed=0)
+        loader = DataLoader(data, batch_size=8, sampler=sampler)
 
     ## How to fix
-    Give each data-parallel rank its own part: a `DistributedSampler` with the size and rank of
-    the data-parallel group, seeded alike on all ranks.
+    Shard the data set over the data-parallel ranks, with one seed for all of them.
+
+    Changes: Which samples an epoch holds, and so the loss curve.
+
+    Leaves: Differences that come from the computation itself: compare again.
+
+    ## When it is not a defect
+    Each sample of the reference's step was read by exactly one data-parallel rank.
+
+    If so, add `ignore = ["PAR007"]` to `distdiag.toml`.
 
     ## References
-    - torch.utils.data.distributed.DistributedSampler
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
 
     code = "PAR007"
     name = "data-disparity"
     severity = Severity.ERROR
-
-    why = "Which sample a rank reads depends on its sampler's number of replicas, rank and seed."
-    fix = "Shard the data set over the data-parallel ranks, with one seed for all of them."
-    fix_changes = "Which samples an epoch holds, and so the loss curve."
-    fix_leaves = "Differences that come from the computation itself: compare again."
-    disproof = "Each sample of the reference's step was read by exactly one data-parallel rank."
 
     def check(self, event: Divergence) -> Iterator[Finding]:
         """Say which samples differ."""
@@ -53,5 +55,5 @@ class DataDisparity(Check[Divergence]):
             ranks=event.culprits,
             step=event.step,
             subjects=subjects_of(event),
-            evidence=evidence_of(event),
+            evidence=tuple(evidence_of(event)),
         )

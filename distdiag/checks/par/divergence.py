@@ -21,15 +21,11 @@ def figures(difference: Difference) -> str:
     )
 
 
-def evidence_of(divergence: Divergence) -> tuple[Evidence, ...]:
-    """Return the evidence of a divergence: the figures, then the details."""
-    return tuple(_evidence(divergence))
-
-
-def _evidence(divergence: Divergence) -> Iterator[Evidence]:
-    for difference in divergence.differences:
+def evidence_of(event: Divergence) -> Iterator[Evidence]:
+    """Yield the evidence of a comparison: the figures, then the details."""
+    for difference in event.differences:
         yield Evidence(
-            ranks=divergence.culprits,
+            ranks=event.culprits,
             summary=figures(difference),
             values={
                 "measured": difference.measured,
@@ -38,46 +34,46 @@ def _evidence(divergence: Divergence) -> Iterator[Evidence]:
                 "factor": difference.factor,
             },
         )
-    if divergence.weights:
-        weights = {f"weight of coordinate {n}": w for n, w in enumerate(divergence.weights)}
-        due = {f"due weight of coordinate {n}": w for n, w in enumerate(divergence.due)}
+    if event.weights:
+        weights = {f"weight of coordinate {n}": w for n, w in enumerate(event.weights)}
+        due = {f"due weight of coordinate {n}": w for n, w in enumerate(event.due)}
         yield Evidence(
-            ranks=divergence.culprits,
+            ranks=event.culprits,
             summary="the weights with which the data of each coordinate enters the gradient",
             values={**weights, **due},
         )
-    for detail in divergence.details:
-        yield Evidence(ranks=divergence.culprits, summary=detail)
-    if not divergence.differences:
-        yield Evidence(ranks=divergence.culprits, summary=divergence.explanation)
+    for detail in event.details:
+        yield Evidence(ranks=event.culprits, summary=detail)
+    if not event.differences:
+        yield Evidence(ranks=event.culprits, summary=event.explanation)
 
 
-def how_many(divergence: Divergence) -> str:
+def how_many(event: Divergence) -> str:
     """Say how many of the compared quantities differ, as far as they are listed."""
-    number = len(divergence.differences)
+    number = len(event.differences)
     return f"{number} or more" if number >= 8 else str(number)
 
 
-def reason(divergence: Divergence) -> str:
+def reason(event: Divergence) -> str:
     """Return the explanation as the end of a sentence, empty if there is none."""
-    return (f": {divergence.explanation}" if divergence.explanation else "") + _doubt(divergence)
+    return (f": {event.explanation}" if event.explanation else "") + _doubt(event)
 
 
-def _doubt(divergence: Divergence) -> str:
-    """Say what the comparison itself has put into the batches, and how not to have it do so."""
-    if not divergence.padded:
+def _doubt(event: Divergence) -> str:
+    """Say what the comparison itself has put into the batches, and how to name the values."""
+    if not event.padded:
         return ""
-    names = ", ".join(divergence.padded)
-    values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in divergence.padded)
+    names = ", ".join(event.padded)
+    values = " ".join(f"--pad {name.rpartition('/')[2]}=VALUE" for name in event.padded)
     return (
         f"; this proves nothing, since batches of unequal lengths were joined and {names} filled "
         f"up with zeros: name the values ({values}), or pad to one length in the collate function"
     )
 
 
-def subjects_of(divergence: Divergence) -> tuple[str, ...]:
+def subjects_of(event: Divergence) -> tuple[str, ...]:
     """Return the names of what differs."""
     return tuple(
         difference.name.partition("/")[2].partition("#")[0] or difference.name
-        for difference in divergence.differences
+        for difference in event.differences
     )

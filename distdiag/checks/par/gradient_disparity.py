@@ -13,36 +13,38 @@ from distdiag.findings.finding import Finding, Grade, Severity
 class GradientDisparity(Check[Divergence]):
     """Gradients on N ranks are not those of the same samples on one rank.
 
-    ## What it detects
-    Outputs and losses agree, and the gradient of a parameter differs between both runs by more
-    than rounding explains. The first one in the order of the backward pass is named, and the
-    factor or the weights that explain it.
-
-    ## Why it matters
-    The optimizer follows another gradient than it would on one rank, while the loss looks
-    right.
+    ## What you see
+    The loss looks right, but the optimizer follows another gradient than on one rank. The first
+    gradient that differs by more than rounding is named, with the factor or the weights that
+    explain it.
 
     ## Example
-    A gradient that is summed over ranks instead of averaged; one parameter that no reduction
-    reaches.
+        for p in model.parameters():
+            # wrong: the sum is N times the gradient of one rank
+            dist.all_reduce(p.grad)
+            # right
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
 
     ## How to fix
-    Look at what reduces this gradient: its group, its divisor, the number of times, and what is
-    left out.
+    Correct the reduction of the named gradients: the group, the divisor, how often it is done, and
+    what is left out.
+
+    Changes: The size or direction of the gradient, and so the effective learning rate.
+
+    Leaves: A learning rate that was tuned for the wrong gradient.
+
+    ## When it is not a defect
+    The gradient is meant to depend on the number of ranks, as with a loss that is summed over them.
+
+    If so, add `ignore = ["PAR011"]` to `distdiag.toml`.
 
     ## References
-    - torch.nn.parallel.DistributedDataParallel
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
 
     code = "PAR011"
     name = "gradient-disparity"
     severity = Severity.ERROR
-
-    why = "For the same samples the reduced gradient does not depend on how many ranks computed it."
-    fix = "Correct the reduction of the named gradients: each share once, rightly divided."
-    fix_changes = "The size or direction of the gradient, and so the effective learning rate."
-    fix_leaves = "A learning rate that was tuned for the wrong gradient."
-    disproof = "The whole gradients of both runs agree within the bound."
 
     def check(self, event: Divergence) -> Iterator[Finding]:
         """Name the first gradient that differs, and what explains it."""
@@ -58,6 +60,6 @@ class GradientDisparity(Check[Divergence]):
             ranks=event.culprits,
             step=event.step,
             subjects=subjects_of(event),
-            evidence=evidence_of(event),
+            evidence=tuple(evidence_of(event)),
             grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

@@ -14,7 +14,7 @@ from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.data import FeedView, NormalisedFeeds
 
-# How far the means of the same layer lie apart on several ranks, and what chance would explain.
+# How far the means of one layer differ between ranks, and what chance would explain.
 
 _MUCH: Final = 0.5
 _BEYOND: Final = 8.0
@@ -24,7 +24,7 @@ _BEYOND: Final = 8.0
 class Spread:
     """The spread of means over ranks, relative to the deviation of values and to chance.
 
-    `num_free` values were left to tell the deviation by.
+    The deviation was estimated from `num_free` free values.
     """
 
     of_deviation: float
@@ -44,31 +44,31 @@ def spread_over_ranks(
 ) -> Spread | None:
     """Compare the means of one layer on all ranks, over all passes and channels.
 
-    None: not all ranks tell them in each pass, or there are too few values.
+    None: some ranks have none in some pass, or there are too few values.
     """
     layers = [[_named(norms, name) for norms in by_rank] for by_rank in passes]
-    told = [[each for each in by_rank if each is not None] for by_rank in layers]
-    sizes = {len(each.means) for by_rank in told for each in by_rank}
-    is_whole = all(len(t) == len(by_rank) > 1 for t, by_rank in zip(told, layers, strict=True))
-    if not told or not is_whole or len(sizes) != 1:
+    known = [[each for each in by_rank if each is not None] for by_rank in layers]
+    sizes = {len(each.means) for by_rank in known for each in by_rank}
+    is_whole = all(len(t) == len(by_rank) > 1 for t, by_rank in zip(known, layers, strict=True))
+    if not known or not is_whole or len(sizes) != 1:
         return None
-    least = min(each.num_values for by_rank in told for each in by_rank)
+    least = min(each.num_values for by_rank in known for each in by_rank)
     if least < 2:
         return None
     between = []
     for channel in range(sizes.pop()):
         own = fmean(
             each.variances[channel] * each.num_values / (each.num_values - 1)
-            for by_rank in told
+            for by_rank in known
             for each in by_rank
         )
         if own > 0:
-            apart = [variance(each.means[channel] for each in by_rank) for by_rank in told]
+            apart = [variance(each.means[channel] for each in by_rank) for by_rank in known]
             between.append(fmean(apart) / own)
     if not between:
         return None
     ratio = fmean(between)
-    num_free = sum(each.num_values - 1 for by_rank in told for each in by_rank)
+    num_free = sum(each.num_values - 1 for by_rank in known for each in by_rank)
     return Spread(math.sqrt(2 * ratio), ratio * least, num_free)
 
 
@@ -87,35 +87,38 @@ _MOST_SHOWN: Final = 8
 class LocalBatchStatistics(Check[NormalisedFeeds]):
     """Batch normalisation uses the statistics of the few samples of one rank.
 
-    ## What it detects
-    A model with plain batch normalisation in training mode, whose ranks average their gradients,
-    where layers are given one or two samples on each rank (a note for up to four) and the means
-    that they find differ between the ranks by more than chance explains for so many values.
-
-    ## Why it matters
-    Each rank normalises by the mean and variance of its own samples. Samples differ as wholes (an
-    image is dark, another one bright), so that those of a few say little of all: the same batch on
-    one GPU trains to a better model.
+    ## What you see
+    The model trains to a worse result than with the same batch on one GPU. Each rank normalises by
+    the mean and variance of its own one or two samples, which say little of the whole batch.
 
     ## Example
-    A detector with `nn.BatchNorm2d` under DDP, with two images on each GPU.
+        # wrong: two images on each GPU
+        model = DistributedDataParallel(detector)
+        # right
+        detector = nn.SyncBatchNorm.convert_sync_batchnorm(detector)
+        model = DistributedDataParallel(detector)
 
     ## How to fix
-    Use `nn.SyncBatchNorm`, freeze the statistics, or use a norm that does not look at the batch.
+    Convert the model with `SyncBatchNorm.convert_sync_batchnorm`, freeze the statistics, or use a
+    norm that does not look at the batch.
+
+    Changes: By what each layer normalises; a little more communication.
+
+    Leaves: Running statistics that were gathered until now.
+
+    ## When it is not a defect
+    The mean of a layer's input, printed on each rank, is nearly the same.
+
+    If so, add `ignore = ["PAR005"]` to `distdiag.toml`. For three or four samples it is only a
+    note.
 
     ## References
-    - `torch.nn.SyncBatchNorm.convert_sync_batchnorm`
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
 
     code = "PAR005"
     name = "local-batch-statistics"
     severity = Severity.WARNING
-
-    why = "DDP averages gradients; the statistics of a batch are those of each rank's own samples."
-    fix = "Convert the model with SyncBatchNorm.convert_sync_batchnorm, or freeze the statistics."
-    fix_changes = "By what each layer normalises; a little more communication."
-    fix_leaves = "Running statistics that were gathered until now."
-    disproof = "The mean of a layer's input, printed on each rank, is nearly the same."
 
     def check(self, view: NormalisedFeeds) -> Iterator[Finding]:
         """Compare what the layers normalise by on each rank."""

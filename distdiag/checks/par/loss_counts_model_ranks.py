@@ -262,61 +262,48 @@ def _phrase(groups: Iterable[tuple[int, ...]]) -> str:
 class LossCountsModelRanks(Check[LossView | CombinedLossView]):
     """A loss is multiplied by a number of ranks over which its gradients are not averaged.
 
-    ## What it detects
-    The weights of all elements of a step, over all ranks whose gradients are combined, add up to a
-    whole number instead of 1. The loss holds a factor that explains it: the size of a process group
-    (of all ranks, or of those that share a sequence or a model) over which the gradients are not
-    averaged. Or each rank takes the mean over its own part of a sequence that ranks share, and all
-    means are added up. How gradients are combined is told by the wrapper of the model or, without
-    one, by the gradients before and after. Then a factor that may be a weight of the loss, in a
-    program of which no ranks share sequences, is a note; and so is, always, a factor that the
-    program gives as a floating-point number, or of which its source does not show that it counts
-    ranks.
-
-    ## Why it matters
-    The gradient grows with the number of ranks that only share the work on a model. Clipping,
-    weight decay and the learning rate mean something else in each layout.
+    ## What you see
+    The gradient grows with the number of ranks that only share the work on one model, so that
+    clipping, weight decay and the learning rate mean something else in each layout. The weights of
+    all elements of a step add up to a whole number instead of 1.
 
     ## Example
-    `loss * dist.get_world_size()`, to undo an average over ranks, where tensor parallelism leaves
-    only a half of the ranks for data parallelism.
+        # 8 ranks: 4 for data parallelism, 2 for tensor parallelism; DDP averages over 4
+        # wrong
+        loss = loss_sum / num_tokens_of_all_ranks * dist.get_world_size()
+        # right
+        loss = loss_sum / num_tokens_of_all_ranks * mesh["dp"].size()
 
     ## How to fix
-    Multiply by the number of ranks over which gradients are averaged, such as `mesh["dp"].size()`.
-    Divide gradients by the ranks that share a sequence, too, if each has a mean of its own.
+    Multiply the loss by the size of the group over which gradients are averaged. Where each rank
+    has the mean over its own part of a sequence, average these gradients over all ranks.
+
+    Changes: The size of the gradient, and so what clipping and the learning rate do.
+
+    Leaves: Learning rates that were tuned with the large gradient: they are too low then.
+
+    ## When it is not a defect
+    The factor is a weight of the loss that has nothing to do with ranks.
+
+    If so, add `ignore = ["PAR013"]` to `distdiag.toml`. It is a note where the source does not show
+    that the factor counts ranks.
 
     ## References
-    - huggingface/transformers#39648
-    - NVIDIA/Megatron-LM#906
-    - deepspeedai/DeepSpeed#5248
+    - https://github.com/huggingface/transformers/issues/39648
+    - https://github.com/NVIDIA/Megatron-LM/issues/906
+    - https://github.com/deepspeedai/DeepSpeed/issues/5248
     """
 
     code = "PAR013"
     name = "loss-counts-model-ranks"
     severity = Severity.WARNING
 
-    why = (
-        "A factor undoes an average only if it is the number of ranks that average, and only an "
-        "average of means is a mean."
-    )
-    fix = (
-        "Multiply the loss by the size of the group over which gradients are averaged, and average "
-        "gradients of means over all ranks."
-    )
-    fix_changes = "The size of the gradient, and so what clipping and the learning rate do."
-    fix_leaves = "Learning rates that were tuned with the large gradient: they are too low then."
-    disproof = "The factor is a weight of the loss that has nothing to do with ranks."
-
     def check(self, view: LossView | CombinedLossView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case CombinedLossView():
-                yield from self._check_combined_losses(view)
-            case LossView():
-                yield from self._check_losses(view)
-
-    def _check_losses(self, view: LossView) -> Iterator[Finding]:
-        """Look for the same factor in all steps."""
+        """Look for the same factor in all steps, first without what ranks share of sequences."""
+        if isinstance(view, CombinedLossView) and not view.is_measured:
+            alone = replace(view, sequences=())
+            if any(each.grade is Grade.LIKELY for each in self._found(alone)):
+                return
         yield from self._found(view)
 
     def _found(self, view: LossView) -> Iterator[Finding]:
@@ -340,12 +327,6 @@ class LossCountsModelRanks(Check[LossView | CombinedLossView]):
             confidence=0.85 if is_sure else 0.4,
             evidence=evidence_of(window),
         )
-
-    def _check_combined_losses(self, view: CombinedLossView) -> Iterator[Finding]:
-        """Look the same way where gradients are combined by hand, or ranks share sequences."""
-        alone = replace(view, sequences=())
-        if view.is_measured or not any(each.grade is Grade.LIKELY for each in self._found(alone)):
-            yield from self._found(view)
 
 
 def _may_be_meant(excess: Excess, view: LossView) -> bool:

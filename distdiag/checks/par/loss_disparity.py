@@ -13,35 +13,39 @@ from distdiag.findings.finding import Finding, Grade, Severity
 class LossDisparity(Check[Divergence]):
     """The loss over the ranks is not the loss of the same samples on one rank.
 
-    ## What it detects
-    The outputs of the modules agree, but neither the mean nor the sum of the ranks' losses is
-    the loss that one rank has for all their samples.
-
-    ## Why it matters
-    The ranks optimise another objective than one rank: some samples or tokens weigh more than
-    others.
+    ## What you see
+    The modules return the same as on one rank, but neither the mean nor the sum of the ranks'
+    losses is the loss of one rank. The ranks optimise another objective: some samples or tokens
+    weigh more than others.
 
     ## Example
-    The mean over each rank's own valid tokens, averaged over ranks that have different numbers
-    of them.
+        # wrong: the mean over this rank's own valid tokens
+        loss = token_losses[mask].mean()
+        # right: DDP averages over ranks, so multiply by their number
+        count = mask.sum()
+        dist.all_reduce(count)
+        loss = token_losses[mask].sum() / count * dist.get_world_size()
 
     ## How to fix
-    Sum the loss over the tokens and divide by their number over all ranks and micro-steps of
-    the step (times the number of ranks if gradients are averaged).
+    Divide the sum of the loss by the number of elements that all ranks and micro-steps have
+    together in this step.
+
+    Changes: The effective learning rate of samples on ranks with few elements.
+
+    Leaves: What is logged, if that is averaged elsewhere.
+
+    ## When it is not a defect
+    The loss of a batch is not meant to be a mean over its samples, as with contrastive losses.
+
+    If so, add `ignore = ["PAR010"]` to `distdiag.toml`.
 
     ## References
-    - PrimeIntellect-ai/prime-rl#1961
+    - https://github.com/PrimeIntellect-ai/prime-rl/issues/1961
     """
 
     code = "PAR010"
     name = "loss-disparity"
     severity = Severity.ERROR
-
-    why = "A mean of means weighs each rank alike, whatever it holds."
-    fix = "Normalise by the number of elements that all ranks together have in this step."
-    fix_changes = "The effective learning rate of samples on ranks with few elements."
-    fix_leaves = "What is logged, if that is averaged elsewhere."
-    disproof = "Summed over ranks and divided by the global count, the loss is that of one rank."
 
     def check(self, event: Divergence) -> Iterator[Finding]:
         """Say by how much the losses differ, and with which weights the ranks enter."""
@@ -56,6 +60,6 @@ class LossDisparity(Check[Divergence]):
             ranks=event.culprits,
             step=event.step,
             subjects=subjects_of(event),
-            evidence=evidence_of(event),
+            evidence=tuple(evidence_of(event)),
             grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

@@ -21,36 +21,37 @@ from distdiag.views.losses import LossView, LossWindow
 class MiscountedTokens(Check[LossView]):
     """A loss is divided by one token more for each sequence than it sums.
 
-    ## What it detects
-    A sum over tokens is divided by an integer that is greater than the number of tokens with a
-    weight, in every step that was looked at, by exactly the number of sequences whose first label
-    is valid (of all sequences, if these labels were not seen).
-
-    ## Why it matters
-    The loss of a causal model scores each label but the first of a sequence. A count of all labels
-    makes the gradient too small, the more so the shorter the sequences are, and it depends on how
-    they are spread.
+    ## What you see
+    Loss and gradient are too small, the more so the shorter the sequences are. The loss of a causal
+    model does not score the first label of a sequence, but the divisor counts it.
 
     ## Example
-    `num_tokens = (labels != -100).sum()`, and then a loss over `labels[:, 1:]`.
+        # wrong: counts the first label of each sequence
+        num_tokens = (labels != -100).sum()
+        # right
+        num_tokens = (labels[:, 1:] != -100).sum()
+        loss = cross_entropy(logits[:, :-1], labels[:, 1:], reduction="sum") / num_tokens
 
     ## How to fix
-    Count what the loss scores: `(labels[:, 1:] != -100).sum()`.
+    Count the labels after they have been shifted, as the loss does.
+
+    Changes: The loss and the gradient grow a little, more so for short sequences.
+
+    Leaves: The share that each token has in the whole.
+
+    ## When it is not a defect
+    The divisor is a constant that has nothing to do with the number of tokens.
+
+    If so, add `ignore = ["PAR003"]` to `distdiag.toml`.
 
     ## References
-    - Liquid4All/liquid-finetune#40
-    - huggingface/transformers#34191
+    - https://github.com/Liquid4All/liquid-finetune/issues/40
+    - https://github.com/huggingface/transformers/issues/34191
     """
 
     code = "PAR003"
     name = "miscounted-tokens"
     severity = Severity.WARNING
-
-    why = "The first label of each sequence is counted, and no prediction is compared with it."
-    fix = "Count the labels after they have been shifted, as the loss does."
-    fix_changes = "The loss and the gradient grow a little, more so for short sequences."
-    fix_leaves = "The share that each token has in the whole."
-    disproof = "The divisor is a constant that has nothing to do with the number of tokens."
 
     def check(self, view: LossView) -> Iterator[Finding]:
         """Compare the divisor with the tokens, in integers."""

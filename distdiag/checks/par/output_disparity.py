@@ -13,35 +13,39 @@ from distdiag.findings.finding import Finding, Grade, Severity
 class OutputDisparity(Check[Divergence]):
     """A module returns something else on N ranks than on one, for the same samples.
 
-    ## What it detects
-    With the same weights and samples the output of a module differs between both runs by more
-    than rounding explains; no module that ended before it differs.
-
-    ## Why it matters
-    The forward pass computes another function when it is distributed: loss and gradients
-    follow.
+    ## What you see
+    The forward pass computes another function when it is distributed; loss and gradients follow.
+    The first module whose output differs by more than rounding is named; what it was given was the
+    same.
 
     ## Example
-    BatchNorm over each rank's own samples; a mask or position that one rank makes differently;
-    stale weights on one rank.
+        # wrong: each rank places its part of the sequence at the beginning
+        positions = torch.arange(part.shape[1])
+        # right
+        begin = rank * part.shape[1]
+        positions = torch.arange(begin, begin + part.shape[1])
 
     ## How to fix
-    Look at the named module: what in it depends on the rank, on the local batch, or on the
-    parallel plan?
+    Make the module independent of the rank and of the local batch, or synchronise what its ranks
+    share.
+
+    Changes: The outputs of the module on the ranks where they differ.
+
+    Leaves: Differences in later modules that have a cause of their own.
+
+    ## When it is not a defect
+    The module is meant to depend on the batch of its rank, as batch normalisation does, or draws
+    random numbers.
+
+    If so, add `ignore = ["PAR009"]` to `distdiag.toml`.
 
     ## References
-    - torch.nn.SyncBatchNorm
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
 
     code = "PAR009"
     name = "output-disparity"
     severity = Severity.ERROR
-
-    why = "Outputs for the same samples and weights do not depend on the number of ranks."
-    fix = "Make the module independent of rank and local batch, or synchronise what it shares."
-    fix_changes = "The outputs of the module on the ranks where they differ."
-    fix_leaves = "Differences in later modules that have a cause of their own."
-    disproof = "The module's outputs for the same samples agree within the bound in both runs."
 
     def check(self, event: Divergence) -> Iterator[Finding]:
         """Name the first module whose output differs."""
@@ -58,6 +62,6 @@ class OutputDisparity(Check[Divergence]):
             ranks=event.culprits,
             step=event.step,
             subjects=subjects_of(event),
-            evidence=evidence_of(event),
+            evidence=tuple(evidence_of(event)),
             grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

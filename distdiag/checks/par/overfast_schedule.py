@@ -19,43 +19,43 @@ _NOTHING: Final = 1e-3
 class OverfastSchedule(Check[ScheduleView]):
     """A learning-rate schedule is advanced once for each rank at every step.
 
-    ## What it detects
-    A scheduler that is advanced as many times for each optimizer step as there are ranks, whose
-    rate has come to nothing or whose planned training steps are over, and at least half as many
-    steps of the optimizer after that as before.
-
-    ## Why it matters
-    The rest of the training changes nothing: the rate came to its end too early by the number of
-    ranks.
+    ## What you see
+    The learning rate reaches its end too early, by the number of ranks, and the rest of the
+    training changes nothing. A framework advances a prepared scheduler once for each process.
 
     ## Example
-    A framework advances a prepared scheduler once for each process, and the number of training
-    steps it was made with was already that of one process.
+        # wrong: 1000 steps on 4 ranks end after 250
+        scheduler = get_scheduler("linear", optimizer, 0, 1000)
+        scheduler = accelerator.prepare(scheduler)
+        # right
+        scheduler = get_scheduler("linear", optimizer, 0, 1000 * accelerator.num_processes)
+        scheduler = accelerator.prepare(scheduler)
 
     ## How to fix
-    Do not let the framework prepare the scheduler, or multiply its number of steps by the number of
-    processes.
+    Advance the scheduler once for each optimizer step, or multiply its number of steps by the
+    number of processes.
+
+    Changes: The learning rate of every step but the first.
+
+    Leaves: The number of steps and what the optimizer holds.
+
+    ## When it is not a defect
+    The learning rate, printed at each step, is meant to end so early.
+
+    If so, add `ignore = ["PAR004"]` to `distdiag.toml`.
 
     ## References
-    - `accelerate.scheduler.AcceleratedScheduler`
+    - https://huggingface.co/docs/accelerate/package_reference/torch_wrappers
     """
 
     code = "PAR004"
     name = "overfast-schedule"
     severity = Severity.WARNING
 
-    why = "The schedule was made for one advance at each step, and gets one for each rank."
-    fix = "Advance the scheduler once for each optimizer step, or make it that much longer."
-    fix_changes = "The learning rate of every step but the first."
-    fix_leaves = "The number of steps and what the optimizer holds."
-    disproof = "The learning rate, printed at each step, comes to its end with the training."
-
-    def check(self, alignment: ScheduleView) -> Iterator[Finding]:
+    def check(self, view: ScheduleView) -> Iterator[Finding]:
         """Look at schedules that have come to their end."""
-        if alignment.kind != "data":
-            return
-        world = len(alignment.expected_ranks)
-        found = {r: s for r, s in alignment.by_rank.items() if _is_overfast(s, world)}
+        world = len(view.expected_ranks)
+        found = {r: s for r, s in view.by_rank.items() if _is_overfast(s, world)}
         if not found:
             return
         first = found[min(found)]
@@ -105,6 +105,6 @@ def _ending(state: ScheduleState, world: int) -> str:
     if end == state.settled_at:
         return (
             f"the learning rate fell to {state.last_rate:g} by step {end}, and {more} more steps "
-            "were taken with it"
+            "were taken at that rate"
         )
     return f"the {state.num_planned} steps of its plan were over by step {end}, and {more} followed"

@@ -33,56 +33,53 @@ _RANKS: Final = (
 class RepeatedLossDivision(Check[LossView | CombinedLossView]):
     """A loss is divided twice by the number of micro-steps, or again after a global count.
 
-    ## What it detects
-    The divisions that a loss passes through on its way to the backward pass contain the number of
-    micro-steps twice; or the number of elements of the whole step and the number of micro-steps;
-    or the number of elements of all ranks, though the wrapper averages over the ranks as well. The
-    weights of all elements of a step then add up to that much less than one.
-
-    ## Why it matters
-    The gradient is too small by the number of micro-steps or ranks. Clipping, weight decay and the
-    learning rate mean something else with each size of the job.
+    ## What you see
+    The gradient is too small by the number of micro-steps or ranks, so that clipping, weight decay
+    and the learning rate mean something else with each size of the job. The weights of all elements
+    of a step add up to less than 1.
 
     ## Example
-    `accelerator.backward(loss / accumulation_steps)`, where `backward` divides by them, too.
+        accelerator = Accelerator(gradient_accumulation_steps=4)
+        # wrong: `backward` divides by 4, too
+        accelerator.backward(loss / 4)
+        # right
+        accelerator.backward(loss)
 
     ## How to fix
-    Divide at one place.
+    Remove one of the two divisions, or multiply by the number of ranks over which gradients are
+    averaged.
+
+    Changes: The size of the gradient, and so what clipping and the learning rate do.
+
+    Leaves: Learning rates that were tuned with the small gradient: they are too high then.
+
+    ## When it is not a defect
+    The weights of all elements of a step are meant to add up to less than one.
+
+    If so, add `ignore = ["PAR002"]` to `distdiag.toml`.
 
     ## References
-    - huggingface/accelerate#3533
-    - huggingface/transformers#35808
-    - huggingface/transformers#37474
+    - https://github.com/huggingface/accelerate/issues/3533
+    - https://github.com/huggingface/transformers/issues/35808
+    - https://github.com/huggingface/transformers/issues/37474
     """
 
     code = "PAR002"
     name = "repeated-loss-division"
     severity = Severity.WARNING
 
-    why = "A count of all elements holds the number of micro-steps and ranks already."
-    fix = "Leave out one of the two divisions, or multiply by the number of ranks that average."
-    fix_changes = "The size of the gradient, and so what clipping and the learning rate do."
-    fix_leaves = "Learning rates that were tuned with the small gradient: they are too high then."
-    disproof = "The weights of all elements of a step are meant to add up to less than one."
-
     def check(self, view: LossView | CombinedLossView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case CombinedLossView():
-                yield from self._check_combined_losses(view)
-            case LossView():
-                yield from self._check_losses(view)
-
-    def _check_losses(self, view: LossView) -> Iterator[Finding]:
-        """Look for the same verdict in all steps."""
+        """Look for the same repeated division in all steps."""
+        if isinstance(view, CombinedLossView) and not view.is_measured:
+            return  # it has been judged as a LossView
         windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
-        verdicts = {_verdict(window, view) for window in windows}
-        if len(verdicts) != 1 or not (verdict := verdicts.pop()):
+        found = {_found_in(window, view) for window in windows}
+        if len(found) != 1 or not (division := found.pop()):
             return
         window = windows[-1]
         is_sure = len(windows) > 1 and not _may_be_half(window)
-        number = len(view.ranks) if verdict is _RANKS else window.num_passes
-        what = verdict.format(passes=number, ranks=number)
+        number = len(view.ranks) if division is _RANKS else window.num_passes
+        what = division.format(passes=number, ranks=number)
         yield self.finding(
             f"the loss behind step {window.step} {what}: its elements weigh "
             f"{total_weight(window):.4g} together, not 1",
@@ -94,13 +91,8 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
             evidence=evidence_of(window),
         )
 
-    def _check_combined_losses(self, view: CombinedLossView) -> Iterator[Finding]:
-        """Look the same way where gradients are combined by hand."""
-        if view.is_measured:
-            yield from self._check_losses(view)
 
-
-def _verdict(window: LossWindow, view: LossView) -> str:
+def _found_in(window: LossWindow, view: LossView) -> str:
     num_passes, total = window.num_passes, total_weight(window)
     if not total or not view.is_told:
         return ""

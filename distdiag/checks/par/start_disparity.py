@@ -13,36 +13,42 @@ from distdiag.findings.finding import Finding, Severity
 class StartDisparity(Check[Divergence]):
     """Runs on different numbers of ranks begin with different weights.
 
-    ## What it detects
-    Before the first step a parameter of the run on N ranks is not what it is in the run on one
-    rank.
-
-    ## Why it matters
-    The runs are two experiments: every later difference follows from it.
+    ## What you see
+    The two runs are different experiments: every later difference follows from the first weights.
+    Usually each rank draws its own part of a sharded parameter.
 
     ## Example
-    `torch.manual_seed(rank)` before a model is built that is sharded afterwards.
+        # wrong: the parts come from different seeds
+        torch.manual_seed(rank)
+        fully_shard(model := build_model())
+        # right
+        torch.manual_seed(0)
+        fully_shard(model := build_model())
+        torch.manual_seed(rank)
 
     ## How to fix
-    Build the model with one seed on all ranks, or load one checkpoint; set rank-dependent seeds
-    after that.
+    Build the model with one seed on all ranks or load one checkpoint, and set seeds that depend on
+    the rank after that.
+
+    Changes: The weights that training begins with.
+
+    Leaves: Randomness that comes later, such as dropout.
+
+    ## When it is not a defect
+    The parameters of both runs are equal, bit by bit, before the first step.
+
+    If so, add `ignore = ["PAR008"]` to `distdiag.toml`.
 
     ## References
-    - torch.distributed.fsdp.fully_shard
+    - https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
 
     code = "PAR008"
     name = "start-disparity"
     severity = Severity.ERROR
 
-    why = "What a sharded parameter begins with is made of the parts that each rank drew by itself."
-    fix = "Build or load the model alike on all ranks before it is sharded."
-    fix_changes = "The weights that training begins with."
-    fix_leaves = "Randomness that comes later, such as dropout."
-    disproof = "The parameters of both runs are bitwise the same before the first step."
-
     def check(self, event: Divergence) -> Iterator[Finding]:
-        """Name the parameters that begin unlike."""
+        """Name the parameters that begin with other values."""
         if event.subject is not Subject.START:
             return
         message = (
@@ -54,5 +60,5 @@ class StartDisparity(Check[Divergence]):
             ranks=event.culprits,
             step=event.step,
             subjects=subjects_of(event),
-            evidence=evidence_of(event),
+            evidence=tuple(evidence_of(event)),
         )

@@ -24,44 +24,43 @@ _SOME: Final = 1.1
 class UnequalTokenWeights(Check[LossView]):
     """Tokens weigh unequally between ranks or micro-steps, since each divides by its own count.
 
-    ## What it detects
-    Each rank, or each micro-step, takes the mean over its own valid tokens, and these means are
-    averaged again. The weight of a token in the gradient, read in the backward pass, is then one
-    over the count of its rank, and the counts differ.
-
-    ## Why it matters
+    ## What you see
     A token on a rank with few targets moves the weights several times as much as one on a rank with
-    many. The result depends on how the data is spread over ranks and micro-steps, and short answers
-    outweigh long ones.
+    many: a mean of means is not the mean over all tokens. The result depends on how the data is
+    spread over ranks and micro-steps.
 
     ## Example
-    `loss = (token_loss * mask).sum() / mask.sum()` on each rank, and then the mean that DDP or FSDP
-    takes over ranks.
+        # wrong: each rank divides by its own count, then DDP averages
+        loss = (token_loss * mask).sum() / mask.sum()
+        # right
+        count = mask.sum()  # of all micro-steps, if there are several
+        dist.all_reduce(count)
+        loss = (token_loss * mask).sum() / count * dist.get_world_size()
 
     ## How to fix
-    Sum the losses of the tokens, and divide by the number of valid tokens of the whole step: of all
-    ranks and all micro-steps. Multiply by the number of ranks where the wrapper averages.
+    Divide the sum over tokens by the count of valid tokens of all ranks and micro-steps, and
+    multiply by the number of ranks if gradients are averaged over them.
+
+    Changes: The gradient, and with it the loss curve and the best learning rate.
+
+    Leaves: Weights that differ on purpose, such as a mean over each sequence.
+
+    ## When it is not a defect
+    The mean over each rank's own tokens is the objective that is meant.
+
+    If so, add `ignore = ["PAR001"]` to `distdiag.toml`.
 
     ## References
-    - PrimeIntellect-ai/prime-rl#1961
-    - huggingface/transformers#34191
+    - https://github.com/PrimeIntellect-ai/prime-rl/issues/1961
+    - https://github.com/huggingface/transformers/issues/34191
     """
 
     code = "PAR001"
     name = "unequal-token-weights"
     severity = Severity.WARNING
 
-    why = "A mean of means is the mean over all tokens only where all counts are the same."
-    fix = (
-        "Divide the sum over tokens by the count of valid tokens of all ranks and micro-steps, and "
-        "multiply by the number of ranks if gradients are averaged over them."
-    )
-    fix_changes = "The gradient, and with it the loss curve and the best learning rate."
-    fix_leaves = "Weights that differ on purpose, such as a mean over each sequence."
-    disproof = "The mean over each rank's own tokens is the objective that is meant."
-
     def check(self, view: LossView) -> Iterator[Finding]:
-        """Compare the weights of tokens in the steps that were looked at."""
+        """Compare the weights of tokens in the sampled steps."""
         windows = known_windows(view)
         if not windows or not is_per_token(windows):
             return

@@ -13,34 +13,35 @@ from distdiag.findings.finding import Finding, Grade, Severity
 class UpdateDisparity(Check[Divergence]):
     """An optimizer changes parameters otherwise on N ranks than on one.
 
-    ## What it detects
-    The gradients of both runs agree, and what the step makes of a parameter differs by more
-    than rounding explains.
-
-    ## Why it matters
-    The runs part from here on, though nothing is wrong with the gradients.
+    ## What you see
+    The gradients of both runs agree, but the step makes something else of them, and the runs
+    diverge from here on.
 
     ## Example
-    A learning rate scaled by the number of ranks; clipping by the norm of a local shard.
+        # wrong: the rate depends on the number of ranks
+        optimizer = AdamW(model.parameters(), lr=1e-4 * dist.get_world_size())
+        # right: for the same global batch
+        optimizer = AdamW(model.parameters(), lr=1e-4)
 
     ## How to fix
-    Compare learning rates, clipping and optimizer states between the runs.
+    Use the same learning rate, clipping norm and optimizer state whatever the number of ranks.
+
+    Changes: The size of the steps.
+
+    Leaves: A schedule whose length depends on the number of ranks.
+
+    ## When it is not a defect
+    The learning rate is meant to depend on the number of ranks.
+
+    If so, add `ignore = ["PAR012"]` to `distdiag.toml`.
 
     ## References
-    - torch.nn.utils.clip_grad_norm_
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
     """
 
     code = "PAR012"
     name = "update-disparity"
     severity = Severity.ERROR
-
-    why = (
-        "With the same gradients and states the same step follows, however parameters are sharded."
-    )
-    fix = "Use one learning rate and clipping norm whatever the number of ranks."
-    fix_changes = "The size of the steps."
-    fix_leaves = "A schedule whose length depends on the number of ranks."
-    disproof = "The changes of the parameters in this step agree within the bound."
 
     def check(self, event: Divergence) -> Iterator[Finding]:
         """Name the first parameter whose change differs, and what explains it."""
@@ -62,6 +63,6 @@ class UpdateDisparity(Check[Divergence]):
             ranks=event.culprits,
             step=event.step,
             subjects=subjects_of(event),
-            evidence=evidence_of(event),
+            evidence=tuple(evidence_of(event)),
             grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

@@ -9,75 +9,77 @@ from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import Alignment, OptimizerView
+from distdiag.views.alignment import OptimizerView
 
 
 class OptimizerStateMismatch(Check[OptimizerView]):
     """Learning rates or step counters of one optimizer differ between ranks.
 
-    ## What it detects
-    Ranks that keep one model together and take the same step of its optimizer with different
-    learning rates, or whose state counts different numbers of steps before it.
-
-    ## Why it matters
-    Equal gradients then make different updates: copies of the model part, or shards of one model
-    move at different speeds.
+    ## What you see
+    Equal gradients make different updates: copies of the model diverge, or shards of one model move
+    at different speeds. Each rank computes its update from its own rate and counters, and nothing
+    compares them.
 
     ## Example
-    A scheduler that follows each rank's own validation loss; optimizer state that only rank 0 has
-    resumed.
+        # wrong: each rank follows its own validation loss
+        scheduler.step(val_loss)
+        # right
+        dist.all_reduce(val_loss, op=dist.ReduceOp.AVG)
+        scheduler.step(val_loss)
 
     ## How to fix
-    Feed the scheduler a value that all ranks share, and load the optimizer state on all ranks.
+    Give the scheduler a value that all ranks share, and load the optimizer state on all ranks.
+
+    Changes: The size of the update on the ranks that were wrong.
+
+    Leaves: Parameters that have diverged already: broadcast them once.
+
+    ## When it is not a defect
+    The rates and counters of the optimizer, printed on each rank, are the same.
+
+    If so, add `ignore = ["REP004"]` to `distdiag.toml`.
 
     ## References
-    - `torch.optim.lr_scheduler.ReduceLROnPlateau`
+    - https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html
     """
 
     code = "REP004"
     name = "optimizer-state-mismatch"
     severity = Severity.WARNING
 
-    why = "Each rank computes its update alone, from its own rate and its own counters."
-    fix = "Make the rate and the state the same on all ranks before the step."
-    fix_changes = "The size of the update on the ranks that were wrong."
-    fix_leaves = "Parameters that have parted already: broadcast them once."
-    disproof = "The rates and counters of the optimizer, printed on each rank, are the same."
-
-    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
+    def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Compare rates, then counters."""
-        if alignment.kind != "optimizer":
-            return
-        members = {rank for state in alignment.by_rank.values() for rank in state.members}
-        states = {r: state for r, state in alignment.by_rank.items() if r in members}
+        members = {rank for state in view.by_rank.values() for rank in state.members}
+        states = {r: state for r, state in view.by_rank.items() if r in members}
         for aspect, value in (("learning rate", _rates), ("step counter", _counts)):
-            camps = _camps(states, value)
-            if len(camps) > 1:
-                yield self._differs(alignment, aspect, camps)
+            groups = _groups(states, value)
+            if len(groups) > 1:
+                yield self._differs(view, aspect, groups)
                 return
 
     def _differs(
         self,
-        alignment: Alignment[OptimizerState],
+        view: OptimizerView,
         aspect: str,
-        camps: Mapping[Hashable, RankSet],
+        groups: Mapping[Hashable, RankSet],
     ) -> Finding:
-        ordered = sorted(camps.items(), key=lambda item: len(item[1]), reverse=True)
+        ordered = sorted(groups.items(), key=lambda item: len(item[1]), reverse=True)
         has_majority = len(ordered[0][1]) > len(ordered[1][1])
         odd = ordered[1:] if has_majority else ordered
-        ranks = RankSet(rank for _, camp in odd for rank in camp)
-        first = alignment.any_event
-        what = ", ".join(f"{_plain(value)} on {camp.phrase()}" for value, camp in ordered)
+        ranks = RankSet(rank for _, group in odd for rank in group)
+        first = view.any_event
+        what = ", ".join(f"{_plain(value)} on {group.phrase()}" for value, group in ordered)
         return self.finding(
             f"ranks take step {first.step} of {first.optimizer} with different {aspect}s: {what}",
             ranks=ranks,
             step=first.step,
-            location=user_location(alignment.by_rank[min(ranks)].site.frames),
+            location=user_location(view.by_rank[min(ranks)].site.frames),
             subjects=(first.optimizer,),
             grade=Grade.LIKELY,
             confidence=0.85,
             evidence=tuple(
-                Evidence(ranks=camp, summary=f"{aspect} {_plain(value)}") for value, camp in ordered
+                Evidence(ranks=group, summary=f"{aspect} {_plain(value)}")
+                for value, group in ordered
             ),
         )
 
@@ -96,10 +98,10 @@ def _plain(value: Hashable) -> str:
     return "/".join(f"{item:g}" for item in items)
 
 
-def _camps(
+def _groups(
     states: Mapping[int, OptimizerState], value: Callable[[OptimizerState], Hashable]
 ) -> dict[Hashable, RankSet]:
-    camps: dict[Hashable, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for rank, state in sorted(states.items()):
-        camps.setdefault(value(state), []).append(rank)
-    return {key: RankSet(ranks) for key, ranks in camps.items()}
+        groups.setdefault(value(state), []).append(rank)
+    return {key: RankSet(ranks) for key, ranks in groups.items()}

@@ -14,7 +14,7 @@ from distdiag.checks.shared.replicas import (
     names_of,
     odd_ranks,
 )
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Basis
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import StepReplicas
 
@@ -22,47 +22,46 @@ from distdiag.views.models import StepReplicas
 class ReplicaDrift(Check[StepReplicas]):
     """Copies of a parameter were the same on all ranks and are not any more.
 
-    ## What it detects
-    A parameter that ranks hold copies of, equal when training began, and different at a later
-    optimizer step by more than rounding. A warning for a router that is marked as a rank's own
-    part, as its experts are, though it knows experts of all ranks and the rest of its block is
-    shared.
-
-    ## Why it matters
-    Each rank goes on with a model of its own, further apart with every step. What is saved is one
-    of them.
+    ## What you see
+    Each rank goes on with a model of its own, further from the others with every step. The loss
+    looks plausible, and the checkpoint holds one of these models.
 
     ## Example
-    A gradient that is not reduced over one of the groups; an optimizer that steps on some ranks
-    only; noise that ranks draw from different seeds.
+        loss.backward()
+        # wrong: each rank applies its own gradient
+        optimizer.step()
+        # right
+        for p in replicated_parameters:
+            dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)
+        optimizer.step()
 
     ## How to fix
-    Find what changes the parameter differently: gradients that are not reduced (SHD004), learning
-    rates or step counters (REP004), or code that writes to it on some ranks.
+    Reduce the gradient over all ranks that hold the parameter, before every step, and take the step
+    on all of them with the same learning rate.
+
+    Changes: The update on each rank: the mean or sum over ranks instead of its own.
+
+    Leaves: The difference that is there already: broadcast the parameter once.
+
+    ## When it is not a defect
+    The ranks are meant to train this parameter for themselves, or average it now and then.
+
+    If so, add `ignore = ["REP003"]` to `distdiag.toml`.
 
     ## References
-    - NVIDIA/Megatron-LM#656
+    - https://github.com/NVIDIA/Megatron-LM/issues/656
     """
 
     code = "REP003"
     name = "replica-drift"
     severity = Severity.ERROR
 
-    why = "Copies stay equal only while every rank applies the same update to them."
-    fix = "Reduce the gradient over all ranks that hold the parameter, before every step."
-    fix_changes = "The update on each rank: the mean or sum over ranks instead of its own."
-    fix_leaves = "The difference that is there already: broadcast the parameter once."
-    disproof = "The digests of the parameter on these ranks are the same after that step."
-
     def check(self, view: StepReplicas) -> Iterator[Finding]:
-        """Judge parameters that were alike before."""
-        if view.moment is not Moment.STEP or view.alike_at is None:
-            return
-        if view.basis in NOT_REDUCED:
-            return
-        tensors = [each for each in view.tensors if each.plan.is_parameter]
-        tensors = [each for each in tensors if not each.plan.is_routing_bias]  # MOE013 names it
-        if not tensors:
+        """Judge parameters that were equal before."""
+        plans = [(each, each.plan) for each in view.tensors]
+        # MOE013 names biases of routers.
+        tensors = [each for each, plan in plans if plan.is_parameter and not plan.is_routing_bias]
+        if view.alike_at is None or view.basis in NOT_REDUCED or not tensors:
             return
         culprits, has_culprit = odd_ranks(tensors)
         names = names_of(tensors)

@@ -14,7 +14,7 @@ from distdiag.checks.shared.replicas import (
     odd_ranks,
     unwritten_ranks,
 )
-from distdiag.events.models import Basis, Moment, TensorPlan
+from distdiag.events.models import Basis, TensorPlan
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import StartReplicas, StepReplicas
 
@@ -22,52 +22,57 @@ from distdiag.views.models import StartReplicas, StepReplicas
 class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
     """Ranks hold different values of a tensor that should be the same.
 
-    ## What it detects
-    A parameter or buffer, trainable or frozen, whose bytes differ between ranks when the model is
-    used for the first time, although its mesh, its wrapper or the program itself says that these
-    ranks hold copies of one tensor.
-
-    ## Why it matters
-    Gradients are averaged over copies as if they were one model. Each rank then trains, or is
-    taught by, a model of its own; the loss looks plausible, and what is saved is one of them.
+    ## What you see
+    Gradients are averaged over copies that are not copies, from the first step on. The loss looks
+    plausible, and the checkpoint holds one of these models. Equal gradients keep the difference
+    that was there at the start.
 
     ## Example
-    `torch.manual_seed(rank)` before a model is built that nobody broadcasts; a checkpoint that only
-    rank 0 has loaded into a frozen encoder.
+        # wrong: each rank draws its own weights, and nobody broadcasts them
+        torch.manual_seed(rank)
+        model = build_model()
+        # right
+        model = build_model()
+        for tensor in model.state_dict().values():
+            dist.broadcast(tensor, src=0)
 
     ## How to fix
-    Build with the same seed on all ranks, load on all ranks, or broadcast parameters and buffers
-    from rank 0 before the first step.
+    Broadcast parameters and buffers from the rank that has the right ones before the first step, or
+    build and load the model alike on all ranks.
+
+    Changes: The values on the other ranks, and so the course of the training.
+
+    Leaves: Optimizer state and anything that was computed from the wrong values before.
+
+    ## When it is not a defect
+    Each rank is meant to have its own values of this tensor, as an ensemble or an expert has.
+
+    If so, add `ignore = ["REP001"]` to `distdiag.toml`.
 
     ## References
-    - pytorch/pytorch#111138, allenai/OLMo-core#319
+    - https://github.com/pytorch/pytorch/issues/111138
+    - https://github.com/allenai/OLMo-core/issues/319
     """
 
     code = "REP001"
     name = "replica-mismatch"
     severity = Severity.ERROR
 
-    why = "Nothing makes copies equal that began differently: equal gradients keep the difference."
-    fix = "Broadcast the tensors from the rank that has the right ones, before the first step."
-    fix_changes = "The values on the other ranks, and so the course of the training."
-    fix_leaves = "Optimizer state and anything that was computed from the wrong values before."
-    disproof = "The digests of the tensor, computed on each rank at that moment, are the same."
-
     def check(self, view: StartReplicas | StepReplicas) -> Iterator[Finding]:
         """Judge what differs from the start, and does not look as if it had never been written."""
-        # That the program reduces a gradient itself is seen when it has done so.
-        is_late = view.basis is Basis.REDUCED and view.moment is Moment.STEP
-        is_start = view.moment is Moment.START or (is_late and view.alike_at is None)
-        if not is_start or unwritten_ranks(view.tensors):
+        # That the program reduces a gradient itself is known only after it has done so.
+        is_late = view.basis is Basis.REDUCED and view.alike_at is None
+        if not (isinstance(view, StartReplicas) or is_late) or unwritten_ranks(view.tensors):
             return
         tensors = [tensor for tensor in view.tensors if not _may_differ(tensor.plan)]
         if not tensors:
             return
         culprits, has_culprit = odd_ranks(tensors)
+        groups = " / ".join(group.phrase() for group in tensors[0].camps)
         names = names_of(tensors)
         yield self.finding(
             f"{first_and_more(names)} of {view.model}: {view.ranks.phrase()} should hold the same "
-            f"and do not, from the start ({' / '.join(c.phrase() for c in tensors[0].camps)})",
+            f"and do not, from the start ({groups})",
             ranks=culprits,
             step=view.step,
             location=location_on(view, culprits),

@@ -15,67 +15,70 @@ from distdiag.views.alignment import RandomView
 class RngMismatch(Check[RandomView]):
     """Ranks draw different random numbers where they should draw the same.
 
-    ## What it detects
-    A random operation on a DTensor before which the generator is not in the same state on all ranks
-    of its mesh: a warning if ranks hold copies of what is drawn, else a note. Tensor-parallel ranks
-    whose default generators differ while the model has dropout are a note.
-
-    ## Why it matters
-    Copies that are drawn apart are different from then on: dropout masks on replicated activations,
-    weights that are initialised on each rank.
+    ## What you see
+    What is drawn for copies of one tensor differs between ranks: dropout masks on replicated
+    activations, weights that are initialised on each rank. DTensor expects all ranks of a mesh to
+    have the same generator state, and does not compare.
 
     ## Example
-    `torch.manual_seed(seed + rank)` in a program whose ranks form a tensor-parallel group.
+        # wrong: tensor-parallel ranks get different seeds
+        torch.manual_seed(seed + rank)
+        # right
+        torch.manual_seed(seed + mesh["dp"].get_local_rank())
 
     ## How to fix
-    Seed by the coordinate along the data-parallel axis only, the same within each model replica.
+    Seed by the rank in the data-parallel group alone, so that all ranks of one model replica have
+    the same generator state.
+
+    Changes: The random numbers, and so the run as a whole.
+
+    Leaves: What was drawn before: initialise it again, or broadcast it.
+
+    ## When it is not a defect
+    The ranks draw for parts of a tensor, and each is meant to draw its own numbers.
+
+    If so, add `ignore = ["REP005"]` to `distdiag.toml`.
 
     ## References
-    - `torch.distributed.tensor.random.manual_seed`
+    - https://github.com/pytorch/pytorch/blob/main/torch/distributed/tensor/_random.py
     """
 
     code = "REP005"
     name = "rng-mismatch"
     severity = Severity.WARNING
 
-    why = "DTensor takes it that all ranks of a mesh have the same generator, and does not compare."
-    fix = "Seed all ranks of the mesh alike, for instance by their data-parallel rank alone."
-    fix_changes = "The random numbers, and so the run as a whole."
-    fix_leaves = "What was drawn before: initialise it again, or broadcast it."
-    disproof = "The state of the generator is the same on these ranks before the operation."
-
-    def check(self, alignment: RandomView) -> Iterator[Finding]:
+    def check(self, view: RandomView) -> Iterator[Finding]:
         """Compare the states of the ranks."""
-        draws = {r: e for r, e in alignment.by_rank.items() if isinstance(e, RandomDraw)}
+        draws = {r: e for r, e in view.by_rank.items() if isinstance(e, RandomDraw)}
         if draws and len({draw.digest for draw in draws.values()}) > 1:
-            yield self._about_draw(draws)
-        states = {r: e for r, e in alignment.by_rank.items() if isinstance(e, RandomState)}
+            yield self._of_draws(draws)
+        states = {r: e for r, e in view.by_rank.items() if isinstance(e, RandomState)}
         for name in _differing(states):
-            yield self._about(
-                f"the {name} generators of {RankSet(states).phrase()} differ, which compute on the "
-                "same activations and have dropout",
+            yield self._finding(
+                f"the {name} generators of {RankSet(states).phrase()} differ, which share "
+                "activations, and their model has dropout",
                 states,
                 {rank: _digest(state, name) for rank, state in states.items()},
                 Grade.NOTE,
             )
 
-    def _about_draw(self, draws: Mapping[int, RandomDraw]) -> Finding:
-        apart = {
+    def _of_draws(self, draws: Mapping[int, RandomDraw]) -> Finding:
+        unequal = {
             rank
             for rank, draw in draws.items()
             if any(draws[other].digest != draw.digest for other in draw.replicas if other in draws)
         }
-        what = "copies of a DTensor" if apart else "parts of a DTensor"
-        ranks = RankSet(apart or draws)
-        return self._about(
+        what = "copies of a DTensor" if unequal else "parts of a DTensor"
+        ranks = RankSet(unequal or draws)
+        return self._finding(
             f"{ranks.phrase()} draw random numbers for {what} from generators in different states",
             draws,
             {rank: draw.digest for rank, draw in draws.items()},
-            Grade.LIKELY if apart else Grade.NOTE,
+            Grade.LIKELY if unequal else Grade.NOTE,
             ranks,
         )
 
-    def _about(
+    def _finding(
         self,
         message: str,
         events: Mapping[int, RandomDraw | RandomState],

@@ -17,7 +17,6 @@ from distdiag.checks.shared.replicas import (
     suspects_of,
     unwritten_ranks,
 )
-from distdiag.events.models import Moment
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ContentView, StartReplicas
@@ -26,56 +25,58 @@ from distdiag.views.models import ContentView, StartReplicas
 class UninitialisedReplica(Check[ContentView | StartReplicas]):
     """A tensor was never written, on some ranks or on all.
 
-    ## What it detects
-    A parameter or buffer that contains NaN or looks like memory as it was found (huge numbers, many
-    subnormal ones) when the model is used for the first time; one that is all zeros on some ranks
-    and not on others which should hold the same; a rank whose part of a model is mostly zeros.
-
-    ## Why it matters
-    Loading on one rank only is the usual way to spare memory. Whatever is then not sent to the
-    others (frozen parts, buffers that are not saved, parts built later) is what the allocator left
-    there: training runs on it, or turns into NaN by chance.
+    ## What you see
+    Training runs on what the allocator left in memory: huge numbers, zeros, or NaN by chance. It
+    happens where one rank loads and others only reserve memory, and a part of the model (buffers,
+    frozen modules) is not sent to them.
 
     ## Example
-    `from_pretrained` on rank 0 and `to_empty` elsewhere, and a broadcast of the parameters that
-    forgets the buffers.
+        if rank != 0:
+            model.to_empty(device="cuda")
+        # wrong: buffers are not parameters
+        for tensor in model.parameters():
+            dist.broadcast(tensor, src=0)
+        # right
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, src=0)
 
     ## How to fix
-    Send every tensor of every module to all ranks: parameters, persistent and other buffers, and
-    the modules that are not trained.
+    Load or broadcast every tensor on these ranks before it is used: parameters, all buffers, and
+    modules that are not trained.
+
+    Changes: The values on these ranks, and with them the results.
+
+    Leaves: Tensors that differ without looking unwritten: REP001 names those.
+
+    ## When it is not a defect
+    The values that these ranks hold are those of the checkpoint or the initialiser.
+
+    If so, add `ignore = ["REP002"]` to `distdiag.toml`.
 
     ## References
-    - hiyouga/LlamaFactory#10820, huggingface/transformers#45902
+    - https://github.com/hiyouga/LlamaFactory/issues/10820
+    - https://github.com/huggingface/transformers/issues/45902
     """
 
     code = "REP002"
     name = "uninitialised-replica"
     severity = Severity.ERROR
 
-    why = "Materialising a tensor reserves memory and writes nothing into it."
-    fix = "Load or broadcast the tensor on these ranks too, before it is used."
-    fix_changes = "The values on these ranks, and with them the results."
-    fix_leaves = "Tensors that differ without looking unwritten: REP001 names those."
-    disproof = "The values that these ranks hold are those of the checkpoint or the initialiser."
-
     def check(self, view: ContentView | StartReplicas) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case ContentView():
-                yield from self._check_contents(view)
-            case StartReplicas():
-                yield from self._check_replicas(view)
+        """Judge all contents, or what differs between copies."""
+        yield from (
+            self._of_contents(view) if isinstance(view, ContentView) else self._of_copies(view)
+        )
 
-    def _check_contents(self, view: ContentView) -> Iterator[Finding]:
-        """Judge what looks like memory as it was found, on some ranks or on all."""
+    def _of_contents(self, view: ContentView) -> Iterator[Finding]:
+        """Find tensors that look like memory that nobody wrote, on some ranks or on all."""
         suspects = suspects_of(view)
         if not suspects:
             return
         ranks = RankSet(suspects)
         names = tuple(dict.fromkeys(p.name for pairs in suspects.values() for p, _ in pairs))
         yield self.finding(
-            f"{first_and_more(names)} of {view.model}: never written on {ranks.phrase()}, as its "
-            "values look",
+            _message(names, view.model, ranks),
             ranks=ranks,
             step=view.step,
             location=location_on(view, ranks),
@@ -89,23 +90,21 @@ class UninitialisedReplica(Check[ContentView | StartReplicas]):
             ),
         )
 
-    def _check_replicas(self, view: StartReplicas) -> Iterator[Finding]:
-        """Judge what looks unwritten on some ranks from the start."""
-        # What is not zero is judged with all contents.
+    def _of_copies(self, view: StartReplicas) -> Iterator[Finding]:
+        """Find tensors that are zero on some ranks only; others are found by their contents."""
         zeros = [
             each
             for each in view.tensors
             if not any(is_garbage(each.plan, content) for content in each.by_rank.values())
         ]
         culprits = unwritten_ranks(zeros)
-        if view.moment is not Moment.START or not culprits:
+        if not culprits:
             return
         bad = [tensor for tensor in view.tensors if unwritten_ranks([tensor])]
         rest = [tensor for tensor in view.tensors if tensor not in bad]
         names = names_of([*bad, *rest])
         yield self.finding(
-            f"{first_and_more(names)} of {view.model}: never written on {culprits.phrase()}, as "
-            "its values look",
+            _message(names, view.model, culprits),
             ranks=culprits,
             step=view.step,
             location=location_on(view, culprits),
@@ -113,3 +112,9 @@ class UninitialisedReplica(Check[ContentView | StartReplicas]):
             grade=grade_of(view, has_culprit=True),
             evidence=evidence_of(view, [*bad, *rest]),
         )
+
+
+def _message(names: tuple[str, ...], model: str, ranks: RankSet) -> str:
+    return (
+        f"{first_and_more(names)} of {model}: never written on {ranks.phrase()}, as its values show"
+    )

@@ -2,60 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
-
-from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
-from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import TokenTraceView
-
-_KINDS: Final = frozenset({FaultKind.CONTEXT})
+from distdiag.checks.seq.token_trace import TokenTraceCheck
+from distdiag.findings.finding import Severity
 
 
-class AttentionContext(Check[TokenTraceView]):
+class AttentionContext(TokenTraceCheck):
     """A token attends to other tokens than it should when the sequence is split over ranks.
 
-    ## What it detects
-    The program's own attention over parts of a sequence, asked with queries and keys of zeros,
-    so that each value shows over which tokens it was averaged: tokens left out, tokens of the
-    future or of another document, tokens that count several times, padding, heads of other
-    ranks.
-
-    ## Why it matters
-    The model is trained on contexts that it will not have: it looks ahead, mixes documents, or
-    does not see what other ranks hold. The loss may even be lower.
+    ## What you see
+    The model is trained on contexts that it will not have: it looks ahead, mixes documents, or does
+    not see what other ranks hold. The loss may even be lower. Each rank computes the attention of
+    its own part, and must be given where that part lies.
 
     ## Example
-    Ring attention that gets no cumulative lengths of packed rows: documents attend to one
-    another.
+        # wrong: documents of a packed row attend to one another
+        out = ring_attention(q, k, v, causal=True)
+        # right
+        out = ring_attention(q, k, v, causal=True, cu_seqlens=cu_seqlens)
 
     ## How to fix
-    Pass the mask, the lengths of the documents and the positions of the whole sequence to the
-    attention of each part, cut as the tokens are.
+    Give the attention of every rank the mask, the document lengths and the positions of the whole
+    sequence, cut as the tokens are.
+
+    Changes: What each token attends to, and so all activations behind the attention.
+
+    Leaves: The order of the tokens and the gradients, which are compared on their own.
+
+    ## When it is not a defect
+    The attention is meant to have another context; say which in `[sequence]` (`causal`,
+    `documents`).
+
+    If so, add `ignore = ["SEQ004"]` to `distdiag.toml`.
 
     ## References
-    - `torch.nn.functional.scaled_dot_product_attention`
-    - `torch.nn.attention.varlen`
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+    - https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
     """
 
     code = "SEQ004"
     name = "attention-context"
     severity = Severity.ERROR
-
-    why = (
-        "Each rank computes the attention of its own part, and has to be told where that part lies."
-    )
-    fix = (
-        "Give every rank the mask and the boundaries of the whole sequence, cut as the tokens are."
-    )
-    fix_changes = "What each token attends to, and so all activations behind the attention."
-    fix_leaves = "The order of the tokens and the gradients, which are looked at on their own."
-    disproof = "The values of numbered tokens show exactly the context that is due."
-
-    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
-        """Judge what all ranks of a group saw of the same tokens."""
-        for fault in faults_of(alignment.by_rank):
-            if fault.kind in _KINDS:
-                yield self.finding(**parts_of(fault, alignment.by_rank))
+    kinds = (FaultKind.CONTEXT,)

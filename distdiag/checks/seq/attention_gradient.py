@@ -2,54 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
-
-from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
-from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import TokenTraceView
-
-_KINDS: Final = frozenset({FaultKind.ATTENTION_GRADIENT})
+from distdiag.checks.seq.token_trace import TokenTraceCheck
+from distdiag.findings.finding import Severity
 
 
-class AttentionGradient(Check[TokenTraceView]):
+class AttentionGradient(TokenTraceCheck):
     """Split attention computes the right output and a wrong gradient.
 
-    ## What it detects
-    Random queries, keys and values go through the program's own split, attention and gather. Where
-    the output is that of plain softmax attention over whole rows, the gradients of the three have
-    to be so too. Attention of another kind (windows, biases by position, other scales) is not
-    judged.
-
-    ## Why it matters
-    The loss is right in every step, and the model learns from something else.
+    ## What you see
+    The loss is right in every step, but the model learns from another gradient. The backward pass
+    of split attention is written by hand, and no error shows in the loss.
 
     ## Example
-    A backward pass of ring attention that uses the keys and values saved in the first step again,
-    instead of those that come round.
+        # in the backward pass of ring attention
+        for step in range(num_ranks):
+            grads(q, saved_k, saved_v)   # wrong: the own chunk in every step
+            grads(q, k_here, v_here)     # right: the chunk that came round
+            k_here, v_here = send_recv(k_here, v_here)
 
     ## How to fix
-    Compare each step of the hand-written backward pass with that of the forward pass: the same
-    chunk, the same mask, the sum of what all steps give, sent back to the rank that holds it.
+    Use in each step of the backward pass the chunk and mask that the forward pass used, and send
+    the summed gradient back to the rank that holds the chunk.
+
+    Changes: The gradients of the projections before attention, and of all that is below.
+
+    Leaves: Weights that were trained with the wrong gradients.
+
+    ## When it is not a defect
+    The gradients equal those of the same attention over the gathered rows.
+
+    If so, add `ignore = ["SEQ009"]` to `distdiag.toml`.
 
     ## References
-    - huggingface/diffusers#14265
+    - https://github.com/huggingface/diffusers/issues/14265
     """
 
     code = "SEQ009"
     name = "attention-gradient"
     severity = Severity.ERROR
-
-    why = "The backward pass of split attention is written by hand, and no error shows in the loss."
-    fix = "Use in each step of the backward pass the chunk that the forward pass used."
-    fix_changes = "The gradients of the projections before attention, and of all that is below."
-    fix_leaves = "Weights that were trained with the wrong gradients."
-    disproof = "Gradients agree with those of full attention over the gathered rows."
-
-    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
-        """Judge what all ranks of a group saw of the same tokens."""
-        for fault in faults_of(alignment.by_rank):
-            if fault.kind in _KINDS:
-                yield self.finding(**parts_of(fault, alignment.by_rank))
+    kinds = (FaultKind.ATTENTION_GRADIENT,)

@@ -26,10 +26,10 @@ from distdiag.views.gradients import (
     divisors,
 )
 
-# Parameters whose gradients the program sums over ranks but for some that it seems to forget.
+# First: the program sums gradients of most parameters over ranks, and leaves some out.
 #
-# A rank may well train some parameters for itself: a head, its last layers, or all of one kind,
-# such as norms. What is left out is meant to be summed where neither is the case.
+# A rank may train some parameters for itself: a head, its last layers, or all of one kind, such as
+# norms. Where neither is the case, what is left out should be summed.
 
 FEWEST_SUMS: Final = 3
 FEWEST_SUMMED: Final = 3
@@ -37,7 +37,7 @@ _NUMBER: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
 
 
 def summed_in(view: SumsView) -> tuple[str, ...]:
-    """Return the parameters that are summed at all looks, and whose copies stay equal."""
+    """Return the parameters that are summed in all sampled steps, and whose copies stay equal."""
     return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.apart))
 
 
@@ -50,10 +50,10 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
     is_minority = len(summed) >= FEWEST_SUMMED and 2 * len(own) <= len(summed)
     if view.has_shards or not is_regular or not is_minority:
         return ()
-    torn = {name for name in own if _is_torn_out(view, name, summed)}
+    left_out = {name for name in own if _is_left_out(view, name, summed)}
     routers = own & routers_in(tuple(view.plans.values()))
     # Who trains gates and other parts for itself has tasks of its own.
-    return tuple(sorted(torn | routers if own == torn | routers else torn))
+    return tuple(sorted(left_out | routers if own == left_out | routers else left_out))
 
 
 def doubt_of(view: SumsView, names: Sequence[str]) -> str:
@@ -73,16 +73,18 @@ def _all_are(view: SumsView, wanted: Sum, names: Iterable[str]) -> Iterator[str]
             yield name
 
 
-def _is_torn_out(view: SumsView, name: str, summed: Sequence[str]) -> bool:
+def _is_left_out(view: SumsView, name: str, summed: Sequence[str]) -> bool:
     """Say whether both others of its kind and others in each of its blocks are summed."""
     mine, kind = view.plans[name], _NUMBER.sub("#", name)
     beside = [other for other in summed if view.plans[other].owners == mine.owners]
-    kin = [o for o in beside if _NUMBER.sub("#", o) == kind and view.plans[o].shape == mine.shape]
+    similar = [
+        o for o in beside if _NUMBER.sub("#", o) == kind and view.plans[o].shape == mine.shape
+    ]
     blocks = [name[: match.end() + 1] for match in _NUMBER.finditer(name)]
-    return bool(kin) and all(any(o.startswith(block) for o in beside) for block in blocks)
+    return bool(similar) and all(any(o.startswith(block) for o in beside) for block in blocks)
 
 
-# Parameters that work on parts of sequences, and whose gradients stay those of one part.
+# Second: parameters that work on parts of sequences, and whose gradients are never summed.
 #
 # Where parts are gathered, the backward pass of the gather gives back one part of a gradient; where
 # they are scattered, it makes a whole of them. So the graph tells which parameters work on some of
@@ -108,7 +110,7 @@ class PartGradients:
 
 
 class _Tokens(Enum):
-    """On which tokens of a group what lies behind a passage works."""
+    """On which tokens of a group the parameters behind an autograd node work."""
 
     PART = auto()
     WHOLE = auto()
@@ -119,7 +121,7 @@ _OTHER: Final = {_Tokens.PART: _Tokens.WHOLE, _Tokens.WHOLE: _Tokens.PART}
 
 
 def part_gradients(view: GradientView) -> Iterator[PartGradients]:
-    """Yield, for each group that gathers parts, what began alike and is never summed over it."""
+    """Yield, for each group that gathers parts, equal copies that are never summed over it."""
     groups = {group for look in view.looks for found in look.gathers.values() for group in found}
     for group in sorted(group for group in groups if len(group) > 1):
         looks = [look for look in view.looks if set(group) <= look.by_rank.keys()]
@@ -144,7 +146,7 @@ def _regions(look: GradientLook, rank: int, group: Ranks) -> dict[str, set[_Toke
     found: dict[str, set[_Tokens]] = {}
     for place, passage in enumerate(look.by_rank[rank].passages):
         if place and not _crosses(look, rank, place):
-            continue  # those above it tell what lies behind it
+            continue  # the ones above it show what lies behind it
         tokens = _behind(look, rank, group, place)
         reach = _reach(look, rank, place)
         beyond = {
@@ -171,7 +173,7 @@ def _crosses(look: GradientLook, rank: int, place: int) -> bool:
 
 
 def _behind(look: GradientLook, rank: int, group: Ranks, place: int) -> _Tokens:
-    """Return on which tokens works what lies behind a passage, where it gathers or scatters."""
+    """Return on which tokens parameters behind a node work, where it gathers or scatters."""
     passage = look.by_rank[rank].passages[place]
     given, passed = passage.given.num_elements, passage.passed.num_elements
     if look.gathers[rank][place] != group or not given or not passed:
@@ -182,7 +184,7 @@ def _behind(look: GradientLook, rank: int, group: Ranks, place: int) -> _Tokens:
 
 
 def _reach(look: GradientLook, rank: int, place: int) -> list[int]:
-    """Return a passage and those behind it that send nothing to other ranks."""
+    """Return an autograd node and those behind it that send nothing to other ranks."""
     passages = look.by_rank[rank].passages
     reach = [place]
     for each in reach:  # it grows meanwhile
@@ -205,8 +207,8 @@ def _are_copies(looks: Sequence[GradientLook], group: Ranks, name: str) -> bool:
         return False
     begun, ended = ([each.weight for each in found] for found in (first, last))
     most = max(map(abs, begun))
-    is_alike = max(begun) - min(begun) <= _EQUAL * most
-    return is_alike and max(ended) - min(ended) > _EQUAL * most
+    is_equal = max(begun) - min(begun) <= _EQUAL * most
+    return is_equal and max(ended) - min(ended) > _EQUAL * most
 
 
 def _on(look: GradientLook, group: Ranks, name: str) -> list[GradientSum]:
@@ -217,8 +219,8 @@ def _on(look: GradientLook, group: Ranks, name: str) -> list[GradientSum]:
 
 def _are_own(looks: Sequence[GradientLook], group: Ranks, name: str, shards: set[str]) -> bool:
     """Say whether a gradient is treated as those of shards are, and differs between ranks."""
-    told = [_is_own(look, group, name, shards) for look in looks]
-    return told.count(True) >= FEWEST_LOOKS and False not in told
+    found = [_is_own(look, group, name, shards) for look in looks]
+    return found.count(True) >= FEWEST_LOOKS and False not in found
 
 
 def _is_own(look: GradientLook, group: Ranks, name: str, shards: set[str]) -> bool | None:
@@ -240,59 +242,48 @@ def _is_own(look: GradientLook, group: Ranks, name: str, shards: set[str]) -> bo
     return max(applied) - min(applied) > _APART * max(map(abs, applied))
 
 
-# ---
-
-
 class ForgottenGradientSum(Check[GradientView | SumsView]):
     """Gradients of a rank's own tokens are never summed over the ranks that hold copies.
 
-    ## What it detects
-    Parameters that are the same on all ranks of a group at first, get another gradient on each of
-    them, and drift apart, since the optimizer applies these as they are. That it is not meant is
-    told by one of two things. Either the graph of the loss tells that they are parameters of layers
-    that work on parts of sequences, which are gathered for shards of other parameters. Or the
-    program sums the gradients of others over these ranks: of routers it leaves out, or of some
-    parameters whose like in other layers is summed, and others in the same layer, too. Where it
-    sends more in some later step, it may be meant to be summed now and then; and routers may be
-    each rank's own where experts are, too, that were the same at first: these are notes. Up to 24
-    parameters of a model are looked at in the first way. Gathers by functional collectives, or
-    within compiled code or reentrant checkpointing, are not followed.
-
-    ## Why it matters
-    Each copy is trained on one part of the tokens. The ranks go on with different models, and what
-    is saved is one of them.
+    ## What you see
+    Each copy of the parameter is trained on one part of the tokens. The ranks go on with different
+    models, and the checkpoint holds one of them.
 
     ## Example
-    Layer norms, routers and biases between the reduce-scatter and the next all-gather of sequence
-    parallelism; a loop over parameters that leaves some of them out.
+        loss.backward()
+        # right: these two lines; wrong: without them
+        for p in layer_norms_and_routers:
+            dist.all_reduce(p.grad, group=sequence_group)
+        optimizer.step()
 
     ## How to fix
-    All-reduce these gradients over the group after the backward pass, before clipping and the step.
+    All-reduce the gradients of these parameters over these ranks after the backward pass, before
+    clipping and the step.
+
+    Changes: The gradient of every copy: it becomes that of all tokens.
+
+    Leaves: The copies that differ already since earlier steps.
+
+    ## When it is not a defect
+    Each rank is meant to train these parameters for itself.
+
+    If so, add `ignore = ["SEQ012"]` to `distdiag.toml`. It is a note where more is sent in a later
+    step, and for routers whose experts are each rank's own.
 
     ## References
-    - NVIDIA/Megatron-LM#656
-    - bigcode-project/Megatron-LM#37
+    - https://github.com/NVIDIA/Megatron-LM/issues/656
+    - https://github.com/bigcode-project/Megatron-LM/issues/37
     """
 
     code = "SEQ012"
     name = "forgotten-gradient-sum"
     severity = Severity.ERROR
 
-    why = "A backward pass gives each rank the gradient of its own tokens."
-    fix = "All-reduce the gradients of these parameters over these ranks before each step."
-    fix_changes = "The gradient of every copy: it becomes that of all tokens."
-    fix_leaves = "The copies that differ already since earlier steps."
-    disproof = "Each rank is meant to train these parameters for itself."
-
     def check(self, view: GradientView | SumsView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case GradientView():
-                yield from self._check_gradients(view)
-            case SumsView():
-                yield from self._check_sums(view)
+        """Judge the graph of the loss, or what the program sums."""
+        yield from self._of_graph(view) if isinstance(view, GradientView) else self._of_sums(view)
 
-    def _check_gradients(self, view: GradientView) -> Iterator[Finding]:
+    def _of_graph(self, view: GradientView) -> Iterator[Finding]:
         """Look for parameters that work on parts of sequences."""
         for found in part_gradients(view):
             ranks = RankSet(found.ranks)
@@ -317,7 +308,7 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
             f"and were different before step {view.looks[-1].step}",
         )
 
-    def _check_sums(self, view: SumsView) -> Iterator[Finding]:
+    def _of_sums(self, view: SumsView) -> Iterator[Finding]:
         """Look for parameters that a program leaves out of its sums."""
         names, summed = forgotten_in(view), summed_in(view)
         if not names:

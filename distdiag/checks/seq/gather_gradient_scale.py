@@ -2,59 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
-
-from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind
-from distdiag.checks.seq.token_trace import faults_of, parts_of
-from distdiag.findings.finding import Finding, Severity
-from distdiag.views.alignment import TokenTraceView
-
-_KINDS: Final = frozenset({FaultKind.GRADIENT})
+from distdiag.checks.seq.token_trace import TokenTraceCheck
+from distdiag.findings.finding import Severity
 
 
-class GatherGradientScale(Check[TokenTraceView]):
+class GatherGradientScale(TokenTraceCheck):
     """Gradients come back through split and gather multiplied by a wrong factor, or not at all.
 
-    ## What it detects
-    The gradient of numbered tokens after the way back through the program's own split,
-    attention and gather: tokens that get none, that get another factor than the others, and a
-    common factor that does not fit what `reduction` says of the program. Where that is not
-    told, a common factor is a note. It is looked at where all tokens came through rightly.
-
-    ## Why it matters
-    The loss is right and the gradients are those of another learning rate, or lack what other
-    ranks have computed; parameters behind the split learn otherwise than those before it.
+    ## What you see
+    The loss is right, but gradients are those of another learning rate, or lack what other ranks
+    computed. The backward passes of split and gather do not fit the way in which parameters'
+    gradients are reduced.
 
     ## Example
-    A gather whose backward pass sums over the ranks, each of which has the same loss, in front
-    of an average over data-parallel ranks only: gradients are as many times as large as there
-    are ranks.
+        class Gather(torch.autograd.Function):
+            def backward(ctx, grad):
+                # wrong, if all ranks have the same loss and gradients are summed over them
+                dist.all_reduce(grad)
+                return grad.chunk(size, dim=1)[rank]
+                # right
+                return grad.chunk(size, dim=1)[rank]
 
     ## How to fix
     Choose one convention: the backward pass of the gather takes its own part and parameters'
     gradients are summed over the ranks, or it sums and they are averaged.
 
+    Changes: The size of the gradients before the split, and so clipping and the best learning rate.
+
+    Leaves: Losses that are divided by wrong counts of tokens.
+
+    ## When it is not a defect
+    The program scales these gradients elsewhere; say how it reduces them in `[sequence]`
+    (`reduction`).
+
+    If so, add `ignore = ["SEQ003"]` to `distdiag.toml`. Where `reduction` is not given, a common
+    factor is a note.
+
     ## References
-    - `torch.distributed.nn.functional.all_gather`
-    - `torch.distributed._functional_collectives`
+    - https://github.com/pytorch/pytorch/blob/main/torch/distributed/nn/functional.py
+    - https://github.com/pytorch/pytorch/blob/main/torch/distributed/_functional_collectives.py
     """
 
     code = "SEQ003"
     name = "gather-gradient-scale"
     severity = Severity.ERROR
-
-    why = "The backward passes must fit the reduction of parameters' gradients."
-    fix = "Scale in the backward pass of the gather or change the reduction, not both."
-    fix_changes = (
-        "The size of the gradients before the split, and so clipping and the best learning rate."
-    )
-    fix_leaves = "Losses that are divided by wrong counts of tokens."
-    disproof = "The gradient of each token on these ranks is the one that a single rank computes."
-
-    def check(self, alignment: TokenTraceView) -> Iterator[Finding]:
-        """Judge what all ranks of a group saw of the same tokens."""
-        for fault in faults_of(alignment.by_rank):
-            if fault.kind in _KINDS:
-                yield self.finding(**parts_of(fault, alignment.by_rank))
+    kinds = (FaultKind.GRADIENT,)

@@ -20,27 +20,36 @@ _FEWEST: Final = 2
 class LostBoundaryTarget(Check[LossView | SequenceView]):
     """Labels are shifted on each rank's part of a sequence, which loses a target at each boundary.
 
-    ## What it detects
-    Ranks that share sequences leave the first label of each part out of the loss, on all of them:
-    only at the beginning of the whole sequence nothing predicts it. Or a model is given
-    `shift_labels`, and the loss scores up to one target less for each row than they hold. Where
-    keys and values are gathered it is a note, unless the ranks draw the same samples.
-
-    ## Why it matters
-    The last token of each part is not trained to predict the first one of the next part, at the
-    same places of every sequence. Nothing else shows it.
+    ## What you see
+    The last token of each part is never trained to predict the first token of the next part, at the
+    same places of every sequence. Nothing else shows it: a shift within a part cannot reach the
+    next one.
 
     ## Example
-    `input_ids, labels = (x.chunk(n, 1)[rank] for x in (input_ids, labels))`, and then a model that
-    shifts its labels as it does on one rank.
+        # wrong: the model shifts the labels of this rank's part
+        ids, labels = (x.chunk(size, 1)[rank] for x in (ids, labels))
+        loss = model(ids, labels=labels).loss
+        # right
+        shifted = F.pad(labels, (0, 1), value=-100)[:, 1:]
+        ids, shifted = (x.chunk(size, 1)[rank] for x in (ids, shifted))
+        loss = model(ids, shift_labels=shifted).loss
 
     ## How to fix
-    Shift the labels of the whole sequence, split them afterwards, and hand them to a loss that does
-    not shift (`shift_labels` in transformers).
+    Shift the labels of the whole sequence before the split, and hand them to a loss that does not
+    shift again.
+
+    Changes: The loss counts one more target for each boundary of each sequence.
+
+    Leaves: The loss of all other targets.
+
+    ## When it is not a defect
+    The loss counts the label that follows the last token of each part.
+
+    If so, add `ignore = ["SEQ007"]` to `distdiag.toml`.
 
     ## References
-    - `transformers.loss.loss_utils.ForCausalLMLoss`
-    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
+    - https://github.com/huggingface/transformers/blob/main/src/transformers/loss/loss_utils.py
+    - https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/sequence_parallel/ulysses_sp.py
     """
 
     code = "SEQ007"
@@ -48,21 +57,11 @@ class LostBoundaryTarget(Check[LossView | SequenceView]):
     severity = Severity.WARNING
     covers = ("PAR013", "SEQ007")
 
-    why = "A shift within a part cannot reach the first token of the next one."
-    fix = "Shift the labels before the split, and do not shift them again in the loss."
-    fix_changes = "The loss counts one more target for each boundary of each sequence."
-    fix_leaves = "The loss of all other targets."
-    disproof = "The loss counts the label that follows the last token of each part."
-
     def check(self, view: LossView | SequenceView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case LossView():
-                yield from self._check_losses(view)
-            case SequenceView():
-                yield from self._check_sequences(view)
+        """Compare targets with labels, or count the labels that ranks leave out."""
+        yield from self._of_losses(view) if isinstance(view, LossView) else self._of_sequences(view)
 
-    def _check_losses(self, view: LossView) -> Iterator[Finding]:
+    def _of_losses(self, view: LossView) -> Iterator[Finding]:
         """Compare the targets that a model was given with those that its loss scores."""
         by_rank = {rank: [w.of(rank) for w in view.windows] for rank in view.ranks}
         short = {
@@ -97,12 +96,12 @@ class LostBoundaryTarget(Check[LossView | SequenceView]):
             ),
         )
 
-    def _check_sequences(self, view: SequenceView) -> Iterator[Finding]:
+    def _of_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Count the labels that each rank leaves out."""
         for members in () if view.likeness is Likeness.OTHER_MODELS else members_of(view):
-            told = [(each[members[0]], _lost(view, each, members)) for each in view.losses]
-            lost = [(event, found) for event, found in told if found]
-            if len(lost) < _FEWEST or any(found is None for _, found in told):
+            steps = [(each[members[0]], _lost(view, each, members)) for each in view.losses]
+            lost = [(event, found) for event, found in steps if found]
+            if len(lost) < _FEWEST or any(found is None for _, found in steps):
                 continue
             event, last = lost[-1]
             later, is_sure = RankSet(members[1:]), is_one_text(view, members)

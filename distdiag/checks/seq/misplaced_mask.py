@@ -13,8 +13,6 @@ from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.sequences import MaskedSequences, Uses
 
-# Whether what hides tokens from attention belongs to the parts of a sequence that ranks hold.
-
 PADDING: Final = "padding"
 """The kind of fault that a pass without any contradicts."""
 _FEWEST: Final = 2
@@ -108,8 +106,8 @@ def _miscounted(masks: list[SeenMask]) -> MaskFault | None:
 def _repeated(masks: list[SeenMask]) -> MaskFault | None:
     """Find masks of a rank's own part that stand in the places of all parts."""
     for mask in masks:
-        is_told = len(mask.parts) == len(masks) and "" not in mask.parts
-        if not is_told or len(set(mask.parts)) > 1 or not all(0 < s < 1 for s in mask.shares):
+        is_known = len(mask.parts) == len(masks) and "" not in mask.parts
+        if not is_known or len(set(mask.parts)) > 1 or not all(0 < s < 1 for s in mask.shares):
             return None
     if len({mask.parts for mask in masks}) < _FEWEST:
         return None
@@ -135,8 +133,8 @@ def _misplaced_padding(uses: list[AttentionUse]) -> MaskFault | None:
     is_split = len({each.ids for each in found}) == len(found)
     # A mask that marks padding by ones is right where it differs everywhere.
     is_known = 2 * sum(map(_num_wrong, found)) <= sum(each.num_tokens for each in found)
-    is_alike = len({(each.pad, each.num_rows, each.num_tokens) for each in found}) == 1
-    if not (is_split and is_known and is_alike) or not (
+    is_equal = len({(each.pad, each.num_rows, each.num_tokens) for each in found}) == 1
+    if not (is_split and is_known and is_equal) or not (
         _are_repeated(found) or _are_swapped(found)
     ):
         return None
@@ -179,48 +177,42 @@ def _are_swapped(found: list[SeenPadding]) -> bool:
     return is_as_much and num_hidden > sum(each.num_rows for each in found)
 
 
-# ---
-
-
 class MisplacedMask(Check[MaskedSequences]):
     """What hides tokens from attention does not belong to the parts of a sequence that ranks hold.
 
-    ## What it detects
-    In several passes, and on all ranks that share a sequence: the model is given token ids with a
-    mask that leaves padding and hides other tokens, where that of the batch hides all padding and
-    nothing else; or attention over the whole sequence gets this rank's part of the mask once for
-    each part; or gathered keys are attended to with a causal mask that places the queries of each
-    rank at the same end of them; or the cumulative lengths of packed rows end at those of a part,
-    and attention has the whole, or the other way round. Masks that hide nothing are left out.
-
-    ## Why it matters
-    Attention sees padding, and not all tokens; or the future, or only the first part. Shapes fit,
-    and the loss falls.
+    ## What you see
+    Attention sees padding or the future, and not all tokens. Shapes fit, and the loss falls,
+    because the mask is made or split apart from the tokens.
 
     ## Example
-    `mask[:, :length]` in place of `mask[:, rank * length : (rank + 1) * length]`; or
-    `scaled_dot_product_attention(q, gathered_k, gathered_v, is_causal=True)`.
+        length = ids.shape[1] // world_size
+        ids = ids[:, rank * length : (rank + 1) * length]
+        # wrong: always the first part of the mask
+        mask = mask[:, :length]
+        # right
+        mask = mask[:, rank * length : (rank + 1) * length]
 
     ## How to fix
-    Split the mask as the ids are split, and give attention the mask, or the lengths, of the tokens
-    that it gets after the exchange.
+    Split the mask as the token ids are split, and give attention the mask, or the lengths, of the
+    tokens that it gets after the all-to-all.
+
+    Changes: Which tokens attention sees, and so the loss.
+
+    Leaves: The split of the tokens, and the all-to-alls around attention.
+
+    ## When it is not a defect
+    The mask that attention gets, printed on each rank, hides the tokens that it should.
+
+    If so, add `ignore = ["SEQ013"]` to `distdiag.toml`.
 
     ## References
-    - `torch.nn.functional.scaled_dot_product_attention`
-    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+    - https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/sequence_parallel/ulysses_sp.py
     """
 
     code = "SEQ013"
     name = "misplaced-mask"
     severity = Severity.WARNING
-
-    why = "The mask is made or split apart from the tokens, and its form fits all the same."
-    fix = "Split the mask as the token ids are split, and exchange it where keys are exchanged."
-    fix_changes = "Which tokens attention sees, and so the loss."
-    fix_leaves = "The split of the tokens, and the exchanges around attention."
-    disproof = (
-        "The mask that attention gets, printed on each rank, hides the tokens that it should."
-    )
 
     def check(self, view: MaskedSequences) -> Iterator[Finding]:
         """Compare what hides tokens in the first layer of each pass."""

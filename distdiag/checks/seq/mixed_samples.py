@@ -19,39 +19,41 @@ _IN_ORDER: Final = ("SequentialSampler", "shuffle=False")
 class MixedSamples(Check[SequenceView]):
     """Ranks that share sequences draw different samples from the data set.
 
-    ## What it detects
-    In several steps the data loaders of ranks that exchange parts of sequences around attention
-    give different indices and different contents, the model is given batches of that size, and
-    nothing but floating-point numbers is exchanged in between. Without shuffling it is a note:
-    neighbouring samples may be parts of one text. So it is where keys and values are gathered:
-    samples may be meant to attend to those of other ranks.
-
-    ## Why it matters
-    Attention joins the part of one sample to that of another one, as if they were one text. Shapes
-    fit, and the loss falls.
+    ## What you see
+    Attention joins parts of different samples as if they were one text. Shapes fit, and the loss
+    falls. The sampler treats ranks that share a sequence as ranks with data of their own.
 
     ## Example
-    A `DistributedSampler` over all ranks, in place of one over the groups of ranks that share
-    sequences.
+        # wrong: each rank has samples of its own
+        sampler = DistributedSampler(data, num_replicas=world_size, rank=rank)
+        # right: the ranks of one group draw the same samples
+        sampler = DistributedSampler(
+            data, num_replicas=world_size // sp_size, rank=rank // sp_size
+        )
 
     ## How to fix
-    Give the sampler the number of groups and the number of this rank's group, so that all ranks of
-    a group draw the same samples; or gather the samples in the group, as adapters of frameworks do.
+    Divide the data by the groups that share sequences, not by ranks, or gather the samples in the
+    group.
+
+    Changes: What the ranks read: fewer samples in a step, each of them whole.
+
+    Leaves: The model, and the number of tokens on each rank.
+
+    ## When it is not a defect
+    The samples on the ranks of a group are parts of one text, or are meant to attend to one
+    another.
+
+    If so, add `ignore = ["SEQ006"]` to `distdiag.toml`. It is a note without shuffling, and where
+    keys and values are gathered.
 
     ## References
-    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
-    - `torch.utils.data.distributed.DistributedSampler`
+    - https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/sequence_parallel/ulysses_sp.py
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
 
     code = "SEQ006"
     name = "mixed-samples"
     severity = Severity.ERROR
-
-    why = "The sampler counts the ranks that share a sequence as ranks with data of their own."
-    fix = "Divide the data by the groups that share sequences, not by ranks."
-    fix_changes = "What the ranks read: fewer samples in a step, each of them whole."
-    fix_leaves = "The model, and the number of tokens on each rank."
-    disproof = "The indices of the samples, printed on the ranks of a group, are parts of one text."
 
     def check(self, view: SequenceView) -> Iterator[Finding]:
         """Compare the samples of the ranks that share sequences."""

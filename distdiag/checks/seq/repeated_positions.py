@@ -1,4 +1,4 @@
-"""SEQ011: ranks hold different parts of a sequence, but place their tokens alike."""
+"""SEQ011: ranks hold different parts of a sequence, but give tokens the same positions."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _FEWEST: Final = 2
 class RepeatedPositions(Check[PositionedSequences]):
     """Ranks hold different parts of a sequence, but place their tokens at the same positions.
 
-    ## What it detects
-    In several passes the modules around attention are given positions, or tables of rotary angles,
-    for as many tokens as a rank holds, and these are equal to the byte on all ranks that share the
-    sequence, while what they exchange differs. Positions that a module may move on by its rank are
-    left out. Where a function that places tokens may move them on, or attention is given a mask or
-    the bounds of documents, it is a note.
-
-    ## Why it matters
-    Each part is placed at the beginning of the sequence. Distances between tokens of different
-    parts are wrong, and a model that was trained on whole sequences gets worse.
+    ## What you see
+    Each part is placed at the beginning of the sequence, so that distances between tokens of
+    different parts are wrong. A model that was trained on whole sequences gets worse.
 
     ## Example
-    `position_ids = torch.arange(input_ids.shape[1])` in a model that is given the rank's part of
-    `input_ids`.
+        # wrong: counts within this rank's part
+        position_ids = torch.arange(input_ids.shape[1])
+        # right
+        begin = rank * input_ids.shape[1]
+        position_ids = torch.arange(begin, begin + input_ids.shape[1])
 
     ## How to fix
-    Make the positions of the whole sequence, and split them as the ids are split; or make the table
-    of angles from them.
+    Split the positions of the whole sequence in the same way as its tokens, or make the table of
+    rotary angles from them.
+
+    Changes: What attention computes between tokens of different parts.
+
+    Leaves: The layers and their all-to-alls.
+
+    ## When it is not a defect
+    The positions that reach attention, printed on each rank, differ.
+
+    If so, add `ignore = ["SEQ011"]` to `distdiag.toml`. It is a note where attention is given a
+    mask or document lengths, or a function may shift positions.
 
     ## References
-    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
-    - `torch.distributed.tensor.experimental.context_parallel`
+    - https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/sequence_parallel/ulysses_sp.py
+    - https://docs.pytorch.org/docs/stable/distributed.tensor.html
     """
 
     code = "SEQ011"
     name = "repeated-positions"
     severity = Severity.WARNING
-
-    why = "Positions are counted within the rank's part, or are not split with the ids."
-    fix = "Split the positions of the whole sequence in the same way as its tokens."
-    fix_changes = "What attention computes between tokens of different parts."
-    fix_leaves = "The layers and their exchanges."
-    disproof = "The positions that reach attention, printed on each rank, differ."
 
     def check(self, view: PositionedSequences) -> Iterator[Finding]:
         """Compare the positions of the ranks' tokens in the first layer of each pass."""

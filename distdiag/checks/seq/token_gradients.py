@@ -1,4 +1,4 @@
-"""Whether queries, keys and values get the gradients of plain attention over whole rows."""
+"""Whether tokens, queries, keys and values get the gradients that they should."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from distdiag.checks.seq.token_fault import FaultKind, TokenFault, tokens_phrase
 from distdiag.events.sequences import TokenPassport, TokenSpec
 from distdiag.findings.finding import Grade
 
-# By what the gradients of tokens were multiplied on their way back, over all ranks.
-
 _ROOM = 0.02
 
 Scales = Mapping[int, Sequence[float]]
@@ -21,9 +19,9 @@ Scales = Mapping[int, Sequence[float]]
 
 def gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault]:
     """Yield what is wrong with the gradients that came back through split and gather."""
-    passports = list(by_rank.values())
-    spec = passports[0].spec
-    if any(len(one.scales) != spec.num_tokens for one in passports):
+    traces = list(by_rank.values())
+    spec = traces[0].spec
+    if any(len(one.scales) != spec.num_tokens for one in traces):
         return
     scales = {rank: one.scales for rank, one in by_rank.items()}
     yield from _faults(spec, scales)
@@ -34,10 +32,10 @@ def attention_gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[
 
     What split and gather do to gradients is known, and left out.
     """
-    passports = list(by_rank.values())
-    spec = passports[0].spec
+    traces = list(by_rank.values())
+    spec = traces[0].spec
     before = common_scale(by_rank)
-    if not before or any(len(one.attended) != spec.num_tokens for one in passports):
+    if not before or any(len(one.attended) != spec.num_tokens for one in traces):
         return
     counts = [spec.num_attending(position) for position in range(spec.length)] * spec.batch
     sums = _sums({rank: one.attended for rank, one in by_rank.items()})
@@ -133,7 +131,7 @@ def _scale_faults(
 
 
 def _wanted(reduction: str, num_ranks: int, *, is_whole: bool) -> float | None:
-    """Return by what each gradient should be multiplied; None if that is not told."""
+    """Return by what each gradient should be multiplied; None if that is not known."""
     if not reduction:
         return None
     if is_whole:
@@ -160,18 +158,18 @@ def _times(factor: float, num_ranks: int) -> str:
 
 
 def common_scale(by_rank: Mapping[int, TokenPassport]) -> float:
-    """Return by what split and gather multiply all gradients, 0 if these are not alike."""
+    """Return by what split and gather multiply all gradients, 0 if the factors differ."""
     spec = next(iter(by_rank.values())).spec
     return _factor(spec, {rank: one.scales for rank, one in by_rank.items()})
 
 
 def _factor(spec: TokenSpec, scales: Scales) -> float:
-    """Return by what all gradients are multiplied, 0 if they are not alike."""
+    """Return by what all gradients are multiplied, 0 if the factors differ."""
     if any(len(each) != spec.num_tokens for each in scales.values()):
         return 0.0
     sums = _sums(scales)
-    alike = all(_is_near(value, sums[0]) for value in sums)
-    return sums[0] if alike and not math.isnan(sums[0]) else 0.0
+    equal = all(_is_near(value, sums[0]) for value in sums)
+    return sums[0] if equal and not math.isnan(sums[0]) else 0.0
 
 
 def _sums(scales: Scales) -> list[float]:
@@ -193,8 +191,6 @@ def _is_near(value: float, wanted: float) -> bool:
     return abs(value - wanted) <= _ROOM * abs(wanted)
 
 
-# ---
-
 _NAMES: Final = ("queries", "keys", "values")
 _ROOM_BY_DTYPE: Final[Mapping[str, float]] = {"bfloat16": 0.25, "float16": 0.04}
 _LEAST_ROOM: Final = 4e-3
@@ -205,10 +201,10 @@ def softmax_gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[To
 
     What split and gather do to gradients is known, and left out.
     """
-    passports = list(by_rank.values())
-    spec, due = passports[0].spec, passports[0].due_gradients
+    traces = list(by_rank.values())
+    spec, due = traces[0].spec, traces[0].due_gradients
     before = common_scale(by_rank)
-    if not before or not due or any(one.due_gradients != due for one in passports):
+    if not before or not due or any(one.due_gradients != due for one in traces):
         return
     room = _ROOM_BY_DTYPE.get(spec.dtype, _LEAST_ROOM)
     wrong: dict[str, float] = {}
@@ -216,7 +212,7 @@ def softmax_gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[To
     for number, name in enumerate(_NAMES):
         whole = [
             sum(each) / before
-            for each in zip(*(one.gradients[number] for one in passports), strict=True)
+            for each in zip(*(one.gradients[number] for one in traces), strict=True)
         ]
         apart = [found - wanted for found, wanted in zip(whole, due[number], strict=True)]
         size = _size(due[number])

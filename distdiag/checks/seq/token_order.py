@@ -1,4 +1,4 @@
-"""Whether a gather returns each token once, in its order."""
+"""Whether a split and a gather keep each token once, in its order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distdiag.events.sequences import FOREIGN, MIXED, TokenPassport, TokenSpec
 
 ByRank = Mapping[int, TokenPassport]
 
-_SPOILT: Final = (
+_NO_TOKEN: Final = (
     (FOREIGN, FaultKind.FOREIGN, "values that belong to no token"),
     (MIXED, FaultKind.MIXED, "channels of several tokens, or in another order"),
 )
@@ -70,14 +70,14 @@ def _other_dims(spec: TokenSpec, shape: tuple[int, ...]) -> list[int]:
     return [i for i, size in enumerate(shape) if size != spec.shape[i] and i != spec.dim]
 
 
-def spoilt(by_rank: ByRank, stage: str) -> Iterator[TokenFault]:
+def foreign_values(by_rank: ByRank, stage: str) -> Iterator[TokenFault]:
     """Yield places that hold what is no token, if a token is missing for that."""
     spec = next(iter(by_rank.values())).spec
     if stage == "split":
         lost, _ = counts_of(chain.from_iterable(one.parts for one in by_rank.values()), spec)
         if not lost:
             return  # more places than tokens: padding, whatever its value
-    for mark, kind, what in _SPOILT:
+    for mark, kind, what in _NO_TOKEN:
         ranks: dict[tuple[int, ...], list[int]] = {}
         for rank, one in by_rank.items():
             if stage == "gather" and not counts_of(one.gathered, spec)[0]:
@@ -218,7 +218,7 @@ def _listed(part: Sequence[int]) -> str:
 def split_faults(by_rank: ByRank) -> Iterator[TokenFault]:
     """Yield tokens that came to no rank or to several."""
     shape = shape_fault(by_rank, "split")
-    found = [shape] if shape is not None else list(spoilt(by_rank, "split"))
+    found = [shape] if shape is not None else list(foreign_values(by_rank, "split"))
     if found:
         yield from found
         return
@@ -249,13 +249,13 @@ def _culprits(by_rank: ByRank) -> tuple[tuple[int, ...], str]:
     """Return the ranks whose parts do not fit the layout of most, and what the first has."""
     spec = next(iter(by_rank.values())).spec
     layout = best_layout(_first_rows(by_rank), spec.length)
-    return _unlike(by_rank, layout.parts, layout.fitting) or (
+    return _other_parts(by_rank, layout.parts, layout.fitting) or (
         tuple(by_rank),
-        "the rows are not split alike",
+        "the rows are not split in the same way",
     )
 
 
-def _unlike(
+def _other_parts(
     by_rank: ByRank, wanted: Parts, fitting: tuple[int, ...]
 ) -> tuple[tuple[int, ...], str] | None:
     ranks, parts = tuple(by_rank), _first_rows(by_rank)
@@ -276,10 +276,8 @@ def moved_ranks(by_rank: ByRank) -> tuple[tuple[int, ...], str] | None:
     layout = best_layout(parts, next(iter(by_rank.values())).spec.length)
     if set(parts) != set(layout.parts) or layout.name not in ("contiguous", "even"):
         return None
-    return _unlike(by_rank, layout.parts, layout.fitting)
+    return _other_parts(by_rank, layout.parts, layout.fitting)
 
-
-# ---
 
 _Wrong = tuple[FaultKind, tuple[int, ...], str]
 
@@ -291,7 +289,7 @@ def gather_faults(by_rank: ByRank, split: Sequence[TokenFault]) -> Iterator[Toke
     if any(fault.kind in (FaultKind.WRONG_DIM, FaultKind.MIXED) for fault in split):
         return
     shape = shape_fault(by_rank, "gather")
-    found = [shape] if shape is not None else list(spoilt(by_rank, "gather"))
+    found = [shape] if shape is not None else list(foreign_values(by_rank, "gather"))
     if found:
         is_known = any(fault.kind is FaultKind.FOREIGN for fault in split)
         yield from () if is_known else found
@@ -336,11 +334,11 @@ def _wrong_counts(one: TokenPassport, known: Collection[int]) -> Iterator[_Wrong
 def _wrong_order(one: TokenPassport, num_ranks: int) -> Iterator[_Wrong]:
     spec = one.spec
     orders = [list(dict.fromkeys(row)) for row in rows(one, "gather")]
-    strangers = [
+    misplaced = [
         token for row, order in enumerate(orders) for token in order if token // spec.length != row
     ]
-    if strangers:
-        tokens = tuple(sorted(set(strangers)))
+    if misplaced:
+        tokens = tuple(sorted(set(misplaced)))
         said = f"{tokens_phrase(spec, tokens)} came in another row than their own"
         yield FaultKind.PERMUTED, tokens, said
         return

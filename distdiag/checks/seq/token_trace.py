@@ -1,12 +1,13 @@
-"""What a fault of numbered tokens becomes in a finding."""
+"""What became of numbered tokens, and the checks that report it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import ClassVar, Final
 
 import msgspec
 
+from distdiag.checks.base import Check
 from distdiag.checks.seq.token_fault import FaultKind, TokenFault, tokens_phrase
 from distdiag.checks.seq.token_gradients import (
     attention_gradient_faults,
@@ -17,12 +18,13 @@ from distdiag.checks.seq.token_order import ByRank, gather_faults, split_faults
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import FOREIGN, MIXED, PAD, Context, TokenPassport, TokenSpec
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Grade, Location, Severity
+from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
+from distdiag.views.alignment import TokenTraceView
 
 # Over which tokens each token attended, and over which it should have.
 
 
-def context_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault]:
+def context_faults(by_rank: ByRank) -> Iterator[TokenFault]:
     """Yield where tokens attended over others than they should; equal faults of ranks are one."""
     ranks: dict[tuple[tuple[int, ...], str], list[int]] = {}
     for rank, one in by_rank.items():
@@ -81,11 +83,8 @@ def _problem(spec: TokenSpec, context: Context) -> str:
     return ", ".join(said) + (where if said and context.heads else "")
 
 
-# Reads off what became of numbered tokens: which ones were lost, doubled, moved or mixed.
-
-
 def faults_of(by_rank: ByRank) -> tuple[TokenFault, ...]:
-    """Return what is wrong with one passage of tokens, as all ranks of the group saw it."""
+    """Return what is wrong with numbered tokens, as all ranks of the group saw them."""
     faults = _faults(by_rank)
     if all(one.is_form_sure for one in by_rank.values()):
         return faults
@@ -135,36 +134,44 @@ def _raised(by_rank: ByRank) -> Iterator[TokenFault]:
         )
 
 
-# ---
-
 _MOST_SHOWN: Final = 64
 _SIGNS: Final = {PAD: "pad", MIXED: "mixed", FOREIGN: "?"}
 _CONFIDENCE: Final = {Grade.PROVEN: 0.97, Grade.LIKELY: 0.8, Grade.NOTE: 0.5}
 
 
-def parts_of(fault: TokenFault, by_rank: Mapping[int, TokenPassport]) -> dict[str, Any]:
-    """Return what `Check.finding` needs for a fault."""
-    ranks = RankSet(fault.ranks)
-    one = by_rank[min(ranks)]
-    return {
-        "message": f"{fault.stage} of {one.name} on {ranks.phrase()}: {fault.said}",
-        "ranks": ranks,
-        "step": one.step,
-        "location": _location(fault, one),
-        "subjects": (one.name, fault.stage, fault.kind.value),
-        "severity": Severity.WARNING if fault.grade is Grade.LIKELY else None,
-        "grade": fault.grade,
-        "confidence": _CONFIDENCE[fault.grade],
-        "evidence": tuple(
-            Evidence(
-                ranks=RankSet([rank]),
-                summary=_saw(fault, passport),
-                location=_location(fault, passport),
-                values={"dtype": passport.spec.dtype, "dim": passport.spec.dim},
-            )
-            for rank, passport in by_rank.items()
-        ),
-    }
+class TokenTraceCheck(Check[TokenTraceView]):
+    """Report faults of these kinds in what all ranks of a group saw of the same tokens."""
+
+    kinds: ClassVar[tuple[FaultKind, ...]]
+
+    def check(self, view: TokenTraceView) -> Iterator[Finding]:
+        """Yield a finding for each fault."""
+        for fault in faults_of(view.by_rank):
+            if fault.kind in self.kinds:
+                yield self._finding(fault, view.by_rank)
+
+    def _finding(self, fault: TokenFault, by_rank: ByRank) -> Finding:
+        ranks = RankSet(fault.ranks)
+        one = by_rank[min(ranks)]
+        return self.finding(
+            f"{fault.stage} of {one.name} on {ranks.phrase()}: {fault.said}",
+            ranks=ranks,
+            step=one.step,
+            location=_location(fault, one),
+            subjects=(one.name, fault.stage, fault.kind.value),
+            severity=Severity.WARNING if fault.grade is Grade.LIKELY else None,
+            grade=fault.grade,
+            confidence=_CONFIDENCE[fault.grade],
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=_evidence_of(fault, each),
+                    location=_location(fault, each),
+                    values={"dtype": each.spec.dtype, "dim": each.spec.dim},
+                )
+                for rank, each in by_rank.items()
+            ),
+        )
 
 
 def _location(fault: TokenFault, one: TokenPassport) -> Location | None:
@@ -174,13 +181,13 @@ def _location(fault: TokenFault, one: TokenPassport) -> Location | None:
     return own or user_location(one.site.frames)
 
 
-def _saw(fault: TokenFault, one: TokenPassport) -> str:
+def _evidence_of(fault: TokenFault, one: TokenPassport) -> str:
     if one.error:
         return f"{one.stage} raised {one.error}"
     if fault.stage in ("gradient", "attention gradient"):
         if fault.kind is FaultKind.ATTENTION_GRADIENT:
-            return "gradients of {} in turn that reach this rank: {}".format(
-                "queries, keys and values", " | ".join(map(_listed, one.gradients))
+            return "gradients of queries | keys | values that reach this rank: " + " | ".join(
+                map(_listed, one.gradients)
             )
         scales = one.scales if fault.stage == "gradient" else one.attended
         return f"gradients of the tokens, relative to those of the output: {_listed(scales)}"

@@ -18,35 +18,38 @@ _FEWEST: Final = 2
 class UnpairedExchange(Check[SequenceView]):
     """What attention made of whole sequences is not brought back to the ranks that hold the parts.
 
-    ## What it detects
-    A module exchanges query, key and value by all-to-all, so that each rank has some heads of the
-    whole sequence, computes attention, and exchanges nothing afterwards, in several passes. Or some
-    ranks do so after as many calls as others do before.
-
-    ## Why it matters
-    The output of some heads for all tokens has as many elements as that of all heads for some
-    tokens: it can be reshaped to what follows, without an error, and mixes tokens and heads.
+    ## What you see
+    The layer mixes tokens and heads without an error: some heads for all tokens have as many
+    elements as all heads for some tokens, and can be reshaped to them. The second all-to-all of the
+    pair is missing.
 
     ## Example
-    `q, k, v = [to_heads(x) for x in (q, k, v)]`, attention, and then `out.reshape(b, s, hidden)`
-    without `to_tokens(out)`.
+        q, k, v = (to_heads(x) for x in (q, k, v))
+        out = attention(q, k, v)
+        # wrong
+        out = out.reshape(batch, part_length, hidden)
+        # right
+        out = to_tokens(out).reshape(batch, part_length, hidden)
 
     ## How to fix
-    Exchange the output back, heads for tokens, before the output projection.
+    Exchange the output of attention back, heads for tokens, before the output projection.
+
+    Changes: What the layer returns for each token.
+
+    Leaves: Weights that were trained on mixed outputs.
+
+    ## When it is not a defect
+    Something after attention brings all heads of this rank's tokens together.
+
+    If so, add `ignore = ["SEQ010"]` to `distdiag.toml`.
 
     ## References
-    - `deepspeed.sequence.layer.DistributedAttention`
+    - https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/sequence/layer.py
     """
 
     code = "SEQ010"
     name = "unpaired-exchange"
     severity = Severity.ERROR
-
-    why = "The second all-to-all of the pair is missing in this layer."
-    fix = "Exchange the output of attention: scatter its tokens and gather its heads."
-    fix_changes = "What the layer returns for each token."
-    fix_leaves = "Weights that were trained on mixed outputs."
-    disproof = "Something after attention brings all heads of this rank's tokens together."
 
     def check(self, view: SequenceView) -> Iterator[Finding]:
         """Look for layers that never bring anything back."""

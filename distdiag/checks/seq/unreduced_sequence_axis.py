@@ -15,41 +15,43 @@ from distdiag.views.sequences import Likeness, Losses, SequenceView
 class UnreducedSequenceAxis(Check[SequenceView]):
     """Gradients of parts of one sequence are never combined over the ranks that share it.
 
-    ## What it detects
-    Ranks that exchange parts of sequences around attention take several optimizer steps, and after
-    the first of them nothing larger than some figures is reduced, gathered or broadcast in any
-    group that has two of them. Where the ranks begin with other weights it is a note.
-
-    ## Why it matters
-    Each rank gets the gradient of its own tokens. The copies of the model drift apart, and each is
-    trained on one part of every sequence only.
+    ## What you see
+    Each rank trains on its own tokens, and the copies of the model diverge. The group of DDP or
+    FSDP leaves out the ranks that share a sequence, or there is no such group.
 
     ## Example
-    DDP or FSDP over the data-parallel group alone, where ranks that share a sequence have the same
-    coordinate.
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "sp"))
+        # wrong: averages over 2 of 8 ranks
+        fully_shard(model, mesh=mesh["dp"])
+        # right
+        fully_shard(model, mesh=mesh["dp", "sp"]._flatten("dp_sp"))
 
     ## How to fix
-    Reduce gradients over the data-parallel and the sequence-parallel ranks together.
+    Wrap the model over the data-parallel and the sequence-parallel ranks together.
+
+    Changes: The gradient on every rank: it becomes that of whole sequences.
+
+    Leaves: The copies that differ already since earlier steps.
+
+    ## When it is not a defect
+    The gradient of a parameter is the same on these ranks when the step begins.
+
+    If so, add `ignore = ["SEQ008"]` to `distdiag.toml`. It is a note where the ranks begin with
+    different weights.
 
     ## References
-    - bigcode-project/Megatron-LM#37
+    - https://github.com/bigcode-project/Megatron-LM/issues/37
     """
 
     code = "SEQ008"
     name = "unreduced-sequence-axis"
     severity = Severity.ERROR
 
-    why = "The group of DDP or FSDP leaves out the ranks that share a sequence, or there is none."
-    fix = "Wrap the model over the data-parallel and sequence-parallel ranks together."
-    fix_changes = "The gradient on every rank: it becomes that of whole sequences."
-    fix_leaves = "The copies that differ already since earlier steps."
-    disproof = "The gradient of a parameter is the same on these ranks when the step begins."
-
     def check(self, view: SequenceView) -> Iterator[Finding]:
         """Look for groups in which nothing is combined."""
         if view.is_reduced or view.how == "all_gather" or view.likeness is Likeness.OTHER_MODELS:
             return
-        # Models that begin with other values may be meant to be others.
+        # Ranks that begin with other values may train models of their own.
         is_sure = view.likeness is not Likeness.OTHER_VALUES
         for members in members_of(view):
             last = view.losses[-1]
@@ -59,7 +61,7 @@ class UnreducedSequenceAxis(Check[SequenceView]):
             use = view.passes[-1][members[0]].uses[0]
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, but their "
-                f"gradients are not combined: over {len(view.losses)} steps that were looked at "
+                f"gradients are not combined: over {len(view.losses)} sampled steps "
                 "nothing was reduced between them, and one reduction in each step was expected",
                 ranks=RankSet(members),
                 step=last[members[0]].step,
@@ -79,5 +81,5 @@ class UnreducedSequenceAxis(Check[SequenceView]):
 
 
 def _are_stages(losses: Losses, members: tuple[int, ...]) -> bool:
-    """Say whether only some ranks have a loss: what goes round are hidden states of a pipeline."""
+    """Say whether only some ranks have a loss: then what they pass on is a pipeline's."""
     return len({any(losses[rank].passes) for rank in members}) > 1

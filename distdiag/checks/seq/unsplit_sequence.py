@@ -19,38 +19,39 @@ _FEWEST: Final = 2
 class UnsplitSequence(Check[SequenceView]):
     """Ranks that should hold parts of a sequence all hold the same tokens.
 
-    ## What it detects
-    In several passes all ranks of a group give the same content to the exchange before attention,
-    where each should give that of its own tokens. Content in which all tokens are alike is left
-    out.
-
-    ## Why it matters
-    Attention sees each token once for each rank, and all ranks compute the same: nothing is gained,
-    the loss looks healthy, and causal attention finds the tokens that it should predict behind
-    them in another copy.
+    ## What you see
+    All ranks compute the same, and attention sees each token once for each rank. The loss looks
+    healthy, because causal attention finds the tokens that it should predict in another copy.
+    Nothing splits the sequence between the data loader and attention.
 
     ## Example
-    The sequence-parallel attention is installed, but the batch goes to the model as it came from
-    the data loader.
+        # wrong: the batch goes to the model as it came from the loader
+        loss = ulysses_model(**batch).loss
+        # right
+        batch = {name: x.chunk(sp_size, dim=1)[sp_rank] for name, x in batch.items()}
+        loss = ulysses_model(**batch).loss
 
     ## How to fix
     Give each rank its own part of ids, labels and positions, once, before the model or at its
     beginning.
 
+    Changes: What each rank computes: a part of the tokens, each of them once.
+
+    Leaves: The layers and their all-to-alls.
+
+    ## When it is not a defect
+    The token ids that reach the first layer, printed on each rank, differ.
+
+    If so, add `ignore = ["SEQ005"]` to `distdiag.toml`.
+
     ## References
-    - `deepspeed.runtime.sequence_parallel.ulysses_sp.UlyssesSPDataLoaderAdapter`
-    - `torch.distributed.tensor.experimental.context_parallel`
+    - https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/sequence_parallel/ulysses_sp.py
+    - https://docs.pytorch.org/docs/stable/distributed.tensor.html
     """
 
     code = "SEQ005"
     name = "unsplit-sequence"
     severity = Severity.ERROR
-
-    why = "Nothing splits the sequence between the data loader and attention."
-    fix = "Take this rank's part of each sequence before the model, with its labels and positions."
-    fix_changes = "What each rank computes: a part of the tokens, each of them once."
-    fix_leaves = "The layers and their exchanges."
-    disproof = "The token ids that reach the first layer, printed on each rank, differ."
 
     def check(self, view: SequenceView) -> Iterator[Finding]:
         """Compare what ranks gave in the first layer of each pass."""

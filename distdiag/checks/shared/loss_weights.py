@@ -1,4 +1,4 @@
-"""How the elements of a loss weigh in a step: between ranks, between passes, and all together."""
+"""How much the elements of a loss weigh in a step: by rank, by backward pass, and together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distdiag.findings.finding import Evidence, Location
 from distdiag.views.losses import LossView, LossWindow
 
 EXACT: Final = 1e-3
-_ALIKE: Final = 0.01
+_CLOSE: Final = 0.01
 _DEVIATIONS: Final = 2.0
 _MOST_BETWEEN: Final = 2
 
@@ -46,22 +46,22 @@ def is_per_token(windows: Iterable[LossWindow]) -> bool:
 def own_mean_ratio(window: LossWindow) -> float:
     """Return how many times the heaviest element weighs the lightest one.
 
-    It is 0 unless each pass, or each rank, divides by its own count, as told by equal sums of
-    weights for unequal counts.
+    It is 0 unless each pass, or each rank, divides by its own count: its weights add up to the
+    same whatever it counts.
     """
     counted = [(rank, each) for rank, each in window.passes() if each.num_counted]
     places = {each.place for _, each in counted}
     ratios = []
     for place in places:
         here = [each for _, each in counted if each.place == place]
-        if _are_alike([each.mass for each in here]):
+        if _are_close([each.mass for each in here]):
             ratios.append(_ratio(each.weight for each in here))
     if len(ratios) == len(places) and ratios:
         return max(ratios)
     by_rank = [[each for r, each in counted if r == rank] for rank in window.by_rank]
     by_rank = [passes for passes in by_rank if passes]
-    is_uniform = all(_are_alike([each.weight for each in passes]) for passes in by_rank)
-    if is_uniform and _are_alike([sum(each.mass for each in passes) for passes in by_rank]):
+    is_uniform = all(_are_close([each.weight for each in passes]) for passes in by_rank)
+    if is_uniform and _are_close([sum(each.mass for each in passes) for passes in by_rank]):
         return _ratio(each.weight for _, each in counted)
     return 0.0
 
@@ -72,8 +72,8 @@ def is_beyond_chance(window: LossWindow) -> bool:
     return max(counts) - min(counts) > _DEVIATIONS * math.sqrt(max(counts))
 
 
-def _are_alike(values: Sequence[float]) -> bool:
-    return bool(values) and max(values) - min(values) <= _ALIKE * max(values)
+def _are_close(values: Sequence[float]) -> bool:
+    return bool(values) and max(values) - min(values) <= _CLOSE * max(values)
 
 
 def _ratio(weights: Iterable[float]) -> float:

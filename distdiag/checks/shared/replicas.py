@@ -1,4 +1,4 @@
-"""Which rank holds the wrong content, what it looks like, and how that reads."""
+"""Which ranks hold the wrong content of a tensor, and how findings describe it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _SOME: Final = 0.05
 
 _BASES: Final = {
     Basis.MESH: "the tensor is replicated over them on its mesh",
-    Basis.WRAPPER: "one wrapper keeps them together",
-    Basis.UNSYNCED: "DDP keeps them together, but reduces not every gradient",
-    Basis.BYPASSED: "DDP keeps them together, but its forward pass was not called",
+    Basis.WRAPPER: "one wrapper keeps them in step",
+    Basis.UNSYNCED: "DDP keeps them in step, but does not reduce every gradient",
+    Basis.BYPASSED: "DDP keeps them in step, but its forward pass was not called",
     Basis.LONE: "DDP was given a group of one rank, so that it reduces nothing",
     Basis.REDUCED: "the program itself reduces its gradient over them",
-    Basis.SENT: "the program itself has sent the tensor round",
-    Basis.MARKED: "it is not marked as a part, as others of its model are",
+    Basis.SENT: "the program itself has sent the tensor to them",
+    Basis.MARKED: "it is not marked as one rank's part, as other tensors of its model are",
     Basis.MODEL: "other tensors of the same model are sharded over them",
-    Basis.BESIDE: "the frozen model stands beside one that they train together",
-    Basis.OWN: "it is marked as a part of one rank's own",
-    Basis.ROUTER: "the weight of the router beside it is trained, and stays the same on them",
-    Basis.LAYER: "it is marked as a rank's own part, but routes to experts of all of them, was the "
-    "same at first, and the rest of its layer is trained and stays the same on them",
-    Basis.SIBLING: "the ranks of the groups beside theirs reduce their gradients",
-    Basis.WORLD: "nothing tells which ranks should hold the same, all are compared",
+    Basis.BESIDE: "the model is frozen, and they train another one together",
+    Basis.OWN: "it is marked as one rank's own part",
+    Basis.ROUTER: "the weight of its router is trained, and stays the same on them",
+    Basis.LAYER: "it is marked as one rank's own part, but routes to experts of all of them and "
+    "was the same at first; the rest of its layer is trained, and stays the same on them",
+    Basis.SIBLING: "the ranks of other groups of the same kind reduce their gradients",
+    Basis.WORLD: "it is not known which ranks should hold the same, so all are compared",
 }
 
 
@@ -49,12 +49,7 @@ _INFERRED: Final = (
 )
 
 NOT_REDUCED: Final = (Basis.WORLD, Basis.BESIDE, Basis.SENT)
-"""Nothing tells that gradients are reduced over the ranks that hold such tensors."""
-
-
-def basis_phrase(basis: Basis) -> str:
-    """Say why these ranks should hold the same."""
-    return _BASES[basis]
+"""Whether gradients are reduced over the ranks that hold such tensors is not known."""
 
 
 def grade_of(view: ReplicaView, *, has_culprit: bool) -> Grade:
@@ -80,9 +75,9 @@ def is_garbage(plan: TensorPlan, content: Content) -> bool:
 
 def is_unwritten(plan: TensorPlan, content: Content) -> bool:
     """Say whether values look like memory that nobody has written, be it all zeros."""
-    is_told = plan.is_parameter or plan.basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+    is_shared = plan.is_parameter or plan.basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
     is_zero = content.zero_share == 1.0 and content.num_elements > 1 and plan.dtype in _WIDE
-    return (is_zero and is_told) or is_garbage(plan, content)
+    return (is_zero and is_shared) or is_garbage(plan, content)
 
 
 def unwritten_ranks(tensors: Sequence[Disagreement]) -> RankSet:
@@ -100,9 +95,9 @@ def odd_ranks(tensors: Sequence[Disagreement]) -> tuple[RankSet, bool]:
     unwritten = unwritten_ranks(tensors)
     if unwritten:
         return unwritten, True
-    camps = tensors[0].camps
-    if len(camps[0]) > len(camps[1]):
-        return RankSet(rank for camp in camps[1:] for rank in camp), True
+    groups = tensors[0].camps
+    if len(groups[0]) > len(groups[1]):
+        return RankSet(rank for group in groups[1:] for rank in group), True
     return RankSet(tensors[0].by_rank), False
 
 
@@ -137,17 +132,17 @@ def evidence_of(view: ReplicaView, tensors: Sequence[Disagreement]) -> tuple[Evi
     """Return what each group of ranks holds, and why the ranks are compared."""
     lines = [
         Evidence(
-            ranks=camp,
-            summary=f"{tensor.plan.name}: {figures(tensor.by_rank[min(camp)])}",
-            location=location_on(view, camp),
-            values={"digest": tensor.by_rank[min(camp)].digest, "dtype": tensor.plan.dtype},
+            ranks=group,
+            summary=f"{tensor.plan.name}: {figures(tensor.by_rank[min(group)])}",
+            location=location_on(view, group),
+            values={"digest": tensor.by_rank[min(group)].digest, "dtype": tensor.plan.dtype},
         )
         for tensor in tensors[:MOST_SHOWN]
-        for camp in tensor.camps
+        for group in tensor.camps
     ]
     why = (
         f"{len(tensors)} of {view.num_compared} tensors of {view.model} differ; "
-        f"{basis_phrase(view.basis)}"
+        f"{_BASES[view.basis]}"
     )
     return (*lines, Evidence(ranks=view.ranks, summary=why))
 
@@ -155,7 +150,7 @@ def evidence_of(view: ReplicaView, tensors: Sequence[Disagreement]) -> tuple[Evi
 def location_on(
     view: ReplicaView | ModelView | ContentView | ScalingView, ranks: RankSet
 ) -> Location | None:
-    """Return where the first of these ranks was when its models were looked at."""
+    """Return where the first of these ranks was when its models were sampled."""
     sites = [view.sites[rank] for rank in ranks if rank in view.sites]
     sites += view.sites.values()
     return user_location(sites[0].frames) if sites else None

@@ -17,44 +17,45 @@ from distdiag.views.models import ProgramPlanView, RuleView
 class AmbiguousPlanPattern(Check[RuleView | ProgramPlanView]):
     """Two patterns of a sharding plan say different things about one parameter.
 
-    ## What it detects
-    Two rules of the `[plan]` table that match one parameter and want different placements over the
-    same axis; two patterns of a framework's plan of which the first one takes a parameter that the
-    second one would shard otherwise.
-
-    ## Why it matters
-    Which pattern wins depends on the order in which they are written down. `*` crosses dots, so
-    that a pattern often matches more than it was written for.
+    ## What you see
+    One of the two patterns wins by the order in which they are written, and nothing says so. A
+    parameter is sharded, or replicated, against what the other pattern says; `*` crosses dots, so a
+    pattern often matches more than it was written for.
 
     ## Example
-    `"model.*.weight" = "Replicate over ep"` beside `"model.*.experts.*" = "Shard(0) over ep"`.
+        [plan]
+        # wrong: the first pattern matches the experts, too
+        "model.*.weight" = "Replicate over ep"
+        "model.*.experts.*" = "Shard(0) over ep"
+        # right
+        "model.*.norm.weight" = "Replicate over ep"
+        "model.*.experts.*" = "Shard(0) over ep"
 
     ## How to fix
-    Narrow one of the patterns so that only one of them matches.
+    Narrow one of the patterns, so that each parameter has one placement over each axis.
+
+    Changes: The placement of the parameters that both patterns match, if the other pattern won.
+
+    Leaves: Parameters that only one pattern matches.
+
+    ## When it is not a defect
+    No parameter has a name that both patterns match; compare them with `model.named_parameters()`.
+
+    If so, add `ignore = ["SHD016"]` to `distdiag.toml`.
 
     ## References
-    - `fnmatch` of the standard library: `*` matches everything
+    - https://docs.python.org/3/library/fnmatch.html
     """
 
     code = "SHD016"
     name = "ambiguous-plan-pattern"
     severity = Severity.WARNING
 
-    why = "A parameter can be placed in one way only, and the plan names two."
-    fix = "Narrow one of the patterns, so that each parameter has one placement over each axis."
-    fix_changes = "The placement of the parameters that both patterns match, if the other one won."
-    fix_leaves = "Parameters that neither pattern matches."
-    disproof = "No parameter has a name that both patterns match."
-
     def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case RuleView():
-                yield from self._check_rules(view)
-            case ProgramPlanView():
-                yield from self._check_program_plan(view)
+        """Compare the rules of the table, or the patterns of the program's plan."""
+        yield from self._of_table(view) if isinstance(view, RuleView) else self._of_program(view)
 
-    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
+    def _of_table(self, view: RuleView) -> Iterator[Finding]:
         """Name the first parameter that each pair of rules disagrees about."""
         pairs: dict[tuple[str, str], list[str]] = {}
         first: dict[tuple[str, str], str] = {}
@@ -76,7 +77,7 @@ class AmbiguousPlanPattern(Check[RuleView | ProgramPlanView]):
                 ),
             )
 
-    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _of_program(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name the parameters that an earlier pattern has taken."""
         faults = faults_of(view, PlanFault.CLASH)
         if not faults:

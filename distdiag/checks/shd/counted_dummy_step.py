@@ -14,44 +14,50 @@ from distdiag.views.alignment import OptimizerView
 class CountedDummyStep(Check[OptimizerView]):
     """A step whose gradients were all zero counts in the state of an optimizer.
 
-    ## What it detects
-    An optimizer that has stepped without a backward pass on gradients that were all zero, and whose
-    step counter includes that step when it steps with real ones.
-
-    ## Why it matters
-    The counter corrects the bias of running averages. A step too many, with empty averages, makes
-    the first real updates too small; weight decay of that step has moved the weights.
+    ## What you see
+    The first real updates are too small: the step counter corrects the bias of running averages,
+    and it counts a step that added nothing to them. If the step had weight decay, it moved the
+    weights as well.
 
     ## Example
-    A dummy step that makes the optimizer create its state before a checkpoint is loaded or memory
-    is measured.
+        # wrong: a step that only creates the optimizer's state counts
+        optimizer.step()
+        # right
+        for group in optimizer.param_groups:
+            group["lr"] = group["weight_decay"] = 0.0
+        optimizer.step()
+        for state in optimizer.state.values():
+            state["step"].zero_()  # and restore lr and weight_decay
 
     ## How to fix
-    Set learning rate and weight decay to zero for that step, and every `step` in the state back to
-    zero after it.
+    Set learning rate and weight decay to zero for that step, and reset every `step` in the state
+    after it.
+
+    Changes: The size of the first updates: they become those of a fresh optimizer.
+
+    Leaves: What weight decay did in that step, unless it was zero.
+
+    ## When it is not a defect
+    Every `step` in `optimizer.state` is zero before the first real step.
+
+    If so, add `ignore = ["SHD008"]` to `distdiag.toml`.
 
     ## References
-    - NVIDIA/Megatron-LM#5974
+    - https://github.com/NVIDIA/Megatron-LM/issues/5974
     """
 
     code = "SHD008"
     name = "counted-dummy-step"
     severity = Severity.WARNING
 
-    why = "An optimizer counts its calls of `step`, whatever the gradients are."
-    fix = "Reset the step counters after the step that only creates the state."
-    fix_changes = "The size of the first updates: they become those of a fresh optimizer."
-    fix_leaves = "What weight decay did in that step, unless it was zero."
-    disproof = "Before the first real step, every `step` in the state is zero."
-
-    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
+    def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Compare the counter with the steps that were taken."""
         counted = {
             rank: state
-            for rank, state in alignment.by_rank.items()
+            for rank, state in view.by_rank.items()
             if 0 < state.num_zero_steps < 3 and state.least_count == state.num_steps
         }
-        if counted.keys() != alignment.by_rank.keys():
+        if counted.keys() != view.by_rank.keys():
             return
         ranks = RankSet(counted)
         first = counted[min(counted)]

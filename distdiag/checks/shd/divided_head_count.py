@@ -14,35 +14,40 @@ from distdiag.views.models import ModelView
 class DividedHeadCount(Check[ModelView]):
     """The number of attention heads is divided by the mesh although the projection is whole.
 
-    ## What it detects
-    A module of a sharded model that has fewer attention heads than when it was first used, or than
-    the configuration says, by exactly the size of a mesh axis, while none of its own parameters is
-    sharded.
-
-    ## Why it matters
-    Each rank computes all heads and cuts them as if they were a part: the heads are mixed up, and
-    the model computes something else. Where shapes happen to fit nothing fails.
+    ## What you see
+    Nothing fails where shapes happen to fit, but the loss is not that of one rank. Each rank
+    computes all heads with a whole projection and then cuts the result as if it were a part, so
+    that the heads are mixed up.
 
     ## Example
-    A fix-up after `parallelize_module` that divides `num_heads` of every layer, with a plan that
-    keeps the fused projection replicated.
+        # wrong: the plan keeps the fused projection `qkv` replicated
+        for layer in model.layers:
+            layer.attention.num_heads //= mesh["tp"].size()
+        # right
+        for layer in model.layers:
+            if isinstance(layer.attention.qkv.weight, DTensor):
+                layer.attention.num_heads //= mesh["tp"].size()
 
     ## How to fix
-    Divide the number only in modules whose projection the plan shards.
+    Keep the number of heads in modules whose projection is whole, or shard the projection along the
+    heads.
+
+    Changes: What attention computes: the result becomes that of one rank.
+
+    Leaves: Weights that were trained with the heads mixed up.
+
+    ## When it is not a defect
+    The projection of this module returns exactly as many heads as the module's attribute says.
+
+    If so, add `ignore = ["SHD012"]` to `distdiag.toml`.
 
     ## References
-    - NVIDIA-NeMo/Automodel#1519
+    - https://github.com/NVIDIA-NeMo/Automodel/issues/1519
     """
 
     code = "SHD012"
     name = "divided-head-count"
     severity = Severity.ERROR
-
-    why = "The output of a replicated projection holds all heads on every rank."
-    fix = "Leave the number of heads as it is, or shard the projection along the heads."
-    fix_changes = "What attention computes: the result becomes that of one rank."
-    fix_leaves = "Weights that were trained with the heads mixed up."
-    disproof = "The projection of this module yields as many heads as its attribute says."
 
     def check(self, view: ModelView) -> Iterator[Finding]:
         """Name the parameters of the modules concerned."""

@@ -15,44 +15,48 @@ from distdiag.views.alignment import OptimizerView
 class ForgottenParameter(Check[OptimizerView]):
     """Trainable parameters were made after the optimizers, and no optimizer holds them.
 
-    ## What it detects
-    Parameters that have a gradient when an optimizer steps, that no optimizer holds, and whose
-    module was made after all optimizers.
-
-    ## Why it matters
-    Their gradients are computed, reduced and thrown away: the new part of the model never trains.
+    ## What you see
+    The new part of the model never trains. Its gradients are computed, reduced and thrown away,
+    because an optimizer holds only the parameters that there were when it was made.
 
     ## Example
-    A head that is replaced, or adapters that are injected, after `AdamW(model.parameters())`.
+        # wrong: the optimizer does not know the new head
+        optimizer = AdamW(model.parameters())
+        model.head = nn.Linear(512, 10)
+        # right
+        model.head = nn.Linear(512, 10)
+        optimizer = AdamW(model.parameters())
 
     ## How to fix
-    Make the optimizer last, or give it the new parameters by `add_param_group`.
+    Make the optimizer after the model is complete, or give it the new parameters with
+    `add_param_group`.
+
+    Changes: The new part begins to train.
+
+    Leaves: Parameters that should stay as they are: set their `requires_grad` to False.
+
+    ## When it is not a defect
+    The parameters named here are not meant to be trained; then freeze them.
+
+    If so, add `ignore = ["SHD013"]` to `distdiag.toml`.
 
     ## References
-    - `torch.optim.Optimizer.add_param_group`
+    - https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.add_param_group.html
     """
 
     code = "SHD013"
     name = "forgotten-parameter"
     severity = Severity.WARNING
 
-    why = "An optimizer holds the parameters that there were when it was made."
-    fix = "Build and change the model first, and make the optimizer of all its parameters then."
-    fix_changes = "The new part begins to train."
-    fix_leaves = "Parameters that were meant to stay as they are: set `requires_grad` to False."
-    disproof = "The parameters named here are not meant to be trained."
-
-    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
+    def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Name the parameters."""
         # Where an optimizer holds what these have replaced, SHD001 says so.
         ranks = RankSet(
-            rank
-            for rank, state in alignment.by_rank.items()
-            if state.forgotten and not state.replaced
+            rank for rank, state in view.by_rank.items() if state.forgotten and not state.replaced
         )
         if not ranks:
             return
-        first = alignment.by_rank[min(ranks)]
+        first = view.by_rank[min(ranks)]
         location = user_location(first.site.frames)
         yield self.finding(
             f"{first_and_more(first.forgotten)} have gradients and no optimizer: they were made "
@@ -67,7 +71,7 @@ class ForgottenParameter(Check[OptimizerView]):
                 Evidence(
                     ranks=ranks,
                     summary=f"{len(first.forgotten)} parameters with a gradient are in no "
-                    "optimizer, and their modules are younger than all of them",
+                    "optimizer, and their modules were made after all of them",
                     location=location,
                 ),
             ),

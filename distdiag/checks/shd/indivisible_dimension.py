@@ -17,45 +17,44 @@ from distdiag.views.models import ProgramPlanView, RuleView
 class IndivisibleDimension(Check[RuleView | ProgramPlanView]):
     """What a plan splits evenly cannot be divided by the size of the axis.
 
-    ## What it detects
-    Experts that a plan shards over an expert-parallel axis whose size does not divide their number;
-    projections of attention that a plan splits over more ranks than divide their heads, while the
-    program takes the parts as plain tensors.
-
-    ## Why it matters
-    Expert parallelism computes who owns an expert from the number of experts of each rank, and
-    attention cuts its part into heads. With uneven parts tokens go to the wrong expert, or a head
-    is cut in two.
+    ## What you see
+    Tokens go to the wrong expert, or an attention head is cut in two. DTensor and FSDP2 accept
+    uneven parts, but expert parallelism and attention around them expect equal ones.
 
     ## Example
-    Six key-value heads under `ColwiseParallel` over four ranks.
+        # wrong: 6 key-value heads over 4 ranks
+        mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("tp",))
+        parallelize_module(attention, mesh["tp"], {"wk": ColwiseParallel()})
+        # right: 6 heads over 2 ranks
+        mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(attention, mesh["tp"], {"wk": ColwiseParallel()})
 
     ## How to fix
-    Choose a size of the axis that divides the number, or replicate what cannot be split.
+    Choose an axis whose size divides the number of experts or heads, or replicate what cannot be
+    split.
+
+    Changes: The shape of the mesh, and with it which ranks hold which part.
+
+    Leaves: Checkpoints that hold the uneven parts.
+
+    ## When it is not a defect
+    The code that uses the parts takes their real sizes, as `DTensor` operations do.
+
+    If so, add `ignore = ["SHD017"]` to `distdiag.toml`.
 
     ## References
-    - `torch.chunk`: the last part of an uneven division is smaller, or missing
+    - https://docs.pytorch.org/docs/stable/generated/torch.chunk.html
     """
 
     code = "SHD017"
     name = "indivisible-dimension"
     severity = Severity.WARNING
 
-    why = "DTensor and FSDP2 allow uneven parts, but the code around these expects equal ones."
-    fix = "Use an axis whose size divides the number of experts or heads."
-    fix_changes = "The shape of the mesh, and with it which ranks hold which part."
-    fix_leaves = "Checkpoints that hold the uneven parts."
-    disproof = "The number of experts or heads is a multiple of the size of the axis."
-
     def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case RuleView():
-                yield from self._check_rules(view)
-            case ProgramPlanView():
-                yield from self._check_program_plan(view)
+        """Divide what the table splits, or what the program's plan splits."""
+        yield from self._of_table(view) if isinstance(view, RuleView) else self._of_program(view)
 
-    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
+    def _of_table(self, view: RuleView) -> Iterator[Finding]:
         """Divide what the rules split; other axes than that of experts may be uneven."""
         found = list(uneven(view))
         sure = [each for each in found if each.is_expert]
@@ -77,7 +76,7 @@ class IndivisibleDimension(Check[RuleView | ProgramPlanView]):
             ),
         )
 
-    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _of_program(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name what the program's plan cannot split evenly."""
         faults = faults_of(view, PlanFault.UNEVEN)
         if not faults:

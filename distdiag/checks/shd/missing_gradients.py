@@ -18,41 +18,43 @@ _MOST_SKIPPED: Final = 2
 class MissingGradients(Check[OptimizerView]):
     """An optimizer steps though none of its parameters has a gradient.
 
-    ## What it detects
-    An optimizer that is about to step after a backward pass, all of whose parameters belong to
-    models, while no parameter of any model has a gradient, on some ranks or on all. A note for one
-    that had gradients before: a bad batch may have been left out on purpose.
-
-    ## Why it matters
-    Optimizers skip parameters without a gradient and say nothing. The step changes nothing.
+    ## What you see
+    The step changes nothing, and no error says so: optimizers skip parameters whose `grad` is None.
+    The loss of the next step is as if this one had not been taken.
 
     ## Example
-    `set_requires_gradient_sync(False)` that is never set back: FSDP2 then keeps the gradients to
-    itself, and every `grad` is None.
+        for number, batch in enumerate(micro_batches):
+            # wrong: never switched on again; FSDP2 keeps the gradients to itself
+            model.set_requires_gradient_sync(False)
+            # right
+            model.set_requires_gradient_sync(number == len(micro_batches) - 1)
+            model(batch).backward()
+        optimizer.step()
 
     ## How to fix
-    Switch the reduction on for the last micro-batch of each step; make sure that `zero_grad` does
-    not stand between the backward pass and the step.
+    Let the last backward pass before the step reduce the gradients, and call `zero_grad` after the
+    step, not between the two.
+
+    Changes: The weights begin to change at this step.
+
+    Leaves: The steps before, which did nothing.
+
+    ## When it is not a defect
+    The step is meant to be empty, as for a batch that is skipped on all ranks.
+
+    If so, add `ignore = ["SHD005"]` to `distdiag.toml`. Once or twice it is only a note.
 
     ## References
-    - `torch.distributed.fsdp.FSDPModule.set_requires_gradient_sync`
+    - https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
 
     code = "SHD005"
     name = "missing-gradients"
     severity = Severity.ERROR
 
-    why = "A parameter whose `grad` is None is left out of the step without a word."
-    fix = "Let the last backward pass before the step reduce and store the gradients."
-    fix_changes = "The weights begin to change at this step."
-    fix_leaves = "The steps before, which did nothing."
-    disproof = "A parameter of the optimizer has a gradient then, or is not meant to move."
-
-    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
+    def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Judge optimizers that have nothing to apply."""
-        if alignment.kind != "optimizer":
-            return
-        empty = {rank: state for rank, state in alignment.by_rank.items() if _is_empty(state)}
+        empty = {rank: state for rank, state in view.by_rank.items() if _is_empty(state)}
         if not empty:
             return
         ranks = RankSet(empty)
@@ -74,7 +76,7 @@ class MissingGradients(Check[OptimizerView]):
                         summary=f"{state.num_parameters - state.num_without_gradient} of "
                         f"{state.num_parameters} parameters have a gradient",
                     )
-                    for rank, state in alignment.by_rank.items()
+                    for rank, state in view.by_rank.items()
                     if rank not in empty
                 ),
             ),

@@ -15,37 +15,41 @@ from distdiag.views.alignment import OptimizerView
 class OptimizerBeforeSharding(Check[OptimizerView]):
     """An optimizer holds the parameters that a model had before it was sharded.
 
-    ## What it detects
-    An optimizer that is about to step holds parameters that belong to no model and have no
-    gradient, while parameters of a model have gradients and belong to no optimizer.
-
-    ## Why it matters
-    Sharding, flattening or moving replaces parameters. The optimizer goes on with the old ones:
-    training runs, gradients look right, and the weights never change.
+    ## What you see
+    Training runs and gradients look right, but the weights never change. Sharding, flattening or
+    moving a model replaces its parameters, and the optimizer goes on with the old ones.
 
     ## Example
-    `optimizer = AdamW(model.parameters())` before `fully_shard(model)`.
+        # wrong
+        optimizer = AdamW(model.parameters())
+        fully_shard(model)
+        # right
+        fully_shard(model)
+        optimizer = AdamW(model.parameters())
 
     ## How to fix
-    Make the optimizer of the parameters of the wrapped model.
+    Create the optimizer after the model was wrapped, from `model.parameters()`.
+
+    Changes: The weights begin to change: the learning rate takes effect.
+
+    Leaves: Checkpoints of the optimizer that were written meanwhile: they hold no history.
+
+    ## When it is not a defect
+    The parameters named here have other values after the step than before it.
+
+    If so, add `ignore = ["SHD001"]` to `distdiag.toml`.
 
     ## References
-    - pytorch/pytorch#107843
+    - https://github.com/pytorch/pytorch/issues/107843
     """
 
     code = "SHD001"
     name = "optimizer-before-sharding"
     severity = Severity.ERROR
 
-    why = "An optimizer refers to the parameter objects that it was given, not to their names."
-    fix = "Create the optimizer after the model was wrapped, from `model.parameters()`."
-    fix_changes = "The weights begin to change: the learning rate takes effect."
-    fix_leaves = "Checkpoints of the optimizer that were written meanwhile: they hold no history."
-    disproof = "The parameters named here differ before and after the step."
-
-    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
+    def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Name what the optimizer should hold instead."""
-        stale = {rank: state for rank, state in alignment.by_rank.items() if state.replaced}
+        stale = {rank: state for rank, state in view.by_rank.items() if state.replaced}
         if not stale:
             return
         ranks = RankSet(stale)

@@ -14,33 +14,37 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 class PartialValueRead(Check[PartialRead]):
     """A program reads its own part of a sum or norm as if it were the whole.
 
-    ## What it detects
-    `item()` or `float()` of a DTensor that has a partial placement: each rank holds a part of the
-    result, and the reduction is still to come.
-
-    ## Why it matters
+    ## What you see
     The number that is logged, compared or used to clip is that of one rank. A gradient norm is too
-    small by the square root of the number of shards.
+    small by the square root of the number of shards. DTensor puts a reduction off until it is
+    needed, and `item()` takes what is there.
 
     ## Example
-    `torch.linalg.vector_norm(weight.grad).item()` of a sharded weight.
+        # wrong: the norm of this rank's shard
+        norm = torch.linalg.vector_norm(weight.grad).item()
+        # right: on all ranks of the mesh
+        norm = torch.linalg.vector_norm(weight.grad).full_tensor().item()
 
     ## How to fix
-    Call `full_tensor()` first: it reduces over the ranks.
+    Call `full_tensor()` before `item()` or `float()`, on all ranks of the mesh.
+
+    Changes: The number; and the call becomes a collective, so that all ranks must make it.
+
+    Leaves: Decisions that were taken from the partial number before.
+
+    ## When it is not a defect
+    The program wants this rank's part, and reduces it later; then write `value.to_local().item()`.
+
+    If so, add `ignore = ["SHD011"]` to `distdiag.toml`.
 
     ## References
-    - radixark/miles_diffusion#35, pytorch/pytorch#170862
+    - https://github.com/radixark/miles_diffusion/issues/35
+    - https://github.com/pytorch/pytorch/issues/170862
     """
 
     code = "SHD011"
     name = "partial-value-read"
     severity = Severity.WARNING
-
-    why = "DTensor puts reductions off until a value is needed, and `item()` takes what is there."
-    fix = "Write `value.full_tensor().item()`, on all ranks of the mesh."
-    fix_changes = "The number; and the call becomes a collective, so that all ranks must make it."
-    fix_leaves = "Decisions that were taken from the partial number before."
-    disproof = "The value equals that of `full_tensor()`."
 
     def check(self, event: PartialRead) -> Iterator[Finding]:
         """Name the line that reads."""

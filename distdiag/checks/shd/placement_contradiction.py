@@ -17,48 +17,48 @@ from distdiag.views.models import ProgramPlanView, RuleView
 class PlacementContradiction(Check[RuleView | ProgramPlanView]):
     """A tensor is not placed as the sharding plan says.
 
-    ## What it detects
-    A parameter that a rule of the `[plan]` table matches and whose DTensor has another placement,
-    lies on a mesh without the axis, or is whole on every rank; a parameter that a program's own
-    plan matched and that is whole afterwards, or is whole again after the first step.
-
-    ## Why it matters
-    Every rank then keeps, computes and reduces something else than was planned: experts that are
-    trained by one rank as if they were all of them, partial sums that nobody reduces.
+    ## What you see
+    Memory, collectives and gradients are not those that were planned: one rank trains experts as if
+    they were all of them, or nobody reduces partial sums. What shards the model follows its own
+    configuration, and nothing compares it with the plan.
 
     ## Example
-    `"model.layers.*.mlp.experts.*" = "Shard(0) over ep"`, and the experts are replicated over `ep`;
-    `load_state_dict(..., assign=True)` after `parallelize_module`.
+        # wrong: loading with assign=True replaces the sharded parameters by whole ones
+        parallelize_module(model, mesh["tp"], plan)
+        model.load_state_dict(state, assign=True)
+        # right
+        model.load_state_dict(state, assign=True)
+        parallelize_module(model, mesh["tp"], plan)
 
     ## How to fix
-    Apply the plan before anything that replaces parameters, or correct the plan.
+    Apply the plan after everything that replaces parameters, or write down in `[plan]` how the
+    parameter is meant to be sharded.
+
+    Changes: Which ranks hold which part, and over which ranks gradients are reduced.
+
+    Leaves: Checkpoints that were written with the other placement.
+
+    ## When it is not a defect
+    `parameter.placements` and `parameter.device_mesh` are as intended. Then correct the rule in
+    `[plan]`.
+
+    If so, add `ignore = ["SHD015"]` to `distdiag.toml`.
 
     ## References
-    - `torch.distributed.tensor.placement_types`, `torch.distributed.device_mesh`
+    - https://docs.pytorch.org/docs/stable/distributed.tensor.html
+    - https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
     """
 
     code = "SHD015"
     name = "placement-contradiction"
     severity = Severity.ERROR
 
-    why = (
-        "What shards a model goes by its own configuration, and nothing compares it with the plan."
-    )
-    fix = "Shard the parameter as the plan says, or write down how it is meant to be sharded."
-    fix_changes = "Which ranks hold which part, and over whom gradients are reduced."
-    fix_leaves = "Checkpoints that were written with the other placement."
-    disproof = "`parameter.placements` and `parameter.device_mesh` are as the plan says."
-
     def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case RuleView():
-                yield from self._check_rules(view)
-            case ProgramPlanView():
-                yield from self._check_program_plan(view)
+        """Compare tensors with the table, or with the program's plan."""
+        yield from self._of_table(view) if isinstance(view, RuleView) else self._of_program(view)
 
-    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
-        """Compare the tensors with the rules; what is unsure stands apart."""
+    def _of_table(self, view: RuleView) -> Iterator[Finding]:
+        """Compare the tensors with the rules; what is unsure is a finding of its own."""
         found = list(contradictions(view))
         sure = [each for each in found if each.grade is not Grade.NOTE]
         unsure = [each for each in found if each.grade is Grade.NOTE]
@@ -69,7 +69,7 @@ class PlacementContradiction(Check[RuleView | ProgramPlanView]):
     def _of_rules(self, found: list[Contradiction]) -> Finding:
         names = tuple(dict.fromkeys(each.tensor.plan.name for each in found))
         first = found[0]
-        doubt = "" if first.grade is not Grade.NOTE else ", as far as the tensor tells"
+        doubt = "" if first.grade is not Grade.NOTE else ", as far as the tensor shows"
         return self.finding(
             f"{first_and_more(names)} of {first.tensor.model}: the [plan] table says {first.rule}, "
             f"there is {first.actual}{doubt}",
@@ -87,7 +87,7 @@ class PlacementContradiction(Check[RuleView | ProgramPlanView]):
             ),
         )
 
-    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _of_program(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name what is whole although the program's plan has matched it."""
         faults = faults_of(view, PlanFault.UNLIKE)
         if not faults:

@@ -12,34 +12,39 @@ from distdiag.views.models import ModelView
 
 
 class PlacementCountMismatch(Check[ModelView]):
-    """A parameter has not one placement for each dimension of its mesh.
+    """A parameter has more or fewer placements than its mesh has dimensions.
 
-    ## What it detects
-    A DTensor parameter whose number of placements is not the number of dimensions of its mesh.
-
-    ## Why it matters
-    How the tensor lies along the other dimensions is then undefined. Operations fail later with
-    messages about placements that nobody wrote, or reduce over too few ranks.
+    ## What you see
+    Operations fail later with messages about placements that nobody wrote, or reduce over too few
+    ranks. How the tensor lies along the other dimensions of the mesh is undefined.
 
     ## Example
-    `DTensor.from_local(shard, mesh, [Shard(0)])` on a mesh of two dimensions.
+        mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
+        # wrong: one placement for two dimensions
+        weight = DTensor.from_local(shard, mesh, [Shard(0)])
+        # right
+        weight = DTensor.from_local(shard, mesh, [Replicate(), Shard(0)])
 
     ## How to fix
-    Give one placement for each dimension, `Replicate()` where nothing is split.
+    Pass one placement for each dimension of the mesh, in their order: `Replicate()` where nothing
+    is split.
+
+    Changes: Which ranks hold which part, and over which ranks gradients are reduced.
+
+    Leaves: Tensors that were built from the wrong layout before.
+
+    ## When it is not a defect
+    `len(tensor.placements)` equals `tensor.device_mesh.ndim`.
+
+    If so, add `ignore = ["SHD010"]` to `distdiag.toml`.
 
     ## References
-    - pytorch/torchtitan#2329
+    - https://github.com/pytorch/torchtitan/issues/2329
     """
 
     code = "SHD010"
     name = "placement-count-mismatch"
     severity = Severity.ERROR
-
-    why = "A placement says what happens along one dimension of the mesh, in their order."
-    fix = "Pass as many placements as the mesh has dimensions."
-    fix_changes = "Which ranks hold which part, and over whom gradients are reduced."
-    fix_leaves = "Tensors that were built from the wrong layout before."
-    disproof = "`len(tensor.placements)` equals `tensor.device_mesh.ndim`."
 
     def check(self, view: ModelView) -> Iterator[Finding]:
         """Count placements and dimensions."""

@@ -12,8 +12,6 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Grade, Location
 from distdiag.views.models import ProgramPlanView, RuledTensor, RuleView
 
-# The faults that probes saw when programs applied their plans.
-
 
 class SeenFault(NamedTuple):
     """A fault of one tensor or module, with the pattern that matched it."""
@@ -37,8 +35,6 @@ def faults_of(view: ProgramPlanView, kind: PlanFault) -> list[SeenFault]:
         if fault.fault is kind
     ]
 
-
-# ---
 
 _SHARD: Final = re.compile(r"_?S\((-?\d+)")
 _EXPERT_AXES: Final = ("ep", "expert", "expert_parallel", "moe_ep")
@@ -152,9 +148,7 @@ def _grade_over(
 ) -> Grade | None:
     plan = tensor.plan
     symbols = (
-        dict(zip(plan.mesh.names, map(_symbol, plan.placements), strict=False))
-        if (plan.mesh)
-        else {}
+        dict(zip(plan.mesh.names, map(_symbol, plan.placements), strict=False)) if plan.mesh else {}
     )
     if placed.axis == ALL_AXES:
         wanted = {axis: rule.wanted(axis, len(plan.shape)) for axis in symbols}
@@ -173,7 +167,7 @@ def _grade_over(
     parts = set(placed.axis.split("_"))
     is_renamed = any(parts <= set(axis.split("_")) for axis in symbols)
     if is_renamed or not set(plan.mesh.ranks) >= set(view.world):
-        return Grade.NOTE  # it may be split beyond what the DTensor tells
+        return Grade.NOTE  # it may be split beyond what the DTensor says
     return Grade.PROVEN
 
 

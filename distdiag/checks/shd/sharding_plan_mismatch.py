@@ -12,42 +12,39 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ModelView
 
-# How plans of a model differ between ranks, and how that reads.
-
 
 class Difference(NamedTuple):
     """The first aspect of a tensor in which ranks differ; `values` are ranks by what they have.
 
-    Not `is_told`: nothing tells that ranks should hold the same tensor, or parts of one.
+    Not `is_shared`: nothing says that ranks should hold the same tensor, or parts of one.
     """
 
     name: str
     aspect: str
     values: Mapping[str, RankSet]
-    is_told: bool = True
+    is_shared: bool = True
 
 
 def first_difference(view: ModelView) -> Difference | None:
     """Return the first tensor, in the order of the model, that ranks keep differently.
 
-    One that ranks should keep alike, by what is known of it, comes before one that each may have
-    for itself.
+    One that ranks are known to share comes before one that each rank may have for itself.
     """
     tables = {rank: {plan.name: plan for plan in plans} for rank, plans in view.by_rank.items()}
     names = dict.fromkeys(plan.name for plans in view.by_rank.values() for plan in plans)
-    untold: Difference | None = None
+    unshared: Difference | None = None
     for name in names:
         plans = {rank: table.get(name) for rank, table in tables.items()}
         difference = _difference(name, plans)
         if difference is None:
             continue
-        if any(_is_told(plan) for plan in plans.values() if plan is not None):
+        if any(_is_shared(plan) for plan in plans.values() if plan is not None):
             return difference
-        untold = untold or difference._replace(is_told=False)
-    return untold
+        unshared = unshared or difference._replace(is_shared=False)
+    return unshared
 
 
-def _is_told(plan: TensorPlan) -> bool:
+def _is_shared(plan: TensorPlan) -> bool:
     if plan.is_ignored and plan.basis is Basis.WRAPPER:
         return False
     return bool(plan.keeper or plan.mesh or plan.placements) or plan.basis is not Basis.WORLD
@@ -124,49 +121,50 @@ def _mesh_order(name: str, plans: Mapping[int, TensorPlan]) -> Difference | None
 
 def odd_ranks(difference: Difference) -> tuple[RankSet, bool]:
     """Return the ranks that stand against a majority, all if there is none, and which it is."""
-    camps = sorted(difference.values.values(), key=len, reverse=True)
-    if len(camps[0]) > len(camps[1]):
-        return RankSet(rank for camp in camps[1:] for rank in camp), True
-    return RankSet(rank for camp in camps for rank in camp), False
-
-
-# ---
+    groups = sorted(difference.values.values(), key=len, reverse=True)
+    if len(groups[0]) > len(groups[1]):
+        return RankSet(rank for group in groups[1:] for rank in group), True
+    return RankSet(rank for group in groups for rank in group), False
 
 
 class ShardingPlanMismatch(Check[ModelView]):
     """Ranks shard or wrap one model differently.
 
-    ## What it detects
-    The first tensor of a model whose global shape, dtype, placement, mesh, wrapper, unit, mixed
-    precision, offloading, `reshard_after_forward`, `requires_grad` or tie is not the same on all
-    ranks that keep the model together. A note where nothing tells that ranks should keep that
-    tensor alike, such as parts of a model that each rank has for itself.
-
-    ## Why it matters
-    Ranks gather and reduce by their own plan. Where the plans differ they exchange tensors of
-    different sizes, which aborts or hangs, or tensors of equal size that mean different things,
-    which trains on a patchwork.
+    ## What you see
+    Ranks gather and reduce by their own plan, and no backend compares the plans. The job hangs or
+    aborts on tensors of different sizes; where sizes agree by chance, it trains on tensors that do
+    not belong together.
 
     ## Example
-    A wrapping rule that looks at a rank's own data or environment; a layer that is frozen on rank 0
-    only; a mesh whose axes are in another order on one node.
+        # wrong: the layer is trained everywhere but on rank 0
+        if rank == 0:
+            model.layers[0].requires_grad_(False)
+        fully_shard(model)
+        # right
+        model.layers[0].requires_grad_(False)
+        fully_shard(model)
 
     ## How to fix
-    Derive the plan from the configuration and the model alone, so that it is the same everywhere.
+    Derive the plan from the configuration and the model alone, so that it is the same on all ranks.
+
+    Changes: Which collectives the ranks issue, and the shards that they hold.
+
+    Leaves: Checkpoints that were written with the differing plans.
+
+    ## When it is not a defect
+    Each rank has this tensor for itself, as its own part of a model.
+
+    If so, add `ignore = ["SHD002"]` to `distdiag.toml`. Where nothing says that ranks share it, it
+    is only a note.
 
     ## References
-    - `torch.distributed.fsdp.fully_shard`, `torch.distributed.tensor.parallel.parallelize_module`
+    - https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    - https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
     """
 
     code = "SHD002"
     name = "sharding-plan-mismatch"
     severity = Severity.ERROR
-
-    why = "No backend compares plans: each rank sends and expects what its own plan says."
-    fix = "Give all ranks the same rule, and apply it before any rank-dependent change."
-    fix_changes = "Which collectives the ranks issue, and the shards that they hold."
-    fix_leaves = "Checkpoints that were written with the differing plans."
-    disproof = "The plans of this tensor, printed on each rank after wrapping, are the same."
 
     def check(self, view: ModelView) -> Iterator[Finding]:
         """Name the first tensor that is kept differently."""
@@ -194,6 +192,6 @@ class ShardingPlanMismatch(Check[ModelView]):
 
 
 def _grade(difference: Difference, *, has_culprit: bool) -> Grade:
-    if not difference.is_told:
+    if not difference.is_shared:
         return Grade.NOTE
     return Grade.PROVEN if has_culprit else Grade.LIKELY

@@ -16,40 +16,44 @@ from distdiag.views.alignment import OptimizerView
 class StaleOptimizerState(Check[OptimizerView]):
     """An optimizer keeps its state for parameters that it does not hold any more.
 
-    ## What it detects
-    An optimizer whose state has entries of parameters that are in none of its groups, while none of
-    the parameters in its groups has state.
-
-    ## Why it matters
-    The history of these parameters (moments, accumulators, step counts) is lost: they start anew,
-    or the optimizer fails. The old entries keep whole, unsharded tensors alive.
+    ## What you see
+    Moments, accumulators and step counts start anew, or the optimizer fails. The old entries keep
+    whole, unsharded tensors in memory. The state is keyed by parameter objects, and these were
+    replaced.
 
     ## Example
-    Sharding replaces the parameters in `optimizer.param_groups` and leaves `optimizer.state`, which
-    Adagrad fills when it is made, keyed by the old ones.
+        optimizer = Adagrad(model.parameters())  # it fills its state at once
+        fully_shard(model)
+        # wrong: the state stays with the old parameters
+        optimizer.param_groups[0]["params"] = list(model.parameters())
+        # right
+        optimizer = Adagrad(model.parameters())
 
     ## How to fix
     Make the optimizer after sharding, or move each entry of the state to the new parameter and
     shard its tensors alike.
 
+    Changes: The next updates: they continue from the history instead of starting anew.
+
+    Leaves: The steps that were taken without it.
+
+    ## When it is not a defect
+    Every key of `optimizer.state` is in one of `optimizer.param_groups`.
+
+    If so, add `ignore = ["SHD007"]` to `distdiag.toml`.
+
     ## References
-    - huggingface/accelerate#4142
+    - https://github.com/huggingface/accelerate/issues/4142
     """
 
     code = "SHD007"
     name = "stale-optimizer-state"
     severity = Severity.ERROR
 
-    why = "The state of an optimizer is keyed by parameter objects, and these were replaced."
-    fix = "Re-key the state with the new parameters, or make the optimizer after sharding."
-    fix_changes = "The next updates: they continue from the history instead of starting anew."
-    fix_leaves = "The steps that were taken without it."
-    disproof = "Every key of `optimizer.state` is in one of `optimizer.param_groups`."
-
-    def check(self, alignment: OptimizerView) -> Iterator[Finding]:
+    def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Name the parameters that lack what stale entries hold."""
         # A part that was replaced, a new head, may well begin anew.
-        stale = {r: s for r, s in alignment.by_rank.items() if _has_lost_all(s)}
+        stale = {r: s for r, s in view.by_rank.items() if _has_lost_all(s)}
         if not stale:
             return
         ranks = RankSet(stale)

@@ -17,36 +17,38 @@ _TOLERANCE: Final = 0.05
 class UnequalGradientScaling(Check[ScalingView]):
     """Ranks scale the gradients of one model by different factors.
 
-    ## What it detects
-    Between the last backward pass and the optimizer step each rank multiplied all its gradients by
-    one factor, and the factors of ranks that keep one model together differ.
-
-    ## Why it matters
-    Clipping by a norm of the local shards, or by that of a partial value, scales each shard by
-    another coefficient. The direction of the update is wrong, and it depends on the number of
-    ranks.
+    ## What you see
+    Each shard of the model is clipped by another coefficient, because each rank computed the norm
+    of its own shards. The direction of the update is wrong and depends on the number of ranks.
 
     ## Example
-    `norm = sqrt(sum(p.grad.to_local().square().sum()))` and a clip by it, without a reduction over
-    the ranks.
+        grads = [p.grad.to_local() for p in model.parameters()]
+        # wrong: the norm of this rank's shards
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        torch._foreach_mul_(grads, min(1.0, 1.0 / norm))
+        # right
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
     ## How to fix
-    Use `torch.nn.utils.clip_grad_norm_` on the sharded parameters, or reduce the squared norm over
+    Use `torch.nn.utils.clip_grad_norm_` on the sharded parameters, or sum the squared norms over
     all ranks that hold shards before the coefficient is computed.
 
+    Changes: The size of the clipped gradient, and so the effective learning rate.
+
+    Leaves: The threshold: a global norm is larger than a local one.
+
+    ## When it is not a defect
+    All ranks multiply their gradients by the same coefficient; print it on each of them.
+
+    If so, add `ignore = ["SHD006"]` to `distdiag.toml`.
+
     ## References
-    - baidu-baige/LoongForge#152
+    - https://github.com/baidu-baige/LoongForge/issues/152
     """
 
     code = "SHD006"
     name = "unequal-gradient-scaling"
     severity = Severity.ERROR
-
-    why = "The norm of a sharded gradient is known to no rank alone: squares must be summed first."
-    fix = "Compute the coefficient from the norm over all shards, so that it is one for all ranks."
-    fix_changes = "The size of the clipped gradient, and so the effective learning rate."
-    fix_leaves = "The threshold: a global norm is larger than a local one."
-    disproof = "The coefficient that each rank multiplied its gradients by is the same."
 
     def check(self, view: ScalingView) -> Iterator[Finding]:
         """Compare the factors of the ranks."""

@@ -16,45 +16,43 @@ from distdiag.views.models import ProgramPlanView, RuleView
 class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
     """A pattern of a sharding plan matches nothing.
 
-    ## What it detects
-    A pattern of the `[plan]` table, of the dict given to `parallelize_module`, or of a framework's
-    parallel plan that no parameter or module has, on any rank and in any model that the same line
-    applies it to.
-
-    ## Why it matters
-    Frameworks skip such a pattern without an error. What it should have sharded stays whole on
-    every rank: memory runs out, or replicated weights meet activations that are sharded.
+    ## What you see
+    What the pattern should have sharded stays whole on every rank: memory runs out, or replicated
+    weights meet sharded activations. Frameworks skip a name that does not exist without an error.
 
     ## Example
-    `{"layers.*.attn.wq": ColwiseParallel()}` for a model whose module is called `attention`, or a
-    plan without the prefix `base_model.model.` that an adapter library puts in front.
+        # wrong: the module is called `attention`
+        plan = {"layers.*.attn.wq": ColwiseParallel()}
+        # right
+        plan = {"layers.*.attention.wq": ColwiseParallel()}
+        parallelize_module(model, mesh["tp"], plan)
 
     ## How to fix
-    Write the names that the model has at the moment when the plan is applied, wrappers included.
+    Write the names that the model has when the plan is applied, wrappers such as
+    `base_model.model.` included, or delete the pattern.
+
+    Changes: Which tensors are sharded, and so memory, collectives and checkpoints.
+
+    Leaves: Checkpoints that were written without the sharding.
+
+    ## When it is not a defect
+    The plan serves several models, and this one does not have the module.
+
+    If so, add `ignore = ["SHD014"]` to `distdiag.toml`.
 
     ## References
-    - `torch.distributed.tensor.parallel.parallelize_module`: no match is a warning
+    - https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
     """
 
     code = "SHD014"
     name = "unmatched-plan-pattern"
     severity = Severity.WARNING
 
-    why = "Plans are matched by name, and a name that is not there is skipped."
-    fix = "Correct the pattern, or leave it out."
-    fix_changes = "Which tensors are sharded, and so memory, collectives and checkpoints."
-    fix_leaves = "Checkpoints that were written without the sharding."
-    disproof = "A parameter or module of the model whose name fits the pattern."
-
     def check(self, view: RuleView | ProgramPlanView) -> Iterator[Finding]:
-        """Judge what the view shows."""
-        match view:
-            case RuleView():
-                yield from self._check_rules(view)
-            case ProgramPlanView():
-                yield from self._check_program_plan(view)
+        """Match the rules of the table, or the patterns of the program's plan."""
+        yield from self._of_table(view) if isinstance(view, RuleView) else self._of_program(view)
 
-    def _check_rules(self, view: RuleView) -> Iterator[Finding]:
+    def _of_table(self, view: RuleView) -> Iterator[Finding]:
         """Match the rules of the table against the names of all tensors."""
         names = tuple(dict.fromkeys(tensor.plan.name for tensor in view.tensors))
         models = ", ".join(dict.fromkeys(tensor.model for tensor in view.tensors))
@@ -74,7 +72,7 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
                 ),
             )
 
-    def _check_program_plan(self, view: ProgramPlanView) -> Iterator[Finding]:
+    def _of_program(self, view: ProgramPlanView) -> Iterator[Finding]:
         """Name the patterns that matched on no rank."""
         unmatched = [each.seen for each in view.patterns if each.num_matches == 0]
         if not unmatched:

@@ -13,7 +13,7 @@ from distdiag.checks.shared.replicas import (
     location_on,
     names_of,
 )
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Basis
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.models import GradientReplicas
 
@@ -21,39 +21,41 @@ from distdiag.views.models import GradientReplicas
 class UnreducedGradient(Check[GradientReplicas]):
     """An optimizer applies gradients that differ between the copies of a parameter.
 
-    ## What it detects
-    A parameter that ranks hold copies of, whose gradient differs between them, by more than
-    rounding, when an optimizer is about to step.
-
-    ## Why it matters
-    Each copy gets an update of its own. From this step on the ranks train different models.
+    ## What you see
+    Each rank updates its copy by the gradient of its own batch, heads or tokens. From this step on
+    the ranks train different models; the loss looks plausible.
 
     ## Example
-    A norm or router that is replicated over the tensor-parallel group and whose gradient nobody
-    sums there; a wrong process group; `no_sync` left on for the last micro-batch.
+        loss.backward()
+        # right: these two lines; wrong: without them
+        for norm in replicated_norms:
+            dist.all_reduce(norm.weight.grad, group=tp_group)
+        optimizer.step()
 
     ## How to fix
-    Reduce the gradient over every group that holds copies, once, after the last backward pass and
+    All-reduce the gradient over all ranks that hold copies, once, after the last backward pass and
     before clipping and the step.
 
+    Changes: The gradient of every copy: it becomes the mean or the sum over the ranks.
+
+    Leaves: The copies that differ already since earlier steps.
+
+    ## When it is not a defect
+    The ranks are meant to train models of their own, or average their weights now and then.
+
+    If so, add `ignore = ["SHD004"]` to `distdiag.toml`.
+
     ## References
-    - bigcode-project/Megatron-LM#37
+    - https://github.com/bigcode-project/Megatron-LM/issues/37
     """
 
     code = "SHD004"
     name = "unreduced-gradient"
     severity = Severity.ERROR
 
-    why = "A backward pass gives each rank the gradient of its own batch, heads or tokens."
-    fix = "All-reduce the gradient over these ranks after the last backward pass of the step."
-    fix_changes = "The gradient of every copy: it becomes the mean or the sum over the ranks."
-    fix_leaves = "The copies that differ already since earlier steps."
-    disproof = "The gradients of the parameter on these ranks are equal when the step begins."
-
     def check(self, view: GradientReplicas) -> Iterator[Finding]:
         """Judge gradients at the step."""
-        # Where DDP was bypassed, SHD019 says so.
-        if view.moment is not Moment.GRADIENT or view.basis in (*NOT_REDUCED, Basis.BYPASSED):
+        if view.basis in (*NOT_REDUCED, Basis.BYPASSED):  # SHD019 names the bypassed
             return
         tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
         if not tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
@@ -20,37 +20,43 @@ _LARGE: Final = 1 << 20
 
 
 class UnshardedParameter(Check[ModelView]):
-    """Parts of a sharded model belong to no module that was wrapped, or all to one.
+    """Parts of a sharded model belong to no wrapped module, or the whole model to a single one.
 
-    ## What it detects
-    When a model that FSDP2 shards is used for the first time: trainable parameters that belong to
-    no module that was wrapped, and large models of repeated blocks that were wrapped as one unit.
-
-    ## Why it matters
-    FSDP2 serves what lies below the modules it was called on. It neither broadcasts nor reduces
-    other parameters, and each rank trains its own. Of a single unit all parameters are gathered at
-    once, so that the peak of memory is that of the whole model and nothing overlaps.
+    ## What you see
+    FSDP2 neither broadcasts nor reduces parameters outside of the modules that it was called on, so
+    each rank trains its own. Of a single unit it gathers all parameters at once, so that the peak
+    of memory is that of the whole model.
 
     ## Example
-    `for layer in model.layers: fully_shard(layer)` without `fully_shard(model)`: the embedding and
-    the head are left out.
+        # wrong: embedding and head are left out
+        for layer in model.layers:
+            fully_shard(layer)
+        # right
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard(model)
 
     ## How to fix
     Call `fully_shard` on each block first and on the root last.
 
+    Changes: The parameters become shards, and their gradients are reduced; units are gathered one
+    by one.
+
+    Leaves: Copies that differ already, and parameters that were ignored on purpose.
+
+    ## When it is not a defect
+    The program reduces the gradients of these parameters itself before each step, or the whole
+    model fits into memory as one unit.
+
+    If so, add `ignore = ["SHD018"]` to `distdiag.toml`.
+
     ## References
-    - `torch.distributed.fsdp.fully_shard`
+    - https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
 
     code = "SHD018"
     name = "unsharded-parameter"
     severity = Severity.INFO
-
-    why = "FSDP2 manages the parameters below the modules that it was called on, and no others."
-    fix = "Call `fully_shard(model)` once more, on the root, after its blocks."
-    fix_changes = "The parameters become shards, and their gradients are reduced."
-    fix_leaves = "Copies that differ already, and parameters that were ignored on purpose."
-    disproof = "The program reduces the gradients of these parameters itself before each step."
 
     def check(self, view: ModelView) -> Iterator[Finding]:
         """Look for what is outside all units, and for a unit that is all."""
@@ -63,7 +69,7 @@ class UnshardedParameter(Check[ModelView]):
                 view,
                 ranks,
                 f"{first_and_more(names)} of {view.model} belong to no module that was sharded: "
-                "nobody reduces their gradients unless the program does",
+                "FSDP2 does not reduce their gradients",
                 names,
             )
         large = RankSet(rank for rank, plans in sharded.items() if _is_one_unit(plans))
@@ -71,22 +77,13 @@ class UnshardedParameter(Check[ModelView]):
             yield self._note(
                 view,
                 large,
-                f"{view.model} is one unit though it is made of repeated blocks: all its "
-                "parameters are gathered at once",
-                why="A unit is gathered before its forward pass and kept until its end.",
-                fix="Call `fully_shard` on each block, and on the root last.",
-                fix_changes="Peak memory, and the order and size of the collectives.",
-                fix_leaves="The results: they are the same.",
-                disproof="The whole model fits, and the gathering takes no time that matters.",
+                f"{view.model} is one unit although it is made of repeated blocks: all "
+                "its parameters are gathered at once",
+                (view.model,),
             )
 
     def _note(
-        self,
-        view: ModelView,
-        ranks: RankSet,
-        message: str,
-        names: tuple[str, ...] = (),
-        **texts: Any,  # noqa: ANN401
+        self, view: ModelView, ranks: RankSet, message: str, subjects: tuple[str, ...]
     ) -> Finding:
         location = location_on(view, ranks)
         return self.finding(
@@ -94,11 +91,10 @@ class UnshardedParameter(Check[ModelView]):
             ranks=ranks,
             step=view.step,
             location=location,
-            subjects=names or (view.model,),
+            subjects=subjects,
             grade=Grade.NOTE,
             confidence=0.7,
             evidence=(Evidence(ranks=ranks, summary=message, location=location),),
-            **texts,
         )
 
 

@@ -14,34 +14,37 @@ from distdiag.views.models import ModelView
 class UntiedWeights(Check[ModelView]):
     """Weights that a model's configuration calls tied are not one tensor.
 
-    ## What it detects
-    A model whose configuration says `tie_word_embeddings`, with one embedding and one output layer
-    of the same shape that do not share their weight.
-
-    ## Why it matters
-    The two drift apart. A checkpoint leaves the head out because it is tied, and loading fills it
-    from the embedding: the model that resumes is another one.
+    ## What you see
+    Embedding and head train apart. A checkpoint leaves the head out because it is tied, and loading
+    fills it from the embedding: the model that resumes is another one, and its loss jumps.
 
     ## Example
-    `to_empty` after a build on the meta device gives each name memory of its own, and nobody ties
-    them again.
+        model = build_on_meta_device(config)  # config.tie_word_embeddings is True
+        # wrong: each name gets memory of its own
+        model.to_empty(device="cuda")
+        # right
+        model.to_empty(device="cuda")
+        model.tie_weights()
 
     ## How to fix
-    Tie the weights after materialising or loading and before sharding.
+    Call `tie_weights()` after the model was materialised or loaded and before it is sharded.
+
+    Changes: The head becomes the embedding: fewer parameters, another output.
+
+    Leaves: Checkpoints that were saved without the head while it was a tensor of its own.
+
+    ## When it is not a defect
+    Both names give the same tensor: `model.embed.weight is model.head.weight`.
+
+    If so, add `ignore = ["SHD009"]` to `distdiag.toml`.
 
     ## References
-    - NVIDIA-NeMo/Automodel#2511
+    - https://github.com/NVIDIA-NeMo/Automodel/issues/2511
     """
 
     code = "SHD009"
     name = "untied-weights"
     severity = Severity.ERROR
-
-    why = "A tie is two names for one object; what copies or replaces tensors one by one cuts it."
-    fix = "Call `tie_weights()` after the model was materialised, before it is wrapped."
-    fix_changes = "The head becomes the embedding: fewer parameters, another output."
-    fix_leaves = "Checkpoints that were saved without the head while it was a tensor of its own."
-    disproof = "Both names give the same tensor (`a.weight is b.weight`)."
 
     def check(self, view: ModelView) -> Iterator[Finding]:
         """Name the two tensors and the ranks where they are two."""

@@ -13,45 +13,49 @@ from distdiag.views.models import UntrainedView
 
 
 class UntrainedParameter(Check[UntrainedView]):
-    """An optimizer holds trainable parameters that had no gradient at any look.
+    """An optimizer holds trainable parameters that never had a gradient.
 
-    ## What it detects
-    Parameters of an optimizer whose `grad` was None at all steps that were looked at, while others
-    had one. Where some ranks never have the gradient of a parameter that others hold copies of and
-    always have it, it is a warning; where all ranks are alike it is a note.
-
-    ## Why it matters
-    Optimizers skip such parameters and say nothing. If it is so on some ranks only, the copies
-    part: one is trained and the other is not.
+    ## What you see
+    These parameters keep their first values, because the loss does not depend on them, and
+    optimizers skip them without an error. Where only some ranks have gradients of them, the copies
+    diverge.
 
     ## Example
-    A tower or head that the loss never reaches; a branch that only one rank takes.
+        # wrong: only some ranks use the vision tower
+        loss = text_loss + vision_loss if has_images else text_loss
+        # right: every rank has a gradient, of zeros at least
+        if not has_images:
+            vision_loss = 0.0 * model.vision(dummy_image).sum()
+        loss = text_loss + vision_loss
 
     ## How to fix
-    Use the parameters in the loss on every rank, if only with the factor zero; or freeze them, or
-    leave them out of the optimizer.
+    Use the parameters in the loss on every rank, if only with the factor zero, or set their
+    `requires_grad` to False.
+
+    Changes: The parameters begin to train, or are known not to.
+
+    Leaves: Checkpoints, which hold the values with which the parameters were made.
+
+    ## When it is not a defect
+    The parameters are used from a later step on, or only in steps that were not sampled.
+
+    If so, add `ignore = ["SHD020"]` to `distdiag.toml`.
 
     ## References
-    - `torch.nn.parallel.DistributedDataParallel` (`find_unused_parameters`)
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
 
     code = "SHD020"
     name = "untrained-parameter"
     severity = Severity.WARNING
 
-    why = "A parameter that the loss does not depend on gets no gradient, and no error says so."
-    fix = "Let the loss depend on the parameters, or set their `requires_grad` to False."
-    fix_changes = "The parameters begin to train, or are known not to."
-    fix_leaves = "Checkpoints, which hold the values with which the parameters were made."
-    disproof = "The parameters have gradients at the steps that were not looked at."
-
     def check(self, view: UntrainedView) -> Iterator[Finding]:
-        """Tell what ranks treat differently from what nobody trains."""
+        """Separate what only some ranks train from what no rank trains."""
         if view.parted:
             names = tuple(view.parted)
             ranks = RankSet(r for r, never in view.never.items() if set(names) & set(never))
             having = view.parted[names[0]]
-            yield self._about(
+            yield self._finding(
                 view,
                 names,
                 ranks,
@@ -63,16 +67,16 @@ class UntrainedParameter(Check[UntrainedView]):
         if ranks:
             never = view.never[min(ranks)]
             names = tuple(name for name in never if name not in view.parted)
-            yield self._about(
+            yield self._finding(
                 view,
                 names,
                 ranks,
-                f"{first_and_more(names)} of {view.optimizer} had no gradient at any of "
-                f"{view.num_looks} looks on {ranks.phrase()}",
+                f"{first_and_more(names)} of {view.optimizer} had no gradient at any of the "
+                f"{view.num_looks} sampled steps on {ranks.phrase()}",
                 Grade.NOTE,
             )
 
-    def _about(
+    def _finding(
         self,
         view: UntrainedView,
         names: tuple[str, ...],
