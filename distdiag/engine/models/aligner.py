@@ -178,11 +178,13 @@ class ModelAligner(Aligner):
         if self._blind:
             why = f"the models of {RankSet(self._blind).phrase()} are not observed wholly"
             return losses | dict.fromkeys(_NEVER, NotObserved(why))
-        if not any(kind in self._seen for kind in _OF_MODELS):
-            return losses | dict.fromkeys(_NEVER, _NO_MODEL)
         gaps: dict[type[View | Event], Gap] = {
             view: gap for view, gap in _NEVER.items() if view not in self._seen
         }
+        if not any(kind in self._seen for kind in _OF_MODELS):
+            # Random numbers are drawn without a model, too.
+            without = gaps.keys() - ({RandomView} if RandomDraw in self._seen else set())
+            return losses | gaps | dict.fromkeys(without, _NO_MODEL)
         for moment, view in _REPLICAS.items():
             if view in gaps and moment in self._seen:
                 gaps[view] = _NO_COPIES

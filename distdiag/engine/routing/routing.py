@@ -100,6 +100,7 @@ class RoutingAligner(Aligner):
             case CounterWritten():
                 known = self._models.setdefault(event.model, _Known())
                 known.ranks.add(event.rank)
+                known.is_repeated |= event.is_recompute
                 known.counters.setdefault(event.step, {}).setdefault(event.rank, []).append(event)
             case AuxLoss():
                 known = self._models.setdefault(event.model, _Known())
