@@ -70,7 +70,8 @@ class Coverage:
             return unseen
         if not gaps or len(gaps) < len(check.views):
             return Looked()
-        return next((gap for gap in gaps if isinstance(gap, LeftOut)), gaps[0])
+        # A profile is the reason only where the rest of what the check judges is left out, too.
+        return next((gap for gap in gaps if not isinstance(gap, LeftOut)), gaps[0])
 
     def gaps(self) -> dict[str, str]:
         """Return what probes do not observe, and the codes of checks that did not look, and why."""
