@@ -27,6 +27,8 @@ from distdiag.views.data import FeedView, NormalisedFeeds
 
 # Which ranks train without anything that connects them, though they were launched together.
 
+_NO_CALL: Final = NothingThere("no collective was called")
+
 
 class LoneStepsAligner(Aligner):
     """Shows ranks that stepped alone, once all have or at the end, and never met before or since.
@@ -45,11 +47,11 @@ class LoneStepsAligner(Aligner):
         self._blind: set[int] = set()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
-        """Say whether the first steps of some rank were not seen."""
-        if not self._blind:
-            return {}
-        why = f"the steps of {RankSet(self._blind).phrase()} are not observed"
-        return {LoneStepsView: NotObserved(why)}
+        """Say whether no first step was seen, or not that of some rank."""
+        if self._blind:
+            why = f"the steps of {RankSet(self._blind).phrase()} are not observed"
+            return {LoneStepsView: NotObserved(why)}
+        return {} if self._alone or self._connected else {LoneStepsView: _NO_CALL}
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
@@ -83,6 +85,9 @@ class LoneStepsAligner(Aligner):
 
 # ---
 
+_NO_FEED: Final = NothingThere("no model was seen to be fed")
+_NO_EPOCH: Final = NothingThere("no pass over a data set was seen")
+_NO_ROWS: Final = NothingThere("no rows of a last batch were gathered")
 _NO_NORMS: Final = NothingThere("no layer normalises by the statistics of a batch on one rank")
 _NO_SCHEDULE: Final = NothingThere("no schedule of a learning rate was seen")
 _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
@@ -90,6 +95,13 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
     ScheduleState: ScheduleView,
     RowsGathered: GatheredRowsView,
 }
+_NEVER: Final[Mapping[type[Event], tuple[type[View], NothingThere]]] = {
+    ModelFed: (FeedView, _NO_FEED),
+    EpochFed: (EpochView, _NO_EPOCH),
+    ScheduleState: (ScheduleView, _NO_SCHEDULE),
+    RowsGathered: (GatheredRowsView, _NO_ROWS),
+}
+"""The views of events that were never there, and what is said of them."""
 _MOST_CALLS: Final = 64
 _MOST_PASSES: Final = 8
 _REDUCTIONS: Final = ("all_reduce", "allreduce", "reduce")
@@ -120,8 +132,8 @@ class DataAligner(Aligner):
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._feeds = SideBySide(job.world)
+        self._seen: set[type[Event]] = set()
         self._has_norms = False
-        self._has_schedule = False
         self._passes: dict[tuple[str, RankSet], deque[Mapping[int, ModelFed]]] = {}
         self._calls: dict[int, deque[tuple[int, int, bool]]] = {}
         self._is_foreign: dict[int, tuple[bool, CallSite]] = {}
@@ -129,15 +141,16 @@ class DataAligner(Aligner):
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
-        gaps: dict[type[View | Event], Gap] = {}
+        gaps: dict[type[View | Event], Gap] = {
+            view: gap for event, (view, gap) in _NEVER.items() if event not in self._seen
+        }
         if not self._has_norms:
             gaps[NormalisedFeeds] = _NO_NORMS
-        if not self._has_schedule:
-            gaps[ScheduleView] = _NO_SCHEDULE
         return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
+        self._seen.add(type(event))
         match event:
             case ModelFed():
                 self._has_norms |= event.num_local_norms > 0
@@ -145,7 +158,6 @@ class DataAligner(Aligner):
                 if alignment is not None and event.members:
                     yield from self._show_feeds(event.model, alignment.by_rank)
             case EpochFed() | ScheduleState() | RowsGathered():
-                self._has_schedule |= isinstance(event, ScheduleState)
                 alignment = self._events.add(event)
                 if alignment is not None:
                     yield alignment.show_as(_VIEWS[type(event)], {})

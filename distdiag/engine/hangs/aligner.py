@@ -41,8 +41,10 @@ from distdiag.views.base import View
 from distdiag.views.rank_states import Fate, JobView, LaunchView, RankState, StackView, WorkView
 
 _LEAVING: Final = (Finished, Raised, Exited, NodeLost)
-_OF_CALLS: Final = (CollectiveView, OpenCollective, GroupView, OpenGroup, WorkView)
+_OF_CALLS: Final = (CollectiveView, OpenCollective, WorkView)
 _NO_CALL: Final = NothingThere("no collective was called")
+_NO_GROUP: Final = NothingThere("no creation of a process group was seen")
+_NO_STACKS: Final = NothingThere("no stacks of ranks were taken")
 
 States = Mapping[int, RankState]
 Shown = Generator[View, bool, None]
@@ -92,6 +94,8 @@ class CallAligner(Aligner):
         self._has_left = False
         self._has_just_failed = False
         self._has_called = False
+        self._has_group = False
+        self._has_stacks = False
 
     @property
     def is_hung(self) -> bool:
@@ -99,10 +103,15 @@ class CallAligner(Aligner):
         return self.stall.is_hang
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
-        """Say whether no rank has called another one."""
-        if self._has_called:
-            return {}
-        return dict.fromkeys(_OF_CALLS, _NO_CALL)
+        """Say whether no rank has called another one, and whether nobody asked where they are."""
+        gaps: dict[type[View | Event], Gap] = {}
+        if not self._has_group:
+            gaps |= dict.fromkeys((GroupView, OpenGroup), _NO_GROUP)
+        if not (self._has_called or self._has_group):
+            gaps |= dict.fromkeys(_OF_CALLS, _NO_CALL)
+        if not self._has_stacks:
+            gaps[StackView] = _NO_STACKS
+        return gaps
 
     def waiting(self, rank: int) -> tuple[Collective, ...]:
         """Return the calls of a rank that wait for another rank, the oldest first."""
@@ -121,12 +130,13 @@ class CallAligner(Aligner):
             case CollectiveState(state="dropped"):
                 yield WorkView(event, self.job.states()[event.rank].recent)
             case GroupCreated():
-                self._has_called = True
+                self._has_group = True
                 yield from self._feed_group_call(event)
                 yield LaunchView(event, self.job.states())
             case RankStarted() | ProcessesSpawned():
                 yield LaunchView(event, self.job.states())
             case Stacks():
+                self._has_stacks |= not event.error
                 self.stall.got_stacks(event.rank)
             case ProbeDisabled(probe="agent") if self._is_silent(event.rank):
                 for calls in (self._streams, self._messages, self._groups):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from distdiag.engine.aligner import Aligner, Gap, Job, NotObserved
+from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.events.base import Event
 from distdiag.events.checkpoints import (
     KINDS,
@@ -34,6 +34,11 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
     StateRestored: RankStateView,
 }
 
+_OF_LOADS: Final = (WeightsLoaded, LoadWasted, TrainingResumed)
+"""A load is known by any of them: an optimizer that steps after a load tells of it."""
+_NO_LOAD: Final = NothingThere("nothing was loaded into a model or an optimizer")
+_NO_STATE: Final = NothingThere("no state of a rank was given to a distributed checkpoint")
+
 _Key = tuple[str | int, ...]
 
 
@@ -51,13 +56,19 @@ class LoadAligner(Aligner):
         self._expected: dict[_Key, RankSet] = {}
         self._counts: dict[tuple[int, _Key], int] = {}
         self._blind: set[int] = set()
+        self._seen: set[type[Event]] = set()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
-        """Say whether not all loads and saves were seen."""
-        if not self._blind:
-            return {}
-        why = f"what {RankSet(self._blind).phrase()} loaded and saved is not observed wholly"
-        return dict.fromkeys(self.builds, NotObserved(why))
+        """Say whether there were no loads and saves, or not all were seen."""
+        if self._blind:
+            why = f"what {RankSet(self._blind).phrase()} loaded and saved is not observed wholly"
+            return dict.fromkeys(self.builds, NotObserved(why))
+        gaps: dict[type[View | Event], Gap] = {}
+        if self._seen.isdisjoint(_OF_LOADS):
+            gaps |= dict.fromkeys((WeightsLoadedView, LoadWastedView, ResumeView), _NO_LOAD)
+        if self._seen.isdisjoint((StateSaved, StateRestored)):
+            gaps[RankStateView] = _NO_STATE
+        return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
@@ -65,6 +76,7 @@ class LoadAligner(Aligner):
             if event.probe in ("loads", "rank-states"):
                 self._blind.add(event.rank)
             return
+        self._seen.add(type(event))
         key = _key_of(event)
         number = self._counts[event.rank, key] = self._counts.get((event.rank, key), 0) + 1
         key = (*key, number)
