@@ -216,9 +216,7 @@ class FileAligner(Aligner):
         """Let time pass, and show the races that are new or have grown."""
         if self._is_alone:
             return
-        doubted_since_ns = self.job.order.doubted_since_ns
-        if doubted_since_ns is not None:
-            self._races.order.doubt(doubted_since_ns)
+        self._take_doubt()
         self._races.order.advance(now_ns, unseen)
         yield from self._views()
 
@@ -226,6 +224,7 @@ class FileAligner(Aligner):
         """Show the rest, and the files for lack of which ranks ended."""
         if self._is_alone:
             return
+        self._take_doubt()
         self._races.finish()
         self._tests.finish()
         yield from self._views()
@@ -233,6 +232,11 @@ class FileAligner(Aligner):
             missing = self._missing.explain(raised)
             if missing is not None:
                 yield missing
+
+    def _take_doubt(self) -> None:
+        doubted_since_ns = self.job.order.doubted_since_ns
+        if doubted_since_ns is not None:
+            self._races.order.doubt(doubted_since_ns)
 
     def _views(self) -> Iterator[View]:
         for test in self._tests.take():
