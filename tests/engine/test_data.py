@@ -5,36 +5,24 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from distdiag.engine.data import DataWatch
-from distdiag.events.ranks import RankSet
-from distdiag.views.data import FeedView
+from distdiag.engine.data import DataAligner
 from tests.checks.feeds import model_fed
 from tests.checks.streams import Job, signature
+from tests.engine.aligned import aligned
 
 SINCE, BEGIN, END = 100, 200, 300
 
 
-class Views:
-    """Keeps the views that a watch would have judged."""
-
-    def __init__(self) -> None:
-        self.found: list[FeedView] = []
-
-    def judge_feeds(self, view: FeedView) -> None:
-        self.found.append(view)
-
-
 def is_shared(op: str, sizes: tuple[int, ...], seq: int) -> bool:
     """Say what is made of one call between the batch and the end of the forward pass."""
-    job, views = Job(2), Views()
-    watch = DataWatch(RankSet([0, 1]), views)
+    job, events = Job(2), []
     for rank in (0, 1):
         call = job.call(rank, sign=signature(op, input_sizes=(sizes,)))
-        watch.feed(msgspec.structs.replace(call, seq=seq))
+        events.append(msgspec.structs.replace(call, seq=seq))
     for number in (0, 1):
         for rank in (0, 1):
-            watch.feed(model_fed(rank, number, since=SINCE, begin=BEGIN, end=END))
-    return views.found[-1].is_shared_work
+            events.append(model_fed(rank, number, since=SINCE, begin=BEGIN, end=END))
+    return aligned(DataAligner, *events).views[-1].is_shared_work
 
 
 @pytest.mark.parametrize(

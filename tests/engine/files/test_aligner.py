@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from distdiag.checks import load_checks
 from distdiag.checks.base import Check
-from distdiag.events.files import FileAccess
+from distdiag.engine.files.aligner import FileAligner, MissingFiles
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Severity
+from distdiag.views.alignment import FileTestView
+from distdiag.views.files import Race
+from tests.checks.races import access, missing_file
+from tests.checks.streams import plain_site
+from tests.engine.aligned import aligned
 from tests.engine.stream import Job
 from tests.engine.traces import Trace
 
+HERE, THERE = "/node0/index.npy", "/node1/index.npy"
 
-class Racy(Check):
+
+class Racy(Check[Race]):
     """Says of every race who takes part."""
 
     code, name, severity = "BAR999", "race", Severity.WARNING
-    needs = (FileAccess,)
 
-    def check_race(self, race):
-        evidence = (Evidence(ranks=race.ranks, summary="raced"),)
-        yield self.finding(race.conflict.value, ranks=race.ranks, evidence=evidence)
+    def check(self, view):
+        evidence = (Evidence(ranks=view.ranks, summary="raced"),)
+        yield self.finding(view.conflict.value, ranks=view.ranks, evidence=evidence)
 
 
 def fed(job, trace):
@@ -55,17 +64,14 @@ def test_calls_that_contradict_one_another_order_nothing_that_could_be_believed(
 
 
 def test_a_job_of_one_rank_has_no_races_to_look_for():
-    assert Job(1).engine._files is None
-    assert Job(2).engine._files is not None
+    trace = Trace(1)
+    trace.write(0)
+    trace.access(0, "read")
+    assert not aligned(FileAligner, *trace.events, world=[0]).views
 
 
 def test_tests_that_found_different_things_are_shown_side_by_side():
-    class Apart(Racy):
-        def check_alignment(self, alignment):
-            found = [test.found for test in alignment.by_rank.values()]
-            yield self.finding(f"{alignment.key} {found}", ranks=RankSet((0,)), evidence=())
-
-    job, trace = Job(2, checks=[Apart()]), Trace(2)
+    trace = Trace(2)
     trace.access(0, "test", "/d/f", 5, found=True)
     for answer in (False, False):
         trace.access(1, "test", "/d/f", 5, found=answer)
@@ -73,26 +79,57 @@ def test_tests_that_found_different_things_are_shown_side_by_side():
     for rank in (0, 1):
         trace.access(rank, "test", "/d/f", 5, found=True)
     trace.everyone()
-    fed(job, trace)
-    job.passes(0.5)
-    assert [f.message for f in job.engine.findings] == ["('/d/f', 0) [True, False]"]
+    (test,) = [v for v in aligned(FileAligner, *trace.events).views if isinstance(v, FileTestView)]
+    assert test.key == ("/d/f", 0)
+    assert [each.found for each in test.by_rank.values()] == [True, False]
 
 
 def test_a_file_that_was_never_there_is_shown_at_the_end():
-    class Lacking(Racy):
-        def check_missing_file(self, missing):
-            ranks = RankSet(missing.namesakes)
-            yield self.finding(missing.path, ranks=ranks, evidence=())
-
-    job, trace = Job(2, checks=[Lacking()]), Trace(2)
-    trace.write(0, "/node0/index.npy")
-    read = trace.access(1, "read", "/node1/index.npy")
-    message = "[Errno 2] No such file or directory: '/node1/index.npy'"
+    trace = Trace(2)
+    trace.write(0, HERE)
+    read = trace.access(1, "read", THERE)
+    message = f"[Errno 2] No such file or directory: '{THERE}'"
     trace.raises(1, read, message, "FileNotFoundError")
-    fed(job, trace)
-    job.passes(0.5)
-    assert job.engine.findings == ()
-    job.engine.finish()
-    assert [(f.message, f.ranks) for f in job.engine.findings] == [
-        ("/node1/index.npy", RankSet((0,)))
-    ]
+    (missing,) = aligned(FileAligner, *trace.events).views
+    assert (missing.path, list(missing.namesakes)) == (THERE, [0])
+
+
+# Files that are missing
+
+
+def event(rank, action, path):
+    return access(rank, action, plain_site(3), path, written=path).event
+
+
+@pytest.fixture
+def files():
+    files = MissingFiles()
+    files.add(event(0, "write", HERE))
+    files.add(event(1, "read", THERE))
+    return files
+
+
+def test_the_writer_of_a_namesake_is_found(files):
+    found = files.explain(missing_file(1, THERE))
+    assert (found.rank, found.path, list(found.namesakes)) == (1, THERE, [0])
+
+
+def test_a_file_that_was_written_is_a_matter_of_order(files):
+    files.add(event(0, "write", THERE))
+    assert files.explain(missing_file(1, THERE)) is None
+
+
+def test_a_relative_name_is_found_by_the_access(files):
+    raised = missing_file(1, "cache/index.npy")
+    files.add(replace(event(1, "read", THERE), written="cache/index.npy"))
+    assert files.explain(raised).path == THERE
+
+
+@pytest.mark.parametrize("path", ["/node1/other.npy", "relative.npy"])
+def test_a_file_of_which_nobody_wrote_a_namesake_says_nothing(files, path):
+    assert files.explain(missing_file(1, path)) is None
+
+
+def test_another_exception_says_nothing(files):
+    raised = replace(missing_file(1, THERE), type="ValueError", message=f"bad header in {THERE}")
+    assert files.explain(raised) is None

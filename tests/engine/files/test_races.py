@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdiag.engine.files.races import FileRaces
+from distdiag.engine.files.races import FileRaces, PathIndex
 from distdiag.events.ranks import RankSet
 from tests.engine.traces import Trace
 
@@ -320,3 +320,30 @@ def test_a_creation_that_failed_has_changed_nothing():
     trace.close(write, error="FileExistsError: /d/f")
     trace.access(1, "read")
     assert trace.races == []
+
+
+# What is forgotten of files, and in which order
+
+
+def test_reads_are_forgotten_before_changes_and_that_is_said():
+    trace, index = Trace(), PathIndex(most_accesses=2)
+    trace.write(0, "/d/w")
+    races = trace.judged()
+    races._index = index
+    for path in ("/d/w", "/d/a", "/d/b"):
+        trace.access(0, "write" if path == "/d/w" else "read", path)
+        races.order.feed(trace.events[-1])
+    assert "forgotten" in races.problem
+    assert index.at("/d/a") is None
+    assert index.at("/d/w") is not None
+
+
+def test_a_folder_is_forgotten_with_the_last_of_its_files():
+    trace, index = Trace(), PathIndex(most_accesses=1)
+    races = trace.judged()
+    races._index = index
+    for path in ("/d/sub/a", "/e/b"):
+        trace.access(0, "read", path)
+        races.order.feed(trace.events[-1])
+    assert [path for path, _ in index.below("/d")] == []
+    assert [path for path, _ in index.below("/e")] == ["/e/b"]

@@ -3,30 +3,14 @@
 import msgspec
 import pytest
 
-from distdiag.checks.base import Check
-from distdiag.engine.losses.combined import CombinedLosses
-from distdiag.engine.runner import Judges
-from distdiag.events.losses import LossWeights
+from distdiag.engine.losses.combined import CombinedLossAligner
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Severity
 from tests.checks.gradients import DENSE, gradient, look
 from tests.checks.losses import mean, told
 from tests.checks.sequences import both
+from tests.engine.aligned import aligned
 
 STEPS = range(3)
-
-
-class Keeping(Check):
-    """Keeps the views that it is shown."""
-
-    code, name, severity, needs = "XXX001", "keeping", Severity.ERROR, (LossWeights,)
-
-    def __init__(self):
-        self.views = []
-
-    def check_combined_losses(self, view):
-        self.views.append(view)
-        return iter(())
 
 
 def sums(rank, step, combined=(0, 1), divisor=1.0):
@@ -40,14 +24,8 @@ def losses(rank, step, **values):
     return told(rank, [mean(3)], step, **{"members": (), "divisor": 0.0, **values})
 
 
-def shown(*events):
-    check = Keeping()
-    watch = CombinedLosses(RankSet([0, 1]), Judges([check]))
-    for event in events:
-        watch.feed(event)
-    num_before = len(check.views)
-    watch.finish()
-    return check.views, num_before
+def shown(*events, ends=True):
+    return aligned(CombinedLossAligner, *events, ends=ends).views
 
 
 def all_of(step, **values):
@@ -58,7 +36,7 @@ def all_of(step, **values):
 def test_the_divisor_is_that_of_the_gradients(combined, divisor):
     events = [f(r, n) for n in STEPS for r in (0, 1) for f in (losses,)]
     events += [sums(r, n, combined, divisor) for n in STEPS for r in (0, 1)]
-    views, _ = shown(*events)
+    views = shown(*events)
     assert views[-1].is_measured
     assert views[-1].ranks == RankSet(combined)
     assert [each.step for each in views[-1].windows] == [*STEPS]
@@ -66,7 +44,7 @@ def test_the_divisor_is_that_of_the_gradients(combined, divisor):
 
 
 def test_ranks_that_combine_nothing_are_shown_apart():
-    views, _ = shown(*[e for r in (0, 1) for e in (losses(r, 0), sums(r, 0, (r,)))])
+    views = shown(*[e for r in (0, 1) for e in (losses(r, 0), sums(r, 0, (r,)))])
     assert {tuple(view.ranks) for view in views} == {(0,), (1,)}
 
 
@@ -75,21 +53,20 @@ def test_copies_are_no_other_data():
     events += [
         msgspec.structs.replace(sums(0, 0, (0,)), rank=rank) for rank in (0, 1)
     ]  # both have given and apply the same
-    views, _ = shown(*events)
+    views = shown(*events)
     assert {tuple(view.ranks) for view in views} == {(0,), (1,)}
     assert views[-1].windows[0].divisor == 1.0
 
 
 def test_a_step_is_shown_when_all_have_told_the_next_one():
     first, second = all_of(0), all_of(1)
-    assert shown(*first)[1] == 0
-    views, num_before = shown(*first, *second)
-    assert num_before == 1
-    assert [len(view.windows) for view in views] == [1, 2, 2]
+    assert not shown(*first, ends=False)
+    assert len(shown(*first, *second, ends=False)) == 1
+    assert [len(view.windows) for view in shown(*first, *second)] == [1, 2, 2]
 
 
 def test_who_shares_sequences_is_told():
-    views, _ = shown(*all_of(0), *both(0))
+    views = shown(*all_of(0), *both(0))
     ((sequences,),) = [view.sequences for view in views[-1:]]
     assert sequences.ranks == RankSet([0, 1])
 
@@ -105,19 +82,19 @@ UNCLEAR = {
 
 @pytest.mark.parametrize("name", UNCLEAR)
 def test_what_is_not_clear_is_not_shown(name):
-    assert not shown(*UNCLEAR[name], sums(0, 0), sums(1, 0))[0]
+    assert not shown(*UNCLEAR[name], sums(0, 0), sums(1, 0))
 
 
 def test_what_a_wrapper_tells_is_shown_where_ranks_share_sequences():
     wrapped = [losses(r, 0, members=(0, 1), divisor=2.0) for r in (0, 1)]
-    views, _ = shown(*wrapped, sums(0, 0), sums(1, 0), *both(0))
+    views = shown(*wrapped, sums(0, 0), sums(1, 0), *both(0))
     assert not any(each.is_measured for each in views)
     assert views[0].windows[0].divisor == 2.0
 
 
 def test_gradients_of_two_models_are_not_shown():
     other = [msgspec.structs.replace(sums(r, 0), model="Other") for r in (0, 1)]
-    assert not shown(*all_of(0), *other)[0]
+    assert not shown(*all_of(0), *other)
 
 
 def test_gradients_that_were_combined_in_unlike_ways_are_not_shown():
@@ -132,4 +109,4 @@ def test_gradients_that_were_combined_in_unlike_ways_are_not_shown():
         )
         for r in (0, 1)
     ]
-    assert not shown(losses(0, 0), losses(1, 0), *mixed)[0]
+    assert not shown(losses(0, 0), losses(1, 0), *mixed)

@@ -2,39 +2,24 @@
 
 import itertools
 
+import msgspec
 import pytest
 
-from distdiag.checks.base import Check
-from distdiag.engine.losses.gradients import FEWEST_STEPS, PartlySummed
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import LIGHT
+from distdiag.engine.losses.gradients import FEWEST_STEPS, GradientAligner, SumsAligner
 from distdiag.events.collectives import Signature
-from distdiag.events.gradients import GradientSums
-from distdiag.events.lifecycle import ProbeDisabled, StepEnd
-from distdiag.events.models import Basis, ModelState, Moment
-from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Severity
-from distdiag.views.gradients import Sum
+from distdiag.events.lifecycle import StepEnd
+from distdiag.events.models import Basis, Moment
+from distdiag.views.gradients import GradientView, Sum, SumsView
+from tests.checks.gradients import look
 from tests.checks.models import ZEROS, plan, plan_event, state_event
 from tests.checks.streams import Job, plain_site
+from tests.engine.aligned import aligned, broken
 
 SEQS = itertools.count(1000)
 PAIR = (0, 1)
 NAMES = ("summed", "sent", "own", "same", "shard", "unused", "kept")
 JOB = Job(2)
-
-
-class Keeping(Check):
-    """Keeps the views that it is shown."""
-
-    code, name, severity = "XXX001", "keeping", Severity.ERROR
-    needs = (GradientSums, ModelState)
-
-    def __init__(self):
-        self.views = []
-
-    def check_sums(self, view):
-        self.views.append(view)
-        return iter(())
 
 
 def plans(moment):
@@ -91,19 +76,14 @@ def steps(number):
     ]
 
 
-def shown(*events, is_over=True):
-    check = Keeping()
-    watch = PartlySummed(RankSet(PAIR), Judges([check]))
-    for event in events:
-        watch.feed(event)
-    if is_over:
-        watch.finish()
-    return check.views, watch.not_checked
+def shown(*events, ends=True):
+    found = aligned(SumsAligner, *events, ends=ends)
+    return found.views, found.why(SumsView)
 
 
 def test_what_is_done_with_each_gradient():
-    (view,), not_checked = shown(*looks(), call(), *steps(FEWEST_STEPS))
-    assert not not_checked
+    (view,), gap = shown(*looks(), call(), *steps(FEWEST_STEPS))
+    assert not gap
     assert view.ranks == PAIR
     assert view.sums == {
         "summed": (Sum.SUMMED,) * 3,
@@ -120,9 +100,9 @@ def test_what_is_done_with_each_gradient():
 
 def test_a_long_run_is_judged_while_it_trains():
     early = [*looks(), call(), *steps(100)]
-    assert not shown(*early, is_over=False)[0]
+    assert not shown(*early, ends=False)[0]
     later = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100)]
-    (view,), _ = shown(*early, *later, is_over=False)
+    (view,), _ = shown(*early, *later, ends=False)
     assert len(view.sums["own"]) == 4
 
 
@@ -142,26 +122,65 @@ def test_a_later_step_that_sends_more_is_noticed(size, is_more):
             *looks(),
             call(),
             *steps(FEWEST_STEPS),
-            ProbeDisabled(rank=1, seq=1, time_ns=0, probe="models", reason="x"),
+            broken(1, "models"),
         ],
         [call(), *steps(FEWEST_STEPS)],
     ],
     ids=["a short run", "nothing is reduced", "what is not seen wholly", "no model"],
 )
 def test_nothing_is_judged_of(events):
-    views, not_checked = shown(*events)
+    views, gap = shown(*events)
     assert not views
-    assert set(not_checked) == {"XXX001"}
+    assert gap
 
 
 def test_a_rank_that_never_tells_leaves_its_groups_unjudged():
     events = [e for e in (*looks(), call(), *steps(FEWEST_STEPS)) if e.rank == 0]
-    views, not_checked = shown(*events)
+    views, gap = shown(*events)
     assert not views
-    assert set(not_checked) == {"XXX001"}
+    assert gap
 
 
 def test_a_rank_that_ends_early_is_judged_by_what_it_told():
     late = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100) if e.rank == 0]
     (view,), _ = shown(*looks(), call(), *steps(100), *late)
     assert view.sums["own"] == (Sum.OWN,) * 3
+
+
+# Gradients beside all-to-alls
+
+
+def issued(rank, seq, op):
+    call = JOB.call(rank, plain_site(3), sign=Signature(op, ((4,),)))
+    return msgspec.structs.replace(call, seq=seq)
+
+
+def gradients(*events, ends=True, **options):
+    return aligned(GradientAligner, *events, ends=ends, **options)
+
+
+def sums(rank):
+    return look(0, 2.0, 1.0).by_rank[rank]
+
+
+def test_a_step_is_shown_when_all_ranks_have_told():
+    events = [issued(0, 11, "all_to_all_single"), issued(0, 3, "all_reduce"), sums(0)]
+    assert not gradients(*events, ends=False).views
+    (view,), gaps, _ = gradients(*events, sums(1), ends=False)
+    (one,) = view.looks
+    assert one.exchanges[0] == ((), (0, 1), ())
+    assert one.exchanges[1] == ((), (), ())
+    assert one.groups == frozenset({(0, 1)})
+    assert not gaps
+
+
+def test_what_not_all_ranks_have_told_is_shown_at_the_end():
+    (view,), _, _ = gradients(sums(1))
+    assert list(view.ranks) == [1]
+
+
+def test_it_is_told_when_nothing_was_exchanged_or_a_rank_is_blind():
+    events = [sums(0), sums(1)]
+    assert "all-to-all" in gradients(*events).why(GradientView)
+    assert "rank 1" in gradients(*events, broken(1, "gradient-sums")).why(GradientView)
+    assert gradients(only_start=True).gaps[GradientView] is LIGHT

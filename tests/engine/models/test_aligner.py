@@ -5,14 +5,23 @@ from __future__ import annotations
 import pytest
 
 from distdiag.checks import load_checks
-from distdiag.engine.coverage import KINDS
-from distdiag.engine.engine import Engine
-from distdiag.engine.models.aligner import ModelWatch
-from distdiag.engine.runner import Judges
+from distdiag.engine.aligner import LIGHT
+from distdiag.engine.losses.losses import LossAligner
+from distdiag.engine.models.aligner import ModelAligner, RandomStreams, SliceSaves
 from distdiag.events.base import Event
-from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.models import Basis, Moment, OptimizerState, SliceSaved
+from distdiag.events.models import Basis, Moment, SliceSaved
 from distdiag.events.ranks import RankSet
+from distdiag.views.alignment import OptimizerView, RandomView, SliceSaveView
+from distdiag.views.base import View
+from distdiag.views.models import (
+    ContentView,
+    GradientReplicas,
+    ModelView,
+    ScalingView,
+    StartReplicas,
+    StepReplicas,
+    UntrainedView,
+)
 from tests.checks.models import (
     ZEROS,
     content,
@@ -22,23 +31,21 @@ from tests.checks.models import (
     plan_event,
     state_event,
 )
-from tests.checks.rep.test_rng_mismatch import draw
+from tests.checks.rep.test_rng_mismatch import PAIR, draw, state
 from tests.checks.streams import plain_site
-from tests.engine.models import copies
+from tests.engine.aligned import aligned, broken
+from tests.engine.models.copies import copies
 
-PAIR = (0, 1)
+CHECKS = load_checks()
+OF_STEPS = {GradientReplicas, StepReplicas, OptimizerView, UntrainedView, ScalingView}
+NO_COPIES = "no two ranks hold a tensor that should be the same"
 
 
-def watched(*events: Event, is_over: bool = True) -> dict[str, list[int]]:
+def watched(*events: Event, ends: bool = True) -> dict[str, list[int]]:
     """The culprits by the code of each finding."""
-    judges = Judges(check() for check in load_checks().values())
-    watch = ModelWatch(RankSet(PAIR), judges)
-    for event in events:
-        watch.feed(event)
-    if is_over:
-        watch.finish()
-    assert not judges.disabled
-    return {finding.code: list(finding.ranks) for finding in judges.conclusions.all()}
+    checks = [check() for check in CHECKS.values()]
+    found = aligned(ModelAligner, *events, checks=checks, ends=ends).findings
+    return {finding.code: list(finding.ranks) for finding in found}
 
 
 def of_both(tell, *values, **more):
@@ -99,72 +106,57 @@ def test_optimizers_that_differ():
 
 def test_an_optimizer_that_only_one_rank_has_is_judged_at_the_end():
     empty = optimizer_state(0, num_without_gradient=4, num_gradients=0)
-    assert not watched(empty, is_over=False)
+    assert not watched(empty, ends=False)
     assert watched(empty) == {"SHD005": [0]}
 
 
 def test_a_save_that_only_one_rank_makes_is_judged_at_the_end():
     save = SliceSaved(rank=0, seq=0, time_ns=0, names=("w",), members=PAIR, site=plain_site(60))
-    assert not watched(save, is_over=False)
+    assert not watched(save, ends=False)
     assert watched(save) == {"CKP002": [1]}
 
 
-def test_checks_of_models_did_not_look_where_their_probe_was_off():
-    catalogue = load_checks()
-    engine = Engine([catalogue[code]() for code in ("REP001", "SHD002", "COL001")], RankSet(PAIR))
-
-    off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="models", reason="OSError: no room")
-    engine.feed(off)
-
-    reason = "the models of rank 1 are not observed wholly"
-    assert engine.not_checked == {"REP001": reason, "SHD002": reason}
+def gaps(*events: Event, **options: bool) -> dict[type[View | Event], str]:
+    """Why the views of models, but for losses, were not built."""
+    found = aligned(ModelAligner, *events, **options).gaps
+    return {view: gap.reason for view, gap in found.items() if view not in LossAligner.builds}
 
 
-MODEL_CODES = {
-    code
-    for code, check in load_checks().items()
-    if any(kind in check.needs for kind in KINDS) and not check.absent
-} - {"REP005", "SEQ012"}
+ALL = {*ModelAligner.builds} - {*LossAligner.builds}
 
 
-def gaps(*events: Event, **options: bool) -> dict[str, str]:
-    """What a run in which this was seen says of the checks of models that compared nothing."""
-    engine = Engine([check() for check in load_checks().values()], RankSet(PAIR), **options)
-    for event in events:
-        engine.feed(event)
-    engine.finish()
-    return {code: why for code, why in engine.not_checked.items() if code in MODEL_CODES}
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        ([], "no model was seen"),
+        ([*PLANS, broken(1, "models")], "the models of rank 1 are not observed wholly"),
+    ],
+)
+def test_where_models_were_not_seen_no_check_of_them_claims_to_have_looked(events, reason):
+    assert gaps(*events) == dict.fromkeys(ALL, reason)
 
 
-def test_where_no_model_was_seen_no_check_of_models_claims_to_have_looked():
-    found = gaps()
-    assert found.keys() == MODEL_CODES
-    assert set(found.values()) == {"no model was seen"}
-
-
-def test_the_light_profile_leaves_the_checks_of_steps_out_and_no_others():
-    reason = "the light profile leaves the steps out"
+def test_the_light_profile_leaves_the_steps_out_and_nothing_else():
     found = gaps(*PLANS, *ALIKE, only_start=True)
-    assert {"REP003", "REP004", "SHD001", "SHD004", "SHD005", "SHD006"} <= found.keys()
-    assert set(found.values()) == {reason}
-    assert not {"REP001", "REP002", "SHD002", "SHD003", "SHD011", "CKP002"} & found.keys()
+    assert {view for view, reason in found.items() if reason == LIGHT.reason} == OF_STEPS
+    assert not {ModelView, ContentView, StartReplicas, SliceSaveView} & found.keys()
 
 
 def test_what_was_compared_counts_as_checked():
     gradients = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.GRADIENT)
     step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
     told = [*PLANS, *ALIKE, *gradients, *step]
-    steps = {code for code, check in load_checks().items() if OptimizerState in check.needs}
-    reason = "no step of a model was compared"
-    scaling = {"SHD006": "by what a model's gradients were scaled was not seen"}
-    assert gaps(*told) == dict.fromkeys(steps, reason) | scaling
-    assert gaps(*told, *[optimizer_state(rank, members=PAIR) for rank in PAIR]) == scaling
+    found = gaps(*told)
+    assert OF_STEPS & found.keys() == {OptimizerView, UntrainedView, ScalingView}
+    assert found[OptimizerView] == "no step of a model was compared"
+    both = gaps(*told, *[optimizer_state(rank, members=PAIR) for rank in PAIR])
+    assert found.keys() - both.keys() == {OptimizerView, UntrainedView}
 
 
 def test_one_rank_alone_has_nothing_to_compare():
     found = gaps(plan_event(0, copies((0,))), state_event(0, (0.1, 0.2)))
-    assert found["SHD002"] == "nothing tells which ranks keep a model together"
-    assert found["REP001"] == "no two ranks hold a tensor that should be the same"
+    assert found[ModelView] == "nothing tells which ranks keep a model together"
+    assert found[StartReplicas] == NO_COPIES
 
 
 def test_a_model_that_is_wholly_sharded_has_no_copies_to_compare():
@@ -178,16 +170,82 @@ def test_a_model_that_is_wholly_sharded_has_no_copies_to_compare():
         for event in of_both(state_event, (0.1,), (0.2,), moment=moment)
     ]
     found = gaps(*of_both(plan_event, *sharded), *states)
-    assert "SHD002" not in found
-    reason = "no two ranks hold a tensor that should be the same"
-    assert [found[code] for code in ("REP001", "REP003", "SHD004")] == [reason] * 3
+    assert ModelView not in found
+    assert {found[each] for each in (StartReplicas, StepReplicas, GradientReplicas)} == {NO_COPIES}
 
 
 def test_random_states_are_checked_only_where_ranks_should_draw_the_same():
-    engine = Engine([load_checks()["REP005"]()], RankSet(PAIR))
-    assert engine.not_checked == {"REP005": "no model was seen"}
-    engine.feed(draw(0, "a"))
-    assert engine.not_checked == {"REP005": "no two ranks draw where they should draw the same"}
-    engine.feed(draw(1, "a"))
-    assert not engine.not_checked
-    assert not engine.findings
+    assert gaps()[RandomView] == "no model was seen"
+    assert gaps(draw(0, "a"))[RandomView] == "no two ranks draw where they should draw the same"
+    assert RandomView not in gaps(draw(0, "a"), draw(1, "a"))
+
+
+# Saves of parts of sharded parameters
+
+
+def saved(rank, *names, members=(0, 1), step=0):
+    return SliceSaved(
+        rank=rank,
+        seq=step,
+        time_ns=0,
+        step=step,
+        names=names,
+        members=members,
+        site=plain_site(60),
+    )
+
+
+def incomplete(*events):
+    saves = SliceSaves()
+    for event in events:
+        saves.add(event)
+    return list(saves.incomplete())
+
+
+def test_a_save_of_one_rank_is_incomplete():
+    (save,) = incomplete(saved(0, "w"))
+    assert (save.kind, save.key) == ("save", ("w",))
+    assert save.present_ranks == RankSet([0])
+    assert save.missing_ranks == RankSet([1])
+
+
+def test_a_save_of_all_ranks_at_any_time_is_complete():
+    assert not incomplete(saved(0, "w", step=3), saved(1, "w", step=90))
+
+
+def test_the_first_of_many_saves_is_shown():
+    (save,) = incomplete(saved(0, "w", step=3), saved(0, "w", step=6))
+    assert save.any_event.step == 3
+
+
+def test_a_tensor_with_too_few_rows_for_all_ranks_is_saved_all_the_same():
+    assert not incomplete(saved(0, "w", "bias_of_one"), saved(1, "w"))
+
+
+# States of generators
+
+
+def fed(*events):
+    streams = RandomStreams()
+    return [found for event in events for found in streams.add(event)]
+
+
+def test_a_draw_is_shown_when_all_ranks_of_the_mesh_have_told_it():
+    assert not fed(draw(0, "a"))
+    (found,) = fed(draw(0, "a"), draw(1, "b"))
+    assert {rank: event.digest for rank, event in found.by_rank.items()} == {0: "a", 1: "b"}
+
+
+def test_draws_on_other_meshes_are_not_mixed():
+    assert not fed(draw(0, "a"), draw(1, "b", members=(1, 2)))
+
+
+def test_the_same_moment_may_come_again():
+    start = Moment.START
+    first = [state(rank, start, cpu="a") for rank in PAIR]
+    second = [state(rank, start, cpu="b") for rank in PAIR]
+    assert len(fed(first[0], second[0], first[1], second[1])) == 2
+
+
+def test_ranks_that_share_nothing_are_not_compared():
+    assert not fed(draw(0, "a", members=()), draw(1, "b", members=()))

@@ -182,7 +182,7 @@ def shown(data: st.DataObject, job: Job) -> tuple[list[ModelView], list[Finding]
         for event in waiting[rank]:
             views += models.feed(event)
     check = ShardingPlanMismatch()
-    return views, [finding for view in views for finding in check.check_model(view)]
+    return views, [finding for view in views for finding in check.check(view)]
 
 
 def names_the_change(data: st.DataObject, job: Job, aspect: str) -> None:

@@ -2,37 +2,27 @@
 
 from distdiag.checks import load_checks
 from distdiag.config.placement_rules import rules_of
-from distdiag.engine.models.aligner import ModelWatch
-from distdiag.engine.runner import Judges
+from distdiag.engine.models.aligner import ModelAligner
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.lifecycle import ProbeDisabled, RankStarted
+from distdiag.events.lifecycle import RankStarted
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanPatterns, PlanSource
 from distdiag.events.ranks import RankSet
 from tests.checks.models import mesh, optimizer_state, plan, plan_event
+from tests.engine.aligned import aligned, broken
 
 PAIR = (0, 1)
 CODES = ("SHD014", "SHD015", "SHD016", "SHD017")
 
 
-class Job:
-    """A job of two ranks."""
+def judged(*events, table=None, ends=True):
+    """What is found with this table, after these events or at the end."""
+    checks = [load_checks()[code]() for code in CODES]
+    rules = rules_of(table or {})
+    return aligned(ModelAligner, *events, checks=checks, rules=rules, ends=ends).findings
 
-    def __init__(self, table=None):
-        self.judges = Judges(load_checks()[code]() for code in CODES)
-        self.watch = ModelWatch(RankSet(PAIR), self.judges, rules_of(table or {}))
 
-    def feed(self, *events):
-        for event in events:
-            self.watch.feed(event)
-        return self.found()
-
-    def end(self):
-        self.watch.finish()
-        return self.found()
-
-    def found(self):
-        assert not self.judges.disabled
-        return [(f.code, list(f.subjects)) for f in self.judges.conclusions.all()]
+def found(*events, **options):
+    return [(f.code, list(f.subjects)) for f in judged(*events, **options)]
 
 
 def held(*names, placement="R"):
@@ -70,74 +60,62 @@ def started(rank, world_size):
     )
 
 
+def models(*names):
+    return [plan_event(rank, held(*names)) for rank in PAIR]
+
+
 def test_a_table_is_judged_when_all_ranks_train():
-    job = Job({"gone": "Shard(0) over ep"})
-    one, other = step()
-    assert not job.feed(*[plan_event(rank, held("w")) for rank in PAIR], one)
-    assert job.feed(other) == [("SHD014", ["gone"])]
-    assert job.end() == [("SHD014", ["gone"])]
+    gone, (one, other) = {"gone": "Shard(0) over ep"}, step()
+    assert not found(*models("w"), one, table=gone, ends=False)
+    assert found(*models("w"), one, other, table=gone, ends=False) == [("SHD014", ["gone"])]
+    assert found(*models("w"), one, other, table=gone) == [("SHD014", ["gone"])]
 
 
 def test_a_table_is_judged_at_the_end_of_a_job_that_never_trains():
-    job = Job({"w": "Shard(0) over dp_replicate"})
-    assert not job.feed(*[plan_event(rank, held("w")) for rank in PAIR])
-    assert job.end() == [("SHD015", ["w"])]
+    table = {"w": "Shard(0) over dp_replicate"}
+    assert not found(*models("w"), table=table, ends=False)
+    assert found(*models("w"), table=table) == [("SHD015", ["w"])]
 
 
 def test_a_model_that_comes_later_takes_back_that_nothing_matches():
-    job = Job({"late.*": "Replicate over *"})
-    assert job.feed(*[plan_event(rank, held("w")) for rank in PAIR], *step())
-    job.feed(plan_event(1, held("late.w"), name="Late"))
-    assert job.end() == []
+    table, early = {"late.*": "Replicate over *"}, [*models("w"), *step()]
+    assert found(*early, table=table, ends=False)
+    assert not found(*early, plan_event(1, held("late.w"), name="Late"), table=table)
 
 
 def test_a_rule_that_only_one_stage_has_is_no_defect():
-    job = Job({"first": "Replicate over *", "last": "Replicate over *"})
-    job.feed(plan_event(0, held("first")), plan_event(1, held("last")))
-    assert job.end() == []
+    table = {"first": "Replicate over *", "last": "Replicate over *"}
+    assert not found(plan_event(0, held("first")), plan_event(1, held("last")), table=table)
 
 
 def test_without_models_a_table_is_not_judged():
-    assert Job({"w": "Replicate over *"}).end() == []
-    blind = Job({"w": "Replicate over *"})
-    off = ProbeDisabled(rank=1, seq=0, time_ns=0, probe="models", reason="it broke")
-    blind.feed(plan_event(0, held("other")), off)
-    assert blind.end() == []
+    table = {"w": "Replicate over *"}
+    assert not found(table=table)
+    assert not found(plan_event(0, held("other")), broken(1, "models"), table=table)
 
 
 def test_with_ranks_that_nobody_sees_no_plan_is_judged():
-    job = Job({"gone": "Replicate over *"})
-    job.feed(started(0, world_size=4), plan_event(0, held("w")), applied(0, gone=0))
-    assert job.end() == []
-    job = Job({"gone": "Replicate over *"})
-    job.feed(started(0, world_size=2), plan_event(0, held("w")), applied(0, gone=0))
-    assert len(job.end()) == 2
+    table, told = {"gone": "Replicate over *"}, [plan_event(0, held("w")), applied(0, gone=0)]
+    assert not found(started(0, world_size=4), *told, table=table)
+    assert len(found(started(0, world_size=2), *told, table=table)) == 2
 
 
 def test_a_pattern_that_another_rank_or_another_part_matches_is_no_defect():
-    job = Job()
-    job.feed(applied(0, first=1, last=0), applied(1, first=0, last=1))
-    job.feed(applied(0, line=9, moe=0), applied(0, line=9, moe=1))
-    assert job.end() == []
+    ranks = applied(0, first=1, last=0), applied(1, first=0, last=1)
+    assert not found(*ranks, applied(0, line=9, moe=0), applied(0, line=9, moe=1))
 
 
 def test_a_pattern_that_matches_nowhere_is_told_for_each_line():
-    job = Job()
-    job.feed(*[applied(rank, line=line, gone=0, up=2) for rank in PAIR for line in (3, 9)])
-    assert job.end() == [("SHD014", ["gone"])] * 2
+    told = [applied(rank, line=line, gone=0, up=2) for rank in PAIR for line in (3, 9)]
+    assert found(*told) == [("SHD014", ["gone"])] * 2
 
 
 def test_faults_of_several_ranks_are_one_finding():
     cut = NamedFault(PlanFault.UNEVEN, "wk", "3 heads cannot be split")
-    job = Job()
-    job.feed(*[applied(rank, up=1, faults=[cut]) for rank in PAIR], *step())
-    assert job.end() == [("SHD017", ["wk"])]
-    (finding,) = job.judges.conclusions.all()
-    assert finding.ranks == RankSet(PAIR)
+    (finding,) = judged(*[applied(rank, up=1, faults=[cut]) for rank in PAIR], *step())
+    assert (finding.code, finding.subjects, finding.ranks) == ("SHD017", ("wk",), RankSet(PAIR))
 
 
 def test_what_a_framework_splits_by_itself_fits_the_table():
-    job = Job({"w": "Shard(0) over ep"})
-    job.feed(*[plan_event(rank, held("w")) for rank in PAIR])
-    job.feed(*[applied(rank, source=PlanSource.VEOMNI, w=1) for rank in PAIR])
-    assert job.end() == []
+    split = [applied(rank, source=PlanSource.VEOMNI, w=1) for rank in PAIR]
+    assert not found(*models("w"), *split, table={"w": "Shard(0) over ep"})

@@ -6,17 +6,19 @@ import itertools
 
 import pytest
 
-from distdiag.checks import load_checks
-from distdiag.engine.models.aligner import ModelWatch
-from distdiag.engine.models.replicas import FEWEST_STEPS, PATIENCE, Apart
-from distdiag.engine.runner import Judges
+from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
+from distdiag.engine.models.aligner import ModelAligner
+from distdiag.engine.models.models import Models
+from distdiag.engine.models.replicas import FEWEST_STEPS, PATIENCE
 from distdiag.events.collectives import GroupCreated, Signature
-from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
+from distdiag.events.lifecycle import Finished, StepEnd
 from distdiag.events.models import Basis, Moment
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.models import plan, plan_event, state_event
+from distdiag.views.models import ReplicaView
+from tests.checks.models import content, plan, plan_event, state_event
 from tests.checks.streams import Job, plain_site
+from tests.engine.aligned import aligned, broken
 
 SEQS = itertools.count(1000)
 PAIR = (0, 1)
@@ -67,20 +69,10 @@ def call(number, step=2, *, ranks=PAIR, world=2, op="all_reduce", **sign):
     return job.call(ranks[0], plain_site(9), group=group, sign=made, step=step)
 
 
-def found(*events, world=2, is_over=True):
+def found(*events, world=2, ends=True):
     """The findings of unreduced gradients."""
-    judges = Judges(check() for check in load_checks().values())
-    apart = Apart(judges)
-    watch = ModelWatch(RankSet(range(world)), judges, apart=apart)
-    for event in events:
-        for each in (watch, apart):
-            if isinstance(event, each.kinds):
-                each.feed(event)
-    if is_over:
-        watch.finish()
-        apart.finish()
-    assert not judges.disabled
-    return [finding for finding in judges.conclusions.all() if finding.code == "SHD004"]
+    checks = [UnreducedGradient()]
+    return aligned(ModelAligner, *events, world=range(world), checks=checks, ends=ends).findings
 
 
 def test_ranks_that_never_exchange_anything_are_an_alarm_at_the_end():
@@ -94,7 +86,7 @@ def test_ranks_that_never_exchange_anything_are_an_alarm_at_the_end():
 
 def test_a_long_run_is_judged_while_it_trains():
     long = steps(PATIENCE[Basis.UNSYNCED])
-    (finding,) = found(*looks(drifting), *long, is_over=False)
+    (finding,) = found(*looks(drifting), *long, ends=False)
     assert finding.severity is Severity.WARNING
 
 
@@ -109,7 +101,7 @@ def test_a_long_run_is_judged_while_it_trains():
         [*steps(8), *ends(status=1)],
         [*steps(8), *ends([0])],
         [
-            ProbeDisabled(rank=1, seq=1, time_ns=0, probe="collectives", reason="x"),
+            broken(1, "collectives"),
             *steps(8),
             *ends(),
         ],
@@ -227,3 +219,150 @@ def test_a_stage_that_does_not_reduce_beside_one_that_does_is_an_alarm(split):
 )
 def test_stages_are_silent_where(events):
     assert not found(*events, *steps(8, FOUR), *ends(FOUR), world=4)
+
+
+# Biases and routers that are known by what ranks train together beside them
+
+
+NONE = {"keeper": "", "basis": Basis.WORLD}
+PART = {"keeper": "", "basis": Basis.OWN}
+BIAS = {
+    **NONE,
+    "shape": (4,),
+    "is_parameter": False,
+    "requires_grad": False,
+    "is_routing_bias": True,
+}
+
+
+def moved(value):
+    """A weight that training has changed, and not by a factor alone."""
+    return content(value, least=-1.0, greatest=1.0 + value)
+
+
+def views(plans, *held_by_step, ranks=(0, 1)):
+    """What is told by routers, of what rank 0, 1, … hold when they start, and at each step."""
+    models = Models()
+    events = [plan_event(rank, plans) for rank in ranks]
+    for step, held in enumerate(held_by_step):
+        fields = {"moment": Moment.STEP if step else Moment.START, "step": step}
+        events += [state_event(rank, held[rank], **fields) for rank in ranks]
+    found = [view for event in events for view in models.feed(event)]
+    told = (Basis.ROUTER, Basis.LAYER)
+    return [v for v in found if isinstance(v, ReplicaView) and v.basis in told]
+
+
+# Biases
+
+
+def biased(ranks=(0, 1), **values):
+    bias = plan("moe.expert_bias", replicas=ranks, **BIAS | values)
+    return [plan("moe.gate.weight", replicas=ranks, **NONE), bias]
+
+
+def test_a_bias_is_compared_where_the_router_stays_the_same_while_it_is_trained():
+    held = [[moved(0.1), 0.0]] * 2, [[moved(0.3), 0.1], [moved(0.3), 0.2]]
+    (view,) = views(biased(), *held)
+    assert [tensor.plan.name for tensor in view.tensors] == ["moe.expert_bias"]
+    assert (view.basis, view.ranks, view.alike_at) == (Basis.ROUTER, RankSet([0, 1]), 0)
+
+
+def test_it_is_told_once():
+    later = [[moved(0.3), 0.1], [moved(0.3), 0.2]]
+    assert len(views(biased(), [[moved(0.1), 0.0]] * 2, later, later)) == 1
+
+
+def test_ranks_that_train_one_router_are_compared_apart_from_others():
+    start = [[moved(0.1), 0.0]] * 4
+    held = [[moved(w), b] for w, b in ((0.3, 0.1), (0.3, 0.1), (0.4, 0.2), (0.4, 0.3))]
+    (view,) = views(biased((0, 1, 2, 3)), start, held, ranks=(0, 1, 2, 3))
+    assert view.ranks == RankSet([2, 3])
+
+
+@pytest.mark.parametrize(
+    ("start", "after"),
+    [
+        ([(0.1, 0.0)] * 2, [(0.1, 0.1), (0.1, 0.2)]),
+        ([(0.1, 0.0)] * 2, [(0.3, 0.1), (0.4, 0.2)]),
+        ([(0.1, 0.0)] * 2, [(0.3, 0.1), (0.3, 0.1)]),
+        ([(0.1, 0.5), (0.1, 0.6)], [(0.3, 0.1), (0.3, 0.2)]),
+    ],
+    ids=["not trained", "each for itself", "equal biases", "never alike"],
+)
+def test_other_biases_are_not(start, after):
+    held = [[[moved(weight), bias] for weight, bias in each] for each in (start, after)]
+    assert not views(biased(), *held)
+
+
+def test_a_router_that_merely_decays_tells_nothing():
+    held = (
+        [[content(0.5, least=-1.0, greatest=2.0), 0.0]] * 2,
+        [[content(0.45, least=-0.9, greatest=1.8), bias] for bias in (0.1, 0.2)],
+    )
+    assert not views(biased(), *held)
+
+
+def test_a_bias_whose_ranks_are_known_is_left_to_what_tells_them():
+    held = [[moved(0.1), 0.0]] * 2, [[moved(0.3), 0.1], [moved(0.3), 0.2]]
+    assert not views(biased(basis=Basis.REDUCED), *held)
+
+
+# Routers
+
+NAMES = ("0.norm.weight", "0.moe.gate.weight", "0.moe.experts.0.weight", "0.moe.experts.1.weight")
+
+
+def block(names=NAMES, num_experts=4, **values):
+    """Experts of this rank with their marks, and a router that has one, too."""
+    kinds = [{"replicas": (0, 1), **NONE}, PART | values, PART, PART]
+    shapes = [(8,), (num_experts, 8), (8, 8), (8, 8)]
+    return [
+        plan(name, shape=shape, **kind)
+        for name, shape, kind in zip(names, shapes, kinds, strict=True)
+    ]
+
+
+def held(norm, router, expert=(0.5, 0.6)):
+    return [[moved(norm[r]), moved(router[r]), moved(expert[r]), moved(expert[r])] for r in (0, 1)]
+
+
+START = held((0.1, 0.1), (0.2, 0.2))
+DRIFTED = held((0.3, 0.3), (0.4, 0.5))
+
+
+def test_a_router_that_is_marked_as_a_part_is_compared_where_the_rest_of_its_layer_is_shared():
+    (view,) = views(block(), START, DRIFTED)
+    assert [tensor.plan.name for tensor in view.tensors] == ["0.moe.gate.weight"]
+    assert (view.basis, view.ranks, view.alike_at) == (Basis.LAYER, RankSet([0, 1]), 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "after"),
+    [
+        (held((0.1, 0.1), (0.2, 0.3)), DRIFTED),
+        (START, held((0.3, 0.4), (0.4, 0.5))),
+        (START, held((0.1, 0.1), (0.4, 0.5))),
+        (START, held((0.3, 0.3), (0.4, 0.4))),
+    ],
+    ids=["never alike", "each for itself", "the rest is not trained", "not drifted"],
+)
+def test_routers_that_may_be_parts_are_not(start, after):
+    assert not views(block(), start, after)
+
+
+def test_a_router_of_the_experts_of_one_rank_may_be_a_part_of_it():
+    assert not views(block(num_experts=2), START, DRIFTED)
+
+
+def test_who_trains_other_parts_for_itself_may_mean_the_router_too():
+    names = ("0.norm.weight", "0.moe.gate.weight", "0.moe.experts.0.weight", "0.head.weight")
+    assert not views(block(names), START, DRIFTED)
+
+
+def test_experts_in_a_list_of_their_own_are_those_of_the_layer_around_it():
+    names = [name.replace("experts.", "experts.local_experts.") for name in NAMES]
+    assert len(views(block(names), START, DRIFTED)) == 1
+
+
+def test_parts_of_a_router_are_not_compared():
+    assert not views(block(basis=Basis.WRAPPER), START, DRIFTED)

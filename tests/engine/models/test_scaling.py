@@ -8,7 +8,7 @@ from distdiag.engine.models.models import FEWEST, Models, scaling
 from distdiag.events.models import Basis, Moment
 from distdiag.views.models import ScalingView
 from tests.checks.models import ALL_NAN, ZEROS, content, mesh, plan_event, state_event
-from tests.engine.models import copies, fed
+from tests.engine.models.copies import copies, fed
 
 
 def scaled(models, before, *after):
