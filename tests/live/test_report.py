@@ -2,27 +2,25 @@
 
 from distdiag.checks import load_checks
 from distdiag.checks.base import Check
-from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Evidence, Outcome, Severity
 from distdiag.live.job_dump import jobs_of
 from distdiag.live.report import report_of
+from distdiag.views.rank_states import StackView
 from tests.live.test_job_dump import node, stacks
 
 
-class StandsInMain(Check):
+class StandsInMain(Check[StackView]):
     """Name the ranks whose innermost frame is `main`."""
 
     code = "HNG999"
     name = "stands-in-main"
     severity = Severity.ERROR
-    needs = (Stacks,)
 
-    def check_ranks(self, states):
+    def check(self, view):
         ranks = RankSet(
             rank
-            for rank, state in states.items()
+            for rank, state in view.states.items()
             if state.stacks and state.stacks.threads[0].frames[0].function == "main"
         )
         yield self.finding("in main", ranks=ranks, evidence=(Evidence(ranks=ranks, summary="x"),))
@@ -35,7 +33,7 @@ def judged(*ranks):
 
 def test_checks_that_need_more_than_stacks_say_nothing_and_are_listed():
     report = judged(stacks(0), stacks(1))
-    able = {code for code, check in load_checks().items() if Stacks in check.needs}
+    able = {code for code, check in load_checks().items() if StackView in check.views}
     assert set(report.checked) == able
     assert report.not_checked.keys() == load_checks().keys() - able
     assert report.not_checked["COL001"] == "needs more than stacks"
@@ -43,7 +41,7 @@ def test_checks_that_need_more_than_stacks_say_nothing_and_are_listed():
 
 
 def test_a_check_of_stacks_judges_all_ranks_that_were_found(monkeypatch):
-    checks = {"HNG999": StandsInMain, "COL001": type("C", (Check,), {"needs": (Collective,)})}
+    checks = {"HNG999": StandsInMain, "COL001": load_checks()["COL001"]}
     monkeypatch.setattr("distdiag.live.report.load_checks", lambda: checks)
     report = judged(stacks(0), stacks(2))
     ((finding,), checked) = report.findings, report.checked
