@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Scaffold a check: its source file, its test file and its row in docs/checks.md."""
+"""Scaffold a check: its source file, its test file and its row in docs/checks.md.
+
+``--view VIEW``: on a view that exists. ``--fact NAME``: on a new fact, with its event, probe and
+aligner.
+"""
 
 from __future__ import annotations
 
@@ -18,41 +22,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distdiag.views.alignment import Alignment
 from distdiag.checks.base import Check
-from distdiag.events.collectives import Collective
 from distdiag.findings.finding import Finding, Severity
+from {view_module} import {view}
 
 
-class {class_name}(Check):
+class {class_name}(Check[{view}]):
     """Say the defect in one sentence.
 
-    ## What it detects
-    Say which records contradict which invariant.
-
-    ## Why it matters
-    Say what it does to the training run.
+    ## What you see
+    Say what the run does, and what that costs.
 
     ## Example
-    Say in a line or two how user code gets there.
+        wrong()  # wrong
+        right()  # right
 
     ## How to fix
     Say what to change, and where.
 
+    Changes: Say what else the fix changes.
+
+    Leaves: Say what it does not mend.
+
+    ## When it is not a defect
+    Say what to look at if the program is right. Then `ignore = ["{code}"]` in the configuration.
+
     ## References
-    - Name the function or the manual page that states the invariant.
+    - Link the page that states the rule.
     """
 
     code = "{code}"
     name = "{name}"
     severity = Severity.ERROR
-    needs = (Collective,)
 
-    why = "the mechanism, in one sentence"
-    fix = "what to change, in one sentence"
-    disproof = "the observation that would prove a finding wrong"
-
-    def check_alignment(self, alignment: Alignment[Collective]) -> Iterator[Finding]:
+    def check(self, view: {view}) -> Iterator[Finding]:
         """Say what is compared."""
         yield from ()
 '''
@@ -61,16 +64,102 @@ TEST = """from __future__ import annotations
 
 import pytest
 
-from distdiag.checks.{stem} import {class_name}
+from distdiag.checks.{family}.{stem} import {class_name}
 
 
 def test_{stem}_names_the_culprit():
-    pytest.fail(f"{{{class_name}.code}} needs a stream that has the defect")
+    pytest.fail(f"{{{class_name}.code}} needs a view that has the defect")
 
 
-def test_a_healthy_stream_is_silent():
-    pytest.fail(f"{{{class_name}.code}} needs the nearest stream that is correct")
+def test_a_correct_view_is_silent():
+    pytest.fail(f"{{{class_name}.code}} needs the nearest view that is correct")
 """
+
+EVENT = '''"""What is observed of {fact_words}."""
+
+from __future__ import annotations
+
+from distdiag.events.base import CallSite, Event
+
+
+class {fact_class}(Event, frozen=True, kw_only=True):
+    """Say what one rank saw, at which moment."""
+
+    value: str
+    site: CallSite
+'''
+
+PROBE = '''"""Observes {fact_words}."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from distdiag.probes.base import Probe
+from distdiag.probes.catalogue import ProbeSpec, Wiring
+
+
+class {fact_class}Probe(Probe):
+    """Say what is written down, and when."""
+
+    name: ClassVar[str] = "{fact}"
+
+    def _install(self) -> None:
+        raise NotImplementedError("wrap what the program calls: see docs/adding-a-check.md")
+
+
+def _make(wiring: Wiring) -> Sequence[Probe]:
+    return [{fact_class}Probe(wiring.recorder)]
+
+
+PROBES = (ProbeSpec("{fact}", ("torch",), _make),)
+'''
+
+ALIGNER = '''"""Puts {fact_words} of all ranks side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from distdiag.checks.{family}.{stem} import {view}
+from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
+from distdiag.events.base import Event
+from distdiag.events.{fact_stem} import {fact_class}
+from distdiag.views.base import View
+
+
+class {fact_class}Aligner(Aligner):
+    """Shows what all ranks have reported."""
+
+    needs = ({fact_class},)
+    builds = ({view},)
+
+    def __init__(self, job: Job) -> None:
+        """No rank has reported anything."""
+        super().__init__(job)
+        self._last: dict[int, {fact_class}] = {{}}
+
+    def feed(self, event: Event) -> Iterator[View]:
+        """Take in what one rank has reported."""
+        assert isinstance(event, {fact_class})
+        self._last[event.rank] = event
+        if self._last.keys() >= set(self.job.world):
+            yield {view}(dict(sorted(self._last.items())))
+
+    def gaps(self) -> Mapping[type[View | Event], Gap]:
+        """Say whether any rank has reported something."""
+        return {{}} if self._last else {{{view}: NothingThere("there were no {fact_words}")}}
+'''
+
+VIEW = '''@dataclass(frozen=True, slots=True)
+class {view}(View):
+    """What each rank has reported last, where all ranks have."""
+
+    by_rank: Mapping[int, {fact_class}]
+
+
+'''
 
 
 def rows_with(table: str, code: str, name: str, since: str) -> str:
@@ -93,26 +182,66 @@ def problem_with(code: str, name: str, table: str, root: Path) -> str | None:
             return f"code {code} is taken by {match['name']}; a code never changes its meaning"
         if match["name"] == name:
             return f"name {name} is taken by {match['code']}"
-    stem = name.replace("-", "_")
-    paths = [f"distdiag/checks/{stem}.py", f"tests/checks/test_{stem}.py"]
+    stem, family = name.replace("-", "_"), code[:3].lower()
+    paths = [f"distdiag/checks/{family}/{stem}.py", f"tests/checks/{family}/test_{stem}.py"]
     return next((f"{path} exists already" for path in paths if (root / path).exists()), None)
 
 
-def scaffold(code: str, name: str, root: Path) -> list[Path]:
-    """Write the three files and return their paths."""
-    stem = name.replace("-", "_")
-    texts = {"code": code, "name": name, "stem": stem, "class_name": name.title().replace("-", "")}
+def module_of(view: str, root: Path) -> str | None:
+    """Return the module of distdiag/views that defines a view, or None."""
+    for path in sorted((root / "distdiag" / "views").glob("*.py")):
+        if re.search(rf"^class {re.escape(view)}\b", path.read_text(), re.MULTILINE):
+            return f"distdiag.views.{path.stem}"
+    return None
+
+
+def scaffold(code: str, name: str, root: Path, *, view: str = "", fact: str = "") -> list[Path]:
+    """Write a check on a view, or on a new fact with all that it takes; return the paths."""
+    texts = {
+        "code": code,
+        "name": name,
+        "stem": name.replace("-", "_"),
+        "family": code[:3].lower(),
+        "class_name": name.title().replace("-", ""),
+        "fact": fact,
+        "fact_stem": fact.replace("-", "_"),
+        "fact_words": fact.replace("-", " "),
+        "fact_class": fact.title().replace("-", ""),
+    }
+    texts["view"] = view or f"{texts['fact_class']}View"
+    texts["view_module"] = module_of(view, root) or "distdiag.views.base"
     version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
-    docs = root / "docs" / "checks.md"
+    docs, family, stem = root / "docs" / "checks.md", texts["family"], texts["stem"]
+    check = root / "distdiag" / "checks" / family / f"{stem}.py"
     contents = {
-        root / "distdiag" / "checks" / f"{stem}.py": CHECK.format(**texts),
-        root / "tests" / "checks" / f"test_{stem}.py": TEST.format(**texts),
+        check: CHECK.format(**texts),
+        root / "tests" / "checks" / family / f"test_{stem}.py": TEST.format(**texts),
         docs: rows_with(docs.read_text(), code, name, version.rpartition(".")[0]),
     }
+    if fact:
+        contents[check] = _with_view(contents[check], texts)
+        fact_stem = texts["fact_stem"]
+        contents |= {
+            root / "distdiag" / "events" / f"{fact_stem}.py": EVENT.format(**texts),
+            root / "distdiag" / "probes" / fact_stem / "__init__.py": PROBE.format(**texts),
+            root / "distdiag" / "engine" / f"{fact_stem}.py": ALIGNER.format(**texts),
+        }
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     return list(contents)
+
+
+def _with_view(check: str, texts: dict[str, str]) -> str:
+    """Let a check define the view that it judges: nothing else knows it yet."""
+    check = check.replace(
+        f"from {texts['view_module']} import {texts['view']}\n",
+        "from distdiag.views.base import View\n",
+    )
+    check = check.replace("Iterator\n", "Iterator, Mapping\nfrom dataclasses import dataclass\n", 1)
+    event = f"from distdiag.events.{texts['fact_stem']} import {texts['fact_class']}\n"
+    check = check.replace("from distdiag.findings", f"{event}from distdiag.findings", 1)
+    return check.replace("class ", f"{VIEW.format(**texts)}class ", 1)
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
@@ -120,15 +249,22 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(prog="new_check.py", description=__doc__)
     parser.add_argument("code", metavar="CODE", help="family and number, like COL013")
     parser.add_argument("name", help="the defect in kebab-case, like collective-shape-mismatch")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--view", default="", help="the view that it judges, like OptimizerView")
+    form.add_argument("--fact", default="", help="a new fact, in kebab-case, like default-dtypes")
     options = parser.parse_args(arguments)
     table = (root / "docs" / "checks.md").read_text()
     problem = problem_with(options.code, options.name, table, root)
     if problem:
         print(f"new_check.py: {problem}", file=sys.stderr)
         return 2
-    for path in scaffold(options.code, options.name, root):
+    view = options.view or ("" if options.fact else "CollectiveView")
+    if view and module_of(view, root) is None:
+        print(f"new_check.py: distdiag/views has no {view}", file=sys.stderr)
+        return 2
+    for path in scaffold(options.code, options.name, root, view=view, fact=options.fact):
         print(f"wrote {path.relative_to(root)}")
-    print("next: write the check, its two streams and the row, then run scripts/test tests/checks")
+    print("next: docs/adding-a-check.md says what goes where; then run scripts/test tests/checks")
     return 0
 
 
