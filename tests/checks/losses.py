@@ -60,6 +60,7 @@ def told(rank, passes, step=0, **values):
         passes=tuple(passes),
         site=values.pop("site", plain_site(50)),
         groups=values.pop("groups", ()),
+        aux_coefficient=values.pop("aux_coefficient", 0.0),
     )
 
 

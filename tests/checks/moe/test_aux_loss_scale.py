@@ -13,6 +13,8 @@ COEFFICIENT = times(0.01)
 
 
 def found(*passes, kind=AuxLossView, **values):
+    """What is found where the configuration declares the coefficient."""
+    values = {"aux_coefficient": 0.01} | values
     return findings(AuxLossScale, losses(*passes, kind=kind, **values))
 
 
@@ -30,7 +32,7 @@ def apart(*inner, **values):
 
 WRONG = {
     "ranks": (counted(COEFFICIENT), "weighs 2 times", "multiplied by 2 to undo the average"),
-    "ranks, no coefficient": (counted(held=()), "weighs 2 times", "multiplied by 2"),
+    "ranks, no coefficient": (counted(), "weighs 2 times", "multiplied by 2"),
     "passes": (apart(COEFFICIENT), "weighs 2 times", "each of 2 micro-steps and not divided"),
     "layers": (counted(COEFFICIENT, Factor("mean", 2.0)), "weighs 2 times", "multiplied by 2"),
     "injected": (apart(over(1), COEFFICIENT), "weighs 2 times", "each of 2 micro-steps"),
@@ -65,9 +67,8 @@ RIGHT = {
     "divided both": apart(over(2), COEFFICIENT),
     "divided by ranks": counted(over(2), COEFFICIENT),
     "divided by both": counted(over(8), COEFFICIENT, num_passes=4),
-    "divided beforehand": counted(times(0.005), held=(2,)),
-    "divided by steps beforehand": apart(times(0.005), held=(2,)),
-    "times a half": counted(times(0.5), held=()),
+    "divided beforehand": counted(times(0.005)),
+    "divided by steps beforehand": apart(times(0.005)),
     "multiplied apart": [part(20, 2 / 40, times(2), over(40), aux=(aux(COEFFICIENT),))],
     "not read": [*apart(COEFFICIENT), None],
 }
@@ -98,23 +99,24 @@ def test_ranks_that_tell_different_things_by_themselves_are_silent():
 
 def test_passes_before_the_routers_are_known_tell_nothing():
     passes = apart(over(1), COEFFICIENT)
-    whole = losses(passes, passes, kind=AuxLossView)
-    late = window([mean(20, over(2)), passes[0]], passes)
+    declared = {"aux_coefficient": 0.01}
+    whole = losses(passes, passes, kind=AuxLossView, **declared)
+    late = window([mean(20, over(2)), passes[0]], passes, **declared)
     (finding,) = findings(AuxLossScale, replace(whole, windows=(late, *whole.windows)))
     assert finding.severity is Severity.WARNING
 
 
 DOUBTFUL = {
-    "a sum of all ranks": counted(COEFFICIENT, is_own_mean=False),
-    "an unknown coefficient": counted(COEFFICIENT, held=()),
-    "a number that is something else": counted(COEFFICIENT, named=()),
-    "a part of another coefficient": counted(COEFFICIENT, held=(1, 2)),
+    "a sum of all ranks": (counted(COEFFICIENT, is_own_mean=False), 0.01),
+    "no declaration": (counted(COEFFICIENT), 0.0),
+    "another declaration": (counted(COEFFICIENT), 0.5),
 }
 
 
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_what_may_be_meant_is_a_note(name):
-    (finding,) = found(DOUBTFUL[name], DOUBTFUL[name])
+    passes, declared = DOUBTFUL[name]
+    (finding,) = found(passes, passes, aux_coefficient=declared)
     assert finding.grade is Grade.NOTE
 
 

@@ -38,7 +38,7 @@ def test_a_loss_whose_injection_is_thrown_away_is_found(tmp_path, text, lines):
     site = site_in(tmp_path, text, *lines)
     (finding,) = judged((0, {}), (1, {}), num_injected=2, site=site)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
-    assert "balancing loss of layers.0.gate beside a tensor" in finding.message
+    assert "auxiliary loss of layers.0.gate beside a tensor" in finding.message
     assert list(finding.ranks) == [0, 1]
 
 
