@@ -25,13 +25,14 @@ from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
 from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PLANS, Plan
+from distdiag.probes.catalogue import PROBES, ProbeSpec, Wiring
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.probes.process.exceptions import ExceptionWatch
 from distdiag.probes.process.post_mortem import PostMortem
 from distdiag.record.guard import guarded, warn
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import Launch, RunDir, Verdict, open_run_dir, write_atomically
+from distdiag.record.signals import Signal, Signals
 from distdiag.record.status_page import DETACHED, FINISHED, StatusPage, read_status
 
 BEAT_S: Final = 0.5
@@ -72,7 +73,10 @@ class RankAgent:
         self._command = command
         self._monitor = MonitorProcess(self.run_dir)
         try:
-            self._page, self.recorder = _open_records(self.run_dir, launch.rank, main_script)
+            signals = Signals()
+            self._page, self.recorder = _open_records(
+                self.run_dir, launch.rank, main_script, signals.before_sync
+            )
         except Exception as error:
             self._leave_unobserved(error)
             raise
@@ -83,9 +87,12 @@ class RankAgent:
             self._post_mortem,
             HardExit(self.recorder, before_exit=self._finish),
         ]
-        self._plans = list(PLANS)
+        self._specs = list(PROBES)
+        self._wiring = Wiring(self.recorder, signals, config)
         self._imported: set[str] = set()
-        self._imports = ImportWatch({name for p in PLANS for name in p.needs}, self._on_import)
+        self._imports = ImportWatch(
+            {name for spec in PROBES for name in spec.needs}, self._on_import
+        )
         self._stopping = threading.Event()
         self._stopped: list[threading.Event] = []
         self._meeting_point = MeetingPoint(self.run_dir, launch, self._stopping)
@@ -161,18 +168,18 @@ class RankAgent:
 
     def _on_import(self, name: str) -> None:
         self._imported.add(name)
-        ready = [plan for plan in self._plans if self._imported.issuperset(plan.needs)]
-        for plan in ready:
-            if plan in self._plans:  # installing one may import what another one waits for
-                self._plans.remove(plan)
-                self._install(plan)
+        ready = [spec for spec in self._specs if self._imported.issuperset(spec.needs)]
+        for spec in ready:
+            if spec in self._specs:  # installing one may import what another one waits for
+                self._specs.remove(spec)
+                self._install(spec)
 
-    def _install(self, plan: Plan) -> None:
+    def _install(self, spec: ProbeSpec) -> None:
         try:
-            probes = plan.make(self.recorder, self._config)
+            probes = spec.make(self._wiring)
         except Exception as error:  # noqa: BLE001 (another torch than we know must not end the run)
             self.recorder.event(
-                ProbeDisabled, probe=plan.name, reason=f"{type(error).__name__}: {error}"
+                ProbeDisabled, probe=spec.name, reason=f"{type(error).__name__}: {error}"
             )
             return
         for probe in probes:
@@ -307,7 +314,7 @@ class RankAgent:
 
 
 def _open_records(
-    run_dir: RunDir, rank: int, main_script: str | None
+    run_dir: RunDir, rank: int, main_script: str | None, before_sync: Signal[[]]
 ) -> tuple[StatusPage, Recorder]:
     """Create the files of a rank; where one of them cannot be made, none is left behind."""
     path = run_dir.status(rank)
@@ -320,7 +327,10 @@ def _open_records(
             f"another process is rank {rank} of the run in {run_dir.root} already"
         ) from None
     try:
-        return page, Recorder(run_dir.folder, rank, page, main_script=main_script)
+        recorder = Recorder(
+            run_dir.folder, rank, page, main_script=main_script, before_sync=before_sync
+        )
+        return page, recorder
     except Exception:
         path.unlink(missing_ok=True)
         raise

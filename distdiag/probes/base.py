@@ -16,13 +16,16 @@ from types import (
     TracebackType,
     WrapperDescriptorType,
 )
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, ParamSpec
 
 from distdiag.events.base import Phase
 from distdiag.events.lifecycle import ProbeDisabled, Unobserved
 from distdiag.probes.patching.in_place import InPlace, built_in_of, open_up
 from distdiag.record.exception_text import message_of, traceback_of
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal, Unsubscribe
+
+_P = ParamSpec("_P")
 
 AnyCallable = Callable[..., Any]
 Wrap = Callable[[Any], Any]
@@ -49,6 +52,7 @@ class Probe(ABC):
         self.recorder = recorder
         self.off = False
         self._patches = Patches(self._miss)
+        self._subscriptions: list[Unsubscribe] = []
 
     @abstractmethod
     def _install(self) -> None:
@@ -68,7 +72,13 @@ class Probe(ABC):
     def uninstall(self) -> None:
         """Take the hooks away again, those that nobody has wrapped since."""
         self.off = True
+        while self._subscriptions:
+            self._subscriptions.pop()()
         self._patches.undo()
+
+    def _subscribe(self, signal: Signal[_P], callback: Callable[_P, object]) -> None:
+        """Be told of a moment until the probe is uninstalled; the callback is guarded."""
+        self._subscriptions.append(signal.subscribe(callback))
 
     def fail(self, error: Exception) -> None:
         """Switch the probe off because its own code raised this.

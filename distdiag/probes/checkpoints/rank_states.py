@@ -22,6 +22,7 @@ from distdiag.probes.call_sites import frames_of, is_own_file
 from distdiag.probes.guard import guard
 from distdiag.probes.tensors.content import contents
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 _DEEPEST: Final = 8
 _MOST_ENTRIES: Final = 2_000
@@ -39,9 +40,10 @@ class RankStates(Probe):
 
     name: ClassVar[str] = "rank-states"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Nothing was saved yet."""
+    def __init__(self, recorder: Recorder, read: Signal[object, FrameType]) -> None:
+        """Nothing was saved yet; `read` is told of what is read."""
         super().__init__(recorder)
+        self._read = read
         self._call = _Call()
         self._saved: dict[str, dict[str, StateEntry]] = {}
         self._counts: dict[tuple[int, ...], int] = {}
@@ -132,9 +134,8 @@ class RankStates(Probe):
         @wrap_like(original)
         def load(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(*args, **kwargs)
-            after_read = self.recorder.after_read
-            if after_read is not None:
-                after_read(args[0] if args else kwargs.get("state_dict"), sys._getframe(1))
+            if self._read.subscribers:
+                self._read.emit(args[0] if args else kwargs.get("state_dict"), sys._getframe(1))
             if not self.is_off and self._saved:
                 with guard(self.fail):
                     self._compare(*args[:2], frame=sys._getframe(1), **kwargs)

@@ -28,6 +28,7 @@ from distdiag.probes.collectives.tap import Tap, TapError
 from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
 from distdiag.record.event_file import ISSUED, WAITED
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
 
 Kernel = Callable[..., Any]
@@ -40,10 +41,15 @@ class DispatcherTap(Tap):
     """Registers a kernel for each operator of the namespace ``c10d``."""
 
     def __init__(
-        self, recorder: Recorder, functional: FunctionalTap, gate: StrictGate | None = None
+        self,
+        recorder: Recorder,
+        functional: FunctionalTap,
+        recorded: Signal[int, str],
+        exchange_known: Signal[[]],
+        gate: StrictGate | None = None,
     ) -> None:
         """Register nothing yet."""
-        super().__init__(recorder, functional, gate)
+        super().__init__(recorder, functional, recorded, exchange_known, gate)
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
         self._library: Any = None
         self._engaging = threading.Lock()

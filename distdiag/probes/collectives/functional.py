@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -15,6 +15,7 @@ from distdiag.probes.collectives.functional_exchanges import ExchangeLayout
 from distdiag.probes.guard import guard
 from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 Kernel = Callable[..., Any]
 
@@ -33,9 +34,14 @@ class FunctionalTap(Probe):
 
     name: ClassVar[str] = "functional-collectives"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Remember no call yet."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        exchanging: Signal[str, Sequence[torch.Tensor], Any, int, FrameType],
+    ) -> None:
+        """Remember no call yet; tell of exchanges by this signal."""
         super().__init__(recorder)
+        self._exchanging = exchanging
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
         self._library: Any = None
         self.before_first_call: Callable[[], None] = _nothing
@@ -70,7 +76,7 @@ class FunctionalTap(Probe):
             pending[_address(tensor)] = call
 
     def _kernel(self, op: Any, name: str) -> Kernel:  # noqa: ANN401
-        after, recorder, here = self._after, self.recorder, self.recorder.here
+        after, here, exchanging = self._after, self.recorder.here, self._exchanging
         layout = ExchangeLayout(name, op._schema)
         names = [argument.name for argument in op._schema.arguments]
         place = names.index("reduce_op") if "reduce_op" in names else len(names)
@@ -81,7 +87,7 @@ class FunctionalTap(Probe):
             if self.before_first_call is not _nothing:
                 first, self.before_first_call = self.before_first_call, _nothing
                 first()
-            if layout.may_exchange and recorder.on_exchange is not None:
+            if layout.may_exchange and exchanging.subscribers:
                 self._exchange(layout, args, kwargs, sys._getframe(1))
             context = here.context
             before = context.reduce_op, context.is_functional
@@ -102,11 +108,9 @@ class FunctionalTap(Probe):
         kwargs: dict[str, Any],
         frame: FrameType,
     ) -> None:
-        tell = self.recorder.on_exchange
-        if tell is not None:
-            with guard(self.fail):
-                given = layout.read(args, kwargs)
-                tell(given.public, given.tensors, given.group, given.peer, frame)
+        with guard(self.fail):
+            given = layout.read(args, kwargs)
+            self._exchanging.emit(given.public, given.tensors, given.group, given.peer, frame)
 
     def _wait_kernel(self, op: Any) -> Kernel:  # noqa: ANN401
         after, pending = self._after, self._pending

@@ -7,6 +7,7 @@ users have imported them by name. All of them end in these methods.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -22,6 +23,7 @@ from distdiag.probes.collectives.work import WorkWatch
 from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.event_file import ISSUED, WAITED
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.thread_context import Calls, ThreadContext
 
 _Work: Final = dist.Work
@@ -43,9 +45,18 @@ class CollectiveFronts(Probe):
 
     name: ClassVar[str] = "collective-fronts"
 
-    def __init__(self, recorder: Recorder, tap: Tap, works: WorkWatch) -> None:
-        """Hand each call to `tap` and each Work to `works`."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        tap: Tap,
+        works: WorkWatch,
+        shared: Signal[Any, Any],
+        exchanging: Signal[str, Sequence[torch.Tensor], Any, int, FrameType],
+    ) -> None:
+        """Hand each call to `tap` and each Work to `works`; tell others by the signals."""
         super().__init__(recorder)
+        self._shared = shared
+        self._exchanging = exchanging
         self._tap = tap
         self._works = works
 
@@ -68,6 +79,7 @@ class CollectiveFronts(Probe):
         # Looked up here once: each attribute costs in a place where microseconds count.
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
         record, frame, returned, mark = tap.record, sys._getframe, self._returned, tap.mark
+        shared, exchanging = self._shared, self._exchanging
         may_share = original.__name__ in _SHARING
         may_exchange = original.__name__ in _EXCHANGES
 
@@ -86,9 +98,9 @@ class CollectiveFronts(Probe):
                 tap.fail(error)
             if made is None:
                 return original(self_, *args, **kwargs)
-            if may_share:
-                self._share(args[0] if args else None, self_)
-            if may_exchange and recorder.on_exchange is not None:
+            if may_share and shared.subscribers:
+                shared.emit(args[0] if args else None, self_)
+            if may_exchange and exchanging.subscribers:
                 self._exchange(method, given, self_, frame(1))
             context.is_recorded = True
             try:
@@ -104,20 +116,12 @@ class CollectiveFronts(Probe):
 
         return front
 
-    def _share(self, tensors: object, group: object) -> None:
-        if self.recorder.before_share is not None:
-            self.recorder.before_share(tensors, group)
-        for tell in self.recorder.on_share:
-            tell()
-
     def _exchange(
         self, method: Method, given: tuple[Any, ...], group: object, frame: FrameType
     ) -> None:
-        tell = self.recorder.on_exchange
-        if tell is not None:
-            peer = given[1] if method.is_message else -1
-            name = "uneven" if method.has_splits and _is_uneven(given) else method.public
-            tell(name, flatten(given[method.input]), group, peer, frame)
+        peer = given[1] if method.is_message else -1
+        name = "uneven" if method.has_splits and _is_uneven(given) else method.public
+        self._exchanging.emit(name, flatten(given[method.input]), group, peer, frame)
 
     def _returned(
         self,

@@ -28,6 +28,7 @@ from distdiag.probes.collectives.operators import (
 )
 from distdiag.probes.collectives.strict import StrictGate
 from distdiag.record.recorder import Recorder, Site
+from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
 
 Front = tuple[int, bool, bool]
@@ -65,10 +66,17 @@ class Tap(Probe):
     name: ClassVar[str] = "collectives"
 
     def __init__(
-        self, recorder: Recorder, functional: FunctionalTap, gate: StrictGate | None = None
+        self,
+        recorder: Recorder,
+        functional: FunctionalTap,
+        recorded: Signal[int, str],
+        exchange_known: Signal[[]],
+        gate: StrictGate | None = None,
     ) -> None:
         """Tell `functional` where results will lie; `gate` may refuse a call (``--strict``)."""
         super().__init__(recorder)
+        self._recorded = recorded
+        self._exchange_known = exchange_known
         self._functional = functional
         self._gate = gate
         self._groups: dict[int, Group] = {}
@@ -186,8 +194,8 @@ class Tap(Probe):
         call = recorder.call(
             group_number, seq_id, signature, site.number, is_async, context.name, site.api
         )
-        if recorder.after_call is not None:
-            recorder.after_call(call, key[0])
+        if self._recorded.subscribers:
+            self._recorded.emit(call, key[0])
         if context.is_functional:
             self._functional.remember(results, call)
         if self._gate is not None and seq_id >= 0:
@@ -208,7 +216,7 @@ class Tap(Probe):
     def _define(self, key: tuple[Any, ...]) -> int:
         op, inputs, outputs, dtypes, details, reduce_op = key
         if op.startswith("all_to_all") or (op.startswith(_GATHERS) and _are_parts(inputs, dtypes)):
-            self.recorder.has_exchanged = True
+            self._exchange_known.emit()
         root, peer, tag, input_splits, output_splits = details or NO_DETAILS
         signature = Signature(
             op=op,

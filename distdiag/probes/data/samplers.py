@@ -25,13 +25,14 @@ from distdiag.events.data import MOST_INDICES, EpochFed, SamplerState
 from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.data.feeds import Batch, StepFeeds
-from distdiag.probes.data.sample_rows import rows_of
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guarded
+from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import is_due
-from distdiag.probes.optimizers.state import parameters_of
 from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.tensors.sample_rows import rows_of
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 # What a pass over the data has trained: the parameters of the optimizer that stepped.
 
@@ -234,10 +235,19 @@ class SamplerWatch(Probe):
 
     name: ClassVar[str] = "samplers"
 
-    def __init__(self, recorder: Recorder, feeds: StepFeeds) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        feeds: StepFeeds,
+        stepping: Signal[torch.optim.Optimizer, FrameType],
+        step_ended: Signal[[]],
+    ) -> None:
         """Know of no pass yet; `feeds` is told of each batch."""
         super().__init__(recorder)
         self._feeds = feeds
+        self._stepping = stepping
+        self._step_ended = step_ended
+        self._stepped: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._open: list[_Pass] = []
         self._streams: dict[str, _Stream] = {}
@@ -251,16 +261,13 @@ class SamplerWatch(Probe):
         self._patches.wrap(kind, "__next__", self._batches)
         self._patches.wrap(kind, "_reset", self._restarts)
         self._patches.wrap(DataLoader, "__init__", self._making)
-        self.recorder.on_step.append(self._after_step)
+        self._subscribe(self._stepping, self._before_step)
+        self._subscribe(self._step_ended, self._after_step)
 
+    @guarded
     def flush(self) -> None:
         """Write down the passes that have not come to their end."""
-        if not self.is_off:
-            self._settle(all_of_them=True)
-
-    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        with guard(self.fail):
-            action(*args)
+        self._settle(all_of_them=True)
 
     # What data loaders do
 
@@ -268,11 +275,11 @@ class SamplerWatch(Probe):
         @like(original)
         def init(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
             original(self_, *args, **kwargs)
-            if not self.is_off:
-                self._guard(self._made, self_)
+            self._made(self_)
 
         return init
 
+    @guarded
     def _made(self, loader: Any) -> None:  # noqa: ANN401
         self._remember_epoch(loader._index_sampler)
 
@@ -292,9 +299,9 @@ class SamplerWatch(Probe):
         def next_index(self_: Any) -> Any:  # noqa: ANN401
             if self.is_off:
                 return original(self_)
-            self._guard(self._before_index, self_, sys._getframe(1))
+            self._before_index(self_, sys._getframe(1))
             index = original(self_)
-            self._guard(self._after_index, self_, index)
+            self._after_index(self_, index)
             return index
 
         return next_index
@@ -305,22 +312,23 @@ class SamplerWatch(Probe):
             try:
                 batch = original(self_)
             except StopIteration:
-                if not self.is_off:
-                    self._guard(self._exhausted, self_)
+                self._exhausted(self_)
                 raise
-            if not self.is_off:
-                self._guard(self._after_batch, self_, batch)
+            self._after_batch(self_, batch)
             return batch
 
         return next_batch
 
+    @guarded
     def _before_index(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
         if iterator not in self._passes:
             self._begin(iterator, frame)
 
+    @guarded
     def _after_index(self, iterator: Any, index: Any) -> None:  # noqa: ANN401
         self._passes[iterator].indices.add(index)
 
+    @guarded
     def _after_batch(self, iterator: Any, batch: Any) -> None:  # noqa: ANN401
         mine = self._passes.get(iterator)
         if mine is None:
@@ -336,6 +344,7 @@ class SamplerWatch(Probe):
         if is_grad_enabled():
             self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
 
+    @guarded
     def _exhausted(self, iterator: Any) -> None:  # noqa: ANN401
         mine = self._passes.get(iterator)
         if mine is not None:
@@ -398,16 +407,17 @@ class SamplerWatch(Probe):
 
     # Writing
 
-    def _after_step(self) -> None:
-        if self.is_off:
-            return
-        self._guard(self._note_trained)
-        if any(each.is_exhausted for each in self._open):
-            self._guard(self._settle)
+    @guarded
+    def _before_step(self, optimizer: torch.optim.Optimizer, _: FrameType) -> None:
+        self._stepped = weakref.ref(optimizer)
 
-    def _note_trained(self) -> None:
+    @guarded
+    def _after_step(self) -> None:
+        stepped = None if self._stepped is None else self._stepped()
         for each in self._open:
-            each.trained = each.trained or Trained.by(self.recorder.stepped())
+            each.trained = each.trained or Trained.by(stepped)
+        if any(each.is_exhausted for each in self._open):
+            self._settle()
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Write down passes that are over: the last batch of them was used by now."""

@@ -32,6 +32,7 @@ from distdiag.probes.files.log import FileLog
 from distdiag.probes.files.opens import opening, opening_descriptor
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 
 class FileWatch(Probe):
@@ -39,13 +40,14 @@ class FileWatch(Probe):
 
     name: ClassVar[str] = "files"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, before_sync: Signal[[]]) -> None:
         """Replace nothing until `install`."""
         super().__init__(recorder)
+        self._log = FileLog(self, before_sync)
         self._imports = ImportWatch({*MODULES, "sqlite3", "socket"}, self._on_import)
 
     def _install(self) -> None:
-        self._log = log = FileLog(self)
+        log = self._log
         locks = FileLocks(log)
         patches = self._patches
         patches.wrap(builtins, "open", partial(opening, log=log))
@@ -97,4 +99,4 @@ class FileWatch(Probe):
         """Put all functions back."""
         super().uninstall()
         self._imports.stop()
-        self.recorder.before_sync = None
+        self._log.sync.end()

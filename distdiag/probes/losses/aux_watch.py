@@ -20,6 +20,7 @@ from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guard
 from distdiag.probes.losses.score_marks import origin_of
 from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.record.signals import Signal
 
 _MOST_SCALARS: Final = 16
 _MOST_PASSES: Final = 1024
@@ -61,16 +62,16 @@ class AuxWatch:
         module: Callable[[], nn.Module | None],
         site: Callable[[], CallSite],
         fail: Callable[[Exception], None],
-        on_injected: Sequence[Callable[[object], None]] = (),
+        injected: Signal[Any] | None = None,
     ) -> None:
         """Nothing was computed yet; `module` is the one that routes now, if it is looked at.
 
-        `on_injected` are told the nodes of balancing losses that are injected.
+        `injected` is told the nodes of balancing losses that are injected.
         """
         self._module = module
         self._site = site
         self._fail = fail
-        self._on_injected = on_injected
+        self._injected = injected or Signal()
         self._patches = Patches()
         self._is_on = False
         self._passes: deque[dict[str, Use]] = deque(maxlen=_MOST_PASSES)
@@ -156,8 +157,8 @@ class AuxWatch:
                 use.num_injected += 1
                 use.site = site
                 _when_reached(result, use, "is_used")
-            for tell in self._on_injected if used else ():
-                tell(scalar)
+            if used:
+                self._injected.emit(scalar)
         for layer, coefficient, site in found.detached:
             if not uses[layer].num_scalars:
                 uses[layer].num_scalars = 1

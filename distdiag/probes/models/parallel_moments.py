@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from torch import nn
 from torch.distributed.tensor.parallel import api
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 
 class ParallelMoments(Probe):
     """Tells whoever looks at models that `parallelize_module` has changed one."""
 
     name: ClassVar[str] = "parallel-moments"
+
+    def __init__(self, recorder: Recorder, wrapped: Signal[Sequence[nn.Module]]) -> None:
+        """Tell by this signal."""
+        super().__init__(recorder)
+        self._wrapped = wrapped
 
     def _install(self) -> None:
         self._patches.wrap_everywhere(api, "parallelize_module", self._telling)
@@ -21,9 +30,8 @@ class ParallelMoments(Probe):
         @wrap_like(original)
         def parallelize_module(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(module, *args, **kwargs)
-            after_wrap = self.recorder.after_wrap
-            if after_wrap is not None and not self.is_off:
-                after_wrap((module,))
+            if not self.is_off:
+                self._wrapped.emit((module,))
             return result
 
         return parallelize_module

@@ -16,11 +16,13 @@ from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import cut_heads
 from distdiag.probes.models.modules import own_parameters
 from distdiag.probes.models.plan_patterns import PlanProbe, outcome
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 _SOURCE: Final = PlanSource.PARALLELIZE_MODULE
 _MOST_WATCHED: Final = 20_000
@@ -58,15 +60,16 @@ class ParallelizePlans(PlanProbe):
 
     name: ClassVar[str] = "parallelize-plans"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, step_ended: Signal[[]]) -> None:
         """Watch no parameter yet."""
         super().__init__(recorder)
+        self._step_ended = step_ended
         self._is_inside = False
         self._sharded: list[_Sharded] = []
 
     def _install(self) -> None:
         self._patches.wrap_everywhere(api, "parallelize_module", self._resolving)
-        self.recorder.on_step.append(lambda: self._safely(self._after_step))
+        self._subscribe(self._step_ended, self._after_step)
 
     def _resolving(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -135,6 +138,7 @@ class ParallelizePlans(PlanProbe):
                             )
                         )
 
+    @guarded
     def _after_step(self) -> None:
         """Look once whether what was sharded has been replaced by the whole."""
         watched, self._sharded = self._sharded, []

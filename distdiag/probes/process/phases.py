@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,8 @@ from torch.utils.data import dataloader
 from distdiag.events.base import Phase
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import caller
+from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 
 class DataLoaderWatch(Probe):
@@ -65,6 +68,11 @@ class SaveWatch(_SavePhase):
 
     name: ClassVar[str] = "save"
 
+    def __init__(self, recorder: Recorder, saving: Signal[object, FrameType]) -> None:
+        """Tell by this signal of what is saved."""
+        super().__init__(recorder)
+        self._saving = saving
+
     def _install(self) -> None:
         here = torch.serialization
         self._patches.wrap_everywhere(here, "load", self._front)
@@ -73,9 +81,8 @@ class SaveWatch(_SavePhase):
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            before_save = self.recorder.before_save
-            if before_save is not None:
-                before_save(args[0] if args else kwargs.get("obj"), caller(2))
+            if self._saving.subscribers:
+                self._saving.emit(args[0] if args else kwargs.get("obj"), caller(2))
             return original(*args, **kwargs)
 
         return save

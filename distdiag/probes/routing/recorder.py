@@ -26,7 +26,6 @@ from torch.optim.optimizer import (
 from distdiag.config.tasks import RoutingTask
 from distdiag.events.routing import Choice
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
-from distdiag.probes.data.sample_rows import first_tensors, rows_of, tensors_in
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.models.trained_models import TrainedModels
@@ -38,6 +37,7 @@ from distdiag.probes.routing.modules import expert_counts, is_meant_random, rout
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.tensors.sample_rows import first_tensors, rows_of, tensors_in
 from distdiag.record.recorder import Recorder
 from distdiag.record.routing_record import Ended, RouteRecord, RouteWriter, Seen
 from distdiag.record.unordered_ops import BACKWARD, FORWARD

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, FrameType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from torch.distributed import distributed_c10d
@@ -18,7 +18,6 @@ from distdiag.probes.call_sites import Place, frames_of
 from distdiag.probes.collectives.functional_exchanges import PERMUTED
 from distdiag.probes.data.forward_arguments import Arguments, arguments_of
 from distdiag.probes.data.padding_masks import is_call, pad_of, read_padding
-from distdiag.probes.data.sample_rows import tensors_in
 from distdiag.probes.guard import guard
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.patching.post_import import ImportWatch
@@ -27,7 +26,9 @@ from distdiag.probes.sequence.attention_masks import read_mask
 from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Use
 from distdiag.probes.tensors.bytes import is_captured, is_readable
 from distdiag.probes.tensors.content import Pending
+from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal, Unsubscribe
 
 # Makes events of exchanges around attention, once all that is read of them is there.
 
@@ -157,14 +158,25 @@ class _Thread(threading.local):
         self.running = ForwardPass()
 
 
+class Moments(NamedTuple):
+    """When to look, as `Signals` says; `inputs_seen` is told of what attention is given."""
+
+    inputs_seen: Signal[object]
+    exchange_starting: Signal[str, Sequence[torch.Tensor], Any, int, FrameType]
+    before_backward: Signal[[]]
+    step_ended: Signal[[]]
+
+
 class SequenceProbe(Probe):
     """Tells which ranks share sequences, by what they exchange around attention."""
 
     name: ClassVar[str] = "sequence"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, moments: Moments) -> None:
         """Nothing has happened yet."""
         super().__init__(recorder)
+        self._moments = moments
+        self._unsubscribe: Unsubscribe | None = None
         self._thread = _Thread()
         self._calls = AttentionCalls(self._on_attention, self._patches, self._on_unread)
         self._num_unread = 0
@@ -177,9 +189,9 @@ class SequenceProbe(Probe):
     def _install(self) -> None:
         self._calls.install()
         self._imports.start()
-        self.recorder.on_given.append(self._on_given)
-        self.recorder.on_backward.append(self._on_backward)
-        self.recorder.on_step.append(self._on_step)
+        self._subscribe(self._moments.inputs_seen, self._on_given)
+        self._subscribe(self._moments.before_backward, self._on_backward)
+        self._subscribe(self._moments.step_ended, self._on_step)
         self._look(is_due(self.recorder.step))
 
     def uninstall(self) -> None:
@@ -203,7 +215,11 @@ class SequenceProbe(Probe):
 
     def _look(self, is_wanted: bool) -> None:
         self._calls.is_wanted = is_wanted
-        self.recorder.on_exchange = self._on_exchange if is_wanted else None
+        if is_wanted and self._unsubscribe is None:
+            self._unsubscribe = self._moments.exchange_starting.subscribe(self._on_exchange)
+        elif not is_wanted and self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
 
     def _on_import(self, module: str) -> None:
         self._guard(self._calls.install_library, module)
@@ -297,8 +313,8 @@ class SequenceProbe(Probe):
         doubt = PARTED if use.attention.is_parted else doubt_of(given)
         use.place_tokens(positions_in(given, use.num_queries), doubt)
         use.padding = None if self._pad is None else read_padding(given, self._pad)
-        for tell in self.recorder.on_given if given else ():
-            tell((given[-1].further, given[-1].named))
+        if given:
+            self._moments.inputs_seen.emit((given[-1].further, given[-1].named))
 
     # When it is over
 

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -20,6 +19,7 @@ from distdiag.events.sequences import SequenceUnverified, TokenPassport, TokenSp
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.used_groups import UsedGroups, ranks_of
+from distdiag.probes.guard import guarded
 from distdiag.probes.sequence.libraries import (
     LIBRARIES,
     Attribute,
@@ -33,6 +33,7 @@ from distdiag.probes.sequence.libraries import (
 from distdiag.probes.sequence.token_passes import Functions, seen_by
 from distdiag.record.marks import MARKED
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.user_code import is_user_file
 
 # The functions of libraries by which a program splits its sequences, ready to be verified.
@@ -276,19 +277,44 @@ class _Pair(NamedTuple):
     is_form_sure: bool = True
 
 
+class Moments(NamedTuple):
+    """When to verify, as `Signals` says; `shared` hears nothing of the tokens."""
+
+    before_backward: Signal[[]]
+    cut: Signal[object, Sequence[Tensor]]
+    shared: Signal[Any, Any]
+
+
 class VerifySequence(Probe):
     """Verifies before the first backward pass, when the ranks' groups and models are all there."""
 
     name: ClassVar[str] = "verify-sequence"
 
-    def __init__(self, recorder: Recorder, plan: SequencePlan) -> None:
-        """Verify what the plan names, and what is marked by then."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        plan: SequencePlan,
+        moments: Moments,
+        models: Callable[[], Sequence[nn.Module]],
+    ) -> None:
+        """Verify what the plan names, and what is marked by then.
+
+        `models` returns those that there are.
+        """
         super().__init__(recorder)
         self._plan = plan
+        self._moments = moments
+        self._models = models
+        self._mesh: object = None
         self._is_done = False
 
     def _install(self) -> None:
-        self.recorder.on_backward.append(self._before_backward)
+        self._subscribe(self._moments.before_backward, self._before_backward)
+        self._subscribe(self._moments.cut, self._before_cut)
+
+    @guarded
+    def _before_cut(self, mesh: object, _: Sequence[Tensor]) -> None:
+        self._mesh = mesh
 
     def _before_backward(self) -> None:
         if self._is_done or self.is_off or torch.compiler.is_compiling():
@@ -312,7 +338,8 @@ class VerifySequence(Probe):
 
     def _verify(self, pair: _Pair, device: torch.device) -> None:
         spec = spec_of(pair.plan, _world_size(), pair.plan.dim, pair.functions)
-        with _unnoticed(self.recorder):
+        # Nobody is to take the exchange of tokens for that of gradients or parameters.
+        with self._moments.shared.muted():
             passport = passport_of(pair.functions, spec, device, pair.members)
         passport["is_form_sure"] = pair.is_form_sure
         passport["functions"] = definitions(pair.functions, self.recorder.main_script)
@@ -341,15 +368,12 @@ class VerifySequence(Probe):
         """
         if not (dist.is_available() and dist.is_initialized()):
             return []
-        found = list(library_sequences(self._models(), self.recorder.cutting_mesh))
+        found = list(library_sequences(self._models(), self._mesh))
         is_any = any(isinstance(each, Ready) for each in found)
         for each in found:
             if isinstance(each, Unavailable) and (each.is_set_up or not is_any):
                 self.recorder.event(SequenceUnverified, name=each.name, reason=each.reason)
         return found
-
-    def _models(self) -> list[torch.nn.Module]:
-        return self.recorder.live_models() if self.recorder.live_models is not None else []
 
     def _device(self) -> torch.device:
         for model in self._models():
@@ -449,17 +473,6 @@ def definitions(functions: Functions, main_script: str | None) -> tuple[tuple[st
             is_user = is_user_file(file, main_script)
             found[stage] = Frame(file, code.co_firstlineno, code.co_name, is_user)
     return tuple(found.items())
-
-
-@contextmanager
-def _unnoticed(recorder: Recorder) -> Iterator[None]:
-    """Let nobody take the exchange of tokens for that of gradients or parameters."""
-    before_share, on_share = recorder.before_share, recorder.on_share
-    recorder.before_share, recorder.on_share = None, []
-    try:
-        yield
-    finally:
-        recorder.before_share, recorder.on_share = before_share, on_share
 
 
 def _found_function(reference: str) -> Any:  # noqa: ANN401 (whatever the program has there)

@@ -337,7 +337,7 @@ def test_labels_that_were_not_seen_or_were_shifted_before_tell_nothing(observed:
 def test_labels_that_a_loss_shifts_in_one_part_of_what_was_given_are_known(
     observed: Observed, part: int, first: int
 ) -> None:
-    observed.recorder.on_given[-1](LABELS)
+    observed.signals.inputs_seen.emit(LABELS)
     logits, labels = slice(3 * part, 3 * part + 3), LABELS.chunk(2, 1)[part]
 
     def shifted(x: Tensor) -> Tensor:
@@ -355,7 +355,7 @@ def test_labels_that_a_loss_shifts_in_one_part_of_what_was_given_are_known(
 def test_labels_that_were_shifted_before_the_split_are_no_shifted_part(
     observed: Observed,
 ) -> None:
-    observed.recorder.on_given[-1](LABELS)
+    observed.signals.inputs_seen.emit(LABELS)
     labels = F.pad(LABELS, (0, 1), value=IGNORED)[:, 1:4]
     (found,) = passes(
         observed, lambda x: F.cross_entropy(x[:, :3].reshape(-1, VOCAB), labels.reshape(-1))
