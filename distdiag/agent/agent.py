@@ -10,8 +10,9 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -29,7 +30,7 @@ from distdiag.probes.catalogue import PROBES, ProbeSpec, Wiring
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.probes.process.exceptions import ExceptionWatch
 from distdiag.probes.process.post_mortem import PostMortem
-from distdiag.record.guard import guarded, warn
+from distdiag.record.guard import Guard, guarded, warn
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import Launch, RunDir, Verdict, open_run_dir, write_atomically
 from distdiag.record.signals import Signal, Signals
@@ -72,14 +73,11 @@ class RankAgent:
         self._config = config
         self._command = command
         self._monitor = MonitorProcess(self.run_dir)
-        try:
-            signals = Signals()
+        signals = Signals()
+        with Guard(self._leave_unobserved):
             self._page, self.recorder = _open_records(
                 self.run_dir, launch.rank, main_script, signals.before_sync
             )
-        except Exception as error:
-            self._leave_unobserved(error)
-            raise
         self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
         self._post_mortem = PostMortem(self.recorder, self.run_dir)
         self.probes: list[Probe] = [
@@ -99,15 +97,21 @@ class RankAgent:
         self._is_child = False
 
     def _leave_unobserved(self, error: Exception) -> None:
-        """Tell the monitor that this rank runs and is not observed: nobody may miss its records."""
+        """Tell the monitor that this rank runs and is not observed: nobody may miss its records.
+
+        Raises:
+            Exception: why it is not observed.
+
+        """
         rank = self._launch.rank
         if _is_observed(self.run_dir.status(rank)):  # another process is this rank
-            return
+            raise error
         reason = f"its agent could not start: {type(error).__name__}: {error}"
         with suppress(OSError):
             write_atomically(self.run_dir.unobserved(rank), reason.encode())
         if self._launch.local_rank == 0 and len(self._launch.local_ranks) > 1:
             self._start_monitor()  # for the others
+        raise error
 
     def start(self) -> None:
         """Begin to observe; the exit handler runs after those that the script registers."""
@@ -155,10 +159,9 @@ class RankAgent:
         _thread.start_new_thread(run_and_tell, ())
 
     def _meet(self) -> None:
-        try:
+        # Otherwise this node is observed by itself only.
+        with Guard(partial(_warn_of, "the monitors of the nodes cannot meet")):
             self._meeting_point.pass_address_on()
-        except Exception as error:  # noqa: BLE001 (this node is then observed by itself only)
-            warn(f"the monitors of the nodes cannot meet: {type(error).__name__}: {error}")
 
     def _start_monitor(self) -> None:
         try:
@@ -175,16 +178,16 @@ class RankAgent:
                 self._install(spec)
 
     def _install(self, spec: ProbeSpec) -> None:
-        try:
+        probes: Sequence[Probe] = ()
+        with Guard(partial(self._miss, spec)):  # another torch than we know
             probes = spec.make(self._wiring)
-        except Exception as error:  # noqa: BLE001 (another torch than we know must not end the run)
-            self.recorder.event(
-                ProbeDisabled, probe=spec.name, reason=f"{type(error).__name__}: {error}"
-            )
-            return
         for probe in probes:
             probe.install()
             self.probes.append(probe)
+
+    def _miss(self, spec: ProbeSpec, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self.recorder.event(ProbeDisabled, probe=spec.name, reason=reason)
 
     def _beat(self) -> None:
         while not self._stopping.wait(BEAT_S):
@@ -225,14 +228,12 @@ class RankAgent:
         if self._is_child or self.recorder.closed:
             return
         exit_status = self.exit_status
-        try:
+        with Guard(partial(_warn_of, "at the end of the run")):
             try:
                 self._finish(exit_status, self._exit_frames, self._exit_message)
             finally:
                 if self._launch.rank == 0:
                     exit_status = self._final_status(exit_status)
-        except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
-            warn(f"{type(error).__name__} at the end of the run: {error}")
         self._end_threads()
         if exit_status != self.exit_status:
             leave(exit_status)
@@ -326,14 +327,17 @@ def _open_records(
         raise RankError(
             f"another process is rank {rank} of the run in {run_dir.root} already"
         ) from None
-    try:
+    with ExitStack() as undo:
+        undo.callback(path.unlink, missing_ok=True)
         recorder = Recorder(
             run_dir.folder, rank, page, main_script=main_script, before_sync=before_sync
         )
-        return page, recorder
-    except Exception:
-        path.unlink(missing_ok=True)
-        raise
+        undo.pop_all()
+    return page, recorder
+
+
+def _warn_of(what: str, error: Exception) -> None:
+    warn(f"{what}: {type(error).__name__}: {error}")
 
 
 def _is_observed(status: Path) -> bool:

@@ -14,6 +14,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import cut_heads
 from distdiag.probes.models.plan_patterns import PlanProbe, outcome
 
@@ -35,11 +36,12 @@ class TransformersPlans(PlanProbe):
         @wrap_like(original)
         def from_pretrained(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             result = original(*args, **kwargs)
-            self._safely(self._look, result, sys._getframe(1))
+            self._look(result, sys._getframe(1))
             return result
 
         return from_pretrained
 
+    @guarded
     def _look(self, result: Any, frame: FrameType) -> None:  # noqa: ANN401
         model = result[0] if isinstance(result, tuple) and result else result
         size = getattr(model, "_tp_size", None)

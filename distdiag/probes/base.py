@@ -8,6 +8,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -19,9 +20,11 @@ from types import (
 from typing import Any, ClassVar, Final, ParamSpec
 
 from distdiag.events.base import Phase
+from distdiag.events.errors import CollectiveMismatchError
 from distdiag.events.lifecycle import ProbeDisabled, Unobserved
 from distdiag.probes.patching.in_place import InPlace, built_in_of, open_up
 from distdiag.record.exception_text import message_of, traceback_of
+from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal, Unsubscribe
 
@@ -51,6 +54,9 @@ class Probe(ABC):
         """Observe nothing until `install`."""
         self.recorder = recorder
         self.off = False
+        self.guard = Guard(self.fail)
+        """Around what the probe does in the middle of the program, where torch sees nothing of it;
+        elsewhere `probes.guard` hides it."""
         self._patches = Patches(self._miss)
         self._subscriptions: list[Unsubscribe] = []
 
@@ -60,11 +66,12 @@ class Probe(ABC):
 
     def install(self) -> None:
         """Begin to observe."""
-        try:
+        with Guard(self._give_up):
             self._install()
-        except Exception as error:  # noqa: BLE001 (a probe must never break the training)
-            self.fail(error)
-            self.uninstall()
+
+    def _give_up(self, error: Exception) -> None:
+        self.fail(error)
+        self.uninstall()
 
     def flush(self) -> None:  # noqa: B027 (most probes keep nothing back)
         """Write down what is known by now: the script has ended."""
@@ -84,47 +91,40 @@ class Probe(ABC):
         """Switch the probe off because its own code raised this.
 
         Raises:
-            Exception: the error itself, if a signal handler of the user raised it while the
-                probe ran.
+            Exception: the error itself, if it is the program's: a signal handler raised it while
+                the probe ran, or ``--strict`` refuses a call by it.
 
         """
-        if _came_from_signal_handler(error.__traceback__):
+        is_refusal = isinstance(error, CollectiveMismatchError)
+        if is_refusal or _came_from_signal_handler(error.__traceback__):
             raise error
         if self.off:
             return
         self.off = True
         reason = f"{type(error).__name__}: {message_of(error)}"[:500]
-        try:
+        with Guard(lambda _: self.recorder.close()):  # the event file is gone, too
             self.recorder.event(
                 ProbeDisabled,
                 probe=self.name,
                 reason=reason,
                 traceback=traceback_of(error, error.__traceback__, _LONGEST_TRACEBACK),
             )
-        except Exception:  # noqa: BLE001 (the event file is gone too: nothing is left to tell)
-            self.recorder.close()
 
     def _miss(self, what: str, reason: str) -> None:
         """Say what is not observed, and why; the rest is."""
-        try:
+        with self.guard:
             self.recorder.event(Unobserved, probe=self.name, what=what, reason=reason[:500])
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _enter(self, phase: Phase) -> Phase:
         """Say what the rank begins to do; return what it did before."""
-        try:
+        with self.guard:
             return self.recorder.set_phase(phase)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-            return phase
+        return phase
 
     def _show_progress(self) -> None:
         """Show the counters of the recorder on the status page."""
-        try:
+        with self.guard:
             self.recorder.push_progress()
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     @property
     def is_off(self) -> bool:
@@ -176,8 +176,8 @@ class Patches:
         problem = _opened_up(each for each in built_ins.values() if each is not None)
         are_wrapped = True
         for name, make in makes.items():
-            built_in = built_ins.get(name)
-            try:
+            built_in, is_wrapped = built_ins.get(name), False
+            with Guard(partial(self._cannot, owner, name)):  # another version than we know
                 if name not in own:
                     raise AttributeError("it is not there")
                 self.wrapped.append((owner, name))
@@ -187,9 +187,8 @@ class Patches:
                     self._undo.append(InPlace(built_in, make).undo)
                 else:
                     raise problem
-            except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
-                self._cannot(owner, name, error)
-                are_wrapped = False
+                is_wrapped = True
+            are_wrapped = are_wrapped and is_wrapped
         return are_wrapped
 
     def wrap_everywhere(self, owner: object, name: str, make: Wrap) -> bool:
@@ -211,15 +210,13 @@ class Patches:
         inherited = getattr(owner, name, None)
         if inherited is None or name in vars(owner):
             return self.wrap(owner, name, make)
-        try:
+        with Guard(partial(self._cannot, owner, name)):  # another version than we know
             ours = _OfObjects(inherited, make(inherited))
             setattr(owner, name, ours)
             self.wrapped.append((owner, name))
-        except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
-            self._cannot(owner, name, error)
-            return False
-        self._undo.append(lambda: _take_back(owner, name, ours))
-        return True
+            self._undo.append(lambda: _take_back(owner, name, ours))
+            return True
+        return False
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Replace an attribute that the owner itself has by another value."""
@@ -242,11 +239,10 @@ class Patches:
 
 def _opened_up(functions: Iterable[BuiltinFunctionType]) -> Exception | None:
     """Make functions of C ready to be wrapped; return what is wrong."""
-    try:
+    problems: list[Exception] = []
+    with Guard(problems.append):  # another Python than we know
         open_up(functions)
-    except Exception as error:  # noqa: BLE001 (another Python than we know: not observed)
-        return error
-    return None
+    return problems[0] if problems else None
 
 
 class _OfObjects:

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch._C import DispatchKey
 from torch._C._distributed_c10d import HashStore as _HashStore
 
-from distdiag.events.errors import CollectiveMismatchError
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.call_sites import find_site
 from distdiag.probes.collectives.functional import KEY, FunctionalTap
@@ -96,17 +95,19 @@ class DispatcherTap(Tap):
         if self._library is not None or self.is_off or not self._engaging.acquire(blocking=False):
             return
         try:
-            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-            for name in OPS:
-                op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
-                if op is not None:
-                    kernel = self._kernel(Layout(name, op._schema), op)
-                    library.impl(name, kernel, KEY, with_keyset=True)
-            self._library = library
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
+            with self.guard:
+                self._library = self._kernels()
         finally:
             self._engaging.release()
+
+    def _kernels(self) -> Any:  # noqa: ANN401
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for name in OPS:
+            op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+            if op is not None:
+                kernel = self._kernel(Layout(name, op._schema), op)
+                library.impl(name, kernel, KEY, with_keyset=True)
+        return library
 
     def uninstall(self) -> None:
         """Take the kernels out of the dispatcher."""
@@ -118,7 +119,7 @@ class DispatcherTap(Tap):
     def _kernel(self, layout: Layout, op: Any) -> Kernel:  # noqa: ANN401
         # Looked up here once: each attribute costs in a place where microseconds count.
         after, before = self._after, self._before
-        mark, failed = self.mark, self.failed
+        mark, failed, guard = self.mark, self.failed, self.guard
         redispatch = op._handle.redispatch_boxed
         recorder, here = self.recorder, self.recorder.here
         returns_late = layout.is_async is None and not layout.spec.is_message
@@ -129,14 +130,9 @@ class DispatcherTap(Tap):
             if context.is_recorded:
                 context.is_recorded = False
             elif not self.off and not recorder.closed:
-                try:
-                    with reading_attributes():
-                        given = layout.bind(args, kwargs) if kwargs else args
-                        call = before(context, layout, given)
-                except CollectiveMismatchError:
-                    raise
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
+                with guard, reading_attributes():
+                    given = layout.bind(args, kwargs) if kwargs else args
+                    call = before(context, layout, given)
             if call is None:
                 return redispatch(keyset & after, *args, **kwargs)
             try:

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d
 from distdiag.events.collectives import GroupCreated
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import api_of, site_here
+from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
 
 
@@ -124,12 +125,10 @@ class ProcessGroups(Probe):
             if self.is_off or self._depth:
                 return original(*args, **kwargs)
             fields = None
-            try:
+            with Guard(self._tolerate):
                 given = signature.bind(*args, **kwargs)
                 given.apply_defaults()
                 fields = self._before(name, given.arguments, sys._getframe())
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self._tolerate(error, args, kwargs)
             try:
                 with self._inside():
                     result = original(*args, **kwargs)
@@ -143,7 +142,7 @@ class ProcessGroups(Probe):
 
         return function
 
-    def _tolerate(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _tolerate(self, error: Exception) -> None:
         # Arguments that torch itself will refuse are no failure of the probe.
         if not isinstance(error, TypeError | ValueError):
             self.fail(error)
@@ -184,7 +183,5 @@ class ProcessGroups(Probe):
 
     def _after(self, fields: dict[str, Any]) -> None:
         if not self.is_off:
-            try:
+            with self.guard:
                 self.recorder.event(GroupCreated, **fields, done=True)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore as _HashStore
 from torch.distributed import distributed_c10d
 
-from distdiag.events.errors import CollectiveMismatchError
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import find_site
@@ -86,10 +85,8 @@ class HookTap(Tap):
         def make_group(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             made = original(*args, **kwargs)
             if not self.is_off:
-                try:
+                with self.guard:
                     self._attach(made[0] if isinstance(made, tuple) else made)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return made
 
         return make_group
@@ -105,15 +102,11 @@ class HookTap(Tap):
         def before(args: Any) -> None:  # noqa: ANN401
             if self.is_off:
                 return
-            try:
+            with self.guard:
                 group = next((group for group in groups if id(group) == number), None)
                 if group is not None:
                     with reading_attributes():
                         self._before(group, args)
-            except CollectiveMismatchError:
-                raise
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
 
         def after(args: Any) -> None:  # noqa: ANN401
             call = self._calls.pop((number, args.op_id), None)

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Final
 import torch
 import torch.distributed as dist
 
-from distdiag.events.errors import CollectiveMismatchError
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
 from distdiag.probes.collectives.tap import Tap, TapError
@@ -78,8 +77,8 @@ class CollectiveFronts(Probe):
     def _front(self, original: AnyCallable, method: Method) -> AnyCallable:
         # Looked up here once: each attribute costs in a place where microseconds count.
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
-        record, frame, returned, mark = tap.record, sys._getframe, self._returned, tap.mark
-        shared, exchanging = self._shared, self._exchanging
+        record, frame, returned, mark = tap.record, sys._getframe, self._returned, recorder.mark
+        guard, shared, exchanging = tap.guard, self._shared, self._exchanging
         may_share = original.__name__ in _SHARING
         may_exchange = original.__name__ in _EXCHANGES
 
@@ -88,14 +87,9 @@ class CollectiveFronts(Probe):
             if self.off or tap.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context, made = here.context, None
-            try:
-                with reading_attributes():
-                    given = bind(method, args, kwargs) if kwargs else args
-                    made = record(context, method, self_, given, frame(1))
-            except CollectiveMismatchError:
-                raise
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                tap.fail(error)
+            with guard, reading_attributes():
+                given = bind(method, args, kwargs) if kwargs else args
+                made = record(context, method, self_, given, frame(1))
             if made is None:
                 return original(self_, *args, **kwargs)
             if may_share and shared.subscribers:
@@ -110,8 +104,9 @@ class CollectiveFronts(Probe):
                 raise
             finally:
                 context.is_recorded = False
-            mark(made[0], ISSUED)
-            returned(context, work, [made[:2]], made[2])
+            with guard:
+                mark(made[0], ISSUED)
+                returned(context, work, [made[:2]], made[2])
             return work
 
         return front
@@ -130,19 +125,16 @@ class CollectiveFronts(Probe):
         calls: Calls,
         is_async: bool,
     ) -> None:
-        try:
-            if context.coalesced is not None:
-                context.coalesced += calls
-            elif isinstance(work, _Work):
-                if is_async:
-                    self._works.remember(work, calls)
-                else:
-                    self._works.expect_wait(work, calls)
-            elif not is_async:
-                for call, _ in calls:  # the backend waits by itself and returns nothing
-                    self.recorder.mark(call, WAITED)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
+        if context.coalesced is not None:
+            context.coalesced += calls
+        elif isinstance(work, _Work):
+            if is_async:
+                self._works.remember(work, calls)
+            else:
+                self._works.expect_wait(work, calls)
+        elif not is_async:
+            for call, _ in calls:  # the backend waits by itself and returns nothing
+                self.recorder.mark(call, WAITED)
 
     def _start_front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -161,7 +153,8 @@ class CollectiveFronts(Probe):
             work = original(self_, *args, **kwargs)
             if calls and not self.is_off:
                 # Whether its user wants to wait is not known here: never counted as dropped.
-                self._returned(context, work, calls, is_async=False)
+                with self.guard:
+                    self._returned(context, work, calls, is_async=False)
             return work
 
         return method

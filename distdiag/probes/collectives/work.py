@@ -85,11 +85,9 @@ class WorkWatch(Probe):
             self._write([call for call in handle.calls if call[1]], "dropped")
 
     def _write(self, calls: Calls, state: str) -> None:
-        try:
+        with self.guard:
             for call, _ in calls:
                 self.recorder.state(call, state)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _look(self, work: object) -> _Handle | None:
         handle = None if self.is_off else self._handles.get(id(work))
@@ -133,11 +131,9 @@ class WorkWatch(Probe):
         return handle.calls
 
     def _mark_waited(self, calls: Calls) -> None:
-        try:
+        with self.guard:
             for call, _ in calls:
                 self.recorder.mark(call, WAITED)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _looking(self, original: AnyCallable) -> AnyCallable:
         def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch import nn
 
-from distdiag.probes.call_sites import TORCH
+TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+"""Where torch's own files are."""
 
 _MOST_FRAMES: Final = 200
 _VARIADIC: Final = (0x04, 0x08)

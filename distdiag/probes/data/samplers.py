@@ -31,6 +31,7 @@ from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.sample_rows import rows_of
+from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -465,7 +466,6 @@ def _length(iterator: Any) -> int:  # noqa: ANN401
     """Return how many samples there are, -1 if the data set does not say."""
     if iterator._dataset_kind == dataloader._DatasetKind.Iterable:
         return -1
-    try:
+    with Guard(lambda _: None):  # the code is the user's, and may raise anything
         return len(iterator._dataset)
-    except Exception:  # noqa: BLE001 (the code is the user's, and need not have it)
-        return -1
+    return -1

@@ -84,14 +84,12 @@ def _asked(
     *,
     found: bool,
 ) -> None:
-    try:
+    with log.guard:
         path = args[0] if args else kwargs.get(row.parameter)
         if type(path) is not str:
             path = as_text(path)
         if path and not path.startswith(NO_FILES) and kwargs.get("dir_fd") is None:
             log.looks.look(path, frame, row.api, found)
-    except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-        log.probe.fail(error)
 
 
 # ---
@@ -155,14 +153,12 @@ def _call(
     if log.probe.off or log.recorder.closed:
         return original(*args, **kwargs)
     access = None
-    try:
+    with log.guard:
         attempt = _attempt(row, args, kwargs)
         access = None if attempt is None else log.begin(attempt, frame)
         if row.api.startswith("sqlite3"):
             # Its locks would not survive our look at a file that was written before.
             log.open_files.settle()
-    except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-        log.probe.fail(error)
     run = log.hiding(original) if row.is_whole else original
     if access is None:
         return run(*args, **kwargs)

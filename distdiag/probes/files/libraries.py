@@ -185,11 +185,9 @@ def _observed(
     if log.probe.off or log.recorder.closed:
         return original(*args, **kwargs)
     access = None
-    try:
+    with log.guard:
         attempt = _attempt(row, args, kwargs)
         access = None if attempt is None else log.begin(attempt, frame)
-    except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-        log.probe.fail(error)
     if access is None:
         return original(*args, **kwargs)
     return log.carry_out(access, log.hiding(original), (args, kwargs), partial(_returned, log))
@@ -238,8 +236,8 @@ def _lending(original: AnyCallable, package: str, log: FileLog) -> Callable[...,
     @wrap_like(original)
     def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if not log.probe.is_off:
-            frame = caller()
-            log.guarded(lambda: log.sites.lend(package, frame))
+            with log.guard:
+                log.sites.lend(package, caller())
         return original(*args, **kwargs)
 
     return function

@@ -41,15 +41,13 @@ def _method(original: AnyCallable, action: FileAction, log: FileLog) -> AnyCalla
         if self_.family is not socket.AF_UNIX or log.probe.is_off:
             return original(self_, address)
         access = None
-        try:
+        with log.guard:
             path = as_text(address)
             is_exclusive = action is FileAction.WRITE
             # A name that begins with a zero byte is no file.
             if path is not None:
                 attempt = Attempt(action, path, api, is_exclusive=is_exclusive)
                 access = log.begin(attempt, caller())
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            log.probe.fail(error)
         if access is None:
             return original(self_, address)
         return log.carry_out(access, original, ((self_, address), {}))
@@ -87,7 +85,7 @@ class FileLocks:
 
     def locking(self, original: AnyCallable) -> AnyCallable:
         """Return what comes before `fcntl.flock` or `fcntl.lockf`."""
-        probe, recorder = self._log.probe, self._log.recorder
+        probe, recorder, guard = self._log.probe, self._log.recorder, self._log.guard
         api = f"fcntl.{original.__name__}"
         locks_for_process = original.__name__ == "lockf"
 
@@ -96,14 +94,15 @@ class FileLocks:
                 return original(*args, **kwargs)
             file, operation = args[0], args[1]
             if operation & fcntl.LOCK_UN:
-                self._log.guarded(lambda: self._release(file))
+                with guard:
+                    self._release(file)
             result = original(*args, **kwargs)
             if operation & (fcntl.LOCK_EX | fcntl.LOCK_SH):
                 if locks_for_process:
                     # Closing any descriptor of the file ends such a lock: look at no file any more.
                     self._log.reads_content = False
-                frame = caller()
-                self._log.guarded(lambda: self._taken(file, api, frame))
+                with guard:
+                    self._taken(file, api, caller())
             return result
 
         return call
@@ -139,7 +138,8 @@ class FileLocks:
 
     def _vanished(self, held: _Held) -> None:
         if not self._log.probe.is_off and self._held.get(held.descriptor) is held:
-            self._log.guarded(lambda: self._give_back(held))
+            with self._log.guard:
+                self._give_back(held)
 
     def _give_back(self, held: _Held) -> None:
         self._log.open_files.remove(held.file)

@@ -283,6 +283,7 @@ class FileLog:
         `before_sync` says that an event comes which can order accesses.
         """
         self.probe = probe
+        self.guard = probe.guard
         self.recorder = recorder = probe.recorder
         self.paths = FilePaths(str(recorder.folder), recorder.main_script)
         self.sites = FileSites(recorder)
@@ -403,13 +404,11 @@ class FileLog:
         except BaseException as error:
             self._raised(access, error)
             raise
-        try:
+        with self.guard:
             if then is not None:
                 then(access, result)
             elif access.seq is None:
                 self.succeeded(access)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.probe.fail(error)
         return result
 
     def succeeded(self, access: Access) -> int:
@@ -433,7 +432,7 @@ class FileLog:
         self._seen.discard(access.key)
 
     def _raised(self, access: Access, error: BaseException) -> None:
-        try:
+        with self.guard:
             if access.seq is not None:
                 self._end(access.seq, error=_said(error))
             access.frame = None
@@ -442,21 +441,12 @@ class FileLog:
             self._failed.add(access.key)
             self.has_failed = True
             self._seen.discard(access.key)
-        except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
-            self.probe.fail(problem)
 
     def _end(self, seq: int, *, error: str = "", content_path: str = "") -> None:
         content = content_of(content_path) if content_path and self.reads_content else None
         self.recorder.event(FileClosed, access=seq, error=error, content=content)
 
     # What the rest of the probe needs
-
-    def guarded(self, action: Callable[[], object]) -> None:
-        """Do a part of ours that must not break the user's."""
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 (the probe is switched off, and says so)
-            self.probe.fail(error)
 
     def hiding(self, function: AnyCallable) -> AnyCallable:
         """Return the function such that what it calls in turn is not written down."""
@@ -477,13 +467,11 @@ class FileLog:
         self.looks.see_anew()
 
     def _before_sync(self) -> None:
-        try:
+        with self.guard:
             self.see_anew()
             self.open_files.settle()
             if not self.open_files:
                 self.sync.end()
-        except Exception as error:  # noqa: BLE001 (it must not switch off the probe that called)
-            self.probe.fail(error)
 
 
 def _said(error: BaseException) -> str:

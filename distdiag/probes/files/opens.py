@@ -58,13 +58,13 @@ def mode_of_flags(flags: int) -> Mode | None:
 
 def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
     """Return what comes before `open`."""
-    probe, recorder, look = log.probe, log.recorder, log.looks.look
+    probe, recorder, look, guard = log.probe, log.recorder, log.looks.look, log.guard
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         if probe.off or recorder.closed:
             return original(*args, **kwargs)
         access = seq = path = None
-        try:
+        with guard:
             path = args[0] if args else kwargs.get("file")
             text = args[1] if len(args) > 1 else kwargs.get("mode", "r")
             if type(path) is not str:
@@ -77,8 +77,6 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
                 seq = look(path, caller(), "open", None)
             else:
                 access = _begin(log, path, mode_of(text), "open", caller())
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            probe.fail(error)
         if access is not None:
             return _carry_out(log, access, original, args, kwargs)
         if seq is None:
@@ -86,7 +84,8 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            log.guarded(partial(log.look_failed, seq, str(path), caller(), error))
+            with guard:
+                log.look_failed(seq, str(path), caller(), error)
             raise
 
     return call
@@ -100,14 +99,12 @@ def opening_descriptor(original: AnyCallable, log: FileLog) -> AnyCallable:
         if probe.off or recorder.closed:
             return original(*args, **kwargs)
         access = None
-        try:
+        with log.guard:
             given = args[0] if args else kwargs.get("path")
             flags = args[1] if len(args) > 1 else kwargs.get("flags")
             mode = mode_of_flags(flags) if isinstance(flags, int) else None
             if mode is not None and kwargs.get("dir_fd") is None:
                 access = _begin(log, given, mode, "os.open", caller())
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            probe.fail(error)
         if access is None:
             return original(*args, **kwargs)
         return _carry_out(log, access, original, args, kwargs)

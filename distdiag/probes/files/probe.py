@@ -72,7 +72,7 @@ class FileWatch(Probe):
     def _on_import(self, name: str) -> None:
         if self.is_off:
             return
-        try:
+        with self.guard:
             if name == "socket":
                 replace_in_sockets(self._log, self._patches)
             elif name == "sqlite3":
@@ -80,8 +80,6 @@ class FileWatch(Probe):
                 self._patches.wrap(sys.modules[name], "connect", make)
             else:
                 replace_in(name, self._log, self._patches)
-        except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
-            self.fail(error)
 
     def _moving(self, original: AnyCallable) -> AnyCallable:
         """Return what comes before a function that changes where relative paths begin."""

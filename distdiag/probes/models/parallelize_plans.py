@@ -86,28 +86,30 @@ class ParallelizePlans(PlanProbe):
                 return original(*given, *args, **kwargs)
             self._is_inside = True
             try:
-                site = self._safely(self._site, sys._getframe(1))
-                resolved = self._safely(self._before, *given, site)
+                site = self._site(sys._getframe(1))
+                resolved = self._before(*given, site)
                 result = original(*given, *args, **kwargs)
-                if resolved:
-                    self._safely(self._after, module, resolved, site)
+                if resolved and site is not None:
+                    self._after(module, resolved, site)
                 return result
             finally:
                 self._is_inside = False
 
         return parallelize_module
 
+    @guarded
     def _site(self, frame: Any) -> CallSite:  # noqa: ANN401
         return CallSite(frames_of(frame, self.recorder.main_script))
 
+    @guarded
     def _before(
         self,
         module: object,
         mesh: Any,  # noqa: ANN401
         plan: object,
-        site: CallSite,
+        site: CallSite | None,
     ) -> list[_Resolved]:
-        if not isinstance(plan, Mapping) or not isinstance(module, nn.Module):
+        if site is None or not isinstance(plan, Mapping) or not isinstance(module, nn.Module):
             return []
         names = [name for name, _ in module.named_modules() if name]
         resolved, told = [], []
@@ -124,6 +126,7 @@ class ParallelizePlans(PlanProbe):
         self._tell(_SOURCE, type(module).__name__, told, site)
         return resolved
 
+    @guarded
     def _after(self, root: nn.Module, resolved: list[_Resolved], site: CallSite) -> None:
         """Keep in mind what is sharded now."""
         for pattern, wanted, matches in resolved:

@@ -16,6 +16,7 @@ from distdiag.probes.data.batch_leaves import UnknownBatchError, leaves, rebuild
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.parity.perturbation import nudged
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.record.guard import Guard
 from distdiag.record.marks import set_hook
 from distdiag.record.recording import Kind, Record, RecordingWriter, read_index
 
@@ -265,20 +266,21 @@ class BatchFeed:
 
     def _handed_out(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
         self._on_batch()
-        try:
-            with out_of_sight():
-                batch = self._recorded(batch, iterator, number)
-        except (UnknownBatchError, UnequalBatchesError) as error:
-            self._refuse(Refusal(str(error)))
-        except StopIteration:
-            raise
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
-            self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
+        with Guard(self._give_up), out_of_sight():
+            batch = self._recorded(batch, iterator, number)
         self.num_batches += 1
         with out_of_sight():
             self.batch_size = _batch_size(batch)
         return batch
+
+    def _give_up(self, error: Exception) -> None:
+        if isinstance(error, StopIteration):
+            raise error  # the other run had no more batches
+        if isinstance(error, UnknownBatchError | UnequalBatchesError):
+            self._refuse(Refusal(str(error)))
+            return
+        self._fail(error)
+        self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
 
     def _recorded(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
         if self._store is None and self._task.keeps_batches:
@@ -309,14 +311,12 @@ class BatchFeed:
         @wrap_like(original)
         def length(self_: Any) -> int:  # noqa: ANN401
             found = int(original(self_))
-            try:
+            with Guard(self._fail):
                 number = self._loaders.setdefault(self_, len(self._loaders))
                 self._lengths[number] = found
                 if self._store is not None:
                     rank = self._task.sources[0]
                     found = self._store.length(rank, number) or found
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self._fail(error)
             return found
 
         return length

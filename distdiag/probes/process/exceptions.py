@@ -81,7 +81,7 @@ class ExceptionWatch(Probe):
         """Record an exception that nobody caught."""
         if self.is_off:
             return
-        try:
+        with self.guard:
             main_script = self.recorder.main_script
             trace = strip_own_frames(trace, main_script)
             self.recorder.event(
@@ -94,22 +94,18 @@ class ExceptionWatch(Probe):
             )
             if thread == "MainThread":
                 self.recorder.raise_flag(RAISED)
-        except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(problem)
 
     def read_exit(self, error: SystemExit) -> tuple[tuple[Frame, ...], str]:
         """Return where the script asked to end, innermost frame first, and the reason it gave."""
         if self.is_off:
             return (), ""
-        try:
+        with self.guard:
             main_script = self.recorder.main_script
             frames = _frames(error.__traceback__, main_script)
             kept = tuple(frame for frame in frames if not is_own_file(frame.file, main_script))
             reason = plain(error.code) if isinstance(error.code, str) else ""
             return kept, shortened(reason, LONGEST_MESSAGE)
-        except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(problem)
-            return (), ""
+        return (), ""
 
     def _thread_hook(self, original: AnyCallable) -> AnyCallable:
         def excepthook(args: threading.ExceptHookArgs) -> None:
@@ -142,11 +138,9 @@ class ExceptionWatch(Probe):
         # Its name is `SIGNAL_FRAME`.
         def run_users_signal_handler(signalnum: int, frame: FrameType | None) -> Any:  # noqa: ANN401
             if not self.is_off:
-                try:
+                with self.guard:
                     frames = frames_of(frame, self.recorder.main_script)
                     self.recorder.event(Signalled, signal=int(signalnum), frames=frames)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             with _in_sight():
                 return handler(signalnum, frame)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -14,16 +14,16 @@ from torch.distributed import distributed_c10d
 from distdiag.events.base import CallSite
 from distdiag.events.sequences import AttentionUnread, AttentionUse, SequenceUse, UseKind
 from distdiag.probes.base import Probe
-from distdiag.probes.call_sites import Place, frames_of
+from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.functional_exchanges import PERMUTED
 from distdiag.probes.data.forward_arguments import Arguments, arguments_of
 from distdiag.probes.data.padding_masks import is_call, pad_of, read_padding
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.probes.sequence.attention_calls import LIBRARIES, Attention, AttentionCalls, Given
 from distdiag.probes.sequence.attention_masks import read_mask
-from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Use
+from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Place, Use
 from distdiag.probes.tensors.bytes import is_captured, is_readable
 from distdiag.probes.tensors.content import Pending
 from distdiag.probes.tensors.sample_rows import tensors_in
@@ -202,15 +202,11 @@ class SequenceProbe(Probe):
 
     def flush(self) -> None:
         """Write down what has been read by now."""
-        self._guard(self._write)
+        self._write()
 
-    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if not self.is_off:
-            with guard(self._stop):
-                action(*args)
-
-    def _stop(self, error: Exception) -> None:
-        self.fail(error)
+    def fail(self, error: Exception) -> None:
+        """Look no longer."""
+        super().fail(error)
         self._look(False)
 
     def _look(self, is_wanted: bool) -> None:
@@ -221,13 +217,15 @@ class SequenceProbe(Probe):
             self._unsubscribe()
             self._unsubscribe = None
 
+    @guarded
     def _on_import(self, module: str) -> None:
-        self._guard(self._calls.install_library, module)
+        self._calls.install_library(module)
 
     def _on_given(self, given: object) -> None:
         if self._calls.is_wanted and not is_call(given):
-            self._guard(self._take_batch, given)
+            self._take_batch(given)
 
+    @guarded
     def _take_batch(self, batch: object) -> None:
         pad = pad_of(batch)
         self._pads |= {pad} - {None}
@@ -245,8 +243,9 @@ class SequenceProbe(Probe):
         frame: FrameType,
     ) -> None:
         if given and torch._C._current_graph_task_id() == _NO_TASK:
-            self._guard(self._exchange, public, given, group, peer, frame)
+            self._exchange(public, given, group, peer, frame)
 
+    @guarded
     def _exchange(
         self,
         public: str,
@@ -286,12 +285,11 @@ class SequenceProbe(Probe):
 
     def _on_attention(self, attention: Attention, frame: FrameType, call: Given) -> None:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_TASK:
-            self._guard(self._attend, attention, frame, call)
+            self._attend(attention, frame, call)
 
+    @guarded
     def _on_unread(self, error: Exception) -> None:
-        self._guard(self._count_unread, f"{type(error).__name__}: {error}".splitlines()[0])
-
-    def _count_unread(self, reason: str) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         self._num_unread += 1
         if self._num_unread <= _MOST_WAITING:
             number = self._num_unread
@@ -299,6 +297,7 @@ class SequenceProbe(Probe):
                 AttentionUnread, step=self.recorder.step, number=number, reason=reason
             )
 
+    @guarded
     def _attend(self, attention: Attention, frame: FrameType, call: Given) -> None:
         site = CallSite(frames_of(frame, self.recorder.main_script))
         if not self._thread.running.attend(attention, Place.of(frame), site):
@@ -318,10 +317,8 @@ class SequenceProbe(Probe):
 
     # When it is over
 
+    @guarded
     def _on_backward(self) -> None:
-        self._guard(self._end)
-
-    def _end(self) -> None:
         uses = self._thread.running.take()
         for kind, members in dict.fromkeys((use.kind, use.members) for use in uses):
             number = self._numbers.get((kind, members), 0)
@@ -337,10 +334,11 @@ class SequenceProbe(Probe):
         self._write()
 
     def _on_step(self) -> None:
-        self._guard(self._write)
+        self._write()
         if not self.is_off:
             self._look(is_due(self.recorder.step))
 
+    @guarded
     def _write(self) -> None:
         while self._waiting and are_ready(self._waiting[0][0]):
             uses, fields = self._waiting.popleft()

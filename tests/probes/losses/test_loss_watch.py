@@ -132,8 +132,9 @@ def test_a_loss_in_pieces_is_taken_together(observed: Observed) -> None:
 def test_numbers_that_a_device_still_computes_are_read_later(
     name: str, observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("loss_graph", "loss_terms", "loss_reading"):
-        monkeypatch.setattr(f"distdiag.probes.{module}.number", lambda x: x.double().reshape(()))
+    for module in ("graph", "terms", "reading"):
+        reads = f"distdiag.probes.losses.{module}.number"
+        monkeypatch.setattr(reads, lambda x: x.double().reshape(()))
     loss, weight = READ[name]
     (found,) = passes(observed, loss)
     assert found is not None

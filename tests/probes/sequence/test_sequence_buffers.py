@@ -49,8 +49,9 @@ def test_iterators_are_left_to_torch(observed: Observed, cp) -> None:
         assert len(seen) == 1
 
 
-def test_a_failure_switches_the_probe_off_and_the_program_goes_on(observed: Observed, cp) -> None:
+def test_a_failure_of_who_listens_is_his_own(observed: Observed, cp) -> None:
+    observed.install("steps")
     with cp(None, buffers=[7]) as seen:  # nothing that could be kept weakly
         assert seen == (7,)
     (off,) = observed.events(ProbeDisabled)
-    assert off.probe == "sequence-buffers"
+    assert off.probe == "models"
