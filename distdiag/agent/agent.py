@@ -20,7 +20,7 @@ import msgspec
 
 from distdiag.agent.exit import HardExit, leave
 from distdiag.agent.monitor_process import MonitorProcess
-from distdiag.agent.rendezvous import MeetingPoint, is_needed
+from distdiag.agent.rendezvous import Rendezvous, is_needed
 from distdiag.config import Config
 from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
@@ -93,7 +93,7 @@ class RankAgent:
         )
         self._stopping = threading.Event()
         self._stopped: list[threading.Event] = []
-        self._meeting_point = MeetingPoint(self.run_dir, launch, self._stopping)
+        self._rendezvous = Rendezvous(self.run_dir, launch, self._stopping)
         self._is_child = False
 
     def _leave_unobserved(self, error: Exception) -> None:
@@ -161,7 +161,7 @@ class RankAgent:
     def _meet(self) -> None:
         # Otherwise this node is observed by itself only.
         with Guard(partial(_warn_of, "the monitors of the nodes cannot meet")):
-            self._meeting_point.pass_address_on()
+            self._rendezvous.pass_address_on()
 
     def _start_monitor(self) -> None:
         try:
@@ -204,7 +204,7 @@ class RankAgent:
         """Give the monitor a moment to take the stacks of the peers, which will be killed soon."""
         deadline = time.monotonic() + LAST_WORDS_S
         if is_needed(self._launch) and not self._is_child:
-            self._meeting_point.wait(LAST_WORDS_S)
+            self._rendezvous.wait(LAST_WORDS_S)
         ack = self.run_dir.ack(self._launch.rank)
         while time.monotonic() < deadline and not ack.exists():
             if self._is_child or not self._monitor.is_alive or not self._has_living_peers():

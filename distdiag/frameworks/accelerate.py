@@ -78,7 +78,7 @@ class EvaluationGathers(Probe):
 
     def _gathers(self, original: AnyCallable, after: Callable[..., None]) -> AnyCallable:
         @wrap_like(original)
-        def gather(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def gather(*args: object, **kwargs: object) -> object:
             self._depth += 1
             try:
                 result = original(*args, **kwargs)
@@ -92,7 +92,7 @@ class EvaluationGathers(Probe):
 
     def _moves(self, original: AnyCallable, tell: Callable[[Any], None]) -> AnyCallable:
         @wrap_like(original)
-        def move(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def move(self_: object, *args: object, **kwargs: object) -> object:
             result = original(self_, *args, **kwargs)
             tell(self_)
             return result
@@ -100,7 +100,7 @@ class EvaluationGathers(Probe):
         return move
 
     @guarded
-    def _begins(self, loader: Any) -> None:  # noqa: ANN401
+    def _begins(self, loader: object) -> None:
         self._ends(loader)
         dataset = getattr(loader, "dataset", None)
         try:
@@ -143,7 +143,7 @@ class EvaluationGathers(Probe):
             mine.gathered.append(_Gathered(name, num_rows, num_real, tensors, site))
 
     @guarded
-    def _ends(self, loader: Any) -> None:  # noqa: ANN401
+    def _ends(self, loader: object) -> None:
         mine = self._passes.pop(loader, None)
         if mine is None or mine.num_backwards != self.recorder.num_backwards:
             return
@@ -164,7 +164,7 @@ class EvaluationGathers(Probe):
                 )
 
 
-def _is_filled_up(loader: Any) -> bool:  # noqa: ANN401
+def _is_filled_up(loader: object) -> bool:
     """Say whether its last batch is filled up with samples from the beginning."""
     sampler = getattr(loader, "batch_sampler", None)
     return bool(getattr(sampler, "even_batches", False)) and not getattr(

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from torch import nn
 
@@ -34,7 +34,7 @@ class TransformersPlans(PlanProbe):
 
     def _watching(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def from_pretrained(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def from_pretrained(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
             self._look(result, sys._getframe(1))
             return result
@@ -42,7 +42,7 @@ class TransformersPlans(PlanProbe):
         return from_pretrained
 
     @guarded
-    def _look(self, result: Any, frame: FrameType) -> None:  # noqa: ANN401
+    def _look(self, result: object, frame: FrameType) -> None:
         model = result[0] if isinstance(result, tuple) and result else result
         size = getattr(model, "_tp_size", None)
         plan = getattr(model, "_tp_plan", None)

@@ -17,6 +17,7 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.plan_patterns import PlanProbe, outcome
 from distdiag.probes.models.tensor_plans import local_part
+from distdiag.probes.untyped import Untyped
 
 MODULE: Final = "veomni.distributed.parallel_plan"
 
@@ -53,7 +54,7 @@ class VeOmniPlans(PlanProbe):
 
     def _watching(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def apply(self_: Any, model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def apply(self_: Untyped, model: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             seen = self._before(self_, model, [*args, *kwargs.values()], sys._getframe(1))
             is_done = False
             try:
@@ -92,7 +93,7 @@ def _shapes(model: nn.Module) -> Shapes:
     return {name: tuple(local_part(each).shape) for name, each in model.named_parameters()}
 
 
-def _entries(plan: Any, meshes: list[Any]) -> Iterator[_Entry]:  # noqa: ANN401
+def _entries(plan: object, meshes: list[Any]) -> Iterator[_Entry]:
     """Yield the patterns for axes that have more than one rank."""
     for axis, patterns in _plans(plan):
         size = next((size for mesh in meshes if (size := _size(mesh, axis))), 0)
@@ -114,7 +115,7 @@ def _plans(plan: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield found[1], value
 
 
-def _size(mesh: Any, axis: str) -> int:  # noqa: ANN401
+def _size(mesh: Untyped, axis: str) -> int:
     """Return how many ranks an axis has, 0 if that is not known."""
     if isinstance(mesh, Mapping):
         return _size(mesh.get(axis), axis)

@@ -73,8 +73,9 @@ class Probe(ABC):
         self.fail(error)
         self.uninstall()
 
-    def flush(self) -> None:  # noqa: B027 (most probes keep nothing back)
+    def flush(self) -> None:
         """Write down what is known by now: the script has ended."""
+        return  # most probes keep nothing back
 
     def uninstall(self) -> None:
         """Take the hooks away again, those that nobody has wrapped since."""
@@ -229,7 +230,7 @@ class Patches:
         while self._undo:
             self._undo.pop()()
 
-    def _cannot(self, owner: Any, name: str, error: Exception) -> None:  # noqa: ANN401
+    def _cannot(self, owner: object, name: str, error: Exception) -> None:
         if isinstance(owner, type):
             what = f"{owner.__module__}.{owner.__qualname__}.{name}"
         else:
@@ -248,15 +249,15 @@ def _opened_up(functions: Iterable[BuiltinFunctionType]) -> Exception | None:
 class _OfObjects:
     """A method that comes to us from the objects of a class; the class itself shows another one."""
 
-    def __init__(self, shown: Any, function: AnyCallable) -> None:  # noqa: ANN401
+    def __init__(self, shown: object, function: AnyCallable) -> None:
         self._shown = shown
         self._function = function
 
-    def __get__(self, instance: object, owner: type) -> Any:  # noqa: ANN401
+    def __get__(self, instance: object, owner: type) -> object:
         return self._shown if instance is None else MethodType(self._function, instance)
 
 
-def _made(value: Any, make: Wrap) -> object:  # noqa: ANN401
+def _made(value: object, make: Wrap) -> object:
     """Return what is to be in the place of an attribute: of its kind, as far as that can be."""
     match value:
         case staticmethod():
@@ -266,7 +267,7 @@ def _made(value: Any, make: Wrap) -> object:  # noqa: ANN401
         case ClassMethodDescriptorType():
 
             @functools.wraps(value)
-            def method(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            def method(cls: type, *args: object, **kwargs: object) -> object:
                 return value.__get__(None, cls)(*args, **kwargs)
 
             return classmethod(make(method))

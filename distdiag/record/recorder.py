@@ -7,11 +7,11 @@ then named by numbers; `tables` says which numbers are known at the moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Final
+from typing import Final
 
 from distdiag.events.base import CallSite, Event, Frame, Phase
 from distdiag.events.collectives import GroupCreated, ProcessGroup, Signature
@@ -225,14 +225,15 @@ class Recorder:
         )
         return seq
 
-    def event(self, kind: type[Event], **fields: Any) -> int:  # noqa: ANN401
+    def event(self, kind: type[Event], **fields: object) -> int:
         """Write down one of the rarer events; return its event number."""
         if self._before_sync.subscribers and kind in _SYNCS:
             self._before_sync.emit()
         seq = next(self._seqs)
         self.num_events = seq + 1
         fields.setdefault("step", self.step)
-        event = kind(rank=self.rank, seq=seq, time_ns=monotonic_ns(), **fields)
+        make: Callable[..., Event] = kind
+        event = make(rank=self.rank, seq=seq, time_ns=monotonic_ns(), **fields)
         self._writer.append(encode(event))
         return seq
 

@@ -442,7 +442,7 @@ class LoadWatch(Probe):
         inside = self._inside
 
         @wrap_like(original)
-        def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def load_state_dict(*args: object, **kwargs: object) -> object:
             if self.is_off or inside.depth or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             inside.depth += 1
@@ -477,7 +477,7 @@ class LoadWatch(Probe):
     def _tell_after(self, kind: type, tell: Callable[..., None]) -> None:
         def telling(original: AnyCallable) -> AnyCallable:
             @wrap_like(original)
-            def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            def load_state_dict(*args: object, **kwargs: object) -> object:
                 result = original(*args, **kwargs)
                 tell(*_arguments(*args, **kwargs))
                 return result
@@ -496,7 +496,7 @@ class LoadWatch(Probe):
 
     def _around_read(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def load(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def load(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
             self._opened(result)
             return result
@@ -535,7 +535,7 @@ class LoadWatch(Probe):
 
 
 def _arguments(
-    self: Any,  # noqa: ANN401
+    self: object,
     state_dict: object = None,
     *_: object,
     **__: object,

@@ -21,6 +21,7 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of, is_own_file
 from distdiag.probes.guard import guard
 from distdiag.probes.tensors.content import contents
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -62,7 +63,7 @@ class RankStates(Probe):
         call = self._call
 
         @wrap_like(original)
-        def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def save(*args: object, **kwargs: object) -> object:
             if self.is_off or call.now is not None:
                 return original(*args, **kwargs)
             call.now = self._described(kwargs, sys._getframe(1))
@@ -91,7 +92,7 @@ class RankStates(Probe):
 
     def _after(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def collect(state_dict: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def collect(state_dict: Untyped, *args: object, **kwargs: object) -> object:
             result = original(state_dict, *args, **kwargs)
             call = self._call.now
             if not self.is_off and call is not None:
@@ -130,7 +131,7 @@ class RankStates(Probe):
 
     def _around_load(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def load(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def load(*args: Untyped, **kwargs: Untyped) -> object:
             result = original(*args, **kwargs)
             if self._read.subscribers:
                 self._read.emit(args[0] if args else kwargs.get("state_dict"), sys._getframe(1))

@@ -25,6 +25,7 @@ from distdiag.probes.collectives.operators import ASYNC_MESSAGES, OPS, Layout
 from distdiag.probes.collectives.strict import StrictGate
 from distdiag.probes.collectives.tap import Tap, TapError
 from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
+from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import ISSUED, WAITED
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -68,7 +69,7 @@ class DispatcherTap(Tap):
         redispatch = torch.ops.c10d.allreduce_.default._handle.redispatch_boxed
         seen: list[bool] = []
 
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
             seen.append(True)
             return redispatch(keyset & self._after, *args, **kwargs)
 
@@ -100,7 +101,7 @@ class DispatcherTap(Tap):
         finally:
             self._engaging.release()
 
-    def _kernels(self) -> Any:  # noqa: ANN401
+    def _kernels(self) -> object:
         library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         for name in OPS:
             op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
@@ -116,7 +117,7 @@ class DispatcherTap(Tap):
             self._library._destroy()
             self._library = None
 
-    def _kernel(self, layout: Layout, op: Any) -> Kernel:  # noqa: ANN401
+    def _kernel(self, layout: Layout, op: Untyped) -> Kernel:
         # Looked up here once: each attribute costs in a place where microseconds count.
         after, before = self._after, self._before
         mark, failed, guard = self.mark, self.failed, self.guard
@@ -124,7 +125,7 @@ class DispatcherTap(Tap):
         recorder, here = self.recorder, self.recorder.here
         returns_late = layout.is_async is None and not layout.spec.is_message
 
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             call: int | None = None
             context = here.context
             if context.is_recorded:

@@ -14,6 +14,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.collectives.functional_exchanges import ExchangeLayout
 from distdiag.probes.guard import guard
 from distdiag.probes.out_of_sight import reading_attributes
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -67,7 +68,7 @@ class FunctionalTap(Probe):
             self._library._destroy()
             self._library = None
 
-    def remember(self, tensors: Any, call: int) -> None:  # noqa: ANN401
+    def remember(self, tensors: Untyped, call: int) -> None:
         """Note that these tensors will hold the result of a call."""
         pending = self._pending
         for tensor in tensors:
@@ -75,13 +76,13 @@ class FunctionalTap(Probe):
                 pending.pop(next(iter(pending)), None)
             pending[_address(tensor)] = call
 
-    def _kernel(self, op: Any, name: str) -> Kernel:  # noqa: ANN401
+    def _kernel(self, op: Untyped, name: str) -> Kernel:
         after, here, exchanging = self._after, self.recorder.here, self._exchanging
         layout = ExchangeLayout(name, op._schema)
         names = [argument.name for argument in op._schema.arguments]
         place = names.index("reduce_op") if "reduce_op" in names else len(names)
 
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if self.is_off or keyset.has(DispatchKey.Meta):
                 return op.redispatch(keyset & after, *args, **kwargs)
             if self.before_first_call is not _nothing:
@@ -112,10 +113,10 @@ class FunctionalTap(Probe):
             given = layout.read(args, kwargs)
             self._exchanging.emit(given.public, given.tensors, given.group, given.peer, frame)
 
-    def _wait_kernel(self, op: Any) -> Kernel:  # noqa: ANN401
+    def _wait_kernel(self, op: Untyped) -> Kernel:
         after, pending = self._after, self._pending
 
-        def kernel(keyset: Any, tensor: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, tensor: Untyped) -> Untyped:
             call: int | None = None
             if pending and not self.is_off and not keyset.has(DispatchKey.Meta):
                 with reading_attributes():
@@ -136,7 +137,7 @@ def _nothing() -> None:
     """There is nothing to do."""
 
 
-def _address(tensor: Any) -> int:  # noqa: ANN401
+def _address(tensor: Untyped) -> int:
     """Tell a tensor by its memory (0 for one that has none), without reading it."""
     try:
         return int(tensor.data_ptr())

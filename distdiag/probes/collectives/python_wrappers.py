@@ -83,7 +83,7 @@ class CollectiveFronts(Probe):
         may_exchange = original.__name__ in _EXCHANGES
 
         @wrap_like(original)
-        def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def front(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or tap.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context, made = here.context, None
@@ -121,7 +121,7 @@ class CollectiveFronts(Probe):
     def _returned(
         self,
         context: ThreadContext,
-        work: Any,  # noqa: ANN401
+        work: object,
         calls: Calls,
         is_async: bool,
     ) -> None:
@@ -138,7 +138,7 @@ class CollectiveFronts(Probe):
 
     def _start_front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
                 self.recorder.here.context.coalesced = []
             return original(self_, *args, **kwargs)
@@ -147,7 +147,7 @@ class CollectiveFronts(Probe):
 
     def _end_front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             context = self.recorder.here.context
             calls, context.coalesced = context.coalesced, None
             work = original(self_, *args, **kwargs)
@@ -174,7 +174,7 @@ class CollectiveFronts(Probe):
         tap = self._tap
 
         @wrap_like(original)
-        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def function(*args: object, **kwargs: object) -> object:
             tap.engage()
             return original(*args, **kwargs)
 

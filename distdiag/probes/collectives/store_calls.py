@@ -68,7 +68,7 @@ class StoreCalls(Probe):
         action = _PLURAL.get(name, name)
 
         @wrap_like(original)
-        def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def front(self_: object, *args: object, **kwargs: object) -> object:
             if self.is_off or is_own_file(caller().f_code.co_filename):
                 return original(self_, *args, **kwargs)
             given = (*args, *kwargs.values())
@@ -124,7 +124,7 @@ class StoreCalls(Probe):
 
     def _prefixing(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             result = original(self_, *args, **kwargs)
             if not self.is_off:
                 self._follow(self_, (*args, *kwargs.values()))
@@ -142,7 +142,7 @@ class StoreCalls(Probe):
 
     def _cloning(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def clone(self_: Any) -> Any:  # noqa: ANN401
+        def clone(self_: object) -> object:
             result = original(self_)
             place = None if self.is_off else self._place_of(self_)
             if place is not None:
@@ -164,7 +164,7 @@ def _published(action: str, given: tuple[Any, ...]) -> str:
     return "" if action in ("add", "delete_key") else _digest(given[-1])
 
 
-def _digest(value: Any) -> str:  # noqa: ANN401
+def _digest(value: object) -> str:
     """Return a number as it is, and of anything longer what tells it from other values."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)

@@ -27,6 +27,7 @@ from distdiag.probes.collectives.operators import (
     reduce_op_of,
 )
 from distdiag.probes.collectives.strict import StrictGate
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder, Site
 from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
@@ -94,7 +95,7 @@ class Tap(Probe):
         self,
         context: ThreadContext,
         method: Method,
-        handle: Any,  # noqa: ANN401
+        handle: object,
         args: tuple[Any, ...],
         frame: FrameType,
     ) -> Front | None:
@@ -144,13 +145,13 @@ class Tap(Probe):
             with self.guard:
                 self.recorder.state(call, "failed")
 
-    def _group(self, handle: Any) -> Group | None:  # noqa: ANN401
+    def _group(self, handle: object) -> Group | None:
         group = self._groups.get(id(handle))
         if group is None or group.handle() is not handle:
             return self._learn(handle)
         return group
 
-    def _learn(self, handle: Any) -> Group | None:  # noqa: ANN401
+    def _learn(self, handle: object) -> Group | None:
         world = distributed_c10d._world
         if handle not in world.pg_map or handle not in world.pg_group_ranks:
             return None  # made by hand: nobody can say who its members are
@@ -176,7 +177,7 @@ class Tap(Probe):
         *,
         is_message: bool,
         is_async: bool,
-        results: Any,  # noqa: ANN401
+        results: object,
     ) -> int:
         """Write the call down, let the strict mode look at it, and return its event number."""
         recorder, tables = self.recorder, self.recorder.tables
@@ -236,22 +237,22 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GATHERS = ("all_gather", "reduce_scatter")
 
 
-def _are_parts(shapes: Any, dtypes: Any) -> bool:  # noqa: ANN401
+def _are_parts(shapes: Untyped, dtypes: Untyped) -> bool:
     """Say whether these may be parts of activations: wrappers gather flat parameters."""
     is_flat = all(len(shape) < 2 for shape in shapes)
     return not is_flat and all(dtype.is_floating_point for dtype in dtypes)
 
 
-def _is_async(method: Method, options: Any, site: Site) -> bool:  # noqa: ANN401
+def _is_async(method: Method, options: Untyped, site: Site) -> bool:
     if method.is_message:
         return site.api in ASYNC_MESSAGES
     return method.is_async if options is None else bool(options.asyncOp)
 
 
-def _only_has_shape(tensor: Any) -> bool:  # noqa: ANN401
+def _only_has_shape(tensor: Untyped) -> bool:
     """Whether a compiler or a simulation made it: nothing will be sent."""
     return bool(tensor.is_meta) or (type(tensor) not in _PLAIN and _is_fake(tensor))
 
 
-def _is_fake(tensor: Any) -> bool:  # noqa: ANN401
+def _is_fake(tensor: object) -> bool:
     return any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)

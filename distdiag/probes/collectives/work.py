@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 import torch.distributed as dist
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import WAITED
 from distdiag.record.recorder import Recorder
 from distdiag.record.thread_context import Calls
@@ -60,7 +61,7 @@ class WorkWatch(Probe):
                 self._patch(kind, name, self._looking)
             self._patch(kind, "is_completed", self._asking)
 
-    def _patch(self, kind: Any, name: str, make: Any) -> None:  # noqa: ANN401
+    def _patch(self, kind: Untyped, name: str, make: Untyped) -> None:
         original = vars(kind).get(name)
         if callable(original):
             self._patches.wrap(kind, name, lambda each: wrap_like(each)(make(each)))
@@ -98,7 +99,7 @@ class WorkWatch(Probe):
     def _waiting(self, original: AnyCallable) -> AnyCallable:
         here, recorder = self.recorder.here, self.recorder
 
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context = here.context
@@ -136,14 +137,14 @@ class WorkWatch(Probe):
                 self.recorder.mark(call, WAITED)
 
     def _looking(self, original: AnyCallable) -> AnyCallable:
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             self._look(self_)
             return original(self_, *args, **kwargs)
 
         return method
 
     def _asking(self, original: AnyCallable) -> AnyCallable:
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             handle = self._look(self_)
             result = original(self_, *args, **kwargs)
             if handle is not None and result and not handle.is_completed:

@@ -28,6 +28,7 @@ from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.sample_rows import first_tensors, tensors_in
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -120,7 +121,7 @@ def _layers_of(output: object, layers: dict[str, nn.Module]) -> Iterator[_Layer]
                 yield _Layer(name, *sizes, parts[0], parts[1], _epsilon(node))
 
 
-def _epsilon(node: Any) -> float:  # noqa: ANN401
+def _epsilon(node: Untyped) -> float:
     found = getattr(node, "_saved_eps", None)
     return float(node._saved_epsilon if found is None else found)
 
@@ -231,7 +232,7 @@ class StepFeeds(Probe):
         _FEEDS.append(self)
 
         @like(original)
-        def pre_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def pre_forward(self_: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if not torch.compiler.is_compiling():
                 _FEEDS[number].enter(self_, self_, (args, kwargs))
             return original(self_, *args, **kwargs)
@@ -243,7 +244,7 @@ class StepFeeds(Probe):
         _FEEDS.append(self)
 
         @like(original)
-        def post_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def post_forward(self_: object, *args: object, **kwargs: object) -> object:
             if not torch.compiler.is_compiling():
                 _FEEDS[number].leave(self_, (args, kwargs))
             return original(self_, *args, **kwargs)

@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
+from distdiag.probes.untyped import Untyped
+
 TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 """Where torch's own files are."""
 
@@ -82,7 +84,7 @@ def _names_of(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: number + sum(bool(code.co_flags & flag) for flag in _VARIADIC)]
 
 
-def _variadic(code: CodeType, given: dict[str, Any], flag: int) -> Any:  # noqa: ANN401
+def _variadic(code: CodeType, given: dict[str, Any], flag: int) -> Untyped:
     """Take what further arguments of a kind there are."""
     if not code.co_flags & flag:
         return None

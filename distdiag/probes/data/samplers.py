@@ -31,6 +31,7 @@ from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.sample_rows import rows_of
+from distdiag.probes.untyped import Untyped
 from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -84,7 +85,7 @@ class IndexStream:
         self._state = xxhash.xxh3_64()
         self._all = array("q")
 
-    def add(self, index: Any) -> None:  # noqa: ANN401
+    def add(self, index: object) -> None:
         """Take note of one index, or of those of a batch."""
         if self.is_opaque:
             return
@@ -274,19 +275,19 @@ class SamplerWatch(Probe):
 
     def _making(self, original: AnyCallable) -> AnyCallable:
         @like(original)
-        def init(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        def init(self_: object, *args: object, **kwargs: object) -> None:
             original(self_, *args, **kwargs)
             self._made(self_)
 
         return init
 
     @guarded
-    def _made(self, loader: Any) -> None:  # noqa: ANN401
+    def _made(self, loader: Untyped) -> None:
         self._remember_epoch(loader._index_sampler)
 
     def _restarts(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def reset(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def reset(self_: object, *args: object, **kwargs: object) -> object:
             # Loaders that keep their workers use one iterator for all passes.
             mine = self._passes.pop(self_, None)
             if mine is not None:
@@ -297,7 +298,7 @@ class SamplerWatch(Probe):
 
     def _indices(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_index(self_: Any) -> Any:  # noqa: ANN401
+        def next_index(self_: object) -> object:
             if self.is_off:
                 return original(self_)
             self._before_index(self_, sys._getframe(1))
@@ -309,7 +310,7 @@ class SamplerWatch(Probe):
 
     def _batches(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+        def next_batch(self_: object) -> object:
             try:
                 batch = original(self_)
             except StopIteration:
@@ -321,16 +322,16 @@ class SamplerWatch(Probe):
         return next_batch
 
     @guarded
-    def _before_index(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+    def _before_index(self, iterator: object, frame: FrameType) -> None:
         if iterator not in self._passes:
             self._begin(iterator, frame)
 
     @guarded
-    def _after_index(self, iterator: Any, index: Any) -> None:  # noqa: ANN401
+    def _after_index(self, iterator: object, index: object) -> None:
         self._passes[iterator].indices.add(index)
 
     @guarded
-    def _after_batch(self, iterator: Any, batch: Any) -> None:  # noqa: ANN401
+    def _after_batch(self, iterator: object, batch: object) -> None:
         mine = self._passes.get(iterator)
         if mine is None:
             return
@@ -346,7 +347,7 @@ class SamplerWatch(Probe):
             self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
 
     @guarded
-    def _exhausted(self, iterator: Any) -> None:  # noqa: ANN401
+    def _exhausted(self, iterator: Untyped) -> None:
         mine = self._passes.get(iterator)
         if mine is not None:
             mine.is_exhausted = True
@@ -354,7 +355,7 @@ class SamplerWatch(Probe):
 
     # Passes
 
-    def _begin(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+    def _begin(self, iterator: Untyped, frame: FrameType) -> None:
         self._settle()
         sampler = iterator._index_sampler
         state = state_of(sampler)
@@ -462,7 +463,7 @@ class SamplerWatch(Probe):
             known.last_epoch = mine.sampler.epoch
 
 
-def _length(iterator: Any) -> int:  # noqa: ANN401
+def _length(iterator: Untyped) -> int:
     """Return how many samples there are, -1 if the data set does not say."""
     if iterator._dataset_kind == dataloader._DatasetKind.Iterable:
         return -1

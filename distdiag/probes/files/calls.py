@@ -49,7 +49,7 @@ def asking(original: AnyCallable, row: Question, log: FileLog) -> AnyCallable:
     """Return what comes before the function of this row."""
 
     @wrap_like(original)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: object, **kwargs: object) -> object:
         return _ask(log, row, caller(), original, args, kwargs)
 
     return call
@@ -62,7 +62,7 @@ def _ask(
     original: AnyCallable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> object:
     if log.probe.off or log.recorder.closed:
         return original(*args, **kwargs)
     run = log.hiding(original) if row.owner is pathlib.Path else original
@@ -136,7 +136,7 @@ def calling(original: AnyCallable, row: Call, log: FileLog) -> AnyCallable:
     """Return what comes before the function of this row."""
 
     @wrap_like(original)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: object, **kwargs: object) -> object:
         return _call(log, row, caller(), original, args, kwargs)
 
     return call
@@ -149,7 +149,7 @@ def _call(
     original: AnyCallable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> object:
     if log.probe.off or log.recorder.closed:
         return original(*args, **kwargs)
     access = None

@@ -17,6 +17,7 @@ from distdiag.probes.call_sites import caller
 from distdiag.probes.files.log import Access, Attempt, FileLog
 from distdiag.probes.files.open_files import OpenFile, descriptor_is_open, file_is_open
 from distdiag.probes.files.paths import as_text
+from distdiag.probes.untyped import Untyped
 
 # Sockets that have a path: who connects needs the file that another rank makes by binding.
 
@@ -37,7 +38,7 @@ def _method(original: AnyCallable, action: FileAction, log: FileLog) -> AnyCalla
     api = f"socket.{original.__name__}"
 
     @wrap_like(original)
-    def method(self_: Any, address: Any) -> Any:  # noqa: ANN401
+    def method(self_: Untyped, address: Untyped) -> Untyped:
         if self_.family is not socket.AF_UNIX or log.probe.is_off:
             return original(self_, address)
         access = None
@@ -89,7 +90,7 @@ class FileLocks:
         api = f"fcntl.{original.__name__}"
         locks_for_process = original.__name__ == "lockf"
 
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def call(*args: object, **kwargs: object) -> object:
             if probe.off or recorder.closed or len(args) < 2 or not isinstance(args[1], int):
                 return original(*args, **kwargs)
             file, operation = args[0], args[1]
@@ -107,7 +108,7 @@ class FileLocks:
 
         return call
 
-    def _taken(self, file: Any, api: str, frame: FrameType) -> None:  # noqa: ANN401
+    def _taken(self, file: object, api: str, frame: FrameType) -> None:
         log, descriptor = self._log, _descriptor(file)
         before = self._held.get(descriptor)
         if before is not None and before.file.is_open():
@@ -131,7 +132,7 @@ class FileLocks:
         self._held[descriptor] = held
         log.open_files.add(held.file)
 
-    def _release(self, file: Any) -> None:  # noqa: ANN401
+    def _release(self, file: object) -> None:
         held = self._held.get(_descriptor(file))
         if held is not None:
             self._give_back(held)
@@ -152,5 +153,5 @@ class FileLocks:
             self._log.give_back(held.access, FileAction.UNLOCK)
 
 
-def _descriptor(file: Any) -> int:  # noqa: ANN401
+def _descriptor(file: Untyped) -> int:
     return file if isinstance(file, int) else int(file.fileno())

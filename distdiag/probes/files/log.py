@@ -392,7 +392,7 @@ class FileLog:
         function: AnyCallable,
         given: tuple[tuple[Any, ...], dict[str, Any]],
         then: Callable[[Access, Any], None] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> object:
         """Do what an access is about, and say how it went.
 
         `given` are the arguments. `then` gets what the function returned; without it a success is
@@ -451,7 +451,7 @@ class FileLog:
     def hiding(self, function: AnyCallable) -> AnyCallable:
         """Return the function such that what it calls in turn is not written down."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def run(*args: object, **kwargs: object) -> object:
             context = self._here.context
             before, context.in_file_call = context.in_file_call, True
             try:

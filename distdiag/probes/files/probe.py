@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import sys
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distdiag.probes.base import AnyCallable, Probe, Wrap
 from distdiag.probes.files.calls import (
@@ -84,7 +84,7 @@ class FileWatch(Probe):
     def _moving(self, original: AnyCallable) -> AnyCallable:
         """Return what comes before a function that changes where relative paths begin."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def call(*args: object, **kwargs: object) -> object:
             try:
                 return original(*args, **kwargs)
             finally:

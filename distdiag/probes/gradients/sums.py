@@ -33,6 +33,7 @@ from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.models.wrappers import param_groups
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import Pending, contents
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -127,7 +128,7 @@ class ExchangeReading:
         return handles
 
     def _guarded(self, method: Callable[..., None], *fixed: int) -> Callable[..., None]:
-        def hook(*gradients: Any) -> None:  # noqa: ANN401
+        def hook(*gradients: object) -> None:
             if not self._handles or torch.compiler.is_compiling():
                 return
             with guard(self._fail):
@@ -267,7 +268,7 @@ def _sharded(root: nn.Module) -> Iterator[tuple[tuple[int, str], Leaf]]:
                 yield (id(info.module), info.param_name), _leaf(record, group.mesh_info)
 
 
-def _leaf(record: Any, mesh: Any) -> Leaf:  # noqa: ANN401
+def _leaf(record: Untyped, mesh: Untyped) -> Leaf:
     # Without one there was no forward pass yet: then there is no gradient, either.
     leaf = getattr(record, "_unsharded_param", record.sharded_param)
     members = mesh_of(mesh.mesh).ranks
@@ -495,7 +496,7 @@ class GradientSumWatch(Probe):
                     )
 
 
-def _run_first(hooks: Any, number: int) -> None:  # noqa: ANN401
+def _run_first(hooks: Untyped, number: int) -> None:
     """Let a hook run before those that change the gradient.
 
     Autograd goes by the order of insertion, not by that of an OrderedDict.

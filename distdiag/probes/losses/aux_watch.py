@@ -20,6 +20,7 @@ from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guard
 from distdiag.probes.losses.score_marks import origin_of
 from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.untyped import Untyped
 from distdiag.record.signals import Signal
 
 _MOST_SCALARS: Final = 16
@@ -131,7 +132,7 @@ class AuxWatch:
         if text and any(text.endswith(f" = {each:g}") for each in args if type(each) is float):
             found.detached.append((found.scores[-1][0], text, self._site()))
 
-    def saw_injection(self, result: Any, scalar: Any) -> None:  # noqa: ANN401
+    def saw_injection(self, result: object, scalar: object) -> None:
         """Take note of a function of the program that was given one number beside a tensor."""
         with guard(self._fail):
             if self._module() is not None and len(self._found.injected) < _MOST_SCALARS:
@@ -199,13 +200,13 @@ class AuxWatch:
                 }
 
 
-def _uses_of(node: Any, uses: dict[str, Use]) -> list[Use]:  # noqa: ANN401
+def _uses_of(node: object, uses: dict[str, Use]) -> list[Use]:
     origin = origin_of(node)
     layers = {mark.layer for mark in origin.marks.values()} if origin is not None else set()
     return [uses[layer] for layer in layers if layer in uses]
 
 
-def _when_reached(node: Any, use: Use, name: str) -> None:  # noqa: ANN401
+def _when_reached(node: Untyped, use: Use, name: str) -> None:
     def reached(_: object) -> None:
         setattr(use, name, True)
 
@@ -245,7 +246,7 @@ def injecting(function: AnyCallable, tell: Callable[[Any, Any], None]) -> AnyCal
     """
 
     @wrap_like(function)
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def apply(cls: object, *args: object, **kwargs: object) -> object:
         result = function(cls, *args, **kwargs)
         if not torch.compiler.is_compiling() and type(result) is torch.Tensor:
             with out_of_sight():

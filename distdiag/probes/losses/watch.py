@@ -40,6 +40,7 @@ from distdiag.probes.models.own_steps import OwnSteps, is_due
 from distdiag.probes.models.wrappers import keeper_of, param_groups
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.bytes import is_readable
+from distdiag.probes.untyped import Untyped
 from distdiag.record.coefficient_names import is_coefficient
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -80,7 +81,7 @@ def averaging_in(root: nn.Module) -> Averaging:
     return found.pop() if len(found) == 1 else UNKNOWN
 
 
-def _divisor(module: Any, kind: str, num_ranks: int) -> float:  # noqa: ANN401
+def _divisor(module: Untyped, kind: str, num_ranks: int) -> float:
     if isinstance(module, DistributedDataParallel):
         return 0.0 if getattr(module, "_comm_hooks", None) else float(num_ranks)
     if kind == "FSDP2":
@@ -93,7 +94,7 @@ def _divisor(module: Any, kind: str, num_ranks: int) -> float:  # noqa: ANN401
     return 0.0
 
 
-def _given(group: Any, num_ranks: int) -> float:  # noqa: ANN401
+def _given(group: object, num_ranks: int) -> float:
     if getattr(group, "_all_reduce_hook", None) is not None:
         return 0.0
     given = getattr(group, "gradient_divide_factor", None)
@@ -122,7 +123,7 @@ class InjectedAux:
         """Say whether anything was injected since the last step."""
         return self._num_awaited > 0
 
-    def see(self, node: Any) -> None:  # noqa: ANN401
+    def see(self, node: Untyped) -> None:
         """Watch the node of a loss that was injected."""
         origin = origin_of(node)
         if origin is not None and self._num_awaited < _MOST_AWAITED:
@@ -192,7 +193,7 @@ def _of_arguments() -> Iterator[float]:
                 continue
 
 
-def _of_settings(value: Any) -> Iterator[float]:  # noqa: ANN401
+def _of_settings(value: object) -> Iterator[float]:
     # By types and not by attributes: a proxy would answer for what it stands for, or raise.
     kind = type(value)
     if issubclass(kind, dict):
@@ -202,7 +203,7 @@ def _of_settings(value: Any) -> Iterator[float]:  # noqa: ANN401
             yield from _of_names(object.__getattribute__(value, "__dict__"))
 
 
-def _of_names(values: Any) -> Iterator[float]:  # noqa: ANN401
+def _of_names(values: Untyped) -> Iterator[float]:
     for name, value in list(values.items())[:_MOST_NAMES]:
         if type(value) is float and value and type(name) is str and is_coefficient(name):
             yield value
@@ -386,7 +387,7 @@ def _is_compiled() -> bool:
     return bool(getattr(compiled, "compiled_autograd_enabled", False))
 
 
-def _root(outputs: object) -> Any:  # noqa: ANN401
+def _root(outputs: object) -> object:
     """Return the node of the only output of a pass, None if it is not one number or compiled."""
     tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     if _is_compiled() or len(tensors) != 1:

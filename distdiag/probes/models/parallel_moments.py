@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 from torch.distributed.tensor.parallel import api
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -28,7 +29,7 @@ class ParallelMoments(Probe):
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def parallelize_module(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def parallelize_module(module: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
             result = original(module, *args, **kwargs)
             if not self.is_off:
                 self._wrapped.emit((module,))

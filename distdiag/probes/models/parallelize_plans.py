@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from distdiag.probes.models.attention_heads import cut_heads
 from distdiag.probes.models.modules import own_parameters
 from distdiag.probes.models.plan_patterns import PlanProbe, outcome
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -74,12 +75,12 @@ class ParallelizePlans(PlanProbe):
     def _resolving(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def parallelize_module(
-            module: Any,  # noqa: ANN401
-            device_mesh: Any = None,  # noqa: ANN401
-            parallelize_plan: Any = None,  # noqa: ANN401
-            *args: Any,  # noqa: ANN401
-            **kwargs: Any,  # noqa: ANN401
-        ) -> Any:  # noqa: ANN401
+            module: Untyped,
+            device_mesh: Untyped = None,
+            parallelize_plan: Untyped = None,
+            *args: Untyped,
+            **kwargs: object,
+        ) -> object:
             given = (module, device_mesh, parallelize_plan)
             # It calls itself for the parts of a model.
             if self._is_inside or self.is_off or torch.compiler.is_compiling():
@@ -98,14 +99,14 @@ class ParallelizePlans(PlanProbe):
         return parallelize_module
 
     @guarded
-    def _site(self, frame: Any) -> CallSite:  # noqa: ANN401
+    def _site(self, frame: Untyped) -> CallSite:
         return CallSite(frames_of(frame, self.recorder.main_script))
 
     @guarded
     def _before(
         self,
         module: object,
-        mesh: Any,  # noqa: ANN401
+        mesh: object,
         plan: object,
         site: CallSite | None,
     ) -> list[_Resolved]:
@@ -176,7 +177,7 @@ def _is_split(parameter: object) -> bool:
     return parameter._local_tensor.shape != parameter.shape  # type: ignore[attr-defined, no-any-return]
 
 
-def _cut(match: _Match, style: Any, mesh: Any) -> str:  # noqa: ANN401
+def _cut(match: _Match, style: Untyped, mesh: Untyped) -> str:
     """Say which heads the style cuts, if the program gets the parts as plain tensors."""
     is_colwise = type(style).__name__ == "ColwiseParallel"
     if mesh is None or not is_colwise or not getattr(style, "use_local_output", False):

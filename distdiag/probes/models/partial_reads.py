@@ -14,6 +14,7 @@ from distdiag.events.models import PartialRead
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guard, guarded
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -44,7 +45,7 @@ class PartialReads(Probe):
 
     def _reading(self, original: AnyCallable, api: str) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
                 with guard(self.fail):
                     self._look(self_, api, sys._getframe(1))
@@ -52,7 +53,7 @@ class PartialReads(Probe):
 
         return method
 
-    def _look(self, tensor: Any, api: str, frame: FrameType) -> None:  # noqa: ANN401
+    def _look(self, tensor: Untyped, api: str, frame: FrameType) -> None:
         if not any(placement.is_partial() for placement in tensor.placements):
             return
         place = (id(frame.f_code), frame.f_lasti)

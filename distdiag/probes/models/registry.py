@@ -86,7 +86,7 @@ class ObjectRegistry:
         # Without the mark that others bear, and without the probe among what it closes over: Dynamo
         # traces constructors.
         @like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling():
                 return original(self_, *args, **kwargs)
             result = original(self_, *args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.tensors.by_identity import WeakMembers
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -46,7 +47,9 @@ class ShardedForwards(Probe):
         started = self._started
 
         @like(original)
-        def root_pre_forward(self_: Any, module: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+        def root_pre_forward(
+            self_: Untyped, module: Untyped, args: Untyped, kwargs: Untyped
+        ) -> Untyped:
             result = original(self_, module, args, kwargs)
             if not torch.compiler.is_compiling():
                 started.emit(self_, module, (args, kwargs))
@@ -58,7 +61,7 @@ class ShardedForwards(Probe):
         ended = self._ended
 
         @like(original)
-        def post_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def post_forward(self_: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if torch.compiler.is_compiling():
                 return original(self_, *args, **kwargs)
             is_root = getattr(self_._state_ctx, "iter_forward_root", None) is self_
@@ -73,7 +76,7 @@ class ShardedForwards(Probe):
         started, ended = self._started, self._ended
 
         @like(original)
-        def forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def forward(self_: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if torch.compiler.is_compiling():
                 return original(self_, *args, **kwargs)
             started.emit(self_, self_, (args, kwargs))
@@ -118,7 +121,7 @@ class ShardingMoments(Probe):
 
     def _wrapping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def init(self_: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def init(self_: Untyped, modules: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
             result = original(self_, modules, *args, **kwargs)
             if not self.is_off:
                 self._wrapped.emit(modules)
@@ -128,7 +131,7 @@ class ShardingMoments(Probe):
 
     def _first_use(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def lazy_init(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def lazy_init(self_: object, *args: object, **kwargs: object) -> object:
             if getattr(self_, "_is_root", True) is None:
                 self._tell()
             return original(self_, *args, **kwargs)
@@ -139,7 +142,9 @@ class ShardingMoments(Probe):
         """Tell of the first use of a root of the first FSDP; loading initialises it before that."""
 
         @wrap_like(original)
-        def root_pre_forward(state: Any, module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def root_pre_forward(
+            state: Untyped, module: Untyped, *args: Untyped, **kwargs: Untyped
+        ) -> Untyped:
             is_part = getattr(state, "_is_root", None) is False or torch.compiler.is_compiling()
             if not is_part and module not in self._used:
                 self._used.add(module)

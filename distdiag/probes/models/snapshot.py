@@ -43,6 +43,7 @@ from distdiag.probes.models.wrappers import (
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -138,7 +139,7 @@ def _shards(root: nn.Module) -> Iterator[tuple[int, tuple[str, tuple[int, ...], 
                 yield address_of(local) or -1, (full, tuple(local.shape), members)
 
 
-def _other_parts(tensor: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _other_parts(tensor: Untyped) -> tuple[int, ...]:
     """Return the ranks that hold the parts of one copy, with this one."""
     mesh, here = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
     axes = zip(here, tensor.placements, strict=False)
@@ -186,7 +187,7 @@ class SharedTensors:
         """Return the ranks that have reduced a parameter's gradient since this backward pass."""
         return _alive(self._reduced) if self._made_at[1] == num_backwards else {}
 
-    def note(self, tensors: Any, group: Any, now: tuple[int, int]) -> None:  # noqa: ANN401
+    def note(self, tensors: Untyped, group: Untyped, now: tuple[int, int]) -> None:
         """Take note of a collective; `now` counts models and backward passes."""
         if now != self._made_at:
             self._made_at = now
@@ -336,7 +337,7 @@ class Survey(Probe):
 
     def _after_wrapping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def helper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def helper(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
             self._before_forward()
             return result

@@ -17,6 +17,7 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -82,7 +83,7 @@ class Schedules(Probe):
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def step(self_: object, *args: object, **kwargs: object) -> object:
             result = original(self_, *args, **kwargs)
             if not self.is_off:
                 with guard(self.fail):
@@ -91,7 +92,7 @@ class Schedules(Probe):
 
         return step
 
-    def _advanced(self, scheduler: Any) -> None:  # noqa: ANN401
+    def _advanced(self, scheduler: object) -> None:
         course = self._courses.get(scheduler)
         rate = _rate(scheduler)
         if course is None:
@@ -165,7 +166,7 @@ class Schedules(Probe):
             )
 
 
-def _num_planned(scheduler: Any) -> int:  # noqa: ANN401
+def _num_planned(scheduler: object) -> int:
     """Return the number of training steps that a schedule was made with, 0 if it does not say."""
     for function in getattr(scheduler, "lr_lambdas", ()):
         planned = getattr(function, "keywords", {}).get("num_training_steps")
@@ -174,7 +175,7 @@ def _num_planned(scheduler: Any) -> int:  # noqa: ANN401
     return 0
 
 
-def _rate(scheduler: Any) -> float:  # noqa: ANN401
+def _rate(scheduler: Untyped) -> float:
     """Return the largest rate that is a plain number; one on a device is not read."""
     groups = scheduler.optimizer.param_groups
     rates = [rate for group in groups if isinstance(rate := group.get("lr"), int | float)]

@@ -147,7 +147,7 @@ class StepClock(Probe):
         has_told = False
 
         @functools.wraps(closure)  # it may be a partial, without a name
-        def made(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def made(*args: object, **kwargs: object) -> object:
             nonlocal has_told
             result = closure(*args, **kwargs)
             if not has_told and not self.is_off:
@@ -165,7 +165,7 @@ class StepClock(Probe):
 
     def _scaler_step(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def step(self_: object, *args: object, **kwargs: object) -> object:
             frame = sys._getframe()
             if not self.is_off:
                 self._begin(frame)
@@ -240,7 +240,7 @@ class BackwardWatch(Probe):
         here = self.recorder.here
 
         @wrap_like(original)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def run_backward(*args: object, **kwargs: object) -> object:
             # Inside a pass (activation checkpointing) it is still the same one.
             context = here.context
             if self.is_off or context.backward_depth:

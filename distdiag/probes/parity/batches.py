@@ -116,7 +116,7 @@ class BatchStore:
             )
         return joined
 
-    def _joined_leaf(self, path: str, records: Sequence[Record], ranks: Sequence[int]) -> Any:  # noqa: ANN401
+    def _joined_leaf(self, path: str, records: Sequence[Record], ranks: Sequence[int]) -> object:
         first = records[0]
         if first.values is not None:
             return _joined_values(path, records)
@@ -168,7 +168,7 @@ def _is_ragged(records: Sequence[Record]) -> bool:
     return records[0].values is None and len({record.shape[1:] for record in records}) > 1
 
 
-def _joined_values(path: str, records: Sequence[Record]) -> Any:  # noqa: ANN401
+def _joined_values(path: str, records: Sequence[Record]) -> object:
     first = records[0]
     if first.shape:
         values = [value for record in records for value in record.values or ()]
@@ -242,7 +242,7 @@ class BatchFeed:
 
     def _next(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+        def next_batch(self_: object) -> object:
             place = self._iterators.get(self_)
             if place is None:
                 place = self._iterators[self_] = [self._num_iterators, 0, None]
@@ -260,11 +260,11 @@ class BatchFeed:
 
         return next_batch
 
-    def _own_batch(self, batch: Any) -> Any:  # noqa: ANN401
+    def _own_batch(self, batch: object) -> object:
         number, self._num_own = self._num_own, self._num_own + 1
         return self._handed_out(batch, OWN, number)
 
-    def _handed_out(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+    def _handed_out(self, batch: object, iterator: int, number: int) -> object:
         self._on_batch()
         with Guard(self._give_up), out_of_sight():
             batch = self._recorded(batch, iterator, number)
@@ -282,7 +282,7 @@ class BatchFeed:
         self._fail(error)
         self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
 
-    def _recorded(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+    def _recorded(self, batch: object, iterator: int, number: int) -> object:
         if self._store is None and self._task.keeps_batches:
             write_batch(self._writer, iterator, number, batch)
         elif self._store is not None:
@@ -291,7 +291,7 @@ class BatchFeed:
             batch = nudged(batch, self._task.nudge + number, self._task.nudge_dtype)
         return batch
 
-    def _replayed(self, store: BatchStore, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+    def _replayed(self, store: BatchStore, batch: object, iterator: int, number: int) -> object:
         joined = store.joined(self._share(), iterator, number)
         if joined is None:
             raise StopIteration
@@ -309,7 +309,7 @@ class BatchFeed:
 
     def _len(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def length(self_: Any) -> int:  # noqa: ANN401
+        def length(self_: object) -> int:
             found = int(original(self_))
             with Guard(self._fail):
                 number = self._loaders.setdefault(self_, len(self._loaders))

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from distdiag.events.base import Frame
 from distdiag.events.lifecycle import Raised, Signalled
@@ -118,7 +118,7 @@ class ExceptionWatch(Probe):
 
     def _signal_front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def set_handler(signalnum: int, handler: Any) -> Any:  # noqa: ANN401
+        def set_handler(signalnum: int, handler: object) -> object:
             ours = self._handler(handler) if callable(handler) and not self.is_off else handler
             return _original(original(signalnum, ours))
 
@@ -126,7 +126,7 @@ class ExceptionWatch(Probe):
 
     def _getting(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def get_handler(signalnum: int) -> Any:  # noqa: ANN401
+        def get_handler(signalnum: int) -> object:
             return _original(original(signalnum))
 
         return get_handler
@@ -136,7 +136,7 @@ class ExceptionWatch(Probe):
             return handler
 
         # Its name is `SIGNAL_FRAME`.
-        def run_users_signal_handler(signalnum: int, frame: FrameType | None) -> Any:  # noqa: ANN401
+        def run_users_signal_handler(signalnum: int, frame: FrameType | None) -> object:
             if not self.is_off:
                 with self.guard:
                     frames = frames_of(frame, self.recorder.main_script)
@@ -154,7 +154,7 @@ def _in_sight() -> AbstractContextManager[None]:
     return nullcontext() if hiding is None else hiding.in_sight()
 
 
-def _original(handler: Any) -> Any:  # noqa: ANN401
+def _original(handler: object) -> object:
     return getattr(handler, "distdiag_original", handler)
 
 

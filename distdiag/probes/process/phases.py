@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.utils.data import dataloader
@@ -28,7 +28,7 @@ class DataLoaderWatch(Probe):
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+        def next_batch(self_: object) -> object:
             if self.is_off:
                 return original(self_)
             recorder = self.recorder
@@ -51,7 +51,7 @@ class _SavePhase(Probe):
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def function(*args: object, **kwargs: object) -> object:
             if self.is_off:
                 return original(*args, **kwargs)
             before = self._enter(Phase.CHECKPOINT)
@@ -80,7 +80,7 @@ class SaveWatch(_SavePhase):
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def save(*args: object, **kwargs: object) -> object:
             if self._saving.subscribers:
                 self._saving.emit(args[0] if args else kwargs.get("obj"), caller(2))
             return original(*args, **kwargs)
@@ -116,7 +116,7 @@ class CompileWatch(Probe):
 
     def _front(self, original: AnyCallable, tell: Callable[[], None]) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
                 tell()
             return original(self_, *args, **kwargs)

@@ -30,7 +30,7 @@ class SpawnWatch(Probe):
         signature = inspect.signature(original)
 
         @wrap_like(original)
-        def start_processes(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def start_processes(*args: object, **kwargs: object) -> object:
             if not self.is_off:
                 self._before(signature, args, kwargs)
             return original(*args, **kwargs)

@@ -88,7 +88,7 @@ _MOST_CHOSEN: Final = 64
 
 
 def choice_in(
-    value: Any,  # noqa: ANN401
+    value: object,
     given: torch.Tensor | None,
     counts: frozenset[int],
 ) -> Chosen | None:
@@ -198,13 +198,13 @@ class RoutingHooks:
         self._hooked.clear()
 
     def _entering(self, layer: Layer) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        def enter(module: nn.Module, args: object, kwargs: object) -> None:
             self._begin(layer, module, (args, kwargs))
 
         return enter
 
     def _leaving(self, layer: Layer) -> Callable[..., None]:
-        def leave(module: nn.Module, _: Any, result: Any) -> None:  # noqa: ANN401
+        def leave(module: nn.Module, _: object, result: object) -> None:
             self._leave(layer, module, result)
 
         return leave

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.distributed.tensor import experimental
@@ -31,7 +31,7 @@ class SequenceBuffers(Probe):
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def context_parallel(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def context_parallel(*args: object, **kwargs: object) -> object:
             if not self.is_off:
                 with guard(self.fail):
                     buffers = kwargs.get("buffers")

@@ -27,6 +27,7 @@ from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Place, Use
 from distdiag.probes.tensors.bytes import is_captured, is_readable
 from distdiag.probes.tensors.content import Pending
 from distdiag.probes.tensors.sample_rows import tensors_in
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal, Unsubscribe
 
@@ -238,7 +239,7 @@ class SequenceProbe(Probe):
         self,
         public: str,
         given: Sequence[torch.Tensor],
-        group: Any,  # noqa: ANN401
+        group: object,
         peer: int,
         frame: FrameType,
     ) -> None:
@@ -250,7 +251,7 @@ class SequenceProbe(Probe):
         self,
         public: str,
         given: Sequence[torch.Tensor],
-        group: Any,  # noqa: ANN401
+        group: Untyped,
         peer: int,
         frame: FrameType,
     ) -> None:

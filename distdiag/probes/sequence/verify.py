@@ -31,6 +31,7 @@ from distdiag.probes.sequence.libraries import (
     Variable,
 )
 from distdiag.probes.sequence.token_passes import Functions, seen_by
+from distdiag.probes.untyped import Untyped
 from distdiag.record.marks import MARKED
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -174,21 +175,21 @@ def _layers(entry: Exchanging, models: Iterable[nn.Module]) -> Iterator[_Use]:
         raise _Unusable("no model has such a layer with a group", is_set_up=False)
 
 
-def _use(entry: Entry, group: Any) -> _Use:  # noqa: ANN401 (what libraries keep as their group)
+def _use(entry: Entry, group: object) -> _Use:
     members = ranks_of(group)
     if dist.get_rank() not in members:
         raise _Unusable("this rank is not in its group", is_set_up=False)
     return _Use(group, members, entry.dim)
 
 
-def _group(reference: str) -> Any:  # noqa: ANN401
+def _group(reference: str) -> object:
     found = _found(reference)
     if callable(found) and not isinstance(found, dist.ProcessGroup):
         found = found()
     return None if found is dist.GroupMember.NON_GROUP_MEMBER else found
 
 
-def _found(reference: str) -> Any:  # noqa: ANN401
+def _found(reference: str) -> Untyped:
     module, _, path = reference.partition(":")
     found: Any = sys.modules.get(module)
     for name in path.split("."):
@@ -208,11 +209,11 @@ def _functions(entry: Entry, use: _Use) -> Functions:
     def split(whole: Tensor) -> Tensor:
         return whole.chunk(use.size, entry.dim)[use.rank]
 
-    def gather(part: Tensor) -> Any:  # noqa: ANN401
+    def gather(part: Tensor) -> object:
         # As many copies as there are ranks: each of them gets all heads of all tokens.
         return to_heads(torch.cat([part] * use.size, entry.head_dim))
 
-    def attention(*parts: Tensor) -> Any:  # noqa: ANN401
+    def attention(*parts: Tensor) -> object:
         query, key, value = (to_heads(part).movedim(entry.dim, -2) for part in parts)
         mixed = _plain_attention(query, key, value)
         return to_tokens(mixed.movedim(-2, entry.dim).contiguous())
@@ -232,22 +233,22 @@ def _calling(call: Call, use: _Use) -> AnyFunction:
     """Return a function of one tensor that makes this call."""
     function = _found(call.function)
 
-    def called(tensor: Tensor) -> Any:  # noqa: ANN401
+    def called(tensor: Tensor) -> Untyped:
         result = _called(call, use, tensor)
         is_one = isinstance(result, list) and len(result) == 1
         return result[0] if is_one else result
 
-    owner = getattr(function, "__self__", None)
-    return _as(getattr(owner, "forward", function), called)
+    original: Untyped = getattr(getattr(function, "__self__", None), "forward", function)
+    return _as(original, called)
 
 
-def _called(call: Call, use: _Use, tensor: Tensor) -> Any:  # noqa: ANN401
+def _called(call: Call, use: _Use, tensor: Tensor) -> Untyped:
     arguments = [_value(each, use, tensor) for each in call.arguments]
     options = {key: _value(each, use, tensor) for key, each in call.options}
     return _found(call.function)(*arguments, **options)
 
 
-def _value(argument: object, use: _Use, tensor: Tensor) -> Any:  # noqa: ANN401
+def _value(argument: object, use: _Use, tensor: Tensor) -> Untyped:
     match argument:
         case Slot():
             return use.slots(tensor)[argument]
@@ -473,7 +474,7 @@ def definitions(functions: Functions, main_script: str | None) -> tuple[tuple[st
     return tuple(found.items())
 
 
-def _found_function(reference: str) -> Any:  # noqa: ANN401 (whatever the program has there)
+def _found_function(reference: str) -> object:
     module, _, path = reference.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
@@ -485,7 +486,7 @@ def _resolved(reference: str) -> Callable[..., Any]:
     found = _found_function(reference)
     if not callable(found):
         raise TypeError(f"{reference} is no function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _world_size() -> int:
