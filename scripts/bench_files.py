@@ -22,6 +22,7 @@ from typing import BinaryIO
 from distdiag.events.files import FileAction
 from distdiag.probes.files.probe import FileWatch
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.status_page import StatusPage
 
 NUM_FILES = 10_000
@@ -39,11 +40,15 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def start(folder: str) -> FileWatch:
+def start(folder: str, before_sync: Signal[[]] | None = None) -> FileWatch:
     """Install the probe, writing into a folder."""
     Path(folder, "events").mkdir()
     page = StatusPage(Path(folder, "events", "rank-0.status"))
-    probe = FileWatch(Recorder(Path(folder, "events"), 0, page, main_script=__file__))
+    before_sync = before_sync or Signal()
+    recorder = Recorder(
+        Path(folder, "events"), 0, page, main_script=__file__, before_sync=before_sync
+    )
+    probe = FileWatch(recorder, before_sync)
     probe.install()
     return probe
 
@@ -186,15 +191,15 @@ def bench_script(rounds: int) -> None:
 def bench_collective(rounds: int) -> None:
     """Time what stands before a collective's record when nothing, or one log, is open."""
     with tempfile.TemporaryDirectory() as folder:
-        probe = start(folder)
-        recorder = probe.recorder
+        before_sync: Signal[[]] = Signal()
+        probe = start(folder, before_sync)
         numbers = []
         with open(f"{folder}/train.log", "a", encoding="utf-8"):
             for _ in range(rounds):
                 started = time.thread_time()
                 for _ in range(1000):
-                    if recorder.before_sync is not None:
-                        recorder.before_sync()
+                    if before_sync.subscribers:
+                        before_sync.emit()
                 numbers.append((time.thread_time() - started) * 1e3)
         probe.uninstall()
     say(f"collective, one log open: added {statistics.median(numbers):.2f} µs")

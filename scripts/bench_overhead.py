@@ -28,12 +28,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distdiag.config import Config
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PLANS
+from distdiag.probes.catalogue import PROBES, Wiring
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signals
 from distdiag.record.status_page import StatusPage
 
 WORKLOAD = Path(__file__).with_name("bench_workload.py")
-PROBES = ("process-groups", "collectives", "steps")
+OBSERVED = ("process-groups", "collectives", "steps")
 STEPS = {"tiny-collectives": 20, "transformer": 4}
 BOOTSTRAPS = 2000
 NUM_FRAMES = 30
@@ -53,9 +54,8 @@ def say(line: str) -> None:
 def install(folder: Path) -> list[Probe]:
     """Install the probes of an observed run, writing into this folder."""
     recorder = Recorder(folder, 0, StatusPage(folder / "rank-0.status"), main_script=__file__)
-    probes = [
-        probe for plan in PLANS if plan.name in PROBES for probe in plan.make(recorder, Config())
-    ]
+    wiring = Wiring(recorder, Signals(), Config())
+    probes = [probe for spec in PROBES if spec.name in OBSERVED for probe in spec.make(wiring)]
     for probe in probes:
         probe.install()
     return probes

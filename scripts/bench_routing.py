@@ -35,10 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.config import Config
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PLANS
+from distdiag.probes.catalogue import PROBES, Wiring
 from distdiag.probes.models.own_steps import EVERY
 from distdiag.probes.routing.watch import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signals
 from distdiag.record.status_page import StatusPage
 
 DIM, HEADS, EXPERTS, LAYERS, WORDS = 256, 4, 16, 4, 1000
@@ -154,11 +155,12 @@ def observe(folder: Path, case: Case, is_measured: bool) -> list[Probe]:
     page = StatusPage(folder / f"rank-{rank}.status")
     recorder = Recorder(folder, rank, page, main_script=__file__)
     config = Config(profile="light" if case.profile == "light" else "standard")
+    wiring = Wiring(recorder, Signals(), config)
     made = [
         probe
-        for plan in PLANS
-        if sys.modules.keys() >= set(plan.needs)
-        for probe in plan.make(recorder, config)
+        for spec in PROBES
+        if sys.modules.keys() >= set(spec.needs)
+        for probe in spec.make(wiring)
     ]
     for probe in made:
         probe.off = not is_measured and (not case.probes or probe.name in case.probes)

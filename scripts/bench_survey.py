@@ -32,19 +32,22 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from distdiag.config import Config
+from distdiag.probes.catalogue import PROBES, Wiring
 from distdiag.probes.models.own_steps import FIRST_STEPS
 from distdiag.probes.models.snapshot import Survey
 from distdiag.probes.optimizers.steps import BackwardWatch, StepClock
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signals
 from distdiag.record.status_page import StatusPage
 
 DIM, ROWS = 8, 2
 WRAPPERS: Final = ("plain", "ddp", "fsdp2")
 
 PARTS: Final = (
-    ("survey", "Survey.after_backward"),
-    ("survey", "Survey.before_step"),
-    ("survey", "Survey.after_step"),
+    ("survey", "Survey._after_backward"),
+    ("survey", "Survey._before_step"),
+    ("survey", "Survey._after_step"),
     ("survey", "Survey._surroundings"),
     ("survey", "Survey._roots"),
     ("survey", "plan_of"),
@@ -97,8 +100,10 @@ def observation() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         page = StatusPage(Path(folder, "rank-0.status"))
         recorder = Recorder(Path(folder), 0, page, main_script=__file__)
-        survey = Survey(recorder)
-        probes = [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
+        wiring = Wiring(recorder, Signals(), Config())
+        steps = next(spec for spec in PROBES if spec.name == "steps")
+        kinds = (Survey, BackwardWatch, StepClock)
+        probes = [probe for probe in steps.make(wiring) if isinstance(probe, kinds)]
         for probe in probes:
             probe.install()
         yield

@@ -18,7 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from distdiag.agent.agent import RankAgent
 from distdiag.config import Config
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PLANS
+from distdiag.probes.catalogue import PROBES, Wiring
+from distdiag.record.signals import Signals
 
 Step = Callable[[], None]
 
@@ -75,7 +76,8 @@ def time_block(step: Step, num_steps: int) -> float:
 
 def install(agent: RankAgent) -> list[Probe]:
     """Install fresh probes of all kinds on the recorder of the agent that runs."""
-    probes = [probe for plan in PLANS for probe in plan.make(agent.recorder, Config())]
+    wiring = Wiring(agent.recorder, Signals(), Config())
+    probes = [probe for spec in PROBES for probe in spec.make(wiring)]
     for probe in probes:
         probe.install()
     return probes

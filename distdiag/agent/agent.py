@@ -10,8 +10,9 @@ import platform
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -19,19 +20,20 @@ import msgspec
 
 from distdiag.agent.exit import HardExit, leave
 from distdiag.agent.monitor_process import MonitorProcess
-from distdiag.agent.rendezvous import MeetingPoint, is_needed
+from distdiag.agent.rendezvous import Rendezvous, is_needed
 from distdiag.config import Config
 from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
 from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PLANS, Plan
+from distdiag.probes.catalogue import PROBES, ProbeSpec, Wiring
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.probes.process.exceptions import ExceptionWatch
 from distdiag.probes.process.post_mortem import PostMortem
-from distdiag.record.guard import guarded, warn
+from distdiag.record.guard import Guard, guarded, warn
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import Launch, RunDir, Verdict, open_run_dir, write_atomically
+from distdiag.record.signals import Signal, Signals
 from distdiag.record.status_page import DETACHED, FINISHED, StatusPage, read_status
 
 BEAT_S: Final = 0.5
@@ -71,11 +73,11 @@ class RankAgent:
         self._config = config
         self._command = command
         self._monitor = MonitorProcess(self.run_dir)
-        try:
-            self._page, self.recorder = _open_records(self.run_dir, launch.rank, main_script)
-        except Exception as error:
-            self._leave_unobserved(error)
-            raise
+        signals = Signals()
+        with Guard(self._leave_unobserved):
+            self._page, self.recorder = _open_records(
+                self.run_dir, launch.rank, main_script, signals.before_sync
+            )
         self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
         self._post_mortem = PostMortem(self.recorder, self.run_dir)
         self.probes: list[Probe] = [
@@ -83,24 +85,33 @@ class RankAgent:
             self._post_mortem,
             HardExit(self.recorder, before_exit=self._finish),
         ]
-        self._plans = list(PLANS)
+        self._specs = list(PROBES)
+        self._wiring = Wiring(self.recorder, signals, config)
         self._imported: set[str] = set()
-        self._imports = ImportWatch({name for p in PLANS for name in p.needs}, self._on_import)
+        self._imports = ImportWatch(
+            {name for spec in PROBES for name in spec.needs}, self._on_import
+        )
         self._stopping = threading.Event()
         self._stopped: list[threading.Event] = []
-        self._meeting_point = MeetingPoint(self.run_dir, launch, self._stopping)
+        self._rendezvous = Rendezvous(self.run_dir, launch, self._stopping)
         self._is_child = False
 
     def _leave_unobserved(self, error: Exception) -> None:
-        """Tell the monitor that this rank runs and is not observed: nobody may miss its records."""
+        """Tell the monitor that this rank runs and is not observed: nobody may miss its records.
+
+        Raises:
+            Exception: why it is not observed.
+
+        """
         rank = self._launch.rank
         if _is_observed(self.run_dir.status(rank)):  # another process is this rank
-            return
+            raise error
         reason = f"its agent could not start: {type(error).__name__}: {error}"
         with suppress(OSError):
             write_atomically(self.run_dir.unobserved(rank), reason.encode())
         if self._launch.local_rank == 0 and len(self._launch.local_ranks) > 1:
             self._start_monitor()  # for the others
+        raise error
 
     def start(self) -> None:
         """Begin to observe; the exit handler runs after those that the script registers."""
@@ -148,10 +159,9 @@ class RankAgent:
         _thread.start_new_thread(run_and_tell, ())
 
     def _meet(self) -> None:
-        try:
-            self._meeting_point.pass_address_on()
-        except Exception as error:  # noqa: BLE001 (this node is then observed by itself only)
-            warn(f"the monitors of the nodes cannot meet: {type(error).__name__}: {error}")
+        # Otherwise this node is observed by itself only.
+        with Guard(partial(_warn_of, "the monitors of the nodes cannot meet")):
+            self._rendezvous.pass_address_on()
 
     def _start_monitor(self) -> None:
         try:
@@ -161,23 +171,23 @@ class RankAgent:
 
     def _on_import(self, name: str) -> None:
         self._imported.add(name)
-        ready = [plan for plan in self._plans if self._imported.issuperset(plan.needs)]
-        for plan in ready:
-            if plan in self._plans:  # installing one may import what another one waits for
-                self._plans.remove(plan)
-                self._install(plan)
+        ready = [spec for spec in self._specs if self._imported.issuperset(spec.needs)]
+        for spec in ready:
+            if spec in self._specs:  # installing one may import what another one waits for
+                self._specs.remove(spec)
+                self._install(spec)
 
-    def _install(self, plan: Plan) -> None:
-        try:
-            probes = plan.make(self.recorder, self._config)
-        except Exception as error:  # noqa: BLE001 (another torch than we know must not end the run)
-            self.recorder.event(
-                ProbeDisabled, probe=plan.name, reason=f"{type(error).__name__}: {error}"
-            )
-            return
+    def _install(self, spec: ProbeSpec) -> None:
+        probes: Sequence[Probe] = ()
+        with Guard(partial(self._miss, spec)):  # another torch than we know
+            probes = spec.make(self._wiring)
         for probe in probes:
             probe.install()
             self.probes.append(probe)
+
+    def _miss(self, spec: ProbeSpec, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self.recorder.event(ProbeDisabled, probe=spec.name, reason=reason)
 
     def _beat(self) -> None:
         while not self._stopping.wait(BEAT_S):
@@ -194,7 +204,7 @@ class RankAgent:
         """Give the monitor a moment to take the stacks of the peers, which will be killed soon."""
         deadline = time.monotonic() + LAST_WORDS_S
         if is_needed(self._launch) and not self._is_child:
-            self._meeting_point.wait(LAST_WORDS_S)
+            self._rendezvous.wait(LAST_WORDS_S)
         ack = self.run_dir.ack(self._launch.rank)
         while time.monotonic() < deadline and not ack.exists():
             if self._is_child or not self._monitor.is_alive or not self._has_living_peers():
@@ -218,14 +228,12 @@ class RankAgent:
         if self._is_child or self.recorder.closed:
             return
         exit_status = self.exit_status
-        try:
+        with Guard(partial(_warn_of, "at the end of the run")):
             try:
                 self._finish(exit_status, self._exit_frames, self._exit_message)
             finally:
                 if self._launch.rank == 0:
                     exit_status = self._final_status(exit_status)
-        except Exception as error:  # noqa: BLE001 (the script's own end must not be disturbed)
-            warn(f"{type(error).__name__} at the end of the run: {error}")
         self._end_threads()
         if exit_status != self.exit_status:
             leave(exit_status)
@@ -307,7 +315,7 @@ class RankAgent:
 
 
 def _open_records(
-    run_dir: RunDir, rank: int, main_script: str | None
+    run_dir: RunDir, rank: int, main_script: str | None, before_sync: Signal[[]]
 ) -> tuple[StatusPage, Recorder]:
     """Create the files of a rank; where one of them cannot be made, none is left behind."""
     path = run_dir.status(rank)
@@ -319,11 +327,17 @@ def _open_records(
         raise RankError(
             f"another process is rank {rank} of the run in {run_dir.root} already"
         ) from None
-    try:
-        return page, Recorder(run_dir.folder, rank, page, main_script=main_script)
-    except Exception:
-        path.unlink(missing_ok=True)
-        raise
+    with ExitStack() as undo:
+        undo.callback(path.unlink, missing_ok=True)
+        recorder = Recorder(
+            run_dir.folder, rank, page, main_script=main_script, before_sync=before_sync
+        )
+        undo.pop_all()
+    return page, recorder
+
+
+def _warn_of(what: str, error: Exception) -> None:
+    warn(f"{what}: {type(error).__name__}: {error}")
 
 
 def _is_observed(status: Path) -> bool:

@@ -13,7 +13,7 @@ from distdiag.agent.agent import RankAgent
 from distdiag.agent.launch import read_launch
 from distdiag.config import KEYS, Config, load_config
 from distdiag.events.errors import RankError, UsageError
-from distdiag.record.guard import guarded, unobserved
+from distdiag.record.guard import Guard, guarded, unobserved
 
 
 def validated(flags: Mapping[str, Any]) -> Config:
@@ -44,19 +44,17 @@ def start_agent(config: Config, command: tuple[str, ...], main_script: str | Non
         UsageError: the run directory cannot be used.
 
     """
-    try:
+    with Guard(_give_up):
         agent = RankAgent(read_launch(os.environ), config, command, main_script=main_script)
-    except UsageError:
-        raise
-    except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
-        unobserved("observation", error)
-        return
-    RankAgent.current = agent
-    try:
+        RankAgent.current = agent
         agent.start()
-    except Exception as error:  # noqa: BLE001 (as above)
-        unobserved("observation", error)
-        detach_agent()
+
+
+def _give_up(error: Exception) -> None:
+    if isinstance(error, UsageError) and RankAgent.current is None:
+        raise error
+    unobserved("observation", error)
+    detach_agent()
 
 
 def attach_agent(options: Mapping[str, Any]) -> None:

@@ -50,11 +50,9 @@ class HardExit(Probe):
         def leave(status: int) -> None:
             # In a forked child the recorder is closed: its end is not that of the rank.
             if not self.is_off:
-                try:
+                with self.guard:
                     frames = frames_of(caller(), self.recorder.main_script)
                     self._before_exit(status & 0xFF, frames)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             original(status)
 
         return leave

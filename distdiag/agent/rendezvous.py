@@ -5,17 +5,32 @@ Runs in a thread of its own beside the training: a store may take long to answer
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Final
+from datetime import timedelta
+from typing import Final, Protocol
 
 import msgspec
 
+from distdiag.probes.untyped import Untyped
 from distdiag.record.run_dir import Launch, ReporterAddress, RunDir, write_atomically
 
-if TYPE_CHECKING:
-    from distdiag.probes.process.job_store import Store
 
+class Store(Protocol):
+    """The part of torch's stores that is used here; none of it waits for another rank."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all of the keys have been set."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that has been set."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Set the value of a key."""
+
+
+PATIENCE: Final = timedelta(seconds=10)
 LOOK_S: Final = 0.1
 TRIES: Final = 3
 _C10D: Final = "torch.distributed.distributed_c10d"
@@ -26,7 +41,7 @@ def is_needed(launch: Launch) -> bool:
     return launch.local_rank == 0 and launch.num_other_ranks > 0
 
 
-class MeetingPoint:
+class Rendezvous:
     """The way of the address: from the reporter's file to the store, from there to our file."""
 
     def __init__(self, run_dir: RunDir, launch: Launch, stopping: threading.Event) -> None:
@@ -82,10 +97,26 @@ class MeetingPoint:
 
 
 def _open_store() -> Store | None:
-    """Open the job's store; torch is left for the script to import."""
+    """Return a connection of our own to the job's store, or None while there is no store.
+
+    torchrun has one before the ranks begin; otherwise it comes with the default process group. The
+    script's own connection is left alone, since a long wait on it would keep everybody waiting.
+    torch is left for the script to import.
+    """
     spec = getattr(sys.modules.get(_C10D), "__spec__", None)
     if spec is None or getattr(spec, "_initializing", False):
         return None
-    from distdiag.probes.process.job_store import open_job_store
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import distributed_c10d
 
-    return open_job_store()
+    base: Untyped  # torch's own types do not know that values may be bytes
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        base = TCPStore(host, port, None, False, PATIENCE, wait_for_workers=False)
+    elif distributed_c10d.is_initialized():
+        default: Untyped = distributed_c10d._get_default_store()
+        base = default.clone()
+    else:
+        return None
+    store: Store = base
+    return store

@@ -16,7 +16,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.data import RowsGathered
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guarded
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.record.recorder import Recorder
 
@@ -74,37 +74,33 @@ class EvaluationGathers(Probe):
     def flush(self) -> None:
         """Write down what passes without an end have gathered."""
         for loader in list(self._passes):
-            self._safely(self._ends, loader)
-
-    def _safely(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if not self.is_off and not torch.compiler.is_compiling():
-            with guard(self.fail):
-                action(*args)
+            self._ends(loader)
 
     def _gathers(self, original: AnyCallable, after: Callable[..., None]) -> AnyCallable:
         @wrap_like(original)
-        def gather(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def gather(*args: object, **kwargs: object) -> object:
             self._depth += 1
             try:
                 result = original(*args, **kwargs)
             finally:
                 self._depth -= 1
             if self._depth == 0:  # the one that drops is made of the one that keeps
-                self._safely(after, args, kwargs, sys._getframe(1))
+                after(args, kwargs, sys._getframe(1))
             return result
 
         return gather
 
     def _moves(self, original: AnyCallable, tell: Callable[[Any], None]) -> AnyCallable:
         @wrap_like(original)
-        def move(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def move(self_: object, *args: object, **kwargs: object) -> object:
             result = original(self_, *args, **kwargs)
-            self._safely(tell, self_)
+            tell(self_)
             return result
 
         return move
 
-    def _begins(self, loader: Any) -> None:  # noqa: ANN401
+    @guarded
+    def _begins(self, loader: object) -> None:
         self._ends(loader)
         dataset = getattr(loader, "dataset", None)
         try:
@@ -114,11 +110,13 @@ class EvaluationGathers(Probe):
         kind = type(dataset).__name__
         self._passes[loader] = _Pass(self.recorder.num_backwards, kind, num_samples)
 
+    @guarded
     def _drops(self, args: tuple[Any, ...], _: Mapping[str, Any], __: FrameType) -> None:
         loader = args[0].gradient_state.active_dataloader if args else None
         if loader in self._passes:
             self._passes[loader].drops = True
 
+    @guarded
     def _keeps(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], frame: FrameType) -> None:
         if not args:
             return
@@ -144,7 +142,8 @@ class EvaluationGathers(Probe):
             site = CallSite(frames_of(frame, self.recorder.main_script))
             mine.gathered.append(_Gathered(name, num_rows, num_real, tensors, site))
 
-    def _ends(self, loader: Any) -> None:  # noqa: ANN401
+    @guarded
+    def _ends(self, loader: object) -> None:
         mine = self._passes.pop(loader, None)
         if mine is None or mine.num_backwards != self.recorder.num_backwards:
             return
@@ -165,7 +164,7 @@ class EvaluationGathers(Probe):
                 )
 
 
-def _is_filled_up(loader: Any) -> bool:  # noqa: ANN401
+def _is_filled_up(loader: object) -> bool:
     """Say whether its last batch is filled up with samples from the beginning."""
     sampler = getattr(loader, "batch_sampler", None)
     return bool(getattr(sampler, "even_batches", False)) and not getattr(

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import cut_heads
 from distdiag.probes.models.plan_patterns import PlanProbe, outcome
 
@@ -33,14 +34,15 @@ class TransformersPlans(PlanProbe):
 
     def _watching(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def from_pretrained(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def from_pretrained(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
-            self._safely(self._look, result, sys._getframe(1))
+            self._look(result, sys._getframe(1))
             return result
 
         return from_pretrained
 
-    def _look(self, result: Any, frame: FrameType) -> None:  # noqa: ANN401
+    @guarded
+    def _look(self, result: object, frame: FrameType) -> None:
         model = result[0] if isinstance(result, tuple) and result else result
         size = getattr(model, "_tp_size", None)
         plan = getattr(model, "_tp_plan", None)

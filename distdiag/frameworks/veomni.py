@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple
 
 from torch import nn
@@ -13,8 +14,10 @@ from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.plan_patterns import PlanProbe, outcome
 from distdiag.probes.models.tensor_plans import local_part
+from distdiag.probes.untyped import Untyped
 
 MODULE: Final = "veomni.distributed.parallel_plan"
 
@@ -51,29 +54,37 @@ class VeOmniPlans(PlanProbe):
 
     def _watching(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def apply(self_: Any, model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            meshes = [*args, *kwargs.values()]
-            site = self._safely(self._site, sys._getframe(1))
-            entries = self._safely(lambda: list(_entries(self_, meshes)))
-            before = self._safely(_shapes, model)
+        def apply(self_: Untyped, model: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
+            seen = self._before(self_, model, [*args, *kwargs.values()], sys._getframe(1))
+            is_done = False
             try:
                 result = original(self_, model, *args, **kwargs)
-            except BaseException:
-                self._safely(self._tell_outcome, model, entries, before, {}, site)
-                raise
-            after = self._safely(_shapes, model)
-            self._safely(self._tell_outcome, model, entries, before, after, site)
-            return result
+                is_done = True
+                return result
+            finally:
+                if seen is not None:
+                    self._after(model, *seen, is_done=is_done)
 
         return apply
 
-    def _site(self, frame: Any) -> CallSite:  # noqa: ANN401
-        return CallSite(frames_of(frame, self.recorder.main_script))
+    @guarded
+    def _before(
+        self, plan: object, model: nn.Module, meshes: list[Any], frame: FrameType
+    ) -> tuple[list[_Entry], Shapes, CallSite]:
+        site = CallSite(frames_of(frame, self.recorder.main_script))
+        return list(_entries(plan, meshes)), _shapes(model), site
 
-    def _tell_outcome(
-        self, model: object, entries: list[_Entry], before: Shapes, after: Shapes, site: CallSite
+    @guarded
+    def _after(
+        self,
+        model: nn.Module,
+        entries: list[_Entry],
+        before: Shapes,
+        site: CallSite,
+        *,
+        is_done: bool,
     ) -> None:
-        told = _outcomes(entries, before, after)
+        told = _outcomes(entries, before, _shapes(model) if is_done else {})
         self._tell(PlanSource.VEOMNI, type(model).__name__, told, site)
 
 
@@ -82,7 +93,7 @@ def _shapes(model: nn.Module) -> Shapes:
     return {name: tuple(local_part(each).shape) for name, each in model.named_parameters()}
 
 
-def _entries(plan: Any, meshes: list[Any]) -> Iterator[_Entry]:  # noqa: ANN401
+def _entries(plan: object, meshes: list[Any]) -> Iterator[_Entry]:
     """Yield the patterns for axes that have more than one rank."""
     for axis, patterns in _plans(plan):
         size = next((size for mesh in meshes if (size := _size(mesh, axis))), 0)
@@ -104,7 +115,7 @@ def _plans(plan: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield found[1], value
 
 
-def _size(mesh: Any, axis: str) -> int:  # noqa: ANN401
+def _size(mesh: Untyped, axis: str) -> int:
     """Return how many ranks an axis has, 0 if that is not known."""
     if isinstance(mesh, Mapping):
         return _size(mesh.get(axis), axis)

@@ -8,6 +8,7 @@ import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -16,13 +17,18 @@ from types import (
     TracebackType,
     WrapperDescriptorType,
 )
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, ParamSpec
 
 from distdiag.events.base import Phase
+from distdiag.events.errors import CollectiveMismatchError
 from distdiag.events.lifecycle import ProbeDisabled, Unobserved
 from distdiag.probes.patching.in_place import InPlace, built_in_of, open_up
 from distdiag.record.exception_text import message_of, traceback_of
+from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal, Unsubscribe
+
+_P = ParamSpec("_P")
 
 AnyCallable = Callable[..., Any]
 Wrap = Callable[[Any], Any]
@@ -48,7 +54,11 @@ class Probe(ABC):
         """Observe nothing until `install`."""
         self.recorder = recorder
         self.off = False
+        self.guard = Guard(self.fail)
+        """Around what the probe does in the middle of the program, where torch sees nothing of it;
+        elsewhere `probes.guard` hides it."""
         self._patches = Patches(self._miss)
+        self._subscriptions: list[Unsubscribe] = []
 
     @abstractmethod
     def _install(self) -> None:
@@ -56,65 +66,66 @@ class Probe(ABC):
 
     def install(self) -> None:
         """Begin to observe."""
-        try:
+        with Guard(self._give_up):
             self._install()
-        except Exception as error:  # noqa: BLE001 (a probe must never break the training)
-            self.fail(error)
-            self.uninstall()
 
-    def flush(self) -> None:  # noqa: B027 (most probes keep nothing back)
+    def _give_up(self, error: Exception) -> None:
+        self.fail(error)
+        self.uninstall()
+
+    def flush(self) -> None:
         """Write down what is known by now: the script has ended."""
+        return  # most probes keep nothing back
 
     def uninstall(self) -> None:
         """Take the hooks away again, those that nobody has wrapped since."""
         self.off = True
+        while self._subscriptions:
+            self._subscriptions.pop()()
         self._patches.undo()
+
+    def _subscribe(self, signal: Signal[_P], callback: Callable[_P, object]) -> None:
+        """Be told of a moment until the probe is uninstalled; the callback is guarded."""
+        self._subscriptions.append(signal.subscribe(callback))
 
     def fail(self, error: Exception) -> None:
         """Switch the probe off because its own code raised this.
 
         Raises:
-            Exception: the error itself, if a signal handler of the user raised it while the
-                probe ran.
+            Exception: the error itself, if it is the program's: a signal handler raised it while
+                the probe ran, or ``--strict`` refuses a call by it.
 
         """
-        if _came_from_signal_handler(error.__traceback__):
+        is_refusal = isinstance(error, CollectiveMismatchError)
+        if is_refusal or _came_from_signal_handler(error.__traceback__):
             raise error
         if self.off:
             return
         self.off = True
         reason = f"{type(error).__name__}: {message_of(error)}"[:500]
-        try:
+        with Guard(lambda _: self.recorder.close()):  # the event file is gone, too
             self.recorder.event(
                 ProbeDisabled,
                 probe=self.name,
                 reason=reason,
                 traceback=traceback_of(error, error.__traceback__, _LONGEST_TRACEBACK),
             )
-        except Exception:  # noqa: BLE001 (the event file is gone too: nothing is left to tell)
-            self.recorder.close()
 
     def _miss(self, what: str, reason: str) -> None:
         """Say what is not observed, and why; the rest is."""
-        try:
+        with self.guard:
             self.recorder.event(Unobserved, probe=self.name, what=what, reason=reason[:500])
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _enter(self, phase: Phase) -> Phase:
         """Say what the rank begins to do; return what it did before."""
-        try:
+        with self.guard:
             return self.recorder.set_phase(phase)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-            return phase
+        return phase
 
     def _show_progress(self) -> None:
         """Show the counters of the recorder on the status page."""
-        try:
+        with self.guard:
             self.recorder.push_progress()
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     @property
     def is_off(self) -> bool:
@@ -166,8 +177,8 @@ class Patches:
         problem = _opened_up(each for each in built_ins.values() if each is not None)
         are_wrapped = True
         for name, make in makes.items():
-            built_in = built_ins.get(name)
-            try:
+            built_in, is_wrapped = built_ins.get(name), False
+            with Guard(partial(self._cannot, owner, name)):  # another version than we know
                 if name not in own:
                     raise AttributeError("it is not there")
                 self.wrapped.append((owner, name))
@@ -177,9 +188,8 @@ class Patches:
                     self._undo.append(InPlace(built_in, make).undo)
                 else:
                     raise problem
-            except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
-                self._cannot(owner, name, error)
-                are_wrapped = False
+                is_wrapped = True
+            are_wrapped = are_wrapped and is_wrapped
         return are_wrapped
 
     def wrap_everywhere(self, owner: object, name: str, make: Wrap) -> bool:
@@ -201,15 +211,13 @@ class Patches:
         inherited = getattr(owner, name, None)
         if inherited is None or name in vars(owner):
             return self.wrap(owner, name, make)
-        try:
+        with Guard(partial(self._cannot, owner, name)):  # another version than we know
             ours = _OfObjects(inherited, make(inherited))
             setattr(owner, name, ours)
             self.wrapped.append((owner, name))
-        except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
-            self._cannot(owner, name, error)
-            return False
-        self._undo.append(lambda: _take_back(owner, name, ours))
-        return True
+            self._undo.append(lambda: _take_back(owner, name, ours))
+            return True
+        return False
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Replace an attribute that the owner itself has by another value."""
@@ -222,7 +230,7 @@ class Patches:
         while self._undo:
             self._undo.pop()()
 
-    def _cannot(self, owner: Any, name: str, error: Exception) -> None:  # noqa: ANN401
+    def _cannot(self, owner: object, name: str, error: Exception) -> None:
         if isinstance(owner, type):
             what = f"{owner.__module__}.{owner.__qualname__}.{name}"
         else:
@@ -232,25 +240,24 @@ class Patches:
 
 def _opened_up(functions: Iterable[BuiltinFunctionType]) -> Exception | None:
     """Make functions of C ready to be wrapped; return what is wrong."""
-    try:
+    problems: list[Exception] = []
+    with Guard(problems.append):  # another Python than we know
         open_up(functions)
-    except Exception as error:  # noqa: BLE001 (another Python than we know: not observed)
-        return error
-    return None
+    return problems[0] if problems else None
 
 
 class _OfObjects:
     """A method that comes to us from the objects of a class; the class itself shows another one."""
 
-    def __init__(self, shown: Any, function: AnyCallable) -> None:  # noqa: ANN401
+    def __init__(self, shown: object, function: AnyCallable) -> None:
         self._shown = shown
         self._function = function
 
-    def __get__(self, instance: object, owner: type) -> Any:  # noqa: ANN401
+    def __get__(self, instance: object, owner: type) -> object:
         return self._shown if instance is None else MethodType(self._function, instance)
 
 
-def _made(value: Any, make: Wrap) -> object:  # noqa: ANN401
+def _made(value: object, make: Wrap) -> object:
     """Return what is to be in the place of an attribute: of its kind, as far as that can be."""
     match value:
         case staticmethod():
@@ -260,7 +267,7 @@ def _made(value: Any, make: Wrap) -> object:  # noqa: ANN401
         case ClassMethodDescriptorType():
 
             @functools.wraps(value)
-            def method(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            def method(cls: type, *args: object, **kwargs: object) -> object:
                 return value.__get__(None, cls)(*args, **kwargs)
 
             return classmethod(make(method))

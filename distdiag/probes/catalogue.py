@@ -7,14 +7,52 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from distdiag.config import Config
 from distdiag.probes.base import Probe
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signals
+
+if TYPE_CHECKING:
+    from distdiag.probes.models.registry import LiveModels
+    from distdiag.probes.routing.passes import Biases
 
 
-class Plan(NamedTuple):
+class Wiring:
+    """What probes are made with: each of them is given the parts that it needs."""
+
+    def __init__(self, recorder: Recorder, signals: Signals, config: Config) -> None:
+        """Make the rest when it is asked for: it needs torch."""
+        self.recorder = recorder
+        self.signals = signals
+        self.config = config
+
+    @property
+    def is_light(self) -> bool:
+        """Whether only the beginning of a run is looked at closely."""
+        return self.config.profile == "light"
+
+    @cached_property
+    def models(self) -> LiveModels:
+        """The models that there are."""
+        from distdiag.probes.models.registry import LiveModels
+
+        return LiveModels()
+
+    @cached_property
+    def routing_biases(self) -> Biases:
+        """The biases by which modules choose experts."""
+        from distdiag.probes.routing.passes import Biases
+
+        return Biases()
+
+
+Make = Callable[[Wiring], Sequence[Probe]]
+
+
+class ProbeSpec(NamedTuple):
     """Probes that belong together: made and installed when all of `needs` have been imported.
 
     What needs nothing is there before the script begins.
@@ -22,20 +60,20 @@ class Plan(NamedTuple):
 
     name: str
     needs: tuple[str, ...]
-    make: Callable[[Recorder, Config], Sequence[Probe]]
+    make: Make
 
 
-def _only(module: str, probe: str) -> Callable[[Recorder, Config], Sequence[Probe]]:
-    """Make one probe that needs no more than the recorder."""
+def _only(module: str, probe: str, *signals: str) -> Make:
+    """Make one probe that needs no more than the recorder and the signals of these names."""
 
-    def make(recorder: Recorder, _: Config) -> Sequence[Probe]:
+    def make(wiring: Wiring) -> Sequence[Probe]:
         kind = getattr(importlib.import_module(f"distdiag.{module}"), probe)
-        return [kind(recorder)]
+        return [kind(wiring.recorder, *[getattr(wiring.signals, name) for name in signals])]
 
     return make
 
 
-def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
+def _collectives(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.collectives.dispatcher import DispatcherTap
     from distdiag.probes.collectives.functional import FunctionalTap
     from distdiag.probes.collectives.hooks import HookTap
@@ -43,198 +81,305 @@ def _collectives(recorder: Recorder, config: Config) -> Sequence[Probe]:
     from distdiag.probes.collectives.strict import StrictGate, own_store
     from distdiag.probes.collectives.work import WorkWatch
 
+    recorder, signals, config = wiring.recorder, wiring.signals, wiring.config
     gate = None
     if config.strict:
         gate = StrictGate(recorder.rank, config.strict_timeout_s, own_store())
-    functional = FunctionalTap(recorder)
-    taps = [kind(recorder, functional, gate) for kind in (DispatcherTap, HookTap)]
+    functional = FunctionalTap(recorder, signals.exchange_starting)
+    told = (signals.collective_recorded, signals.exchange_known)
+    taps = [kind(recorder, functional, *told, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
     tap = next((tap for tap in taps if tap.can_observe()), taps[0])
     works = WorkWatch(recorder)
-    return [functional, tap, works, CollectiveFronts(recorder, tap, works)]
+    fronts = CollectiveFronts(
+        recorder, tap, works, signals.tensors_shared, signals.exchange_starting
+    )
+    return [functional, tap, works, fronts]
 
 
-def _steps(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    from distdiag.probes.gradients.sums import GradientSumWatch
-    from distdiag.probes.losses.watch import LossWatch
-    from distdiag.probes.models.snapshot import Survey
+def _steps(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.gradients import sums
+    from distdiag.probes.losses import watch as losses
+    from distdiag.probes.models import snapshot
     from distdiag.probes.optimizers.steps import BackwardWatch, StepClock
 
-    survey = Survey(recorder, only_start=config.profile == "light")
-    if config.profile == "light":
-        return [survey, BackwardWatch(recorder, survey), StepClock(recorder, survey)]
-    losses = LossWatch(recorder, survey.own_steps)
-    followers = [BackwardWatch(recorder, survey, losses), StepClock(recorder, survey, losses)]
-    return [survey, losses, GradientSumWatch(recorder, survey.name_of), *followers]
+    recorder, signals = wiring.recorder, wiring.signals
+    survey = snapshot.Survey(
+        recorder,
+        snapshot.Moments(
+            wrapped=signals.model_wrapped,
+            cut=signals.sequence_cut,
+            shared=signals.tensors_shared,
+            saving=signals.state_saving,
+            first_forward=signals.before_first_forward,
+            before_backward=signals.before_backward,
+            backward_ended=signals.backward_ended,
+            stepping=signals.optimizer_stepping,
+            stepped=signals.optimizer_stepped,
+            started=signals.model_started,
+        ),
+        wiring.models,
+        wiring.routing_biases.has,
+        only_start=wiring.is_light,
+    )
+    clocks = [
+        BackwardWatch(
+            recorder, signals.before_backward, signals.backward_started, signals.backward_ended
+        ),
+        StepClock(
+            recorder, signals.optimizer_stepping, signals.optimizer_stepped, signals.step_ended
+        ),
+    ]
+    if wiring.is_light:
+        return [survey, *clocks]
+    loss_weights = losses.LossWatch(
+        recorder,
+        losses.Moments(
+            inputs_seen=signals.inputs_seen,
+            backward_started=signals.backward_started,
+            backward_ended=signals.backward_ended,
+            stepping=signals.optimizer_stepping,
+            step_ended=signals.step_ended,
+            aux_loss_injected=signals.aux_loss_injected,
+            aux_loss_doubted=signals.aux_loss_doubted,
+            aux_loss_used=signals.aux_loss_used,
+        ),
+        survey.own_steps,
+        wiring.models.roots,
+    )
+    gradients = sums.GradientSumWatch(
+        recorder,
+        sums.Moments(
+            exchange_known=signals.exchange_known,
+            backward_started=signals.backward_started,
+            stepping=signals.optimizer_stepping,
+            step_ended=signals.step_ended,
+        ),
+        wiring.models.roots,
+        survey.name_of,
+    )
+    return [survey, loss_weights, gradients, *clocks]
 
 
-def _random_states(recorder: Recorder, config: Config) -> Sequence[Probe]:
+def _random_states(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.random.states import RandomStates
 
-    return [RandomStates(recorder, only_start=config.profile == "light")]
+    step_ended = None if wiring.is_light else wiring.signals.step_ended
+    return [RandomStates(wiring.recorder, wiring.signals.model_started, step_ended)]
 
 
-def _poison(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    if not config.poison_empty:
+def _poison(wiring: Wiring) -> Sequence[Probe]:
+    if not wiring.config.poison_empty:
         return []
     from distdiag.probes.process.poison import PoisonedMemory
 
-    return [PoisonedMemory(recorder)]
+    return [PoisonedMemory(wiring.recorder, wiring.signals.step_ended)]
 
 
-def _verify_sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    if not config.verify_sequence:
+def _verify_sequence(wiring: Wiring) -> Sequence[Probe]:
+    if not wiring.config.verify_sequence:
         return []
-    from distdiag.probes.sequence.verify import VerifySequence
+    from distdiag.probes.sequence.verify import Moments, VerifySequence
 
-    return [VerifySequence(recorder, config.sequence)]
+    signals = wiring.signals
+    moments = Moments(signals.before_backward, signals.sequence_cut, signals.tensors_shared)
+    sequence = wiring.config.sequence
+    return [VerifySequence(wiring.recorder, sequence, moments, wiring.models.roots)]
 
 
-def _parity(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    if not config.parity_task:
+def _parity(wiring: Wiring) -> Sequence[Probe]:
+    if not wiring.config.parity_task:
         return []
     from distdiag.config.tasks import ParityTask
     from distdiag.probes.parity.recorder import ParityRecorder
 
-    return [ParityRecorder(recorder, ParityTask.read(config.parity_task))]
+    return [ParityRecorder(wiring.recorder, ParityTask.read(wiring.config.parity_task))]
 
 
-def _routing_recorder(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    if not config.routing_task:
+def _routing_recorder(wiring: Wiring) -> Sequence[Probe]:
+    if not wiring.config.routing_task:
         return []
     from distdiag.config.tasks import RoutingTask
     from distdiag.probes.routing.recorder import RoutingRecorder
 
-    return [RoutingRecorder(recorder, RoutingTask.read(config.routing_task))]
+    return [RoutingRecorder(wiring.recorder, RoutingTask.read(wiring.config.routing_task))]
 
 
-def _data(recorder: Recorder, _: Config) -> Sequence[Probe]:
-    from distdiag.probes.data.feeds import StepFeeds
+def _loads(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.checkpoints.loads import LoadWatch
+
+    return [LoadWatch(wiring.recorder, wiring.signals.state_read, wiring.models.roots)]
+
+
+def _data(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.data.feeds import Moments, StepFeeds
     from distdiag.probes.data.samplers import SamplerWatch
     from distdiag.probes.optimizers.schedules import Schedules
     from distdiag.probes.random.step_draws import StepDraws
 
-    feeds = StepFeeds(recorder)
-    samplers = SamplerWatch(recorder, feeds)
-    return [feeds, samplers, StepDraws(recorder, feeds), Schedules(recorder)]
+    recorder, signals = wiring.recorder, wiring.signals
+    feeds = StepFeeds(
+        recorder,
+        Moments(
+            forward_started=signals.forward_started,
+            forward_ended=signals.forward_ended,
+            before_backward=signals.before_backward,
+            step_ended=signals.step_ended,
+            inputs_seen=signals.inputs_seen,
+        ),
+    )
+    return [
+        feeds,
+        SamplerWatch(recorder, feeds, signals.optimizer_stepping, signals.step_ended),
+        StepDraws(recorder, feeds),
+        Schedules(recorder, signals.optimizer_stepped, signals.step_ended),
+    ]
 
 
-def _routing(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    is_light = config.profile == "light"
-    if is_light and config.routing_task:
+def _routing(wiring: Wiring) -> Sequence[Probe]:
+    config, signals = wiring.config, wiring.signals
+    if wiring.is_light and config.routing_task:
         return []  # which records all that this one would look at
-    from distdiag.probes.routing.watch import RoutingWatch
+    from distdiag.probes.routing.watch import Moments, RoutingWatch
 
-    return [RoutingWatch(recorder, config.routing.modules, is_light=is_light)]
+    moments = Moments(
+        model_started=signals.model_started,
+        before_backward=signals.before_backward,
+        step_ended=signals.step_ended,
+        collective_recorded=signals.collective_recorded,
+        aux_loss_used=signals.aux_loss_used,
+        aux_loss_injected=signals.aux_loss_injected,
+        aux_loss_doubted=signals.aux_loss_doubted,
+    )
+    named, biases = config.routing.modules, wiring.routing_biases
+    return [RoutingWatch(wiring.recorder, moments, biases, named, is_light=wiring.is_light)]
 
 
-def _sequence(recorder: Recorder, config: Config) -> Sequence[Probe]:
-    if config.profile == "light":
+def _sequence(wiring: Wiring) -> Sequence[Probe]:
+    if wiring.is_light:
         return []
-    from distdiag.probes.sequence.probe import SequenceProbe
+    from distdiag.probes.sequence.probe import Moments, SequenceProbe
 
-    return [SequenceProbe(recorder)]
+    signals = wiring.signals
+    moments = Moments(
+        inputs_seen=signals.inputs_seen,
+        exchange_starting=signals.exchange_starting,
+        before_backward=signals.before_backward,
+        step_ended=signals.step_ended,
+    )
+    return [SequenceProbe(wiring.recorder, moments)]
 
 
 _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
-PLANS: Final = (
-    Plan("files", (), _only("probes.files.probe", "FileWatch")),
-    Plan("store-calls", ("torch", _C10D), _only("probes.collectives.store_calls", "StoreCalls")),
-    Plan("process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")),
-    Plan("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnWatch")),
-    Plan("collectives", ("torch", _C10D), _collectives),
-    Plan("steps", ("torch",), _steps),
-    Plan("random-states", ("torch",), _random_states),
-    Plan(
+PROBES: Final = (
+    ProbeSpec("files", (), _only("probes.files.probe", "FileWatch", "before_sync")),
+    ProbeSpec(
+        "store-calls", ("torch", _C10D), _only("probes.collectives.store_calls", "StoreCalls")
+    ),
+    ProbeSpec(
+        "process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")
+    ),
+    ProbeSpec("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnWatch")),
+    ProbeSpec("collectives", ("torch", _C10D), _collectives),
+    ProbeSpec("steps", ("torch",), _steps),
+    ProbeSpec("random-states", ("torch",), _random_states),
+    ProbeSpec(
         "random-draws",
         ("torch", "torch.distributed.tensor._random"),
         _only("probes.random.draws", "RandomDraws"),
     ),
-    Plan("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
-    Plan("verify-sequence", ("torch", _C10D), _verify_sequence),
-    Plan("parity", ("torch",), _parity),
-    Plan("routing-recorder", ("torch",), _routing_recorder),
-    Plan("save", ("torch",), _only("probes.process.phases", "SaveWatch")),
-    Plan(
+    ProbeSpec("poison-empty", ("torch", "torch.utils.deterministic"), _poison),
+    ProbeSpec("verify-sequence", ("torch", _C10D), _verify_sequence),
+    ProbeSpec("parity", ("torch",), _parity),
+    ProbeSpec("routing-recorder", ("torch",), _routing_recorder),
+    ProbeSpec("save", ("torch",), _only("probes.process.phases", "SaveWatch", "state_saving")),
+    ProbeSpec(
         "dataloader",
         ("torch", "torch.utils.data.dataloader"),
         _only("probes.process.phases", "DataLoaderWatch"),
     ),
-    Plan("routing", ("torch",), _routing),
-    Plan("sequence", ("torch", _C10D), _sequence),
-    Plan("data", ("torch", "torch.utils.data.dataloader"), _data),
-    Plan(
+    ProbeSpec("routing", ("torch",), _routing),
+    ProbeSpec("sequence", ("torch", _C10D), _sequence),
+    ProbeSpec("data", ("torch", "torch.utils.data.dataloader"), _data),
+    ProbeSpec(
         "sharded-forwards",
         (
             "torch",
             "torch.distributed.fsdp",
             "torch.distributed.fsdp._fully_shard._fsdp_state",
         ),
-        _only("probes.models.sharding_moments", "ShardedForwards"),
+        _only(
+            "probes.models.sharding_moments", "ShardedForwards", "forward_started", "forward_ended"
+        ),
     ),
-    Plan(
+    ProbeSpec(
         "sharding-context",
         ("torch", "torch.distributed.fsdp._fully_shard._fsdp_param_group"),
         _only("probes.collectives.sharding_context", "ShardingContext"),
     ),
-    Plan(
+    ProbeSpec(
         "parallel-moments",
         ("torch", "torch.distributed.tensor.parallel"),
-        _only("probes.models.parallel_moments", "ParallelMoments"),
+        _only("probes.models.parallel_moments", "ParallelMoments", "model_wrapped"),
     ),
-    Plan(
+    ProbeSpec(
         "parallelize-plans",
         ("torch", "torch.distributed.tensor.parallel"),
-        _only("probes.models.parallelize_plans", "ParallelizePlans"),
+        _only("probes.models.parallelize_plans", "ParallelizePlans", "step_ended"),
     ),
-    Plan(
+    ProbeSpec(
         "sequence-buffers",
         ("torch", "torch.distributed.tensor.experimental"),
-        _only("probes.sequence.buffers", "SequenceBuffers"),
+        _only("probes.sequence.buffers", "SequenceBuffers", "sequence_cut"),
     ),
-    Plan(
+    ProbeSpec(
         "veomni-plans",
         ("torch", "veomni.distributed.parallel_plan"),
         _only("frameworks.veomni", "VeOmniPlans"),
     ),
-    Plan(
+    ProbeSpec(
         "transformers-plans",
         ("torch", "transformers.modeling_utils"),
         _only("frameworks.transformers", "TransformersPlans"),
     ),
-    Plan(
+    ProbeSpec(
         "partial-reads",
         ("torch", "torch.distributed.tensor"),
-        _only("probes.models.partial_reads", "PartialReads"),
+        _only("probes.models.partial_reads", "PartialReads", "tensors_shared", "step_ended"),
     ),
-    Plan(
+    ProbeSpec(
         "sharding-moments",
         (
             "torch",
             "torch.distributed.fsdp",
             "torch.distributed.fsdp._fully_shard._fsdp_state",
         ),
-        _only("probes.models.sharding_moments", "ShardingMoments"),
+        _only(
+            "probes.models.sharding_moments",
+            "ShardingMoments",
+            "model_wrapped",
+            "before_first_forward",
+        ),
     ),
-    Plan(
+    ProbeSpec(
         "checkpoint",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
         _only("probes.process.phases", "CheckpointWatch"),
     ),
-    Plan(
+    ProbeSpec(
         "compile",
         ("torch", "torch._dynamo.callback"),
         _only("probes.process.phases", "CompileWatch"),
     ),
-    Plan("loads", ("torch",), _only("probes.checkpoints.loads", "LoadWatch")),
-    Plan(
+    ProbeSpec("loads", ("torch",), _loads),
+    ProbeSpec(
         "rank-states",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
-        _only("probes.checkpoints.rank_states", "RankStates"),
+        _only("probes.checkpoints.rank_states", "RankStates", "state_read"),
     ),
-    Plan(
+    ProbeSpec(
         "evaluation-gathers",
         ("torch", "accelerate.accelerator", "accelerate.data_loader"),
         _only("frameworks.accelerate", "EvaluationGathers"),

@@ -1,7 +1,4 @@
-"""The guard through which the program enters every part of a probe that looks at torch.
-
-It keeps what happens within out of the program's sight, and an exception away from it.
-"""
+"""The guard of probes that look at torch: what happens within is out of the program's sight."""
 
 from __future__ import annotations
 
@@ -14,19 +11,21 @@ import torch
 
 from distdiag.probes.base import Probe
 from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.record.guard import Guard
 
 _P = TypeVar("_P", bound=Probe)
+_T = TypeVar("_T")
 _Args = ParamSpec("_Args")
 
 
-class guard:
-    """Runs a part of a probe out of sight, and hands what it raises to `fail`."""
+class guard(Guard):
+    """Runs a part of a probe out of sight, and hands what it raises to `fail`; for one block."""
 
-    __slots__ = ("_fail", "_hidden")
+    __slots__ = ("_hidden",)
 
-    def __init__(self, fail: Callable[[Exception], None]) -> None:
+    def __init__(self, fail: Callable[[Exception], object]) -> None:
         """Tell `fail`, which is that of the probe."""
-        self._fail = fail
+        super().__init__(fail)
         self._hidden = out_of_sight()
 
     def __enter__(self) -> None:
@@ -39,27 +38,25 @@ class guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Go back to the program's part; only what is no `Exception` gets out."""
+        """Go back to the program's part."""
         self._hidden.__exit__(kind, error, trace)
-        if not isinstance(error, Exception):
-            return False
-        self._fail(error)
-        return True
+        return super().__exit__(kind, error, trace)
 
 
 def guarded(
-    method: Callable[Concatenate[_P, _Args], None],
-) -> Callable[Concatenate[_P, _Args], None]:
-    """Let a method of a probe run within the guard, while the probe is on.
+    method: Callable[Concatenate[_P, _Args], _T],
+) -> Callable[Concatenate[_P, _Args], _T | None]:
+    """Let a method of a probe run within the guard, while the probe is on; else return None.
 
     Nothing of it becomes a part of a graph that is compiled.
     """
 
     @functools.wraps(method)
-    def call(self: _P, /, *args: _Args.args, **kwargs: _Args.kwargs) -> None:
+    def call(self: _P, /, *args: _Args.args, **kwargs: _Args.kwargs) -> _T | None:
         if torch.compiler.is_compiling() or self.is_off:
-            return
+            return None
         with guard(self.fail):
-            method(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
+        return None
 
     return call

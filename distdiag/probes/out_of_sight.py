@@ -31,7 +31,7 @@ reading_attributes: Final = torch._C.DisableTorchFunction
 """Hides reads such as `tensor.shape` only, where microseconds count and nothing is computed."""
 
 
-def _hidden_keys() -> Any:  # noqa: ANN401
+def _hidden_keys() -> torch._C.DispatchKeySet:
     """Return the dispatch keys above the kernels of devices, but for lazy conjugates and signs."""
     keys = torch._C._dispatch_keyset_full()
     keys -= torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)

@@ -6,6 +6,8 @@ import traceback
 from types import TracebackType
 from typing import Final
 
+from distdiag.record.guard import Guard, WideGuard
+
 # Texts that are cut in their middle: an exception is told at the end of its traceback.
 
 LONGEST_TRACEBACK: Final = 6_000
@@ -46,18 +48,18 @@ def plain(text: str) -> str:
 
 def message_of(error: BaseException) -> str:
     """Return the message of an exception, or why it cannot be shown."""
-    try:
+    problems: list[BaseException] = []
+    with WideGuard(problems.append):  # its own code may raise what it likes
         return plain(str(error))
-    except BaseException as problem:  # noqa: BLE001 (its own code: it may raise what it likes)
-        return f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
+    return f"(its message cannot be shown: __str__ raised {type(problems[0]).__name__})"
 
 
 def traceback_of(error: BaseException, trace: TracebackType | None, length: int) -> str:
     """Return the traceback as Python prints it, with huge messages and the middle left out."""
-    try:
+    problems: list[Exception] = []
+    with Guard(problems.append):  # causes, notes and names may be of any kind
         parts = traceback.format_exception(type(error), error, trace)
-    except Exception as problem:  # noqa: BLE001 (causes, notes and names may be of any kind)
-        place = "".join(traceback.format_tb(trace))
-        return shortened(plain(f"{place}(no more can be shown: {type(problem).__name__})"), length)
-    # A message is one part, and a frame with its source another: no message pushes frames out.
-    return shortened("".join(shortened(plain(part), _LONGEST_PART) for part in parts), length)
+        # A message is one part, and a frame with its source another: no message pushes frames out.
+        return shortened("".join(shortened(plain(part), _LONGEST_PART) for part in parts), length)
+    place = "".join(traceback.format_tb(trace))
+    return shortened(plain(f"{place}(no more can be shown: {type(problems[0]).__name__})"), length)

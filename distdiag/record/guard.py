@@ -1,11 +1,55 @@
-"""Runs the parts of distdiag whose failure must not end the script, and says what failed."""
+"""The guard around all parts of distdiag whose failure must not reach the program.
+
+`except Exception` is spelt out here, as a question to what a block raised, and nowhere else: a
+guard knows who is to be told, and lets everything through that is no `Exception`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, ClassVar
 
 from distdiag.events.errors import DistdiagError
+
+
+class Guard:
+    """Hands what a block raises to `fail`, and lets the program go on behind the block.
+
+    It keeps nothing of a block: one guard serves all threads, and blocks may nest. `fail` may raise
+    what belongs to the program.
+    """
+
+    __slots__ = ("_fail",)
+    kinds: ClassVar[type[BaseException]] = Exception
+
+    def __init__(self, fail: Callable[[Any], object]) -> None:
+        """Tell `fail` what was raised; in a probe that switches it off."""
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        """Begin our part."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Go back to the program's part."""
+        if error is None or not isinstance(error, self.kinds):
+            return False
+        self._fail(error)
+        return True
+
+
+class WideGuard(Guard):
+    """A guard that lets nothing through: for code of the program's that only shows a value."""
+
+    __slots__ = ()
+    kinds = BaseException
 
 
 def warn(message: str) -> None:
@@ -24,8 +68,6 @@ def unobserved(purpose: str, error: Exception) -> None:
 
 
 def guarded(action: Callable[[], None], purpose: str) -> None:
-    """Run a part of the tool whose failure must not end the script."""
-    try:
+    """Run a part of the tool; should it fail, say so to the user, and let the script go on."""
+    with Guard(partial(unobserved, purpose)):
         action()
-    except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
-        unobserved(purpose, error)

@@ -146,8 +146,8 @@ class Mapping:
         """Let go of the memory with the last one who has it."""
         try:
             self.close()
-        except Exception:  # noqa: BLE001 (it was never mapped, or the interpreter ends)
-            return
+        except (AttributeError, BufferError, TypeError):
+            return  # it was never mapped, or the interpreter ends
 
 
 class KeptDescriptor:

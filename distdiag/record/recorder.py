@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from time import monotonic_ns
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from distdiag.events.base import CallSite, Event, Frame, Phase
 from distdiag.events.collectives import GroupCreated, ProcessGroup, Signature
 from distdiag.events.files import FileAction, HostSynced, StoreCall
 from distdiag.events.lifecycle import Finished
 from distdiag.record.event_file import NO_PLACE, EventWriter
+from distdiag.record.signals import Signal
 from distdiag.record.status_page import EVENTS_STOPPED, StatusPage
 from distdiag.record.thread_context import Here
 from distdiag.record.wire import (
@@ -30,73 +29,6 @@ from distdiag.record.wire import (
     DefineSite,
     encode,
 )
-
-# The moments of a run that one probe sees and others want to know of.
-
-
-@dataclass(eq=False)
-class Moments:
-    """Who is called at each moment; None or an empty list if nobody wants to know."""
-
-    before_sync: Callable[[], None] | None = None
-    """Called before an event that orders what this rank did for other ranks, or they for it."""
-    after_wrap: Callable[[Any], None] | None = None
-    """Called with modules when FSDP2 has wrapped them."""
-    on_start: list[Callable[[Any], None]] = field(default_factory=list)
-    """Called with each model that begins."""
-    on_share: list[Callable[[], None]] = field(default_factory=list)
-    """Called before each all-reduce or broadcast of the program."""
-    on_exchange: Callable[[str, Any, Any, int, FrameType], None] | None = None
-    """Called before a collective or message that may bring an activation to other ranks, with its
-    name, what is given to it, the process group, the rank in it that gets a message, and the frame
-    of the call."""
-    on_step: list[Callable[[], None]] = field(default_factory=list)
-    """Called after each step."""
-    stepped: Callable[[], object] = lambda: None
-    """Returns the optimizer that stepped last, if it is still there."""
-    before_model: Callable[[Any, object], bool] | None = None
-    """Called with a wrapped model and its inputs; says whether it is the outermost one."""
-    after_model: Callable[[object], None] | None = None
-    """Called with the output when the forward pass of the outermost wrapped model is over."""
-    on_given: list[Callable[[object], None]] = field(default_factory=list)
-    """Called with batches of loaders, and with what models are given in training that are wrapped,
-    or whose attention works on sequences that ranks share."""
-    on_backward: list[Callable[[], None]] = field(default_factory=list)
-    """Called before each backward pass."""
-    on_balanced: list[Callable[[list[str]], None]] = field(default_factory=list)
-    """Called with the layers of whose scores a term of a loss is made, before its pass."""
-    doubts_balance: Callable[[], bool] = lambda: False
-    """Says whether a balancing loss was computed in this step that was never used so far."""
-    on_injected: list[Callable[[object], None]] = field(default_factory=list)
-    """Called with the node of a balancing loss that a function of the program was given beside a
-    tensor that it passes on."""
-    on_graph: list[Callable[[object], None]] = field(default_factory=list)
-    """Called with what a backward pass starts from, before it does."""
-    on_update: list[Callable[[object], None]] = field(default_factory=list)
-    """Called with each optimizer that is about to step."""
-    has_exchanged: bool = False
-    """Whether the program has ever issued an all-to-all, or gathered parts of activations."""
-    before_share: Callable[[object, object], None] | None = None
-    """Called with the tensors of an all-reduce or a broadcast, and the process group."""
-    after_call: Callable[[int, str], None] | None = None
-    """Called when a collective was written down, with its event number and operation."""
-    before_save: Callable[[object, FrameType], None] | None = None
-    """Called with what `torch.save` is given."""
-    before_forward: Callable[[], None] | None = None
-    """Called when a sharded model is about to be used for the first time."""
-    live_models: Callable[[], list[Any]] | None = None
-    """Returns the models that there are, the oldest first."""
-    after_read: Callable[[Any, FrameType], None] | None = None
-    """Called with a state dict into which a distributed checkpoint was read."""
-    is_routing_bias: Callable[[Any, str], bool] = lambda *_: False
-    """Says of a module and a name whether that is a bias by which it chooses experts."""
-    cutting_mesh: object = None
-    """The mesh over which torch's context parallelism cut last."""
-    is_cut: Callable[[object], bool] = lambda _: False
-    """Says whether a tensor is cut along a sequence, so that each rank holds a part of it."""
-
-
-# ---
 
 _SYNCS: Final = frozenset({GroupCreated, StoreCall, HostSynced, Finished})
 
@@ -142,19 +74,24 @@ class Tables:
         self.sites: dict[Hashable, Site] = {}
 
 
-class Recorder(Moments):
+class Recorder:
     """Appends the events of one rank to its event file and keeps its status page."""
 
     def __init__(
-        self, folder: Path, rank: int, page: StatusPage, *, main_script: str | None = None
+        self,
+        folder: Path,
+        rank: int,
+        page: StatusPage,
+        *,
+        main_script: str | None = None,
+        before_sync: Signal[[]] | None = None,
     ) -> None:
-        """Create the event file.
+        """Create the event file; `before_sync` is told of events that order what ranks do.
 
         Raises:
             OSError: there is no room for it.
 
         """
-        super().__init__()
         self.rank = rank
         self.folder = folder
         self.step = 0
@@ -169,7 +106,9 @@ class Recorder(Moments):
         self.tables = Tables()
         self.phase = Phase.STARTING
         self.backward: tuple[Hashable, tuple[Frame, ...]] | None = None
+        """From where the backward pass that runs was called, as a key and as frames."""
         self._page = page
+        self._before_sync = before_sync or Signal()
         self._seqs = count()
         self._numbers = count()
         # The number of the last call and the place of its mark, as one value for all threads.
@@ -234,8 +173,8 @@ class Recorder(Moments):
         `group`, `signature` and `site` are numbers of definitions; `thread` is None in the main
         thread.
         """
-        if self.before_sync is not None:
-            self.before_sync()
+        if self._before_sync.subscribers:
+            self._before_sync.emit()
         seq = next(self._seqs)
         self.num_events = seq + 1
         now_ns, step = monotonic_ns(), self.step
@@ -266,8 +205,8 @@ class Recorder(Moments):
 
     def state(self, call: int, name: str) -> None:
         """Write down that the call with this event number went on."""
-        if self.before_sync is not None:
-            self.before_sync()
+        if self._before_sync.subscribers:
+            self._before_sync.emit()
         seq = next(self._seqs)
         self.num_events = seq + 1
         state = _STATE_NUMBERS[name]
@@ -286,14 +225,15 @@ class Recorder(Moments):
         )
         return seq
 
-    def event(self, kind: type[Event], **fields: Any) -> int:  # noqa: ANN401
+    def event(self, kind: type[Event], **fields: object) -> int:
         """Write down one of the rarer events; return its event number."""
-        if self.before_sync is not None and kind in _SYNCS:
-            self.before_sync()
+        if self._before_sync.subscribers and kind in _SYNCS:
+            self._before_sync.emit()
         seq = next(self._seqs)
         self.num_events = seq + 1
         fields.setdefault("step", self.step)
-        event = kind(rank=self.rank, seq=seq, time_ns=monotonic_ns(), **fields)
+        make: Callable[..., Event] = kind
+        event = make(rank=self.rank, seq=seq, time_ns=monotonic_ns(), **fields)
         self._writer.append(encode(event))
         return seq
 

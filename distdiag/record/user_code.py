@@ -10,23 +10,103 @@ from pathlib import Path
 from typing import Final
 
 FRAMEWORKS: Final = frozenset(
-    """
-    accelerate apex bitsandbytes colossalai composer datasets deepspeed diffusers evaluate
-    fairscale flash_attn horovod huggingface_hub ignite lightning lightning_fabric megatron
-    megatron_core nemo optimum peft pytorch_lightning ray safetensors sentence_transformers
-    sglang timm torchao torchaudio torchdata torchft torchmetrics torchtitan torchtune
-    torchvision transformer_engine transformers trl unsloth veomni verl vllm xformers
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "accelerate",
+        "apex",
+        "bitsandbytes",
+        "colossalai",
+        "composer",
+        "datasets",
+        "deepspeed",
+        "diffusers",
+        "evaluate",
+        "fairscale",
+        "flash_attn",
+        "horovod",
+        "huggingface_hub",
+        "ignite",
+        "lightning",
+        "lightning_fabric",
+        "megatron",
+        "megatron_core",
+        "nemo",
+        "optimum",
+        "peft",
+        "pytorch_lightning",
+        "ray",
+        "safetensors",
+        "sentence_transformers",
+        "sglang",
+        "timm",
+        "torchao",
+        "torchaudio",
+        "torchdata",
+        "torchft",
+        "torchmetrics",
+        "torchtitan",
+        "torchtune",
+        "torchvision",
+        "transformer_engine",
+        "transformers",
+        "trl",
+        "unsloth",
+        "veomni",
+        "verl",
+        "vllm",
+        "xformers",
+    }
 )
 """Import names of training frameworks: the caller of their functions is the one to look at."""
 
 LIBRARIES: Final = frozenset(
-    """
-    _pytest absl aiohttp click dill distutils einops filelock fire fsspec functorch h5py httpx hydra
-    ignite jax joblib msgspec multiprocess numpy omegaconf packaging pandas pkg_resources pluggy
-    psutil py_spy pyarrow pytest requests rich scipy setuptools sklearn sympy tensorboard tokenizers
-    torch torchgen tqdm triton typer typing_extensions urllib3 wandb yaml
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "_pytest",
+        "absl",
+        "aiohttp",
+        "click",
+        "dill",
+        "distutils",
+        "einops",
+        "filelock",
+        "fire",
+        "fsspec",
+        "functorch",
+        "h5py",
+        "httpx",
+        "hydra",
+        "ignite",
+        "jax",
+        "joblib",
+        "msgspec",
+        "multiprocess",
+        "numpy",
+        "omegaconf",
+        "packaging",
+        "pandas",
+        "pkg_resources",
+        "pluggy",
+        "psutil",
+        "py_spy",
+        "pyarrow",
+        "pytest",
+        "requests",
+        "rich",
+        "scipy",
+        "setuptools",
+        "sklearn",
+        "sympy",
+        "tensorboard",
+        "tokenizers",
+        "torch",
+        "torchgen",
+        "tqdm",
+        "triton",
+        "typer",
+        "typing_extensions",
+        "urllib3",
+        "wandb",
+        "yaml",
+    }
 )
 """Import names of torch and of libraries that never are where a distributed fault lies."""
 

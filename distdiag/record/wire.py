@@ -127,7 +127,7 @@ def plain(value: object) -> list[int] | str:
     raise NotImplementedError(f"{type(value).__name__} has no wire form")
 
 
-def decode_rank_set(kind: type, value: Any) -> object:  # noqa: ANN401
+def decode_rank_set(kind: type, value: object) -> object:
     """Return a set of ranks from its form on the wire."""
     return kind(msgspec.convert(value, tuple[int, ...]))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distdiag.probes.catalogue import PLANS
+from distdiag.probes.catalogue import PROBES as SPECS
 from tests.integration.launch import Launch, Outcome, run_plain, with_report
 
 SCRIPT = Path(__file__).with_name("injected.py")
@@ -73,7 +73,7 @@ def test_a_failure_inside_the_tool_changes_nothing_and_is_reported(what, start, 
         assert any(what in f["subjects"] or what in f["message"] for f in disabled)
 
 
-def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one_rank():
+def test_every_spec_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one_rank():
     # The files probe is there before any script is; tests/probes/files/test_files.py makes it fail.
     alone = {"sharding-context", "checkpoint", "compile", "files"}
     alone |= {"sharding-moments", "parallel-moments", "partial-reads", "poison-empty"}
@@ -89,4 +89,4 @@ def test_every_plan_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"data"}  # of which each probe is made to fail
     alone |= {"parity"}  # an active mode: what goes wrong there ends the comparison
     alone |= {"routing-recorder"}  # the same
-    assert {plan.name for plan in PLANS} <= {*PROBES, *alone}
+    assert {spec.name for spec in SPECS} <= {*PROBES, *alone}

@@ -4,21 +4,22 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distdiag.config import Config, Profile
+from distdiag.config import Config
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, CollectiveState
 from distdiag.events.files import FileAccess, FileClosed
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PLANS
+from distdiag.probes.catalogue import PROBES, Wiring
 from distdiag.probes.process.exceptions import ExceptionWatch
 from distdiag.record.event_reader import EventReader
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signals
 from distdiag.record.status_page import StatusPage
 from distdiag.record.wire import Canon, EventDecoder
 
@@ -29,17 +30,26 @@ E = TypeVar("E", bound=Event)
 class Observed:
     """A recorder with probes, and what they have written so far."""
 
-    recorder: Recorder
+    wiring: Wiring
     folder: Path
     probes: list[Probe] = field(default_factory=list)
 
-    def install(self, *names: str, profile: Profile = "standard") -> list[Probe]:
-        """Install the probes of these plans; if none is named, all that nothing is missing for."""
-        there = [plan for plan in PLANS if sys.modules.keys() >= set(plan.needs)]
-        plans = [plan for plan in PLANS if plan.name in names] if names else there
-        made = [
-            probe for plan in plans for probe in plan.make(self.recorder, Config(profile=profile))
-        ]
+    @property
+    def recorder(self) -> Recorder:
+        """What the probes write with."""
+        return self.wiring.recorder
+
+    @property
+    def signals(self) -> Signals:
+        """What the probes tell each other by."""
+        return self.wiring.signals
+
+    def install(self, *names: str, **config: Any) -> list[Probe]:
+        """Install the probes of these names; if none is named, all that nothing is missing for."""
+        there = [spec for spec in PROBES if sys.modules.keys() >= set(spec.needs)]
+        specs = [spec for spec in PROBES if spec.name in names] if names else there
+        self.wiring.config = Config(**config)
+        made = [probe for spec in specs for probe in spec.make(self.wiring)]
         if not names:
             made.append(ExceptionWatch(self.recorder, after_raise=lambda: None))
         for probe in made:
@@ -92,7 +102,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def observed(tmp_path: Path) -> Iterator[Observed]:
     page = StatusPage(tmp_path / "rank-0.status")
-    result = Observed(Recorder(tmp_path, 0, page, main_script=__file__), tmp_path)
+    signals = Signals()
+    recorder = Recorder(tmp_path, 0, page, main_script=__file__, before_sync=signals.before_sync)
+    result = Observed(Wiring(recorder, signals, Config()), tmp_path)
     yield result
     result.uninstall()
 

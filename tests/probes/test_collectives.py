@@ -19,9 +19,8 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distdiag.config import Config
 from distdiag.events.lifecycle import ProbeDisabled, TorchLoaded
-from distdiag.probes.catalogue import PLANS
+from distdiag.probes.catalogue import PROBES
 from distdiag.probes.collectives.operators import OPS
 from tests.probes.conftest import Observed
 
@@ -302,11 +301,11 @@ def test_a_group_is_not_kept_alive(observed: Observed, fake_group: None) -> None
     assert group() is None
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+@pytest.mark.parametrize("spec", PROBES, ids=lambda spec: spec.name)
 def test_a_probe_that_cannot_be_installed_is_reported_and_harms_nothing(
-    plan: Any, observed: Observed, fake_group: None, monkeypatch: pytest.MonkeyPatch
+    spec: Any, observed: Observed, fake_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = plan.make(observed.recorder, Config())
+    made = spec.make(observed.wiring)
 
     def explode() -> None:
         raise RuntimeError("injected")

@@ -27,15 +27,16 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.checkpoints.model_loads import ModelLoads, Outcome, outcome_of, refusal_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.modules import Slot, clean_name, slots_of
+from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.tensor_plans import address_of, local_part
 from distdiag.probes.models.wrappers import unwrapped
-from distdiag.probes.optimizers.state import parameters_of
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.bytes import is_readable, sample
 from distdiag.probes.tensors.content import Content, Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 # Which parts of a checkpoint reached the optimizers before they stepped for the first time.
 
@@ -397,12 +398,18 @@ class LoadWatch(Probe):
 
     name: ClassVar[str] = "loads"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Know of no load yet."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        state_read: Signal[Any, FrameType],
+        models: Callable[[], list[nn.Module]],
+    ) -> None:
+        """Know of no load yet; `models` returns those that there are."""
         super().__init__(recorder)
+        self._state_read = state_read
         self._loads = ModelLoads()
-        self._wasted = WastedLoads(self._loads, self._roots)
-        self._resumes = Resumes(self._loads, self._roots)
+        self._wasted = WastedLoads(self._loads, models)
+        self._resumes = Resumes(self._loads, models)
         self._inside = _Inside()
         self._handles: list[Any] = []
         self._num_settled = 0
@@ -416,7 +423,7 @@ class LoadWatch(Probe):
             if is_kind and "load_state_dict" in vars(kind):
                 self._tell_after(kind, self._scheduled)
         self._patches.wrap_everywhere(torch.serialization, "load", self._around_read)
-        self.recorder.after_read = self._read
+        self._subscribe(self._state_read, self._read)
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
 
@@ -425,10 +432,6 @@ class LoadWatch(Probe):
         super().uninstall()
         while self._handles:
             self._handles.pop().remove()
-
-    def _roots(self) -> list[nn.Module]:
-        live = self.recorder.live_models
-        return [] if live is None else live()
 
     def _site(self, frame: FrameType) -> CallSite:
         return CallSite(frames_of(frame, self.recorder.main_script))
@@ -439,7 +442,7 @@ class LoadWatch(Probe):
         inside = self._inside
 
         @wrap_like(original)
-        def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def load_state_dict(*args: object, **kwargs: object) -> object:
             if self.is_off or inside.depth or torch.compiler.is_compiling():
                 return original(*args, **kwargs)
             inside.depth += 1
@@ -474,7 +477,7 @@ class LoadWatch(Probe):
     def _tell_after(self, kind: type, tell: Callable[..., None]) -> None:
         def telling(original: AnyCallable) -> AnyCallable:
             @wrap_like(original)
-            def load_state_dict(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            def load_state_dict(*args: object, **kwargs: object) -> object:
                 result = original(*args, **kwargs)
                 tell(*_arguments(*args, **kwargs))
                 return result
@@ -493,7 +496,7 @@ class LoadWatch(Probe):
 
     def _around_read(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def load(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def load(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
             self._opened(result)
             return result
@@ -532,7 +535,7 @@ class LoadWatch(Probe):
 
 
 def _arguments(
-    self: Any,  # noqa: ANN401
+    self: object,
     state_dict: object = None,
     *_: object,
     **__: object,

@@ -21,7 +21,9 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of, is_own_file
 from distdiag.probes.guard import guard
 from distdiag.probes.tensors.content import contents
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 _DEEPEST: Final = 8
 _MOST_ENTRIES: Final = 2_000
@@ -39,9 +41,10 @@ class RankStates(Probe):
 
     name: ClassVar[str] = "rank-states"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Nothing was saved yet."""
+    def __init__(self, recorder: Recorder, read: Signal[object, FrameType]) -> None:
+        """Nothing was saved yet; `read` is told of what is read."""
         super().__init__(recorder)
+        self._read = read
         self._call = _Call()
         self._saved: dict[str, dict[str, StateEntry]] = {}
         self._counts: dict[tuple[int, ...], int] = {}
@@ -60,7 +63,7 @@ class RankStates(Probe):
         call = self._call
 
         @wrap_like(original)
-        def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def save(*args: object, **kwargs: object) -> object:
             if self.is_off or call.now is not None:
                 return original(*args, **kwargs)
             call.now = self._described(kwargs, sys._getframe(1))
@@ -74,7 +77,7 @@ class RankStates(Probe):
     def _described(
         self, kwargs: dict[str, Any], frame: FrameType | None
     ) -> tuple[tuple[int, ...], str, FrameType] | None:
-        try:
+        with self.guard:
             while frame is not None and is_own_file(frame.f_code.co_filename):
                 frame = frame.f_back
             if frame is None or str(frame.f_globals.get("__name__")).startswith(_DCP):
@@ -85,13 +88,11 @@ class RankStates(Probe):
             members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
             writer = kwargs.get("storage_writer")
             return members, _place(kwargs.get("checkpoint_id"), writer), frame
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
-            return None
+        return None
 
     def _after(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def collect(state_dict: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def collect(state_dict: Untyped, *args: object, **kwargs: object) -> object:
             result = original(state_dict, *args, **kwargs)
             call = self._call.now
             if not self.is_off and call is not None:
@@ -130,11 +131,10 @@ class RankStates(Probe):
 
     def _around_load(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def load(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def load(*args: Untyped, **kwargs: Untyped) -> object:
             result = original(*args, **kwargs)
-            after_read = self.recorder.after_read
-            if after_read is not None:
-                after_read(args[0] if args else kwargs.get("state_dict"), sys._getframe(1))
+            if self._read.subscribers:
+                self._read.emit(args[0] if args else kwargs.get("state_dict"), sys._getframe(1))
             if not self.is_off and self._saved:
                 with guard(self.fail):
                     self._compare(*args[:2], frame=sys._getframe(1), **kwargs)

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch._C import DispatchKey
 from torch._C._distributed_c10d import HashStore as _HashStore
 
-from distdiag.events.errors import CollectiveMismatchError
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.call_sites import find_site
 from distdiag.probes.collectives.functional import KEY, FunctionalTap
@@ -26,8 +25,10 @@ from distdiag.probes.collectives.operators import ASYNC_MESSAGES, OPS, Layout
 from distdiag.probes.collectives.strict import StrictGate
 from distdiag.probes.collectives.tap import Tap, TapError
 from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
+from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import ISSUED, WAITED
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
 
 Kernel = Callable[..., Any]
@@ -40,10 +41,15 @@ class DispatcherTap(Tap):
     """Registers a kernel for each operator of the namespace ``c10d``."""
 
     def __init__(
-        self, recorder: Recorder, functional: FunctionalTap, gate: StrictGate | None = None
+        self,
+        recorder: Recorder,
+        functional: FunctionalTap,
+        recorded: Signal[int, str],
+        exchange_known: Signal[[]],
+        gate: StrictGate | None = None,
     ) -> None:
         """Register nothing yet."""
-        super().__init__(recorder, functional, gate)
+        super().__init__(recorder, functional, recorded, exchange_known, gate)
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
         self._library: Any = None
         self._engaging = threading.Lock()
@@ -63,7 +69,7 @@ class DispatcherTap(Tap):
         redispatch = torch.ops.c10d.allreduce_.default._handle.redispatch_boxed
         seen: list[bool] = []
 
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
             seen.append(True)
             return redispatch(keyset & self._after, *args, **kwargs)
 
@@ -90,17 +96,19 @@ class DispatcherTap(Tap):
         if self._library is not None or self.is_off or not self._engaging.acquire(blocking=False):
             return
         try:
-            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-            for name in OPS:
-                op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
-                if op is not None:
-                    kernel = self._kernel(Layout(name, op._schema), op)
-                    library.impl(name, kernel, KEY, with_keyset=True)
-            self._library = library
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
+            with self.guard:
+                self._library = self._kernels()
         finally:
             self._engaging.release()
+
+    def _kernels(self) -> object:
+        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for name in OPS:
+            op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+            if op is not None:
+                kernel = self._kernel(Layout(name, op._schema), op)
+                library.impl(name, kernel, KEY, with_keyset=True)
+        return library
 
     def uninstall(self) -> None:
         """Take the kernels out of the dispatcher."""
@@ -109,28 +117,23 @@ class DispatcherTap(Tap):
             self._library._destroy()
             self._library = None
 
-    def _kernel(self, layout: Layout, op: Any) -> Kernel:  # noqa: ANN401
+    def _kernel(self, layout: Layout, op: Untyped) -> Kernel:
         # Looked up here once: each attribute costs in a place where microseconds count.
         after, before = self._after, self._before
-        mark, failed = self.mark, self.failed
+        mark, failed, guard = self.mark, self.failed, self.guard
         redispatch = op._handle.redispatch_boxed
         recorder, here = self.recorder, self.recorder.here
         returns_late = layout.is_async is None and not layout.spec.is_message
 
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             call: int | None = None
             context = here.context
             if context.is_recorded:
                 context.is_recorded = False
             elif not self.off and not recorder.closed:
-                try:
-                    with reading_attributes():
-                        given = layout.bind(args, kwargs) if kwargs else args
-                        call = before(context, layout, given)
-                except CollectiveMismatchError:
-                    raise
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
+                with guard, reading_attributes():
+                    given = layout.bind(args, kwargs) if kwargs else args
+                    call = before(context, layout, given)
             if call is None:
                 return redispatch(keyset & after, *args, **kwargs)
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -14,7 +14,9 @@ from distdiag.probes.base import Probe
 from distdiag.probes.collectives.functional_exchanges import ExchangeLayout
 from distdiag.probes.guard import guard
 from distdiag.probes.out_of_sight import reading_attributes
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 Kernel = Callable[..., Any]
 
@@ -33,9 +35,14 @@ class FunctionalTap(Probe):
 
     name: ClassVar[str] = "functional-collectives"
 
-    def __init__(self, recorder: Recorder) -> None:
-        """Remember no call yet."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        exchanging: Signal[str, Sequence[torch.Tensor], Any, int, FrameType],
+    ) -> None:
+        """Remember no call yet; tell of exchanges by this signal."""
         super().__init__(recorder)
+        self._exchanging = exchanging
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
         self._library: Any = None
         self.before_first_call: Callable[[], None] = _nothing
@@ -61,7 +68,7 @@ class FunctionalTap(Probe):
             self._library._destroy()
             self._library = None
 
-    def remember(self, tensors: Any, call: int) -> None:  # noqa: ANN401
+    def remember(self, tensors: Untyped, call: int) -> None:
         """Note that these tensors will hold the result of a call."""
         pending = self._pending
         for tensor in tensors:
@@ -69,19 +76,19 @@ class FunctionalTap(Probe):
                 pending.pop(next(iter(pending)), None)
             pending[_address(tensor)] = call
 
-    def _kernel(self, op: Any, name: str) -> Kernel:  # noqa: ANN401
-        after, recorder, here = self._after, self.recorder, self.recorder.here
+    def _kernel(self, op: Untyped, name: str) -> Kernel:
+        after, here, exchanging = self._after, self.recorder.here, self._exchanging
         layout = ExchangeLayout(name, op._schema)
         names = [argument.name for argument in op._schema.arguments]
         place = names.index("reduce_op") if "reduce_op" in names else len(names)
 
-        def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if self.is_off or keyset.has(DispatchKey.Meta):
                 return op.redispatch(keyset & after, *args, **kwargs)
             if self.before_first_call is not _nothing:
                 first, self.before_first_call = self.before_first_call, _nothing
                 first()
-            if layout.may_exchange and recorder.on_exchange is not None:
+            if layout.may_exchange and exchanging.subscribers:
                 self._exchange(layout, args, kwargs, sys._getframe(1))
             context = here.context
             before = context.reduce_op, context.is_functional
@@ -102,16 +109,14 @@ class FunctionalTap(Probe):
         kwargs: dict[str, Any],
         frame: FrameType,
     ) -> None:
-        tell = self.recorder.on_exchange
-        if tell is not None:
-            with guard(self.fail):
-                given = layout.read(args, kwargs)
-                tell(given.public, given.tensors, given.group, given.peer, frame)
+        with guard(self.fail):
+            given = layout.read(args, kwargs)
+            self._exchanging.emit(given.public, given.tensors, given.group, given.peer, frame)
 
-    def _wait_kernel(self, op: Any) -> Kernel:  # noqa: ANN401
+    def _wait_kernel(self, op: Untyped) -> Kernel:
         after, pending = self._after, self._pending
 
-        def kernel(keyset: Any, tensor: Any) -> Any:  # noqa: ANN401
+        def kernel(keyset: Untyped, tensor: Untyped) -> Untyped:
             call: int | None = None
             if pending and not self.is_off and not keyset.has(DispatchKey.Meta):
                 with reading_attributes():
@@ -124,17 +129,15 @@ class FunctionalTap(Probe):
         return kernel
 
     def _waited(self, call: int) -> None:
-        try:
+        with self.guard:
             self.recorder.state(call, "waited")
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
 
 def _nothing() -> None:
     """There is nothing to do."""
 
 
-def _address(tensor: Any) -> int:  # noqa: ANN401
+def _address(tensor: Untyped) -> int:
     """Tell a tensor by its memory (0 for one that has none), without reading it."""
     try:
         return int(tensor.data_ptr())

@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.distributed import distributed_c10d
 
+from distdiag.probes.untyped import Untyped
+
 PERMUTED: Final = "permute"
 """The name of an all-to-all by which each rank gives all that it has to one rank."""
 _EXCHANGES: Final = ("all_", "reduce_scatter")
@@ -25,7 +27,7 @@ class Given(NamedTuple):
 class ExchangeLayout:
     """How to read the arguments of one operator, as the installed torch declares it."""
 
-    def __init__(self, name: str, schema: Any) -> None:  # noqa: ANN401
+    def __init__(self, name: str, schema: Untyped) -> None:
         """Find the arguments."""
         self._public = name.removesuffix("_out").removesuffix("_")
         self._names = [argument.name for argument in schema.arguments]
@@ -53,7 +55,7 @@ def _by_splits(sent: Sequence[int], received: Sequence[int]) -> tuple[str, int]:
     return "all_to_all_single" if is_even else "uneven", -1
 
 
-def _group(named: Any) -> Any:  # noqa: ANN401
+def _group(named: Untyped) -> Untyped:
     """Return the process group: newer operators are given it, others its name."""
     resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     if isinstance(named, str):

@@ -17,6 +17,8 @@ from torch.distributed import distributed_c10d
 from distdiag.events.collectives import GroupCreated
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import api_of, site_here
+from distdiag.probes.untyped import Untyped
+from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
 
 
@@ -36,7 +38,7 @@ def _backend(given: object) -> str:
     return str(distributed_c10d.BackendConfig(name))
 
 
-def _inherited_backend(group: Any) -> str:  # noqa: ANN401
+def _inherited_backend(group: Untyped) -> str:
     return str(distributed_c10d._world.pg_backend_config.get(group, ""))
 
 
@@ -48,7 +50,7 @@ def _world() -> tuple[int, ...]:
     return tuple(range(dist.get_world_size())) if dist.is_initialized() else ()
 
 
-def _members(group: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _members(group: Untyped) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group)) if dist.is_initialized() else ()
 
 
@@ -120,16 +122,14 @@ class ProcessGroups(Probe):
         signature = inspect.signature(original)
 
         @wrap_like(original)
-        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def function(*args: object, **kwargs: object) -> object:
             if self.is_off or self._depth:
                 return original(*args, **kwargs)
             fields = None
-            try:
+            with Guard(self._tolerate):
                 given = signature.bind(*args, **kwargs)
                 given.apply_defaults()
                 fields = self._before(name, given.arguments, sys._getframe())
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self._tolerate(error, args, kwargs)
             try:
                 with self._inside():
                     result = original(*args, **kwargs)
@@ -143,7 +143,7 @@ class ProcessGroups(Probe):
 
         return function
 
-    def _tolerate(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _tolerate(self, error: Exception) -> None:
         # Arguments that torch itself will refuse are no failure of the probe.
         if not isinstance(error, TypeError | ValueError):
             self.fail(error)
@@ -157,7 +157,7 @@ class ProcessGroups(Probe):
         finally:
             self._depth -= 1
 
-    def _before(self, name: str, given: dict[str, Any], frame: Any) -> dict[str, Any]:  # noqa: ANN401
+    def _before(self, name: str, given: dict[str, Any], frame: Untyped) -> dict[str, Any]:
         asked = _CALLS[name](given)
         if name == "init_process_group":
             self.recorder.generation += 1
@@ -184,7 +184,5 @@ class ProcessGroups(Probe):
 
     def _after(self, fields: dict[str, Any]) -> None:
         if not self.is_off:
-            try:
+            with self.guard:
                 self.recorder.event(GroupCreated, **fields, done=True)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore as _HashStore
 from torch.distributed import distributed_c10d
 
-from distdiag.events.errors import CollectiveMismatchError
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import find_site
 from distdiag.probes.collectives.operators import ASYNC_MESSAGES, NO_DETAILS
 from distdiag.probes.collectives.tap import Tap, TapError
 from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
+from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import ISSUED
 from distdiag.record.recorder import Site
 
@@ -83,18 +83,16 @@ class HookTap(Tap):
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def make_group(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def make_group(*args: object, **kwargs: object) -> object:
             made = original(*args, **kwargs)
             if not self.is_off:
-                try:
+                with self.guard:
                     self._attach(made[0] if isinstance(made, tuple) else made)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             return made
 
         return make_group
 
-    def _attach(self, handle: Any) -> None:  # noqa: ANN401
+    def _attach(self, handle: Untyped) -> None:
         if not isinstance(handle, dist.ProcessGroup):
             return  # this rank is not a member
         hooked: Any = handle
@@ -102,20 +100,16 @@ class HookTap(Tap):
         number = id(handle)
         groups = distributed_c10d._world.pg_map
 
-        def before(args: Any) -> None:  # noqa: ANN401
+        def before(args: object) -> None:
             if self.is_off:
                 return
-            try:
+            with self.guard:
                 group = next((group for group in groups if id(group) == number), None)
                 if group is not None:
                     with reading_attributes():
                         self._before(group, args)
-            except CollectiveMismatchError:
-                raise
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
 
-        def after(args: Any) -> None:  # noqa: ANN401
+        def after(args: Untyped) -> None:
             call = self._calls.pop((number, args.op_id), None)
             if call is not None:
                 self.mark(call, ISSUED)
@@ -123,7 +117,7 @@ class HookTap(Tap):
         hooked.register_pre_hook(_HOOK_ID, before)
         hooked.register_post_hook(_HOOK_ID, after)
 
-    def _before(self, handle: Any, args: Any) -> None:  # noqa: ANN401
+    def _before(self, handle: Untyped, args: Untyped) -> None:
         context = self.recorder.here.context
         if context.is_recorded:
             context.is_recorded = False
@@ -163,7 +157,7 @@ class HookTap(Tap):
         self._calls[id(handle), args.op_id] = call
 
 
-def _op(kind: str, site: Site, args: Any) -> str:  # noqa: ANN401
+def _op(kind: str, site: Site, args: Untyped) -> str:
     if kind == "RECV" and args.root < 0:
         return "recv_any_source"
     if kind in _MESSAGES or kind in _ROOTED:

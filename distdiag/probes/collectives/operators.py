@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.untyped import Untyped
 
 # The collectives of torch's dispatcher as data: where in their arguments things stand.
 
@@ -71,15 +72,15 @@ OPS: Final = {
 ASYNC_MESSAGES: Final = frozenset({"isend", "irecv", "batch_isend_irecv"})
 
 
-def _one(tensor: Any) -> list[Any]:  # noqa: ANN401
+def _one(tensor: object) -> list[Any]:
     return [tensor]
 
 
-def _many(tensors: Any) -> Any:  # noqa: ANN401
+def _many(tensors: object) -> object:
     return tensors
 
 
-def _nested(lists: Any) -> list[Any]:  # noqa: ANN401
+def _nested(lists: Untyped) -> list[Any]:
     return [tensor for tensors in lists for tensor in tensors]
 
 
@@ -96,7 +97,7 @@ class Argument(NamedTuple):
     place: int
     default: Any
 
-    def of(self, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def of(self, args: tuple[Any, ...]) -> Untyped:
         """Return its value in a call."""
         return args[self.place] if self.place < len(args) else self.default
 
@@ -104,7 +105,7 @@ class Argument(NamedTuple):
 class Layout:
     """How to read the arguments of one operator, as the installed torch declares it."""
 
-    def __init__(self, name: str, schema: Any) -> None:  # noqa: ANN401
+    def __init__(self, name: str, schema: Untyped) -> None:
         """Find the arguments.
 
         Raises:
@@ -276,12 +277,12 @@ def whole_numbers(given: Iterable[Any] | None) -> tuple[int, ...]:
         return tuple(map(index, given))
 
 
-def options_of(args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+def options_of(args: tuple[Any, ...]) -> object:
     """Return the options object of a call, or None if it has none."""
     return args[-1] if args and type(args[-1]) in _OPTION_KINDS else None
 
 
-def reduce_op_of(method: Method, args: tuple[Any, ...], options: Any) -> str:  # noqa: ANN401
+def reduce_op_of(method: Method, args: tuple[Any, ...], options: Untyped) -> str:
     """Return the name of the operator of a call that reduces."""
     if options is not None:
         reduce_op = options.reduceOp
@@ -295,7 +296,7 @@ def reduce_op_of(method: Method, args: tuple[Any, ...], options: Any) -> str:  #
 def details_of(
     method: Method,
     args: tuple[Any, ...],
-    options: Any,  # noqa: ANN401
+    options: Untyped,
     ranks: tuple[int, ...],
 ) -> Details | None:
     """Return what only some methods have; `ranks` are those of the group."""
@@ -330,6 +331,6 @@ def _operator_numbers() -> dict[int, str]:
 _OPERATORS: Final = _operator_numbers()
 
 
-def _name(reduce_op: Any) -> str:  # noqa: ANN401
-    kind = getattr(reduce_op, "op", reduce_op)
+def _name(reduce_op: Untyped) -> str:
+    kind: Untyped = getattr(reduce_op, "op", reduce_op)
     return str(kind.name)

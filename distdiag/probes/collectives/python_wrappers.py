@@ -7,6 +7,7 @@ users have imported them by name. All of them end in these methods.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -14,7 +15,6 @@ from typing import Any, ClassVar, Final
 import torch
 import torch.distributed as dist
 
-from distdiag.events.errors import CollectiveMismatchError
 from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
 from distdiag.probes.collectives.tap import Tap, TapError
@@ -22,6 +22,7 @@ from distdiag.probes.collectives.work import WorkWatch
 from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.event_file import ISSUED, WAITED
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.thread_context import Calls, ThreadContext
 
 _Work: Final = dist.Work
@@ -43,9 +44,18 @@ class CollectiveFronts(Probe):
 
     name: ClassVar[str] = "collective-fronts"
 
-    def __init__(self, recorder: Recorder, tap: Tap, works: WorkWatch) -> None:
-        """Hand each call to `tap` and each Work to `works`."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        tap: Tap,
+        works: WorkWatch,
+        shared: Signal[Any, Any],
+        exchanging: Signal[str, Sequence[torch.Tensor], Any, int, FrameType],
+    ) -> None:
+        """Hand each call to `tap` and each Work to `works`; tell others by the signals."""
         super().__init__(recorder)
+        self._shared = shared
+        self._exchanging = exchanging
         self._tap = tap
         self._works = works
 
@@ -70,28 +80,24 @@ class CollectiveFronts(Probe):
     def _front(self, original: AnyCallable, method: Method) -> AnyCallable:
         # Looked up here once: each attribute costs in a place where microseconds count.
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
-        record, frame, returned, mark = tap.record, sys._getframe, self._returned, tap.mark
+        record, frame, returned, mark = tap.record, sys._getframe, self._returned, recorder.mark
+        guard, shared, exchanging = tap.guard, self._shared, self._exchanging
         may_share = original.__name__ in _SHARING
         may_exchange = original.__name__ in _EXCHANGES
 
         @wrap_like(original)
-        def front(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def front(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or tap.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context, made = here.context, None
-            try:
-                with reading_attributes():
-                    given = bind(method, args, kwargs) if kwargs else args
-                    made = record(context, method, self_, given, frame(1))
-            except CollectiveMismatchError:
-                raise
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                tap.fail(error)
+            with guard, reading_attributes():
+                given = bind(method, args, kwargs) if kwargs else args
+                made = record(context, method, self_, given, frame(1))
             if made is None:
                 return original(self_, *args, **kwargs)
-            if may_share:
-                self._share(args[0] if args else None, self_)
-            if may_exchange and recorder.on_exchange is not None:
+            if may_share and shared.subscribers:
+                shared.emit(args[0] if args else None, self_)
+            if may_exchange and exchanging.subscribers:
                 self._exchange(method, given, self_, frame(1))
             context.is_recorded = True
             try:
@@ -101,51 +107,41 @@ class CollectiveFronts(Probe):
                 raise
             finally:
                 context.is_recorded = False
-            mark(made[0], ISSUED)
-            returned(context, work, [made[:2]], made[2])
+            with guard:
+                mark(made[0], ISSUED)
+                returned(context, work, [made[:2]], made[2])
             return work
 
         return front
 
-    def _share(self, tensors: object, group: object) -> None:
-        if self.recorder.before_share is not None:
-            self.recorder.before_share(tensors, group)
-        for tell in self.recorder.on_share:
-            tell()
-
     def _exchange(
         self, method: Method, given: tuple[Any, ...], group: object, frame: FrameType
     ) -> None:
-        tell = self.recorder.on_exchange
-        if tell is not None:
-            peer = given[1] if method.is_message else -1
-            name = "uneven" if method.has_splits and _is_uneven(given) else method.public
-            tell(name, flatten(given[method.input]), group, peer, frame)
+        peer = given[1] if method.is_message else -1
+        name = "uneven" if method.has_splits and _is_uneven(given) else method.public
+        self._exchanging.emit(name, flatten(given[method.input]), group, peer, frame)
 
     def _returned(
         self,
         context: ThreadContext,
-        work: Any,  # noqa: ANN401
+        work: object,
         calls: Calls,
         is_async: bool,
     ) -> None:
-        try:
-            if context.coalesced is not None:
-                context.coalesced += calls
-            elif isinstance(work, _Work):
-                if is_async:
-                    self._works.remember(work, calls)
-                else:
-                    self._works.expect_wait(work, calls)
-            elif not is_async:
-                for call, _ in calls:  # the backend waits by itself and returns nothing
-                    self.recorder.mark(call, WAITED)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
+        if context.coalesced is not None:
+            context.coalesced += calls
+        elif isinstance(work, _Work):
+            if is_async:
+                self._works.remember(work, calls)
+            else:
+                self._works.expect_wait(work, calls)
+        elif not is_async:
+            for call, _ in calls:  # the backend waits by itself and returns nothing
+                self.recorder.mark(call, WAITED)
 
     def _start_front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
                 self.recorder.here.context.coalesced = []
             return original(self_, *args, **kwargs)
@@ -154,13 +150,14 @@ class CollectiveFronts(Probe):
 
     def _end_front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             context = self.recorder.here.context
             calls, context.coalesced = context.coalesced, None
             work = original(self_, *args, **kwargs)
             if calls and not self.is_off:
                 # Whether its user wants to wait is not known here: never counted as dropped.
-                self._returned(context, work, calls, is_async=False)
+                with self.guard:
+                    self._returned(context, work, calls, is_async=False)
             return work
 
         return method
@@ -180,7 +177,7 @@ class CollectiveFronts(Probe):
         tap = self._tap
 
         @wrap_like(original)
-        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def function(*args: object, **kwargs: object) -> object:
             tap.engage()
             return original(*args, **kwargs)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.guard import guard
 from distdiag.probes.models.modules import clean_name
+from distdiag.probes.untyped import Untyped
 
 _METHODS: Final = ("unshard", "wait_for_unshard", "post_backward")
 
@@ -26,7 +27,7 @@ class ShardingContext(Probe):
         here = self.recorder.here
 
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if self.is_off:
                 return original(self_, *args, **kwargs)
             context = here.context

@@ -29,10 +29,17 @@ LONGEST_PAUSE_S: Final = 0.02
 class Store(Protocol):
     """What is needed of a c10d store."""
 
-    def set(self, key: str, value: bytes) -> None: ...  # noqa: D102
-    def get(self, key: str) -> bytes: ...  # noqa: D102
-    def check(self, keys: list[str]) -> bool: ...  # noqa: D102
-    def delete_key(self, key: str) -> bool: ...  # noqa: D102
+    def set(self, key: str, value: bytes) -> None:
+        """Set the value of a key."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key that has been set."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all of the keys have been set."""
+
+    def delete_key(self, key: str) -> bool:
+        """Take a key out; say whether it was there."""
 
 
 class _Announcement(msgspec.Struct, frozen=True, array_like=True):

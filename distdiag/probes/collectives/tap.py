@@ -27,7 +27,9 @@ from distdiag.probes.collectives.operators import (
     reduce_op_of,
 )
 from distdiag.probes.collectives.strict import StrictGate
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder, Site
+from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
 
 Front = tuple[int, bool, bool]
@@ -65,10 +67,17 @@ class Tap(Probe):
     name: ClassVar[str] = "collectives"
 
     def __init__(
-        self, recorder: Recorder, functional: FunctionalTap, gate: StrictGate | None = None
+        self,
+        recorder: Recorder,
+        functional: FunctionalTap,
+        recorded: Signal[int, str],
+        exchange_known: Signal[[]],
+        gate: StrictGate | None = None,
     ) -> None:
         """Tell `functional` where results will lie; `gate` may refuse a call (``--strict``)."""
         super().__init__(recorder)
+        self._recorded = recorded
+        self._exchange_known = exchange_known
         self._functional = functional
         self._gate = gate
         self._groups: dict[int, Group] = {}
@@ -86,7 +95,7 @@ class Tap(Probe):
         self,
         context: ThreadContext,
         method: Method,
-        handle: Any,  # noqa: ANN401
+        handle: object,
         args: tuple[Any, ...],
         frame: FrameType,
     ) -> Front | None:
@@ -127,26 +136,22 @@ class Tap(Probe):
     def mark(self, call: int, mark: int) -> None:
         """Write down that a call went on, before anything else happens on its thread."""
         if not self.off:
-            try:
+            with self.guard:
                 self.recorder.mark(call, mark)
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
 
     def failed(self, call: int) -> None:
         """Write down that a call raised."""
         if not self.off:
-            try:
+            with self.guard:
                 self.recorder.state(call, "failed")
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self.fail(error)
 
-    def _group(self, handle: Any) -> Group | None:  # noqa: ANN401
+    def _group(self, handle: object) -> Group | None:
         group = self._groups.get(id(handle))
         if group is None or group.handle() is not handle:
             return self._learn(handle)
         return group
 
-    def _learn(self, handle: Any) -> Group | None:  # noqa: ANN401
+    def _learn(self, handle: object) -> Group | None:
         world = distributed_c10d._world
         if handle not in world.pg_map or handle not in world.pg_group_ranks:
             return None  # made by hand: nobody can say who its members are
@@ -172,7 +177,7 @@ class Tap(Probe):
         *,
         is_message: bool,
         is_async: bool,
-        results: Any,  # noqa: ANN401
+        results: object,
     ) -> int:
         """Write the call down, let the strict mode look at it, and return its event number."""
         recorder, tables = self.recorder, self.recorder.tables
@@ -186,8 +191,8 @@ class Tap(Probe):
         call = recorder.call(
             group_number, seq_id, signature, site.number, is_async, context.name, site.api
         )
-        if recorder.after_call is not None:
-            recorder.after_call(call, key[0])
+        if self._recorded.subscribers:
+            self._recorded.emit(call, key[0])
         if context.is_functional:
             self._functional.remember(results, call)
         if self._gate is not None and seq_id >= 0:
@@ -208,7 +213,7 @@ class Tap(Probe):
     def _define(self, key: tuple[Any, ...]) -> int:
         op, inputs, outputs, dtypes, details, reduce_op = key
         if op.startswith("all_to_all") or (op.startswith(_GATHERS) and _are_parts(inputs, dtypes)):
-            self.recorder.has_exchanged = True
+            self._exchange_known.emit()
         root, peer, tag, input_splits, output_splits = details or NO_DETAILS
         signature = Signature(
             op=op,
@@ -232,22 +237,22 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _GATHERS = ("all_gather", "reduce_scatter")
 
 
-def _are_parts(shapes: Any, dtypes: Any) -> bool:  # noqa: ANN401
+def _are_parts(shapes: Untyped, dtypes: Untyped) -> bool:
     """Say whether these may be parts of activations: wrappers gather flat parameters."""
     is_flat = all(len(shape) < 2 for shape in shapes)
     return not is_flat and all(dtype.is_floating_point for dtype in dtypes)
 
 
-def _is_async(method: Method, options: Any, site: Site) -> bool:  # noqa: ANN401
+def _is_async(method: Method, options: Untyped, site: Site) -> bool:
     if method.is_message:
         return site.api in ASYNC_MESSAGES
     return method.is_async if options is None else bool(options.asyncOp)
 
 
-def _only_has_shape(tensor: Any) -> bool:  # noqa: ANN401
+def _only_has_shape(tensor: Untyped) -> bool:
     """Whether a compiler or a simulation made it: nothing will be sent."""
     return bool(tensor.is_meta) or (type(tensor) not in _PLAIN and _is_fake(tensor))
 
 
-def _is_fake(tensor: Any) -> bool:  # noqa: ANN401
+def _is_fake(tensor: object) -> bool:
     return any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)

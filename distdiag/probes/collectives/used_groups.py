@@ -7,6 +7,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from distdiag.probes.untyped import Untyped
+
 
 class UsedGroups:
     """Remembers the counters of all process groups of this rank."""
@@ -32,7 +34,7 @@ class UsedGroups:
         return ranks.pop() if ranks else ()
 
 
-def ranks_of(group: Any) -> tuple[int, ...]:  # noqa: ANN401 (what programs keep as their group)
+def ranks_of(group: Untyped) -> tuple[int, ...]:
     """Return the global ranks of a process group, a mesh, a list, or what a function returns."""
     if callable(group) and not hasattr(group, "get_group"):
         group = group()

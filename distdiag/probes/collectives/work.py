@@ -86,11 +86,9 @@ class WorkWatch(Probe):
             self._write([call for call in handle.calls if call[1]], "dropped")
 
     def _write(self, calls: Calls, state: str) -> None:
-        try:
+        with self.guard:
             for call, _ in calls:
                 self.recorder.state(call, state)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _look(self, work: object) -> _Handle | None:
         handle = None if self.is_off else self._handles.get(id(work))
@@ -101,7 +99,7 @@ class WorkWatch(Probe):
     def _waiting(self, original: AnyCallable) -> AnyCallable:
         here, recorder = self.recorder.here, self.recorder
 
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context = here.context
@@ -134,21 +132,19 @@ class WorkWatch(Probe):
         return handle.calls
 
     def _mark_waited(self, calls: Calls) -> None:
-        try:
+        with self.guard:
             for call, _ in calls:
                 self.recorder.mark(call, WAITED)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _looking(self, original: AnyCallable) -> AnyCallable:
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             self._look(self_)
             return original(self_, *args, **kwargs)
 
         return method
 
     def _asking(self, original: AnyCallable) -> AnyCallable:
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             handle = self._look(self_)
             result = original(self_, *args, **kwargs)
             if handle is not None and result and not handle.is_completed:

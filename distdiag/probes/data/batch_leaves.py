@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from distdiag.probes.untyped import Untyped
+
 _PLAIN: Final = (int, float, str, bool, type(None))
 _LEAVES: Final = (torch.Tensor, *_PLAIN)
 
@@ -32,7 +34,7 @@ def leaves(batch: object, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(part, f"{path}/{name}" if path else name)
 
 
-def rebuild(batch: Any, new: Mapping[str, Any], path: str = "") -> Any:  # noqa: ANN401
+def rebuild(batch: object, new: Mapping[str, Any], path: str = "") -> object:
     """Return a batch like this one with other leaves, by their paths. It may be changed itself."""
     if path in new:
         value = new[path]
@@ -46,7 +48,7 @@ def rebuild(batch: Any, new: Mapping[str, Any], path: str = "") -> Any:  # noqa:
     return _like(batch, parts)
 
 
-def _parts(batch: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _parts(batch: object, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(batch, Mapping):
         yield from ((str(key), value) for key, value in batch.items())
     elif isinstance(batch, list | tuple):
@@ -60,7 +62,7 @@ def _parts(batch: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
         )
 
 
-def _like(batch: Any, parts: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _like(batch: Untyped, parts: Mapping[str, Any]) -> Untyped:
     if isinstance(batch, MutableMapping):
         for key in list(batch):
             batch[key] = parts[str(key)]

@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -19,8 +19,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.data import Draw, ModelFed, NormStatistics
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.data.sample_rows import first_tensors, tensors_in
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guarded
 from distdiag.probes.losses.terms import kind_of, saved
 from distdiag.probes.models.modules import clean_name
 from distdiag.probes.models.tensor_plans import address_of
@@ -28,7 +27,10 @@ from distdiag.probes.models.wrappers import keeper_of, unwrapped
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
+from distdiag.probes.tensors.sample_rows import first_tensors, tensors_in
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 # What batch normalisation took for the mean and variance of a batch, read where it is saved.
 #
@@ -119,7 +121,7 @@ def _layers_of(output: object, layers: dict[str, nn.Module]) -> Iterator[_Layer]
                 yield _Layer(name, *sizes, parts[0], parts[1], _epsilon(node))
 
 
-def _epsilon(node: Any) -> float:  # noqa: ANN401
+def _epsilon(node: Untyped) -> float:
     found = getattr(node, "_saved_eps", None)
     return float(node._saved_epsilon if found is None else found)
 
@@ -170,21 +172,32 @@ class _Fed:
 _Waiting = tuple[Pending, Pending | None, NormReading | None, dict[str, Any]]
 
 
+class Moments(NamedTuple):
+    """When to look, as `Signals` says; `inputs_seen` is told of batches and inputs."""
+
+    forward_started: Signal[object, nn.Module, object]
+    forward_ended: Signal[object, object]
+    before_backward: Signal[[]]
+    step_ended: Signal[[]]
+    inputs_seen: Signal[object]
+
+
 class StepFeeds(Probe):
     """Writes down inputs, random draws and batches of some backward passes."""
 
     name: ClassVar[str] = "step-feeds"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, moments: Moments) -> None:
         """Nothing was fed yet."""
         super().__init__(recorder)
+        self._moments = moments
         self.members: tuple[int, ...] = ()
         """The ranks that train the model together which was fed last."""
         self._batch = Batch()
         self._fed: _Fed | None = None
         self._draws: list[Draw] = []
-        self.is_inside = False
-        """Whether a wrapped model is in its forward pass."""
+        self._inside: object = None
+        """What tells the forward pass of a wrapped model that goes on, None between them."""
         self._names: WeakMap[nn.Module, tuple[str, tuple[int, ...]]] = WeakMap()
         self._counts: dict[str, int] = {}
         self._last, self._is_fed = "", False
@@ -198,18 +211,19 @@ class StepFeeds(Probe):
             ("_post_forward", self._after_forward),
         ):
             self._patches.wrap(kind, name, around)
-        self.recorder.before_model, self.recorder.after_model = self.enter, self.leave
-        self.recorder.on_backward.append(self._before_backward)
-        self.recorder.on_step.append(self._after_step)
+        self._subscribe(self._moments.forward_started, self.enter)
+        self._subscribe(self._moments.forward_ended, self.leave)
+        self._subscribe(self._moments.before_backward, self._before_backward)
+        self._subscribe(self._moments.step_ended, self._write)
 
     def flush(self) -> None:
         """Write down what has been read by now."""
-        self._guard(self._write)
+        self._write()
 
-    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if not self.is_off:
-            with guard(self.fail):
-                action(*args)
+    @property
+    def is_inside(self) -> bool:
+        """Whether a wrapped model is in its forward pass."""
+        return self._inside is not None
 
     # Models. Without the mark that other wrappers bear: DDP may be compiled as a whole.
 
@@ -218,9 +232,9 @@ class StepFeeds(Probe):
         _FEEDS.append(self)
 
         @like(original)
-        def pre_forward(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def pre_forward(self_: Untyped, *args: Untyped, **kwargs: Untyped) -> Untyped:
             if not torch.compiler.is_compiling():
-                _FEEDS[number].enter(self_, (args, kwargs))
+                _FEEDS[number].enter(self_, self_, (args, kwargs))
             return original(self_, *args, **kwargs)
 
         return pre_forward
@@ -230,36 +244,36 @@ class StepFeeds(Probe):
         _FEEDS.append(self)
 
         @like(original)
-        def post_forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def post_forward(self_: object, *args: object, **kwargs: object) -> object:
             if not torch.compiler.is_compiling():
-                _FEEDS[number].leave((args[1:], kwargs))
-            return original(*args, **kwargs)
+                _FEEDS[number].leave(self_, (args, kwargs))
+            return original(self_, *args, **kwargs)
 
         return post_forward
 
-    def enter(self, module: nn.Module, given: object) -> bool:
-        """Take note that a wrapped model is given its inputs; False: it is part of another one."""
-        if self.is_inside:
-            return False
-        self.is_inside = True
-        self._guard(self._enter_forward, module, given)
-        return True
+    def enter(self, forward: object, module: nn.Module, given: object) -> None:
+        """Take note that a wrapped model is given its inputs, unless it is part of another one."""
+        if self._inside is None:
+            self._inside = forward
+            self._enter_forward(module, given)
 
-    def leave(self, output: object) -> None:
-        """Take note that the forward pass of a wrapped model is over."""
-        self.is_inside = False
-        self._guard(self._leave_forward, output)
+    def leave(self, forward: object, output: object) -> None:
+        """Take note that this forward pass of a wrapped model is over."""
+        if self._inside is forward:
+            self._inside = None
+            self._leave_forward(output)
 
+    @guarded
     def _leave_forward(self, output: object) -> None:
         fed = self._fed
         if fed is not None and fed.norms is None and fed.norm_layers:
             fed.norms = NormReading(output, fed.norm_layers)
 
+    @guarded
     def _enter_forward(self, module: nn.Module, given: object) -> None:
         if not (is_grad_enabled() and module.training and dist.is_initialized()):
             return
-        for tell in self.recorder.on_given:
-            tell(given)
+        self._moments.inputs_seen.emit(given)
         model, self.members = self._name(module)
         if self._is_fed:
             return  # the pass is known by the model that was fed first
@@ -298,8 +312,7 @@ class StepFeeds(Probe):
             batch = batch._replace(contents=self._read(given), since=self.recorder.num_events)
         self._batch = batch
         self._draws.clear()
-        for tell in self.recorder.on_given:
-            tell(given)
+        self._moments.inputs_seen.emit(given)
 
     @property
     def wants_draws(self) -> bool:
@@ -329,9 +342,10 @@ class StepFeeds(Probe):
     # Backward passes
 
     def _before_backward(self) -> None:
-        self.is_inside = False  # whatever became of it
-        self._guard(self._backward)
+        self._inside = None  # whatever became of it
+        self._backward()
 
+    @guarded
     def _backward(self) -> None:
         self._write()
         fed, self._fed = self._fed, None
@@ -361,9 +375,7 @@ class StepFeeds(Probe):
         self._waiting.append((fed.contents, batch.contents, fed.norms, fields))
         self._write()
 
-    def _after_step(self) -> None:
-        self._guard(self._write)
-
+    @guarded
     def _write(self) -> None:
         while self._waiting:
             inputs, batch, reading, fields = self._waiting[0]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple
 
+import torch
 from torch import nn
 
-from distdiag.probes.sequence.call_places import TORCH
+from distdiag.probes.untyped import Untyped
+
+TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+"""Where torch's own files are."""
 
 _MOST_FRAMES: Final = 200
 _VARIADIC: Final = (0x04, 0x08)
@@ -79,7 +84,7 @@ def _names_of(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: number + sum(bool(code.co_flags & flag) for flag in _VARIADIC)]
 
 
-def _variadic(code: CodeType, given: dict[str, Any], flag: int) -> Any:  # noqa: ANN401
+def _variadic(code: CodeType, given: dict[str, Any], flag: int) -> Untyped:
     """Take what further arguments of a kind there are."""
     if not code.co_flags & flag:
         return None

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from distdiag.events.sequences import SeenPadding
 from distdiag.probes.data.forward_arguments import Arguments
-from distdiag.probes.data.sample_rows import first_tensors
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import Content, Pending, contents
+from distdiag.probes.tensors.sample_rows import first_tensors
 
 _IDS: Final = {"ids", "tokens"}
 _OTHER_IDS: Final = {"position", "type", "segment", "seq", "sample", "decoder", "labels"}

@@ -25,13 +25,16 @@ from distdiag.events.data import MOST_INDICES, EpochFed, SamplerState
 from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.data.feeds import Batch, StepFeeds
-from distdiag.probes.data.sample_rows import rows_of
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guarded
+from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import is_due
-from distdiag.probes.optimizers.state import parameters_of
 from distdiag.probes.out_of_sight import is_grad_enabled
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.tensors.sample_rows import rows_of
+from distdiag.probes.untyped import Untyped
+from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 # What a pass over the data has trained: the parameters of the optimizer that stepped.
 
@@ -82,7 +85,7 @@ class IndexStream:
         self._state = xxhash.xxh3_64()
         self._all = array("q")
 
-    def add(self, index: Any) -> None:  # noqa: ANN401
+    def add(self, index: object) -> None:
         """Take note of one index, or of those of a batch."""
         if self.is_opaque:
             return
@@ -234,10 +237,19 @@ class SamplerWatch(Probe):
 
     name: ClassVar[str] = "samplers"
 
-    def __init__(self, recorder: Recorder, feeds: StepFeeds) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        feeds: StepFeeds,
+        stepping: Signal[torch.optim.Optimizer, FrameType],
+        step_ended: Signal[[]],
+    ) -> None:
         """Know of no pass yet; `feeds` is told of each batch."""
         super().__init__(recorder)
         self._feeds = feeds
+        self._stepping = stepping
+        self._step_ended = step_ended
+        self._stepped: weakref.ref[torch.optim.Optimizer] | None = None
         self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._open: list[_Pass] = []
         self._streams: dict[str, _Stream] = {}
@@ -251,34 +263,31 @@ class SamplerWatch(Probe):
         self._patches.wrap(kind, "__next__", self._batches)
         self._patches.wrap(kind, "_reset", self._restarts)
         self._patches.wrap(DataLoader, "__init__", self._making)
-        self.recorder.on_step.append(self._after_step)
+        self._subscribe(self._stepping, self._before_step)
+        self._subscribe(self._step_ended, self._after_step)
 
+    @guarded
     def flush(self) -> None:
         """Write down the passes that have not come to their end."""
-        if not self.is_off:
-            self._settle(all_of_them=True)
-
-    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        with guard(self.fail):
-            action(*args)
+        self._settle(all_of_them=True)
 
     # What data loaders do
 
     def _making(self, original: AnyCallable) -> AnyCallable:
         @like(original)
-        def init(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        def init(self_: object, *args: object, **kwargs: object) -> None:
             original(self_, *args, **kwargs)
-            if not self.is_off:
-                self._guard(self._made, self_)
+            self._made(self_)
 
         return init
 
-    def _made(self, loader: Any) -> None:  # noqa: ANN401
+    @guarded
+    def _made(self, loader: Untyped) -> None:
         self._remember_epoch(loader._index_sampler)
 
     def _restarts(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def reset(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def reset(self_: object, *args: object, **kwargs: object) -> object:
             # Loaders that keep their workers use one iterator for all passes.
             mine = self._passes.pop(self_, None)
             if mine is not None:
@@ -289,39 +298,40 @@ class SamplerWatch(Probe):
 
     def _indices(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_index(self_: Any) -> Any:  # noqa: ANN401
+        def next_index(self_: object) -> object:
             if self.is_off:
                 return original(self_)
-            self._guard(self._before_index, self_, sys._getframe(1))
+            self._before_index(self_, sys._getframe(1))
             index = original(self_)
-            self._guard(self._after_index, self_, index)
+            self._after_index(self_, index)
             return index
 
         return next_index
 
     def _batches(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+        def next_batch(self_: object) -> object:
             try:
                 batch = original(self_)
             except StopIteration:
-                if not self.is_off:
-                    self._guard(self._exhausted, self_)
+                self._exhausted(self_)
                 raise
-            if not self.is_off:
-                self._guard(self._after_batch, self_, batch)
+            self._after_batch(self_, batch)
             return batch
 
         return next_batch
 
-    def _before_index(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+    @guarded
+    def _before_index(self, iterator: object, frame: FrameType) -> None:
         if iterator not in self._passes:
             self._begin(iterator, frame)
 
-    def _after_index(self, iterator: Any, index: Any) -> None:  # noqa: ANN401
+    @guarded
+    def _after_index(self, iterator: object, index: object) -> None:
         self._passes[iterator].indices.add(index)
 
-    def _after_batch(self, iterator: Any, batch: Any) -> None:  # noqa: ANN401
+    @guarded
+    def _after_batch(self, iterator: object, batch: object) -> None:
         mine = self._passes.get(iterator)
         if mine is None:
             return
@@ -336,7 +346,8 @@ class SamplerWatch(Probe):
         if is_grad_enabled():
             self._feeds.after_batch(Batch(mine.stream, digest, size, mine.num_samples), batch)
 
-    def _exhausted(self, iterator: Any) -> None:  # noqa: ANN401
+    @guarded
+    def _exhausted(self, iterator: Untyped) -> None:
         mine = self._passes.get(iterator)
         if mine is not None:
             mine.is_exhausted = True
@@ -344,7 +355,7 @@ class SamplerWatch(Probe):
 
     # Passes
 
-    def _begin(self, iterator: Any, frame: FrameType) -> None:  # noqa: ANN401
+    def _begin(self, iterator: Untyped, frame: FrameType) -> None:
         self._settle()
         sampler = iterator._index_sampler
         state = state_of(sampler)
@@ -398,16 +409,17 @@ class SamplerWatch(Probe):
 
     # Writing
 
-    def _after_step(self) -> None:
-        if self.is_off:
-            return
-        self._guard(self._note_trained)
-        if any(each.is_exhausted for each in self._open):
-            self._guard(self._settle)
+    @guarded
+    def _before_step(self, optimizer: torch.optim.Optimizer, _: FrameType) -> None:
+        self._stepped = weakref.ref(optimizer)
 
-    def _note_trained(self) -> None:
+    @guarded
+    def _after_step(self) -> None:
+        stepped = None if self._stepped is None else self._stepped()
         for each in self._open:
-            each.trained = each.trained or Trained.by(self.recorder.stepped())
+            each.trained = each.trained or Trained.by(stepped)
+        if any(each.is_exhausted for each in self._open):
+            self._settle()
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Write down passes that are over: the last batch of them was used by now."""
@@ -451,11 +463,10 @@ class SamplerWatch(Probe):
             known.last_epoch = mine.sampler.epoch
 
 
-def _length(iterator: Any) -> int:  # noqa: ANN401
+def _length(iterator: Untyped) -> int:
     """Return how many samples there are, -1 if the data set does not say."""
     if iterator._dataset_kind == dataloader._DatasetKind.Iterable:
         return -1
-    try:
+    with Guard(lambda _: None):  # the code is the user's, and may raise anything
         return len(iterator._dataset)
-    except Exception:  # noqa: BLE001 (the code is the user's, and need not have it)
-        return -1
+    return -1

@@ -49,7 +49,7 @@ def asking(original: AnyCallable, row: Question, log: FileLog) -> AnyCallable:
     """Return what comes before the function of this row."""
 
     @wrap_like(original)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: object, **kwargs: object) -> object:
         return _ask(log, row, caller(), original, args, kwargs)
 
     return call
@@ -62,7 +62,7 @@ def _ask(
     original: AnyCallable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> object:
     if log.probe.off or log.recorder.closed:
         return original(*args, **kwargs)
     run = log.hiding(original) if row.owner is pathlib.Path else original
@@ -84,14 +84,12 @@ def _asked(
     *,
     found: bool,
 ) -> None:
-    try:
+    with log.guard:
         path = args[0] if args else kwargs.get(row.parameter)
         if type(path) is not str:
             path = as_text(path)
         if path and not path.startswith(NO_FILES) and kwargs.get("dir_fd") is None:
             log.looks.look(path, frame, row.api, found)
-    except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-        log.probe.fail(error)
 
 
 # ---
@@ -138,7 +136,7 @@ def calling(original: AnyCallable, row: Call, log: FileLog) -> AnyCallable:
     """Return what comes before the function of this row."""
 
     @wrap_like(original)
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: object, **kwargs: object) -> object:
         return _call(log, row, caller(), original, args, kwargs)
 
     return call
@@ -151,18 +149,16 @@ def _call(
     original: AnyCallable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> object:
     if log.probe.off or log.recorder.closed:
         return original(*args, **kwargs)
     access = None
-    try:
+    with log.guard:
         attempt = _attempt(row, args, kwargs)
         access = None if attempt is None else log.begin(attempt, frame)
         if row.api.startswith("sqlite3"):
             # Its locks would not survive our look at a file that was written before.
             log.open_files.settle()
-    except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-        log.probe.fail(error)
     run = log.hiding(original) if row.is_whole else original
     if access is None:
         return run(*args, **kwargs)

@@ -46,11 +46,11 @@ class StandIn:
         """Be of the type that the class has."""
         return type(self.__wrapped__)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Call what each stand-in has in its place."""
         raise NotImplementedError
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> object:
         """Have what the class has."""
         if name == "__wrapped__":
             raise AttributeError(name)
@@ -155,7 +155,7 @@ def replace_in(module_name: str, log: FileLog, patches: Patches) -> None:
 
 
 def _function(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: object, **kwargs: object) -> object:
         return _observed(log, row, caller(), original, args, kwargs)
 
     is_class = inspect.isclass(original)
@@ -164,8 +164,8 @@ def _function(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:
 
 def _writing_method(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:
     @wrap_like(original)
-    def method(self_: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        def create(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def method(self_: object, *args: object, **kwargs: object) -> None:
+        def create(*args: object, **kwargs: object) -> object:
             original(self_, *args, **kwargs)
             return self_
 
@@ -181,15 +181,13 @@ def _observed(
     original: AnyCallable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> object:
     if log.probe.off or log.recorder.closed:
         return original(*args, **kwargs)
     access = None
-    try:
+    with log.guard:
         attempt = _attempt(row, args, kwargs)
         access = None if attempt is None else log.begin(attempt, frame)
-    except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-        log.probe.fail(error)
     if access is None:
         return original(*args, **kwargs)
     return log.carry_out(access, log.hiding(original), (args, kwargs), partial(_returned, log))
@@ -208,7 +206,7 @@ def _attempt(row: Library, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Att
     return Attempt(action, path, row.api, "", is_exclusive, has_end=action is _WRITE)
 
 
-def _returned(log: FileLog, access: Access, result: Any) -> None:  # noqa: ANN401
+def _returned(log: FileLog, access: Access, result: object) -> None:
     if access.key[0].action is _READ:
         log.succeeded(access)
         return
@@ -219,7 +217,7 @@ def _returned(log: FileLog, access: Access, result: Any) -> None:  # noqa: ANN40
         log.opened(access, is_open, has_content=False)
 
 
-def _handle(result: Any) -> IsOpen | None:  # noqa: ANN401
+def _handle(result: object) -> IsOpen | None:
     """Return what tells whether a library's file object is open; None if this is none."""
     if isinstance(getattr(result, "closed", None), bool):
         return file_is_open(result)
@@ -236,10 +234,10 @@ def _handle(result: Any) -> IsOpen | None:  # noqa: ANN401
 
 def _lending(original: AnyCallable, package: str, log: FileLog) -> Callable[..., Any]:
     @wrap_like(original)
-    def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def function(*args: object, **kwargs: object) -> object:
         if not log.probe.is_off:
-            frame = caller()
-            log.guarded(lambda: log.sites.lend(package, frame))
+            with log.guard:
+                log.sites.lend(package, caller())
         return original(*args, **kwargs)
 
     return function

@@ -17,6 +17,7 @@ from distdiag.probes.call_sites import caller
 from distdiag.probes.files.log import Access, Attempt, FileLog
 from distdiag.probes.files.open_files import OpenFile, descriptor_is_open, file_is_open
 from distdiag.probes.files.paths import as_text
+from distdiag.probes.untyped import Untyped
 
 # Sockets that have a path: who connects needs the file that another rank makes by binding.
 
@@ -37,19 +38,17 @@ def _method(original: AnyCallable, action: FileAction, log: FileLog) -> AnyCalla
     api = f"socket.{original.__name__}"
 
     @wrap_like(original)
-    def method(self_: Any, address: Any) -> Any:  # noqa: ANN401
+    def method(self_: Untyped, address: Untyped) -> Untyped:
         if self_.family is not socket.AF_UNIX or log.probe.is_off:
             return original(self_, address)
         access = None
-        try:
+        with log.guard:
             path = as_text(address)
             is_exclusive = action is FileAction.WRITE
             # A name that begins with a zero byte is no file.
             if path is not None:
                 attempt = Attempt(action, path, api, is_exclusive=is_exclusive)
                 access = log.begin(attempt, caller())
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            log.probe.fail(error)
         if access is None:
             return original(self_, address)
         return log.carry_out(access, original, ((self_, address), {}))
@@ -87,28 +86,29 @@ class FileLocks:
 
     def locking(self, original: AnyCallable) -> AnyCallable:
         """Return what comes before `fcntl.flock` or `fcntl.lockf`."""
-        probe, recorder = self._log.probe, self._log.recorder
+        probe, recorder, guard = self._log.probe, self._log.recorder, self._log.guard
         api = f"fcntl.{original.__name__}"
         locks_for_process = original.__name__ == "lockf"
 
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def call(*args: object, **kwargs: object) -> object:
             if probe.off or recorder.closed or len(args) < 2 or not isinstance(args[1], int):
                 return original(*args, **kwargs)
             file, operation = args[0], args[1]
             if operation & fcntl.LOCK_UN:
-                self._log.guarded(lambda: self._release(file))
+                with guard:
+                    self._release(file)
             result = original(*args, **kwargs)
             if operation & (fcntl.LOCK_EX | fcntl.LOCK_SH):
                 if locks_for_process:
                     # Closing any descriptor of the file ends such a lock: look at no file any more.
                     self._log.reads_content = False
-                frame = caller()
-                self._log.guarded(lambda: self._taken(file, api, frame))
+                with guard:
+                    self._taken(file, api, caller())
             return result
 
         return call
 
-    def _taken(self, file: Any, api: str, frame: FrameType) -> None:  # noqa: ANN401
+    def _taken(self, file: object, api: str, frame: FrameType) -> None:
         log, descriptor = self._log, _descriptor(file)
         before = self._held.get(descriptor)
         if before is not None and before.file.is_open():
@@ -132,14 +132,15 @@ class FileLocks:
         self._held[descriptor] = held
         log.open_files.add(held.file)
 
-    def _release(self, file: Any) -> None:  # noqa: ANN401
+    def _release(self, file: object) -> None:
         held = self._held.get(_descriptor(file))
         if held is not None:
             self._give_back(held)
 
     def _vanished(self, held: _Held) -> None:
         if not self._log.probe.is_off and self._held.get(held.descriptor) is held:
-            self._log.guarded(lambda: self._give_back(held))
+            with self._log.guard:
+                self._give_back(held)
 
     def _give_back(self, held: _Held) -> None:
         self._log.open_files.remove(held.file)
@@ -152,5 +153,5 @@ class FileLocks:
             self._log.give_back(held.access, FileAction.UNLOCK)
 
 
-def _descriptor(file: Any) -> int:  # noqa: ANN401
+def _descriptor(file: Untyped) -> int:
     return file if isinstance(file, int) else int(file.fileno())

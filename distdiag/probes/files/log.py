@@ -21,6 +21,7 @@ from distdiag.probes.files.paths import NO_NAMES, FilePaths, Place
 from distdiag.probes.files.sites import USER, FileSites, Stack
 from distdiag.probes.patching.in_place import as_it_was
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal, Unsubscribe
 
 # An access to a file on its way into the event file.
 
@@ -150,20 +151,40 @@ _CLOCK_SKEW_S: Final = 60.0
 Look = Callable[[str, FrameType, str, bool | None], int | None]
 
 
+class SyncWait:
+    """Listens for events that order accesses, while there are accesses that they could order."""
+
+    __slots__ = ("_before_sync", "_callback", "_unsubscribe", "is_on")
+
+    def __init__(self, before_sync: Signal[[]], callback: Callable[[], None]) -> None:
+        """Listen to nothing yet; `callback` is called when such an event is about to be written."""
+        self._before_sync = before_sync
+        self._callback = callback
+        self._unsubscribe: Unsubscribe | None = None
+        self.is_on = False
+
+    def begin(self) -> None:
+        """Listen from now on."""
+        self._unsubscribe = self._before_sync.subscribe(self._callback)
+        self.is_on = True
+
+    def end(self) -> None:
+        """Listen no longer."""
+        self.is_on = False
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+
+
 class FileLooks:
     """Writes each look down once between two events that could order it."""
 
     def __init__(
-        self,
-        recorder: Recorder,
-        paths: FilePaths,
-        sites: FileSites,
-        before_sync: Callable[[], None],
+        self, recorder: Recorder, paths: FilePaths, sites: FileSites, sync: SyncWait
     ) -> None:
-        """Write looks with this recorder, and have `before_sync` called when they are over."""
+        """Write looks with this recorder, and wait for what makes them look anew."""
         self._recorder = recorder
         self._paths = paths
-        self._before_sync = before_sync
+        self._sync = sync
         self._new_since_s = time.time() - _CLOCK_SKEW_S
         self._num_looks: Counter[Stack] = Counter()
         self._old_folders: dict[str, bool] = {}
@@ -178,8 +199,8 @@ class FileLooks:
         recorder, here, paths = self._recorder, self._recorder.here, self._paths
         kinds, seen, access = sites.kinds, self.seen, recorder.access
         find, stack_of, find_site = paths.find, sites.stack, sites.find
-        num_looks, is_old = self._num_looks, self._is_old
-        read, test, before_sync = FileAction.READ, FileAction.TEST, self._before_sync
+        num_looks, is_old, begin_anew = self._num_looks, self._is_old, self._begin_anew
+        read, test, sync = FileAction.READ, FileAction.TEST, self._sync
 
         def look(path: str, frame: FrameType, api: str, found: bool | None) -> int | None:
             code = id(frame.f_code)
@@ -212,13 +233,16 @@ class FileLooks:
             else:
                 more = (api, "", is_shared, False, found, False, None, context.name)
                 seq = access(read if found is None else test, full, written, site.number, *more)
-            if len(seen) > MOST_SEEN:
-                seen.clear()
+            if not sync.is_on or len(seen) > MOST_SEEN:
+                begin_anew()
             seen.add(key)
-            recorder.before_sync = before_sync
             return seq
 
         return look
+
+    def _begin_anew(self) -> None:
+        self.seen.clear()
+        self._sync.begin()
 
     def forget(self, path: str, stack: Stack) -> None:
         """Let an attempt to open be written again."""
@@ -253,14 +277,19 @@ class FileLog:
     order it, says nothing new. An attempt that failed is not written again before it succeeds.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        """Write for this probe, and switch it off at the first failure."""
+    def __init__(self, probe: Probe, before_sync: Signal[[]]) -> None:
+        """Write for this probe, and switch it off at the first failure.
+
+        `before_sync` says that an event comes which can order accesses.
+        """
         self.probe = probe
+        self.guard = probe.guard
         self.recorder = recorder = probe.recorder
         self.paths = FilePaths(str(recorder.folder), recorder.main_script)
         self.sites = FileSites(recorder)
         self.open_files = OpenFiles()
-        self.looks = FileLooks(recorder, self.paths, self.sites, self._before_sync)
+        self.sync = SyncWait(before_sync, self._before_sync)
+        self.looks = FileLooks(recorder, self.paths, self.sites, self.sync)
         self.reads_content = True
         self._here = recorder.here
         self.has_failed = False
@@ -292,7 +321,8 @@ class FileLog:
         if len(self._seen) > MOST_SEEN:
             self._seen.clear()
         self._seen.add(key)
-        self.recorder.before_sync = self._before_sync
+        if not self.sync.is_on:
+            self.sync.begin()
         return access
 
     def look_failed(self, seq: int, path: str, frame: FrameType, error: BaseException) -> None:
@@ -362,7 +392,7 @@ class FileLog:
         function: AnyCallable,
         given: tuple[tuple[Any, ...], dict[str, Any]],
         then: Callable[[Access, Any], None] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> object:
         """Do what an access is about, and say how it went.
 
         `given` are the arguments. `then` gets what the function returned; without it a success is
@@ -374,13 +404,11 @@ class FileLog:
         except BaseException as error:
             self._raised(access, error)
             raise
-        try:
+        with self.guard:
             if then is not None:
                 then(access, result)
             elif access.seq is None:
                 self.succeeded(access)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.probe.fail(error)
         return result
 
     def succeeded(self, access: Access) -> int:
@@ -404,7 +432,7 @@ class FileLog:
         self._seen.discard(access.key)
 
     def _raised(self, access: Access, error: BaseException) -> None:
-        try:
+        with self.guard:
             if access.seq is not None:
                 self._end(access.seq, error=_said(error))
             access.frame = None
@@ -413,8 +441,6 @@ class FileLog:
             self._failed.add(access.key)
             self.has_failed = True
             self._seen.discard(access.key)
-        except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
-            self.probe.fail(problem)
 
     def _end(self, seq: int, *, error: str = "", content_path: str = "") -> None:
         content = content_of(content_path) if content_path and self.reads_content else None
@@ -422,17 +448,10 @@ class FileLog:
 
     # What the rest of the probe needs
 
-    def guarded(self, action: Callable[[], object]) -> None:
-        """Do a part of ours that must not break the user's."""
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 (the probe is switched off, and says so)
-            self.probe.fail(error)
-
     def hiding(self, function: AnyCallable) -> AnyCallable:
         """Return the function such that what it calls in turn is not written down."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def run(*args: object, **kwargs: object) -> object:
             context = self._here.context
             before, context.in_file_call = context.in_file_call, True
             try:
@@ -448,13 +467,11 @@ class FileLog:
         self.looks.see_anew()
 
     def _before_sync(self) -> None:
-        try:
+        with self.guard:
             self.see_anew()
             self.open_files.settle()
             if not self.open_files:
-                self.recorder.before_sync = None
-        except Exception as error:  # noqa: BLE001 (it must not switch off the probe that called)
-            self.probe.fail(error)
+                self.sync.end()
 
 
 def _said(error: BaseException) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from distdiag.probes.patching.in_place import as_it_was
+from distdiag.probes.untyped import Untyped
 
 _DESCRIPTORS: Final = "/proc/self/fd"
 
@@ -68,7 +69,7 @@ def _locks_last(file: OpenFile) -> bool:
     return file.is_lock
 
 
-def file_is_open(file: Any) -> IsOpen:  # noqa: ANN401
+def file_is_open(file: Untyped) -> IsOpen:
     """Return what tells whether a file object is open, without keeping it alive."""
     reference = weakref.ref(file)
 

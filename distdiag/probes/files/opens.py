@@ -14,6 +14,7 @@ from distdiag.probes.call_sites import caller
 from distdiag.probes.files.log import Access, Attempt, FileLog
 from distdiag.probes.files.open_files import descriptor_is_open, file_is_open, or_mapped
 from distdiag.probes.files.paths import NO_FILES, as_text
+from distdiag.probes.untyped import Untyped
 
 _READ: Final = FileAction.READ
 _READING: Final = frozenset({"r", "rb", "rt"})
@@ -58,13 +59,13 @@ def mode_of_flags(flags: int) -> Mode | None:
 
 def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
     """Return what comes before `open`."""
-    probe, recorder, look = log.probe, log.recorder, log.looks.look
+    probe, recorder, look, guard = log.probe, log.recorder, log.looks.look, log.guard
 
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: Untyped, **kwargs: Untyped) -> Untyped:
         if probe.off or recorder.closed:
             return original(*args, **kwargs)
         access = seq = path = None
-        try:
+        with guard:
             path = args[0] if args else kwargs.get("file")
             text = args[1] if len(args) > 1 else kwargs.get("mode", "r")
             if type(path) is not str:
@@ -77,8 +78,6 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
                 seq = look(path, caller(), "open", None)
             else:
                 access = _begin(log, path, mode_of(text), "open", caller())
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            probe.fail(error)
         if access is not None:
             return _carry_out(log, access, original, args, kwargs)
         if seq is None:
@@ -86,7 +85,8 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
         try:
             return original(*args, **kwargs)
         except BaseException as error:
-            log.guarded(partial(log.look_failed, seq, str(path), caller(), error))
+            with guard:
+                log.look_failed(seq, str(path), caller(), error)
             raise
 
     return call
@@ -96,18 +96,16 @@ def opening_descriptor(original: AnyCallable, log: FileLog) -> AnyCallable:
     """Return what comes before `os.open`."""
     probe, recorder = log.probe, log.recorder
 
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def call(*args: object, **kwargs: object) -> Untyped:
         if probe.off or recorder.closed:
             return original(*args, **kwargs)
         access = None
-        try:
+        with log.guard:
             given = args[0] if args else kwargs.get("path")
             flags = args[1] if len(args) > 1 else kwargs.get("flags")
             mode = mode_of_flags(flags) if isinstance(flags, int) else None
             if mode is not None and kwargs.get("dir_fd") is None:
                 access = _begin(log, given, mode, "os.open", caller())
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            probe.fail(error)
         if access is None:
             return original(*args, **kwargs)
         return _carry_out(log, access, original, args, kwargs)
@@ -115,7 +113,7 @@ def opening_descriptor(original: AnyCallable, log: FileLog) -> AnyCallable:
     return call
 
 
-def _begin(log: FileLog, given: Any, mode: Mode, api: str, frame: FrameType) -> Access | None:  # noqa: ANN401
+def _begin(log: FileLog, given: object, mode: Mode, api: str, frame: FrameType) -> Access | None:
     path = given if type(given) is str else as_text(given)
     if not path or path.startswith(NO_FILES):
         return None
@@ -132,12 +130,12 @@ def _carry_out(
     original: AnyCallable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> Any:  # noqa: ANN401
+) -> object:
     then = None if access.key[0].action is _READ else partial(_opened, log)
     return log.carry_out(access, original, (args, kwargs), then)
 
 
-def _opened(log: FileLog, access: Access, opened: Any) -> None:  # noqa: ANN401
+def _opened(log: FileLog, access: Access, opened: Untyped) -> None:
     if isinstance(opened, int):
         descriptor, is_open = opened, descriptor_is_open(opened)
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)

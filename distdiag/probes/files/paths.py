@@ -12,26 +12,61 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from distdiag.probes.untyped import Untyped
 
 # Whether ranks on other nodes see the same file: decided by the type of its file system.
 
 MOUNTS: Final = "/proc/self/mountinfo"
 
 SHARED_TYPES: Final = frozenset(
-    """
-    9p afs beegfs ceph cifs coda davfs exafs fhgfs gfs2 glusterfs gpfs lustre nfs nfs4 ocfs2
-    orangefs panfs pvfs2 smb3 smbfs virtiofs wekafs
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "davfs",
+        "exafs",
+        "fhgfs",
+        "gfs2",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "panfs",
+        "pvfs2",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+        "wekafs",
+    }
 )
 """Types of file systems that several hosts mount, as the kernel calls them."""
 
 LOCAL_FUSE: Final = frozenset(
-    """
-    fuse-overlayfs fuse.bindfs fuse.encfs fuse.fuse-overlayfs fuse.gocryptfs fuse.gvfsd-fuse
-    fuse.lxcfs fuse.mergerfs fuse.ntfs fuse.ntfs-3g fuse.portal fuse.snapfuse fuse.squashfuse
-    fuseblk fusectl
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "fuse-overlayfs",
+        "fuse.bindfs",
+        "fuse.encfs",
+        "fuse.fuse-overlayfs",
+        "fuse.gocryptfs",
+        "fuse.gvfsd-fuse",
+        "fuse.lxcfs",
+        "fuse.mergerfs",
+        "fuse.ntfs",
+        "fuse.ntfs-3g",
+        "fuse.portal",
+        "fuse.snapfuse",
+        "fuse.squashfuse",
+        "fuseblk",
+        "fusectl",
+    }
 )
 """File systems in user space whose files lie on this host; all others fetch them from elsewhere."""
 
@@ -204,7 +239,7 @@ class FilePaths:
         return folder.startswith(self._system) and not folder.startswith(self._kept)
 
 
-def as_text(given: Any) -> str | None:  # noqa: ANN401
+def as_text(given: Untyped) -> str | None:
     """Return a path as text; None if this is no path (a descriptor, nothing, a mistake)."""
     if isinstance(given, int) or given is None:
         return None

@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import sys
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distdiag.probes.base import AnyCallable, Probe, Wrap
 from distdiag.probes.files.calls import (
@@ -32,6 +32,7 @@ from distdiag.probes.files.log import FileLog
 from distdiag.probes.files.opens import opening, opening_descriptor
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 
 class FileWatch(Probe):
@@ -39,13 +40,14 @@ class FileWatch(Probe):
 
     name: ClassVar[str] = "files"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, before_sync: Signal[[]]) -> None:
         """Replace nothing until `install`."""
         super().__init__(recorder)
+        self._log = FileLog(self, before_sync)
         self._imports = ImportWatch({*MODULES, "sqlite3", "socket"}, self._on_import)
 
     def _install(self) -> None:
-        self._log = log = FileLog(self)
+        log = self._log
         locks = FileLocks(log)
         patches = self._patches
         patches.wrap(builtins, "open", partial(opening, log=log))
@@ -70,7 +72,7 @@ class FileWatch(Probe):
     def _on_import(self, name: str) -> None:
         if self.is_off:
             return
-        try:
+        with self.guard:
             if name == "socket":
                 replace_in_sockets(self._log, self._patches)
             elif name == "sqlite3":
@@ -78,13 +80,11 @@ class FileWatch(Probe):
                 self._patches.wrap(sys.modules[name], "connect", make)
             else:
                 replace_in(name, self._log, self._patches)
-        except Exception as error:  # noqa: BLE001 (another version than we know: not observed)
-            self.fail(error)
 
     def _moving(self, original: AnyCallable) -> AnyCallable:
         """Return what comes before a function that changes where relative paths begin."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def call(*args: object, **kwargs: object) -> object:
             try:
                 return original(*args, **kwargs)
             finally:
@@ -97,4 +97,4 @@ class FileWatch(Probe):
         """Put all functions back."""
         super().uninstall()
         self._imports.stop()
-        self.recorder.before_sync = None
+        self._log.sync.end()

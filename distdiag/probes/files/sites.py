@@ -16,9 +16,17 @@ from distdiag.record.user_code import is_user_file
 
 # Modules by which the interpreter reads source files and metadata for itself.
 _READERS: Final = frozenset(
-    """
-    importlib inspect linecache pkgutil runpy sysconfig tokenize traceback zipimport
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "importlib",
+        "inspect",
+        "linecache",
+        "pkgutil",
+        "runpy",
+        "sysconfig",
+        "tokenize",
+        "traceback",
+        "zipimport",
+    }
 )
 _PROBES: Final = str(Path(__file__).parents[1]) + os.sep
 _MOST_CODES: Final = 20_000

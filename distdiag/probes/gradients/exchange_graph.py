@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 
+from distdiag.probes.untyped import Untyped
+
 _MOST_NODES: Final = 30_000
 _MOST_BELOW: Final = 1_500
 _MOST_PASSAGES: Final = 512
@@ -56,12 +58,12 @@ def ways_from(roots: Sequence[Any]) -> list[Way]:
     return [first, *(_way(node, above, places) for node in nodes)]
 
 
-def _may_send(node: Any) -> bool:  # noqa: ANN401
+def _may_send(node: Untyped) -> bool:
     is_python = isinstance(node, torch._C._FunctionBase)
     return is_python or "alltoall" in node.name().lower().replace("_", "")
 
 
-def _way(node: Any, above: dict[Any, list[tuple[Any, int]]], places: dict[Any, int]) -> Way:  # noqa: ANN401
+def _way(node: Untyped, above: dict[Any, list[tuple[Any, int]]], places: dict[Any, int]) -> Way:
     way = Way(node)
     if len(above[node]) == 1:
         way.above = above[node][0]

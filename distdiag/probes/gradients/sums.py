@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
@@ -26,13 +27,15 @@ from distdiag.probes.gradients.exchange_graph import Way, ways_from
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.models.meshes import mesh_of
 from distdiag.probes.models.modules import clean_name, own_parameters
+from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.models.wrappers import param_groups
-from distdiag.probes.optimizers.state import parameters_of
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import Pending, contents
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 # A weighted sum over a tensor, or a shard of it, that all ranks take in the same way.
 
@@ -125,7 +128,7 @@ class ExchangeReading:
         return handles
 
     def _guarded(self, method: Callable[..., None], *fixed: int) -> Callable[..., None]:
-        def hook(*gradients: Any) -> None:  # noqa: ANN401
+        def hook(*gradients: object) -> None:
             if not self._handles or torch.compiler.is_compiling():
                 return
             with guard(self._fail):
@@ -265,7 +268,7 @@ def _sharded(root: nn.Module) -> Iterator[tuple[tuple[int, str], Leaf]]:
                 yield (id(info.module), info.param_name), _leaf(record, group.mesh_info)
 
 
-def _leaf(record: Any, mesh: Any) -> Leaf:  # noqa: ANN401
+def _leaf(record: Untyped, mesh: Untyped) -> Leaf:
     # Without one there was no forward pass yet: then there is no gradient, either.
     leaf = getattr(record, "_unsharded_param", record.sharded_param)
     members = mesh_of(mesh.mesh).ranks
@@ -322,22 +325,41 @@ class _Window:
     handles: list[Any] = field(default_factory=list)
 
 
+class Moments(NamedTuple):
+    """When to look, as `Signals` says."""
+
+    exchange_known: Signal[[]]
+    backward_started: Signal[object]
+    stepping: Signal[Any, FrameType]
+    step_ended: Signal[[]]
+
+
 class GradientSumWatch(Probe):
     """Looks at the first steps and every hundredth."""
 
     name: ClassVar[str] = "gradient-sums"
 
-    def __init__(self, recorder: Recorder, name_of: Callable[[nn.Module], str]) -> None:
-        """Know of no pass yet; `name_of` says what a model is called."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        moments: Moments,
+        models: Callable[[], Sequence[nn.Module]],
+        name_of: Callable[[nn.Module], str],
+    ) -> None:
+        """Know of no pass yet; `models` returns those that there are, `name_of` their names."""
         super().__init__(recorder)
+        self._moments = moments
+        self._live_models = models
+        self._has_exchanged = False
         self._name_of = name_of
         self._window: _Window | None = None
         self._waiting: deque[_Window] = deque(maxlen=_MOST_WAITING)
 
     def _install(self) -> None:
-        self.recorder.on_graph.append(self._before_backward)
-        self.recorder.on_update.append(self._before_update)
-        self.recorder.on_step.append(self._after_step)
+        self._subscribe(self._moments.exchange_known, self._know_exchange)
+        self._subscribe(self._moments.backward_started, self._before_backward)
+        self._subscribe(self._moments.stepping, self._before_update)
+        self._subscribe(self._moments.step_ended, self._after_step)
 
     def uninstall(self) -> None:
         """Take the hooks of the parameters away, too."""
@@ -354,6 +376,10 @@ class GradientSumWatch(Probe):
     # The moments
 
     @guarded
+    def _know_exchange(self) -> None:
+        self._has_exchanged = True
+
+    @guarded
     def _before_backward(self, outputs: object) -> None:
         self._write()
         if self._window is not None and self._window.handles:
@@ -368,13 +394,12 @@ class GradientSumWatch(Probe):
         _, frames = self.recorder.backward or ((), ())
         window = self._window = _Window(step, CallSite(frames))
         experts: set[int] = set()
-        if self.recorder.has_exchanged:
+        if self._has_exchanged:
             ways = ways_from(_roots(outputs))
             experts = {id(leaf) for way in ways[1:] for leaf in way.leaves}
             experts -= {id(leaf) for way in ways[:1] for leaf in way.leaves}
             window.exchanges = ExchangeReading(ways, self.recorder, self.fail)
-        models = self.recorder.live_models() if self.recorder.live_models is not None else []
-        for model in models[:_MOST_MODELS]:
+        for model in self._live_models()[:_MOST_MODELS]:
             leaves = leaves_of(model)
             window.names |= {id(leaf.leaf): leaf.name for leaf in leaves}
             sums = [_Sums(leaf) for leaf in chosen(leaves, experts)]
@@ -412,7 +437,7 @@ class GradientSumWatch(Probe):
             figures["square"] = figures.get("square", 0.0) + square
 
     @guarded
-    def _before_update(self, optimizer: object) -> None:
+    def _before_update(self, optimizer: object, _: FrameType) -> None:
         window = self._window
         if window is None or not isinstance(optimizer, torch.optim.Optimizer):
             return
@@ -471,7 +496,7 @@ class GradientSumWatch(Probe):
                     )
 
 
-def _run_first(hooks: Any, number: int) -> None:  # noqa: ANN401
+def _run_first(hooks: Untyped, number: int) -> None:
     """Let a hook run before those that change the gradient.
 
     Autograd goes by the order of insertion, not by that of an OrderedDict.

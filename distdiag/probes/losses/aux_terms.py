@@ -11,6 +11,7 @@ from distdiag.events.losses import AuxTerm, Factor
 from distdiag.probes.losses.held_numbers import multiples_of
 from distdiag.probes.losses.score_marks import Origin, inputs_of, origin_of
 from distdiag.probes.losses.terms import SAME, Scalar, Step, Term, kind_of, number, saved
+from distdiag.probes.untyped import Untyped
 
 MOST_NODES: Final = 64
 _MOST_TERMS: Final = 8
@@ -95,7 +96,7 @@ def without_aux(terms: list[Term]) -> list[Term]:
     return [term for term in terms if id(term) not in aux] if len(aux) < len(terms) else terms
 
 
-def aux_terms(root: Any) -> list[Aux]:  # noqa: ANN401
+def aux_terms(root: object) -> list[Aux]:
     """Return the balancing losses that a pass from this node differentiates."""
     found: list[Aux] = []
     waiting: _Edges = [(root, 0, ())]
@@ -111,12 +112,12 @@ def aux_terms(root: Any) -> list[Aux]:  # noqa: ANN401
     return [] if waiting or len(found) > _MOST_TERMS else found
 
 
-def parts_of(node: Any) -> list[_Steps]:  # noqa: ANN401
+def parts_of(node: object) -> list[_Steps]:
     """Return the factors of each part of a balancing loss that stands for itself."""
     return _inner(node, 0, ())
 
 
-def _inner(node: Any, index: int, steps: _Steps) -> list[_Steps]:  # noqa: ANN401
+def _inner(node: object, index: int, steps: _Steps) -> list[_Steps]:
     """Return the factors of each part of a balancing loss; parts that are alike once."""
     found: list[_Steps] = []
     waiting: _Edges = [(node, index, steps)]
@@ -133,7 +134,7 @@ def _inner(node: Any, index: int, steps: _Steps) -> list[_Steps]:  # noqa: ANN40
     return found
 
 
-def _below(node: Any, index: int, steps: _Steps) -> _Edges | None:  # noqa: ANN401
+def _below(node: Untyped, index: int, steps: _Steps) -> _Edges | None:
     """Return what a node adds up or multiplies by a number, None if it does something else."""
     kind, overload = kind_of(node)
     below = inputs_of(node, index)

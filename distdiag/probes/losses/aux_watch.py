@@ -20,6 +20,8 @@ from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guard
 from distdiag.probes.losses.score_marks import origin_of
 from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.untyped import Untyped
+from distdiag.record.signals import Signal
 
 _MOST_SCALARS: Final = 16
 _MOST_PASSES: Final = 1024
@@ -61,16 +63,16 @@ class AuxWatch:
         module: Callable[[], nn.Module | None],
         site: Callable[[], CallSite],
         fail: Callable[[Exception], None],
-        on_injected: Sequence[Callable[[object], None]] = (),
+        injected: Signal[Any] | None = None,
     ) -> None:
         """Nothing was computed yet; `module` is the one that routes now, if it is looked at.
 
-        `on_injected` are told the nodes of balancing losses that are injected.
+        `injected` is told the nodes of balancing losses that are injected.
         """
         self._module = module
         self._site = site
         self._fail = fail
-        self._on_injected = on_injected
+        self._injected = injected or Signal()
         self._patches = Patches()
         self._is_on = False
         self._passes: deque[dict[str, Use]] = deque(maxlen=_MOST_PASSES)
@@ -130,7 +132,7 @@ class AuxWatch:
         if text and any(text.endswith(f" = {each:g}") for each in args if type(each) is float):
             found.detached.append((found.scores[-1][0], text, self._site()))
 
-    def saw_injection(self, result: Any, scalar: Any) -> None:  # noqa: ANN401
+    def saw_injection(self, result: object, scalar: object) -> None:
         """Take note of a function of the program that was given one number beside a tensor."""
         with guard(self._fail):
             if self._module() is not None and len(self._found.injected) < _MOST_SCALARS:
@@ -156,8 +158,8 @@ class AuxWatch:
                 use.num_injected += 1
                 use.site = site
                 _when_reached(result, use, "is_used")
-            for tell in self._on_injected if used else ():
-                tell(scalar)
+            if used:
+                self._injected.emit(scalar)
         for layer, coefficient, site in found.detached:
             if not uses[layer].num_scalars:
                 uses[layer].num_scalars = 1
@@ -198,13 +200,13 @@ class AuxWatch:
                 }
 
 
-def _uses_of(node: Any, uses: dict[str, Use]) -> list[Use]:  # noqa: ANN401
+def _uses_of(node: object, uses: dict[str, Use]) -> list[Use]:
     origin = origin_of(node)
     layers = {mark.layer for mark in origin.marks.values()} if origin is not None else set()
     return [uses[layer] for layer in layers if layer in uses]
 
 
-def _when_reached(node: Any, use: Use, name: str) -> None:  # noqa: ANN401
+def _when_reached(node: Untyped, use: Use, name: str) -> None:
     def reached(_: object) -> None:
         setattr(use, name, True)
 
@@ -244,7 +246,7 @@ def injecting(function: AnyCallable, tell: Callable[[Any, Any], None]) -> AnyCal
     """
 
     @wrap_like(function)
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def apply(cls: object, *args: object, **kwargs: object) -> object:
         result = function(cls, *args, **kwargs)
         if not torch.compiler.is_compiling() and type(result) is torch.Tensor:
             with out_of_sight():

@@ -24,19 +24,26 @@ from distdiag.probes.losses.terms import (
     saved,
     total_of,
 )
+from distdiag.probes.untyped import Untyped
 
 MOST_NODES: Final = 200
 MOST_TERMS: Final = 64
 
 _LOSSES: Final = frozenset(
-    """
-    BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss KlDiv L1Loss MseLoss SmoothL1Loss
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "BinaryCrossEntropy",
+        "BinaryCrossEntropyWithLogits",
+        "HuberLoss",
+        "KlDiv",
+        "L1Loss",
+        "MseLoss",
+        "SmoothL1Loss",
+    }
 )
 _MASKS: Final = frozenset({"Index", "MaskedFill", "MaskedSelect", "Where"})
 
 
-def losses_of(root: Any) -> list[Term]:  # noqa: ANN401
+def losses_of(root: object) -> list[Term]:
     """Return the losses that a pass from this node differentiates; none if that is not clear."""
     found: list[Term] = []
     waiting: list[tuple[Any, int, Way]] = [(root, 0, Way())]
@@ -53,7 +60,7 @@ def losses_of(root: Any) -> list[Term]:  # noqa: ANN401
 
 
 def _visit(
-    node: Any,  # noqa: ANN401
+    node: Untyped,
     index: int,
     way: Way,
     found: list[Term],
@@ -89,7 +96,7 @@ def _visit(
 
 
 def _reduce(
-    node: Any,  # noqa: ANN401
+    node: Untyped,
     kind: str,
     overload: str,
     below: Sequence[tuple[Any, int]],
@@ -116,7 +123,7 @@ def _reduce(
 
 
 def _scale(
-    node: Any,  # noqa: ANN401
+    node: Untyped,
     kind: str,
     below: Sequence[tuple[Any, int]],
     way: Way,
@@ -150,7 +157,7 @@ def _multiplied(mask: torch.Tensor, way: Way) -> Way | None:
     return replace(way, num_counted=counted, num_elements=mask.numel())
 
 
-def _mask(node: Any, kind: str, way: Way) -> Way | None:  # noqa: ANN401
+def _mask(node: Untyped, kind: str, way: Way) -> Way | None:
     if way.num_counted is not None:
         return None
     taken = math.prod(way.sizes)
@@ -171,7 +178,7 @@ def _mask(node: Any, kind: str, way: Way) -> Way | None:  # noqa: ANN401
     return replace(way, num_counted=number(kept.sum()), num_elements=taken)
 
 
-def _num_terms(node: Any) -> int:  # noqa: ANN401
+def _num_terms(node: Untyped) -> int:
     """Count what was added up right below a node."""
     count, waiting = 0, [node]
     while waiting and count < MOST_TERMS:

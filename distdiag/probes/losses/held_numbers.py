@@ -73,7 +73,7 @@ def _of_code(code: CodeType) -> Iterator[float]:
                 yield from (each for each in constant if isinstance(each, float) and each)
 
 
-def _of_value(value: Any, namespace: dict[str, Any]) -> Iterator[float]:  # noqa: ANN401
+def _of_value(value: object, namespace: dict[str, Any]) -> Iterator[float]:
     if isinstance(value, FunctionType):
         if value.__globals__ is namespace:
             yield from _of_code(value.__code__)
@@ -85,7 +85,7 @@ def _of_value(value: Any, namespace: dict[str, Any]) -> Iterator[float]:  # noqa
         yield from _of_settings(value)
 
 
-def _of_settings(value: Any) -> Iterator[float]:  # noqa: ANN401
+def _of_settings(value: object) -> Iterator[float]:
     if isinstance(value, float) and value:
         yield value
     elif isinstance(value, dict):

@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 import torch
 
 from distdiag.events.losses import LossPass
-from distdiag.probes.data.sample_rows import tensors_in
 from distdiag.probes.losses.terms import Scalar, Term, number
 from distdiag.probes.tensors.bytes import is_readable
+from distdiag.probes.tensors.sample_rows import tensors_in
 
 MOST_TENSORS: Final = 32
 MOST_PARTS: Final = 16

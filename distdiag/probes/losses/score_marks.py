@@ -12,22 +12,42 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from distdiag.probes.losses.terms import SAME, Scalar, kind_of, number, saved
+from distdiag.probes.untyped import Untyped
 
 KEY: Final = "distdiag.scores"
 MOST_NODES: Final = 200
 _MOST_MARKED: Final = 16
 
 _ABOVE_LOGITS: Final = SAME | frozenset(
-    """
-    Add Clamp Div LogSoftmax MaskedFill Mul Relu Sigmoid Softmax Softplus Sqrt Sub Tanh Where
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "Add",
+        "Clamp",
+        "Div",
+        "LogSoftmax",
+        "MaskedFill",
+        "Mul",
+        "Relu",
+        "Sigmoid",
+        "Softmax",
+        "Softplus",
+        "Sqrt",
+        "Sub",
+        "Tanh",
+        "Where",
+    }
 )
 _PRODUCTS: Final = frozenset({"Addmm", "Bmm", "Linear", "Mm", "Mv"})
 _OTHER_PARTS: Final = frozenset(
-    """
-    BinaryCrossEntropyWithLogits Convolution Embedding FusedRmsNorm NativeBatchNorm NativeLayerNorm
-    NllLoss NllLoss2D
-    """.split()  # noqa: SIM905
+    {
+        "BinaryCrossEntropyWithLogits",
+        "Convolution",
+        "Embedding",
+        "FusedRmsNorm",
+        "NativeBatchNorm",
+        "NativeLayerNorm",
+        "NllLoss",
+        "NllLoss2D",
+    }
 )
 
 
@@ -52,7 +72,7 @@ class Origin:
     is_clear: bool = True
 
 
-def mark_scores(node: Any, mark: Mark) -> list[Any]:  # noqa: ANN401
+def mark_scores(node: Untyped, mark: Mark) -> list[Any]:
     """Mark scores and what they were made of, down to the product that made the logits.
 
     Return all that was marked: what a bias was added to may be used further on without it.
@@ -75,7 +95,7 @@ def mark_scores(node: Any, mark: Mark) -> list[Any]:  # noqa: ANN401
     return marked
 
 
-def origin_of(node: Any, index: int = 0) -> Origin | None:  # noqa: ANN401
+def origin_of(node: object, index: int = 0) -> Origin | None:
     """Return the scores of which an output is made; None if parameters or other parts go in."""
     found, seen, waiting = Origin(), {id(node): node}, [(node, index)]
     while waiting:
@@ -96,7 +116,7 @@ def origin_of(node: Any, index: int = 0) -> Origin | None:  # noqa: ANN401
     return found if found.marks else None
 
 
-def inputs_of(node: Any, index: int) -> list[tuple[Any, int]]:  # noqa: ANN401
+def inputs_of(node: Untyped, index: int) -> list[tuple[Any, int]]:
     """Return what one of the outputs of a node is made of.
 
     One of several outputs of a wrapper belongs to one of its inputs.
@@ -107,20 +127,20 @@ def inputs_of(node: Any, index: int) -> list[tuple[Any, int]]:  # noqa: ANN401
     return [(child, place) for child, place in below if child is not None]
 
 
-def _mark_of(node: Any) -> Mark | None:  # noqa: ANN401
+def _mark_of(node: object) -> Mark | None:
     metadata = getattr(node, "metadata", None)
     return metadata.get(KEY) if isinstance(metadata, dict) else None
 
 
-def _is_leaf(node: Any) -> bool:  # noqa: ANN401
+def _is_leaf(node: Untyped) -> bool:
     return str(node.name()).endswith("AccumulateGrad")
 
 
-def _is_of_program(node: Any) -> bool:  # noqa: ANN401
+def _is_of_program(node: Untyped) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction) or "c10d" in node.name()
 
 
-def _note_division(node: Any, kind: str, overload: str, found: Origin) -> None:  # noqa: ANN401
+def _note_division(node: Untyped, kind: str, overload: str, found: Origin) -> None:
     if kind == "Mean":
         sizes = [int(size) for size in node._saved_self_sym_sizes]
         dims = range(len(sizes)) if overload == "0" else map(int, node._saved_dim)

@@ -10,16 +10,32 @@ from typing import Any, Final
 import torch
 
 from distdiag.probes.tensors.bytes import is_readable
+from distdiag.probes.untyped import Untyped
 
 Scalar = float | torch.Tensor
 """A number, or where it will be found: what a GPU has computed is not read at once."""
 
 _NAME: Final = re.compile(r"_?(\w+?)Backward(\d*)$")
 SAME: Final = frozenset(
-    """
-    Alias Clone Contiguous DDPSink Permute Reshape ReshapeAlias Select Slice Split Squeeze T
-    ToCopy Transpose Unsqueeze UnsafeView View
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {
+        "Alias",
+        "Clone",
+        "Contiguous",
+        "DDPSink",
+        "Permute",
+        "Reshape",
+        "ReshapeAlias",
+        "Select",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "T",
+        "ToCopy",
+        "Transpose",
+        "Unsqueeze",
+        "UnsafeView",
+        "View",
+    }
 )
 _REDUCTIONS: Final = ("none", "mean", "sum")
 
@@ -80,7 +96,7 @@ class Way:
         return replace(self, doubts=(*self.doubts, *doubts))
 
 
-def saved(node: Any, name: str) -> torch.Tensor | None:  # noqa: ANN401
+def saved(node: object, name: str) -> torch.Tensor | None:
     """Return a tensor that a node has saved, if it can be read.
 
     Hooks that would compute it anew are not woken.
@@ -97,13 +113,13 @@ def number(tensor: torch.Tensor) -> Scalar:
     return float(tensor) if tensor.device.type == "cpu" else tensor.detach().double().clone()
 
 
-def kind_of(node: Any) -> tuple[str, str]:  # noqa: ANN401
+def kind_of(node: Untyped) -> tuple[str, str]:
     """Return the name of the operation that a node differentiates, and its number."""
     match = _NAME.match(node.name())
     return (match[1], match[2]) if match else ("", "")
 
 
-def nll(node: Any, way: Way) -> list[Term]:  # noqa: ANN401
+def nll(node: Untyped, way: Way) -> list[Term]:
     """Return a cross entropy."""
     target = saved(node, "target")
     reduction = _REDUCTIONS[int(node._saved_reduction)]
@@ -133,7 +149,7 @@ def nll(node: Any, way: Way) -> list[Term]:  # noqa: ANN401
     ]
 
 
-def _num_rows(node: Any, target: torch.Tensor) -> int:  # noqa: ANN401
+def _num_rows(node: Untyped, target: torch.Tensor) -> int:
     """Return the number of sequences, by the shape that the logits had before they were one row."""
     if target.dim() > 1:
         return int(target.shape[0])
@@ -149,7 +165,7 @@ def _num_rows(node: Any, target: torch.Tensor) -> int:  # noqa: ANN401
     return 0
 
 
-def dense(node: Any, way: Way) -> list[Term]:  # noqa: ANN401
+def dense(node: Untyped, way: Way) -> list[Term]:
     """Return a loss all of whose elements count."""
     reduction = _REDUCTIONS[int(node._saved_reduction)]
     if reduction == "none" or way.total is not None:

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, ClassVar, Final
@@ -39,8 +40,10 @@ from distdiag.probes.models.own_steps import OwnSteps, is_due
 from distdiag.probes.models.wrappers import keeper_of, param_groups
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.bytes import is_readable
+from distdiag.probes.untyped import Untyped
 from distdiag.record.coefficient_names import is_coefficient
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.user_code import is_user_file
 
 # Over which ranks the wrapper of a model combines gradients, and what it divides their sum by.
@@ -78,7 +81,7 @@ def averaging_in(root: nn.Module) -> Averaging:
     return found.pop() if len(found) == 1 else UNKNOWN
 
 
-def _divisor(module: Any, kind: str, num_ranks: int) -> float:  # noqa: ANN401
+def _divisor(module: Untyped, kind: str, num_ranks: int) -> float:
     if isinstance(module, DistributedDataParallel):
         return 0.0 if getattr(module, "_comm_hooks", None) else float(num_ranks)
     if kind == "FSDP2":
@@ -91,7 +94,7 @@ def _divisor(module: Any, kind: str, num_ranks: int) -> float:  # noqa: ANN401
     return 0.0
 
 
-def _given(group: Any, num_ranks: int) -> float:  # noqa: ANN401
+def _given(group: object, num_ranks: int) -> float:
     if getattr(group, "_all_reduce_hook", None) is not None:
         return 0.0
     given = getattr(group, "gradient_divide_factor", None)
@@ -120,7 +123,7 @@ class InjectedAux:
         """Say whether anything was injected since the last step."""
         return self._num_awaited > 0
 
-    def see(self, node: Any) -> None:  # noqa: ANN401
+    def see(self, node: Untyped) -> None:
         """Watch the node of a loss that was injected."""
         origin = origin_of(node)
         if origin is not None and self._num_awaited < _MOST_AWAITED:
@@ -190,7 +193,7 @@ def _of_arguments() -> Iterator[float]:
                 continue
 
 
-def _of_settings(value: Any) -> Iterator[float]:  # noqa: ANN401
+def _of_settings(value: object) -> Iterator[float]:
     # By types and not by attributes: a proxy would answer for what it stands for, or raise.
     kind = type(value)
     if issubclass(kind, dict):
@@ -200,7 +203,7 @@ def _of_settings(value: Any) -> Iterator[float]:  # noqa: ANN401
             yield from _of_names(object.__getattribute__(value, "__dict__"))
 
 
-def _of_names(values: Any) -> Iterator[float]:  # noqa: ANN401
+def _of_names(values: Untyped) -> Iterator[float]:
     for name, value in list(values.items())[:_MOST_NAMES]:
         if type(value) is float and value and type(name) is str and is_coefficient(name):
             yield value
@@ -212,14 +215,40 @@ MOST_PASSES: Final = 64
 _MOST_WAITING: Final = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """When to look, as `Signals` says; `aux_loss_used` is told of what is found."""
+
+    inputs_seen: Signal[object]
+    backward_started: Signal[object]
+    backward_ended: Signal[bool]
+    stepping: Signal[Any, FrameType]
+    step_ended: Signal[[]]
+    aux_loss_injected: Signal[Any]
+    aux_loss_doubted: Signal[bool]
+    aux_loss_used: Signal[Sequence[str]]
+
+
 class LossWatch(Probe):
     """Reads the losses of the backward passes before the first steps and every hundredth."""
 
     name: ClassVar[str] = "losses"
 
-    def __init__(self, recorder: Recorder, steps: OwnSteps) -> None:
-        """Know of no pass yet; `steps` knows which models an optimizer trains."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        moments: Moments,
+        steps: OwnSteps,
+        models: Callable[[], Sequence[nn.Module]],
+    ) -> None:
+        """Know of no pass yet.
+
+        `steps` knows which models an optimizer trains, `models` returns all that there are.
+        """
         super().__init__(recorder)
+        self._moments = moments
+        self._live_models = models
+        self._is_aux_doubted = False
         self._models = steps
         self._num_passes = 0
         self._passes: list[LossReading] = []
@@ -233,9 +262,14 @@ class LossWatch(Probe):
         self._waiting: deque[tuple[dict[str, Any], list[LossReading]]] = deque()
 
     def _install(self) -> None:
-        self.recorder.on_step.append(self._forget)
-        self.recorder.on_given.append(self._see)
-        self.recorder.on_injected.append(self._see_injected)
+        moments = self._moments
+        self._subscribe(moments.inputs_seen, self._see)
+        self._subscribe(moments.backward_started, self._before_backward)
+        self._subscribe(moments.backward_ended, self._after_backward)
+        self._subscribe(moments.stepping, self._before_step)
+        self._subscribe(moments.step_ended, self._forget)
+        self._subscribe(moments.aux_loss_injected, self._see_injected)
+        self._subscribe(moments.aux_loss_doubted, self._doubt_aux)
 
     @guarded
     def flush(self) -> None:
@@ -253,7 +287,7 @@ class LossWatch(Probe):
             self._injected.see(node)
 
     @guarded
-    def before_backward(self, outputs: object) -> None:
+    def _before_backward(self, outputs: object) -> None:
         """Look at the graph that a pass is about to differentiate."""
         self._write()
         if not dist.is_initialized():
@@ -278,16 +312,21 @@ class LossWatch(Probe):
         self._running = LossReading(terms, place, self.fail, labels, balance, targets)
 
     def _look_for_balance(self, outputs: object) -> None:
-        root = _root(outputs) if self.recorder.doubts_balance() else None
+        root = _root(outputs) if self._is_aux_doubted else None
         if root is not None:
             self._tell_balanced(aux_terms(root))
 
     def _tell_balanced(self, aux: list[Aux]) -> None:
-        for tell in self.recorder.on_balanced:
-            tell([mark.layer for each in aux for mark in each.origin.marks.values()])
+        layers = [mark.layer for each in aux for mark in each.origin.marks.values()]
+        self._moments.aux_loss_used.emit(layers)
 
     @guarded
-    def after_backward(self) -> None:
+    def _doubt_aux(self, is_doubted: bool) -> None:
+        """Take note whether auxiliary losses are looked for in all steps, to see them used."""
+        self._is_aux_doubted = is_doubted
+
+    @guarded
+    def _after_backward(self, _: bool) -> None:
         """Leave the graph: the pass is over, or has failed."""
         running, self._running = self._running, None
         if running is not None:
@@ -295,7 +334,7 @@ class LossWatch(Probe):
             self._passes.append(running)
 
     @guarded
-    def before_step(self, optimizer: object, _: FrameType) -> None:
+    def _before_step(self, optimizer: object, _: FrameType) -> None:
         """Write down the passes whose gradients an optimizer is about to apply."""
         if not isinstance(optimizer, torch.optim.Optimizer) or not self._num_passes:
             return
@@ -322,10 +361,10 @@ class LossWatch(Probe):
         return label
 
     def _numbers(self) -> Numbers:
-        models = self.recorder.live_models() if self.recorder.live_models is not None else ()
-        given = (sys._getframe(1), self.recorder.main_script, list(models))
+        given = (sys._getframe(1), self.recorder.main_script, list(self._live_models()))
         return Numbers(held_numbers(*given), named_coefficients(*given))
 
+    @guarded
     def _forget(self) -> None:
         self._num_passes, self._passes, self._places = 0, [], {}
         self._injected.forget()
@@ -348,7 +387,7 @@ def _is_compiled() -> bool:
     return bool(getattr(compiled, "compiled_autograd_enabled", False))
 
 
-def _root(outputs: object) -> Any:  # noqa: ANN401
+def _root(outputs: object) -> object:
     """Return the node of the only output of a pass, None if it is not one number or compiled."""
     tensors = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     if _is_compiled() or len(tensors) != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from torch import nn
 
@@ -25,7 +25,7 @@ _COUNTS: Final = (
 )
 
 
-def cut_heads(parent: Any, projection: object, num_parts: int) -> str:  # noqa: ANN401
+def cut_heads(parent: object, projection: object, num_parts: int) -> str:
     """Say which heads cannot be split so, an empty string if all can or nothing is known."""
     if not isinstance(projection, nn.Linear) or num_parts < 2:
         return ""
@@ -42,7 +42,7 @@ def cut_heads(parent: Any, projection: object, num_parts: int) -> str:  # noqa: 
     return f"{num_heads} heads of {head_dim} cannot be split over {num_parts} ranks"
 
 
-def _counts(parent: Any) -> set[int]:  # noqa: ANN401
+def _counts(parent: object) -> set[int]:
     holders = [vars(parent), getattr(getattr(parent, "config", None), "__dict__", {})]
     values = [holder.get(name) for holder in holders for name in _COUNTS]
     return {value for value in values if type(value) is int and value > 0}

@@ -6,12 +6,13 @@ from typing import Any, Final
 
 from distdiag.events.models import Mesh
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.untyped import Untyped
 
 _KNOWN: Final[WeakMap[Any, Mesh]] = WeakMap()
 """A mesh never changes, and torch makes the tensor of its ranks anew each time it is asked."""
 
 
-def mesh_of(mesh: Any) -> Mesh:  # noqa: ANN401
+def mesh_of(mesh: Untyped) -> Mesh:
     """Return a mesh as a value."""
     known = _KNOWN.get(mesh)
     if known is None:
@@ -22,7 +23,7 @@ def mesh_of(mesh: Any) -> Mesh:  # noqa: ANN401
     return known
 
 
-def replicas_on_mesh(device_mesh: Any, placements: Any) -> tuple[int, ...]:  # noqa: ANN401
+def replicas_on_mesh(device_mesh: Untyped, placements: Untyped) -> tuple[int, ...]:
     """Return the ranks that differ from this one only along axes where a tensor is replicated."""
     mesh, here = mesh_of(device_mesh), device_mesh.get_coordinate()
     is_whole = len(placements) == len(mesh.sizes)

@@ -94,7 +94,7 @@ class ModuleHook:
         """Tell this; it raises nothing."""
         self._tell = tell
 
-    def __call__(self, *args: Any) -> None:  # noqa: ANN401
+    def __call__(self, *args: object) -> None:
         """Tell of a forward pass."""
         if not torch.compiler.is_compiling():
             self._tell(*args)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from distdiag.probes.models.optimizer_state import parameters_of
 from distdiag.probes.models.wrappers import parameters_in, sharded_parameters, walk
-from distdiag.probes.optimizers.state import parameters_of
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 
 # Whether DDP had a hand in a step: its forward pass arms the reducer, and nothing else does.

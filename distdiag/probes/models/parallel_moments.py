@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
+from torch import nn
 from torch.distributed.tensor.parallel import api
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.untyped import Untyped
+from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 
 class ParallelMoments(Probe):
@@ -14,16 +19,20 @@ class ParallelMoments(Probe):
 
     name: ClassVar[str] = "parallel-moments"
 
+    def __init__(self, recorder: Recorder, wrapped: Signal[Sequence[nn.Module]]) -> None:
+        """Tell by this signal."""
+        super().__init__(recorder)
+        self._wrapped = wrapped
+
     def _install(self) -> None:
         self._patches.wrap_everywhere(api, "parallelize_module", self._telling)
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def parallelize_module(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def parallelize_module(module: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
             result = original(module, *args, **kwargs)
-            after_wrap = self.recorder.after_wrap
-            if after_wrap is not None and not self.is_off:
-                after_wrap((module,))
+            if not self.is_off:
+                self._wrapped.emit((module,))
             return result
 
         return parallelize_module

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 from fnmatch import fnmatch
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -16,11 +16,14 @@ from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
 from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import cut_heads
 from distdiag.probes.models.modules import own_parameters
 from distdiag.probes.models.plan_patterns import PlanProbe, outcome
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 _SOURCE: Final = PlanSource.PARALLELIZE_MODULE
 _MOST_WATCHED: Final = 20_000
@@ -58,53 +61,56 @@ class ParallelizePlans(PlanProbe):
 
     name: ClassVar[str] = "parallelize-plans"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, step_ended: Signal[[]]) -> None:
         """Watch no parameter yet."""
         super().__init__(recorder)
+        self._step_ended = step_ended
         self._is_inside = False
         self._sharded: list[_Sharded] = []
 
     def _install(self) -> None:
         self._patches.wrap_everywhere(api, "parallelize_module", self._resolving)
-        self.recorder.on_step.append(lambda: self._safely(self._after_step))
+        self._subscribe(self._step_ended, self._after_step)
 
     def _resolving(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def parallelize_module(
-            module: Any,  # noqa: ANN401
-            device_mesh: Any = None,  # noqa: ANN401
-            parallelize_plan: Any = None,  # noqa: ANN401
-            *args: Any,  # noqa: ANN401
-            **kwargs: Any,  # noqa: ANN401
-        ) -> Any:  # noqa: ANN401
+            module: Untyped,
+            device_mesh: Untyped = None,
+            parallelize_plan: Untyped = None,
+            *args: Untyped,
+            **kwargs: object,
+        ) -> object:
             given = (module, device_mesh, parallelize_plan)
             # It calls itself for the parts of a model.
             if self._is_inside or self.is_off or torch.compiler.is_compiling():
                 return original(*given, *args, **kwargs)
             self._is_inside = True
             try:
-                site = self._safely(self._site, sys._getframe(1))
-                resolved = self._safely(self._before, *given, site)
+                site = self._site(sys._getframe(1))
+                resolved = self._before(*given, site)
                 result = original(*given, *args, **kwargs)
-                if resolved:
-                    self._safely(self._after, module, resolved, site)
+                if resolved and site is not None:
+                    self._after(module, resolved, site)
                 return result
             finally:
                 self._is_inside = False
 
         return parallelize_module
 
-    def _site(self, frame: Any) -> CallSite:  # noqa: ANN401
+    @guarded
+    def _site(self, frame: Untyped) -> CallSite:
         return CallSite(frames_of(frame, self.recorder.main_script))
 
+    @guarded
     def _before(
         self,
         module: object,
-        mesh: Any,  # noqa: ANN401
+        mesh: object,
         plan: object,
-        site: CallSite,
+        site: CallSite | None,
     ) -> list[_Resolved]:
-        if not isinstance(plan, Mapping) or not isinstance(module, nn.Module):
+        if site is None or not isinstance(plan, Mapping) or not isinstance(module, nn.Module):
             return []
         names = [name for name, _ in module.named_modules() if name]
         resolved, told = [], []
@@ -121,6 +127,7 @@ class ParallelizePlans(PlanProbe):
         self._tell(_SOURCE, type(module).__name__, told, site)
         return resolved
 
+    @guarded
     def _after(self, root: nn.Module, resolved: list[_Resolved], site: CallSite) -> None:
         """Keep in mind what is sharded now."""
         for pattern, wanted, matches in resolved:
@@ -135,6 +142,7 @@ class ParallelizePlans(PlanProbe):
                             )
                         )
 
+    @guarded
     def _after_step(self) -> None:
         """Look once whether what was sharded has been replaced by the whole."""
         watched, self._sharded = self._sharded, []
@@ -169,7 +177,7 @@ def _is_split(parameter: object) -> bool:
     return parameter._local_tensor.shape != parameter.shape  # type: ignore[attr-defined, no-any-return]
 
 
-def _cut(match: _Match, style: Any, mesh: Any) -> str:  # noqa: ANN401
+def _cut(match: _Match, style: Untyped, mesh: Untyped) -> str:
     """Say which heads the style cuts, if the program gets the parts as plain tensors."""
     is_colwise = type(style).__name__ == "ColwiseParallel"
     if mesh is None or not is_colwise or not getattr(style, "use_local_output", False):

@@ -13,8 +13,10 @@ from distdiag.events.base import CallSite
 from distdiag.events.models import PartialRead
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guard, guarded
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 _METHODS: Final = ("item", "__float__")
 _MOST_PLACES: Final = 64
@@ -25,21 +27,25 @@ class PartialReads(Probe):
 
     name: ClassVar[str] = "partial-reads"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(
+        self, recorder: Recorder, shared: Signal[Any, Any], step_ended: Signal[[]]
+    ) -> None:
         """Know of no place yet."""
         super().__init__(recorder)
+        self._shared = shared
+        self._step_ended = step_ended
         self._seen: set[tuple[int, int]] = set()
         self._waiting: list[dict[str, Any]] = []
 
     def _install(self) -> None:
         for name in _METHODS:
             self._patches.add(DTensor, name, partial(self._reading, api=name))
-        self.recorder.on_share.append(self._after_share)
-        self.recorder.on_step.append(self.flush)
+        self._subscribe(self._shared, self._before_share)
+        self._subscribe(self._step_ended, self.flush)
 
     def _reading(self, original: AnyCallable, api: str) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
                 with guard(self.fail):
                     self._look(self_, api, sys._getframe(1))
@@ -47,7 +53,7 @@ class PartialReads(Probe):
 
         return method
 
-    def _look(self, tensor: Any, api: str, frame: FrameType) -> None:  # noqa: ANN401
+    def _look(self, tensor: Untyped, api: str, frame: FrameType) -> None:
         if not any(placement.is_partial() for placement in tensor.placements):
             return
         place = (id(frame.f_code), frame.f_lasti)
@@ -62,11 +68,13 @@ class PartialReads(Probe):
             }
         )
 
-    def _after_share(self) -> None:
+    @guarded
+    def _before_share(self, *_: object) -> None:
         """Forget what was read: the program reduces the number itself."""
         self._waiting.clear()
 
+    @guarded
     def flush(self) -> None:
         """Write down what was read and not reduced since."""
-        while self._waiting and not self.is_off:
+        while self._waiting:
             self.recorder.event(PartialRead, **self._waiting.pop(0))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from distdiag.config.placement_rules import closest
 from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanPatterns, PlanSource
 from distdiag.probes.base import Probe
-from distdiag.probes.guard import guard
 from distdiag.record.recorder import Recorder
 
 _MOST_PATTERNS: Final = 400
@@ -34,13 +33,6 @@ class PlanProbe(Probe):
         if told and key not in self._told:
             self._told.add(key)
             self.recorder.event(PlanPatterns, source=source, model=model, patterns=told, site=site)
-
-    def _safely(self, observe: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
-        """Run a part of ours; None if it fails, which switches the probe off."""
-        if not self.is_off:
-            with guard(self.fail):
-                return observe(*args)
-        return None
 
 
 def outcome(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from distdiag.probes.base import AnyCallable, Patches, like
@@ -49,20 +50,17 @@ _NOTES: list[Callable[[object], None]] = []
 """Who is told of new objects, by a number that a traced function may hold."""
 
 
-class Born:
+class ObjectRegistry:
     """The living objects of a class, the oldest first; ranks make them in the same order."""
 
-    def __init__(
-        self, kind: type, ways: tuple[str, ...], fail: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, kind: type, ways: tuple[str, ...]) -> None:
         """Know of none yet.
 
-        `ways` are the methods by one of which each of them comes to be (copies do not pass through
-        the constructor); `fail` is told what goes wrong here.
+        `ways` are the methods by one of which each of them comes to be: copies do not pass through
+        the constructor.
         """
         self._kind = kind
         self._ways = ways
-        self._fail = fail
         self._references: list[weakref.ref[Any]] = []
         self._numbers: WeakMap[Any, int] = WeakMap()
         self.count = 0
@@ -70,20 +68,25 @@ class Born:
         self.newest = -1
         """The number of the last one."""
 
-    def watch(self, patches: Patches) -> None:
-        """Take note of each one that is made from now on."""
+    def watch(self, patches: Patches, fail: Callable[[Exception], None]) -> None:
+        """Take note of each one that is made from now on; `fail` is told what goes wrong here."""
         for way in self._ways:
             if way in vars(self._kind):
-                patches.wrap(self._kind, way, self._noting)
+                patches.wrap(self._kind, way, lambda original: self._noting(original, fail))
 
-    def _noting(self, original: AnyCallable) -> AnyCallable:
+    def _noting(self, original: AnyCallable, fail: Callable[[Exception], None]) -> AnyCallable:
         number = len(_NOTES)
-        _NOTES.append(self._note)
+
+        def note(new: object) -> None:
+            with guard(fail):
+                self._note(new)
+
+        _NOTES.append(note)
 
         # Without the mark that others bear, and without the probe among what it closes over: Dynamo
         # traces constructors.
         @like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if torch.compiler.is_compiling():
                 return original(self_, *args, **kwargs)
             result = original(self_, *args, **kwargs)
@@ -93,10 +96,9 @@ class Born:
         return method
 
     def _note(self, new: object) -> None:
-        with guard(self._fail):
-            self._references.append(weakref.ref(new))
-            self._numbers[new] = self.newest = next(_NUMBERS)
-            self.count += 1
+        self._references.append(weakref.ref(new))
+        self._numbers[new] = self.newest = next(_NUMBERS)
+        self.count += 1
 
     def number(self, one: object) -> int:
         """Return a number that is larger for what was made later, of any class; -1 if unknown."""
@@ -108,6 +110,18 @@ class Born:
         known = {id(each): each for each in found if each is not None}
         self._references = [weakref.ref(found) for found in known.values()]
         return list(known.values())
+
+
+class LiveModels(ObjectRegistry):
+    """The modules of a rank, and which of them are whole models."""
+
+    def __init__(self) -> None:
+        """Know of none yet."""
+        super().__init__(nn.Module, ("__init__", "__setstate__"))
+
+    def roots(self) -> list[nn.Module]:
+        """Return the models that there are, the oldest first; none before ranks are connected."""
+        return list(roots_of(self.alive())) if dist.is_initialized() else []
 
 
 def roots_of(modules: list[nn.Module]) -> Iterator[nn.Module]:

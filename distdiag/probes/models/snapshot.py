@@ -26,8 +26,10 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.modules import clean_name, own_parameters
+from distdiag.probes.models.optimizer_state import owners_of
+from distdiag.probes.models.optimizer_watch import OptimizerWatch
 from distdiag.probes.models.own_steps import OwnSteps
-from distdiag.probes.models.registry import Born, class_of, roots_of
+from distdiag.probes.models.registry import LiveModels, ObjectRegistry, class_of
 from distdiag.probes.models.tensor_plans import Held, Surroundings, address_of, local_part, plan_of
 from distdiag.probes.models.wrappers import (
     Tree,
@@ -38,12 +40,12 @@ from distdiag.probes.models.wrappers import (
     sharded_parameters,
     walk,
 )
-from distdiag.probes.optimizers.state import owners_of
-from distdiag.probes.optimizers.watch import OptimizerWatch
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 # Contents that are being read: on a GPU they are there only some time later.
 
@@ -137,7 +139,7 @@ def _shards(root: nn.Module) -> Iterator[tuple[int, tuple[str, tuple[int, ...], 
                 yield address_of(local) or -1, (full, tuple(local.shape), members)
 
 
-def _other_parts(tensor: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _other_parts(tensor: Untyped) -> tuple[int, ...]:
     """Return the ranks that hold the parts of one copy, with this one."""
     mesh, here = tensor.device_mesh.mesh, tensor.device_mesh.get_coordinate()
     axes = zip(here, tensor.placements, strict=False)
@@ -185,7 +187,7 @@ class SharedTensors:
         """Return the ranks that have reduced a parameter's gradient since this backward pass."""
         return _alive(self._reduced) if self._made_at[1] == num_backwards else {}
 
-    def note(self, tensors: Any, group: Any, now: tuple[int, int]) -> None:  # noqa: ANN401
+    def note(self, tensors: Untyped, group: Untyped, now: tuple[int, int]) -> None:
         """Take note of a collective; `now` counts models and backward passes."""
         if now != self._made_at:
             self._made_at = now
@@ -255,19 +257,50 @@ class WrappedNames:
 CHUNK: Final = 256
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """When to look, as `Signals` says; `started` is told of each model that begins."""
+
+    wrapped: Signal[Sequence[nn.Module]]
+    cut: Signal[object, Sequence[torch.Tensor]]
+    shared: Signal[Any, Any]
+    saving: Signal[object, FrameType]
+    first_forward: Signal[[]]
+    before_backward: Signal[[]]
+    backward_ended: Signal[bool]
+    stepping: Signal[Any, FrameType]
+    stepped: Signal[Any]
+    started: Signal[nn.Module]
+
+
 class Survey(Probe):
     """Writes plans, contents and optimizers down."""
 
     name: ClassVar[str] = "models"
 
-    def __init__(self, recorder: Recorder, *, only_start: bool = False) -> None:
-        """Know of no model yet; `only_start`: leave the optimizer steps out."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        moments: Moments,
+        models: LiveModels,
+        is_routing_bias: Callable[[nn.Module, str], bool],
+        *,
+        only_start: bool = False,
+    ) -> None:
+        """Know of no model yet; `only_start`: leave the optimizer steps out.
+
+        `is_routing_bias` says whether a module chooses experts by the tensor of this name.
+        """
         super().__init__(recorder)
+        self._moments = moments
         self.wrap_times = WrapTimes()
+        self._roots = models.roots
         self._shared = SharedTensors(self._roots)
         self._only_start = only_start
-        self._modules = Born(nn.Module, ("__init__", "__setstate__"), self.fail)
-        self._born = Born(torch.optim.Optimizer, ("_patch_step_function",), self.fail)
+        self._modules = models
+        self._born = ObjectRegistry(torch.optim.Optimizer, ("_patch_step_function",))
+        self._is_routing_bias = is_routing_bias
+        self._cut: WeakMembers[torch.Tensor] = WeakMembers()
         self._readings = Readings()
         self._names = WrappedNames(self._roots)
         self._started: WeakMembers[nn.Module] = WeakMembers()
@@ -277,19 +310,24 @@ class Survey(Probe):
         self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
         self.own_steps, self.name_of = self._steps, self._names.name  # other probes ask, too
         self._optimizers = OptimizerWatch(
-            recorder, self._modules, self._born, self._steps, self._roots, self.name_of
+            recorder, self._modules, self._born, self._steps, self.name_of
         )
 
     def _install(self) -> None:
-        self._modules.watch(self._patches)
-        self._born.watch(self._patches)
+        self._modules.watch(self._patches, self.fail)
+        self._born.watch(self._patches, self.fail)
         # Not the constructor: its warnings name the line of whoever calls it.
         self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", self._after_wrapping)
-        self.recorder.after_wrap = self.after_wrap
-        self.recorder.before_share = self.before_share
-        self.recorder.before_save = self.before_save
-        self.recorder.before_forward = self.before_forward
-        self.recorder.live_models = self._roots
+        moments = self._moments
+        self._subscribe(moments.wrapped, self._after_wrap)
+        self._subscribe(moments.cut, self._before_cut)
+        self._subscribe(moments.shared, self._before_share)
+        self._subscribe(moments.saving, self._before_save)
+        self._subscribe(moments.first_forward, self._before_forward)
+        self._subscribe(moments.before_backward, self._before_backward)
+        self._subscribe(moments.backward_ended, self._after_backward)
+        self._subscribe(moments.stepping, self._before_step)
+        self._subscribe(moments.stepped, self._after_step)
 
     @guarded
     def flush(self) -> None:
@@ -299,9 +337,9 @@ class Survey(Probe):
 
     def _after_wrapping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def helper(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def helper(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
-            self.before_forward()
+            self._before_forward()
             return result
 
         return helper
@@ -309,7 +347,7 @@ class Survey(Probe):
     # The moments
 
     @guarded
-    def after_wrap(self, modules: Sequence[nn.Module]) -> None:
+    def _after_wrap(self, modules: Sequence[nn.Module]) -> None:
         """Take note of the parameters that FSDP2 found in the modules it has wrapped."""
         for module in modules:
             self.wrap_times.wrapped(module)
@@ -320,13 +358,19 @@ class Survey(Probe):
                 self._num_born = -1
 
     @guarded
-    def before_share(self, tensors: object, group: object) -> None:
+    def _before_cut(self, _: object, buffers: Sequence[torch.Tensor]) -> None:
+        """Take note of buffers of which each rank will have a part: they are resized in place."""
+        for buffer in buffers:
+            self._cut.add(buffer)
+
+    @guarded
+    def _before_share(self, tensors: object, group: object) -> None:
         """Take note of parameters and gradients that the program itself sends round."""
         if not self._started or any(map(self._steps.is_due, self._started)):
             self._shared.note(tensors, group, (self._modules.count, self.recorder.num_backwards))
 
     @guarded
-    def before_save(self, saved: object, frame: FrameType) -> None:
+    def _before_save(self, saved: object, frame: FrameType) -> None:
         """Take note of parts of sharded parameters that are saved as if they were all."""
         names, members = slices_in(saved, self._roots())
         if names:
@@ -334,14 +378,14 @@ class Survey(Probe):
             self.recorder.event(SliceSaved, names=names, members=members, site=site)
 
     @guarded
-    def before_forward(self) -> None:
+    def _before_forward(self) -> None:
         """Look at models that were wrapped, and have not been used since."""
         for root in self._roots():
             if root not in self._started and is_wrapped(root):
                 self._start(root)
 
     @guarded
-    def before_backward(self) -> None:
+    def _before_backward(self) -> None:
         """Look at models that were never wrapped: they are complete by now."""
         self._write_readings(self._readings.take())
         self._optimizers.settle()
@@ -353,9 +397,9 @@ class Survey(Probe):
                 self._start(root)
 
     @guarded
-    def after_backward(self) -> None:
+    def _after_backward(self, is_complete: bool) -> None:
         """Look at the gradients: this may be the last pass before the step."""
-        if self._only_start:
+        if self._only_start or not is_complete:
             return
         self._steps.after_backward(self._started)
         if any(self._steps.is_due(root) for root in self._started):
@@ -364,7 +408,7 @@ class Survey(Probe):
                     self._look(root, Moment.BACKWARD)
 
     @guarded
-    def before_step(self, optimizer: object, frame: FrameType) -> None:
+    def _before_step(self, optimizer: object, frame: FrameType) -> None:
         """Look at what an optimizer is about to change, and at itself."""
         if self._only_start or not isinstance(optimizer, torch.optim.Optimizer):
             return
@@ -381,7 +425,7 @@ class Survey(Probe):
             self._optimizers.begin(optimizer, plans, frame)
 
     @guarded
-    def after_step(self, optimizer: object) -> None:
+    def _after_step(self, optimizer: object) -> None:
         """Write down what was seen of an optimizer, now that it has stepped."""
         if isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.end(optimizer)
@@ -392,15 +436,11 @@ class Survey(Probe):
 
     # Looking
 
-    def _roots(self) -> list[nn.Module]:
-        return list(roots_of(self._modules.alive())) if dist.is_initialized() else []
-
     def _start(self, root: nn.Module) -> None:
         self._started.add(root)
         self._steps.start(root)
         self._read(root, Moment.START, [h.tensor for h in self._write_plan(root, Moment.START)])
-        for tell in self.recorder.on_start:
-            tell(root)
+        self._moments.started.emit(root)
 
     def _look(self, root: nn.Module, *moments: Moment) -> None:
         """Look at a model; between the moments nothing of the program runs."""
@@ -450,8 +490,8 @@ class Survey(Probe):
             beside=world if is_beside else (),
             world=world,
             wrap_times=self.wrap_times,
-            is_cut=self.recorder.is_cut,
-            is_routing_bias=self.recorder.is_routing_bias,
+            is_cut=self._cut.__contains__,
+            is_routing_bias=self._is_routing_bias,
         )
 
     def _read(

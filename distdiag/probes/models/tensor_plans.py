@@ -23,6 +23,7 @@ from distdiag.probes.models.wrappers import (
     sharded_parameters,
 )
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.untyped import Untyped
 
 # Weights that the configuration of a model calls tied, and that are not.
 
@@ -53,7 +54,7 @@ def untied_pairs(tree: Tree) -> dict[tuple[int, str], str]:
     return found
 
 
-def _declared(module: Any, path: str) -> dict[tuple[int, str], str]:  # noqa: ANN401
+def _declared(module: Untyped, path: str) -> dict[tuple[int, str], str]:
     """Ask a model that knows its embedding and its head."""
     try:
         head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
@@ -249,7 +250,7 @@ def _shape(slot: _Slot) -> tuple[int, ...]:
 
 def _placed(
     plan: TensorPlan,
-    tensor: Any,  # noqa: ANN401
+    tensor: Untyped,
     keeper: Keeper,
     around: Surroundings,
 ) -> TensorPlan:
@@ -267,7 +268,7 @@ def _placed(
 
 def _kept_alike(
     plan: TensorPlan,
-    tensor: Any,  # noqa: ANN401
+    tensor: object,
     keeper: Keeper,
     around: Surroundings,
 ) -> tuple[tuple[int, ...], Basis]:
@@ -329,12 +330,12 @@ def _kept_by(
     return keeper.ranks, Basis.BYPASSED if around.is_bypassed else Basis.WRAPPER
 
 
-def _is_part(tensor: Any) -> bool:  # noqa: ANN401
+def _is_part(tensor: object) -> bool:
     """Say whether DeepSpeed or Megatron mark it as one rank's own part."""
     return _is_own(tensor) or bool(getattr(tensor, "tensor_model_parallel", False))
 
 
-def _is_own(tensor: Any) -> bool:  # noqa: ANN401
+def _is_own(tensor: object) -> bool:
     """Say whether it is marked as what only ranks with the same experts hold."""
     return getattr(tensor, "allreduce", True) is False
 

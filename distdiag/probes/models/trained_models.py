@@ -10,7 +10,7 @@ from torch import nn
 
 from distdiag.probes.base import Patches
 from distdiag.probes.models.modules import clean_name
-from distdiag.probes.models.registry import Born, class_of, roots_of
+from distdiag.probes.models.registry import LiveModels, class_of, roots_of
 from distdiag.probes.models.tensor_plans import Held, Surroundings, plan_of
 from distdiag.probes.models.wrappers import WrapTimes, unwrapped, walk
 
@@ -21,7 +21,8 @@ class TrainedModels:
     def __init__(self, rank: int, fail: Callable[[Exception], None]) -> None:
         """Know of none yet; `fail` is told what goes wrong here."""
         self._rank = rank
-        self._modules = Born(nn.Module, ("__init__", "__setstate__"), fail)
+        self._fail = fail
+        self._modules = LiveModels()
         self._names: dict[int, tuple[nn.Module, str]] = {}
         self._num_named = -1
         self._world_size = 1
@@ -30,7 +31,7 @@ class TrainedModels:
 
     def watch(self, patches: Patches) -> None:
         """Take note of each module that is made from now on."""
-        self._modules.watch(patches)
+        self._modules.watch(patches, self._fail)
 
     def trained(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield the models with trainable parameters under names that do not tell wrappers."""

@@ -14,6 +14,7 @@ from distdiag.events.models import Policy
 from distdiag.probes.models.meshes import mesh_of
 from distdiag.probes.models.modules import clean_name, own_modules, own_parameters
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.untyped import Untyped
 
 # How wrappers were told to compute with the parameters of a unit, and where to keep them.
 
@@ -21,7 +22,7 @@ _GATHERED: Final = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
 """The strategies of FSDP1 that keep parameters whole between forward and backward."""
 
 
-def policy_of_group(group: Any) -> Policy:  # noqa: ANN401
+def policy_of_group(group: object) -> Policy:
     """Return the policy of what FSDP2 gathers together; of other versions, as much as they tell."""
     precision = getattr(group, "mp_policy", None)
     offload = getattr(group, "offload_policy", None)
@@ -34,7 +35,7 @@ def policy_of_group(group: Any) -> Policy:  # noqa: ANN401
     )
 
 
-def _resharding(group: Any) -> str:  # noqa: ANN401
+def _resharding(group: object) -> str:
     mesh = getattr(group, "mesh_info", None)
     if mesh is None or not hasattr(group, "post_forward_mesh_info"):
         return ""
@@ -44,7 +45,7 @@ def _resharding(group: Any) -> str:  # noqa: ANN401
     return str(getattr(after, "shard_mesh_size", True))
 
 
-def policy_of_wrapper(module: Any) -> Policy:  # noqa: ANN401
+def policy_of_wrapper(module: object) -> Policy:
     """Return the policy of FSDP1 or DDP."""
     precision = getattr(module, "mixed_precision", None)
     offload = getattr(module, "cpu_offload", None)
@@ -58,7 +59,7 @@ def policy_of_wrapper(module: Any) -> Policy:  # noqa: ANN401
     )
 
 
-def _dtype(precision: Any, name: str) -> str:  # noqa: ANN401
+def _dtype(precision: object, name: str) -> str:
     dtype = getattr(precision, name, None)
     return "" if dtype is None else str(dtype).removeprefix("torch.")
 
@@ -97,7 +98,7 @@ Tree = Sequence[tuple[str, nn.Module, Keeper]]
 """All modules of a model, as `walk` yields them: one walk serves whoever looks at them together."""
 
 
-def keeper_of(module: Any, unit: str) -> Keeper | None:  # noqa: ANN401
+def keeper_of(module: Untyped, unit: str) -> Keeper | None:
     """Return what this module does for the tensors below it, None if it is no wrapper."""
     unit = clean_name(unit)
     if isinstance(module, DistributedDataParallel):
@@ -133,13 +134,13 @@ _members: WeakMap[Any, tuple[int, ...]] = WeakMap()
 """The ranks of the groups of wrappers: of a group that was destroyed nobody else knows them."""
 
 
-def _ranks(group: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _ranks(group: object) -> tuple[int, ...]:
     if dist.is_initialized() and group in dist.distributed_c10d._world.pg_group_ranks:
         _members[group] = tuple(dist.get_process_group_ranks(group))
     return _members.get(group, ())
 
 
-def param_groups(module: Any) -> list[Any]:  # noqa: ANN401
+def param_groups(module: Untyped) -> list[Any]:
     """Return what FSDP2 keeps for one module: none, one or several groups of parameters."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -148,7 +149,7 @@ def param_groups(module: Any) -> list[Any]:  # noqa: ANN401
     return [group for group in groups if group is not None]
 
 
-def _mesh_ranks(module: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _mesh_ranks(module: Untyped) -> tuple[int, ...]:
     for part in module.modules():
         if hasattr(part, "_get_fsdp_state"):
             for group in param_groups(part):

@@ -10,15 +10,16 @@ from typing import Any, ClassVar, Final
 
 import torch
 from torch.optim import lr_scheduler
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from distdiag.events.base import CallSite
 from distdiag.events.data import ScheduleState
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guard, guarded
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 _LEAST_LOOK: Final = 16
 _MOST_COURSES: Final = 64
@@ -55,37 +56,34 @@ class Schedules(Probe):
 
     name: ClassVar[str] = "schedules"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(
+        self, recorder: Recorder, stepped: Signal[torch.optim.Optimizer], step_ended: Signal[[]]
+    ) -> None:
         """Know of no scheduler yet."""
         super().__init__(recorder)
+        self._optimizer_stepped = stepped
+        self._step_ended = step_ended
         self._courses: WeakMap[Any, _Course] = WeakMap()
         self._all: deque[_Course] = deque(maxlen=_MOST_COURSES)
         self._counts: dict[str, int] = {}
         self._next_look = _LEAST_LOOK
-        self._handle: Any = None
 
     def _install(self) -> None:
         kind = lr_scheduler.LRScheduler
         # The warnings of `step` name the line of its caller: it is left alone if possible.
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
         self._patches.wrap(kind, name, self._front)
-        self.recorder.on_step.append(self._after_step)
-        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._subscribe(self._optimizer_stepped, self._stepped)
+        self._subscribe(self._step_ended, self._after_step)
 
-    def uninstall(self) -> None:
-        """Remove the hook and the patch."""
-        super().uninstall()
-        if self._handle is not None:
-            self._handle.remove()
-
+    @guarded
     def flush(self) -> None:
         """Write down how far all have come."""
-        if not self.is_off:
-            self._write_all()
+        self._write_all()
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def step(self_: object, *args: object, **kwargs: object) -> object:
             result = original(self_, *args, **kwargs)
             if not self.is_off:
                 with guard(self.fail):
@@ -94,7 +92,7 @@ class Schedules(Probe):
 
         return step
 
-    def _advanced(self, scheduler: Any) -> None:  # noqa: ANN401
+    def _advanced(self, scheduler: object) -> None:
         course = self._courses.get(scheduler)
         rate = _rate(scheduler)
         if course is None:
@@ -119,22 +117,18 @@ class Schedules(Probe):
         course.num_since_step += 1
         course.see(rate)
 
-    def _stepped(self, optimizer: Any, *_: object) -> None:  # noqa: ANN401
-        # A compiled step must stay one graph: nothing of the probe may get into it.
-        if torch.compiler.is_compiling() or self.is_off:
-            return
-        with guard(self.fail):
-            for course in self._all:
-                scheduler = course.scheduler()
-                # A wrapper of an optimizer has the same list.
-                own = None if scheduler is None else scheduler.optimizer.param_groups
-                if own is not None and own is optimizer.param_groups:
-                    self._count_step(course)
+    @guarded
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        for course in self._all:
+            scheduler = course.scheduler()
+            # A wrapper of an optimizer has the same list.
+            own = None if scheduler is None else scheduler.optimizer.param_groups
+            if own is not None and own is optimizer.param_groups:
+                self._count_step(course)
 
+    @guarded
     def _after_step(self) -> None:
-        if self.is_off or self.recorder.step < self._next_look:
-            return
-        with guard(self.fail):
+        if self.recorder.step >= self._next_look:
             self._next_look *= 2
             self._write_all()
 
@@ -172,7 +166,7 @@ class Schedules(Probe):
             )
 
 
-def _num_planned(scheduler: Any) -> int:  # noqa: ANN401
+def _num_planned(scheduler: object) -> int:
     """Return the number of training steps that a schedule was made with, 0 if it does not say."""
     for function in getattr(scheduler, "lr_lambdas", ()):
         planned = getattr(function, "keywords", {}).get("num_training_steps")
@@ -181,7 +175,7 @@ def _num_planned(scheduler: Any) -> int:  # noqa: ANN401
     return 0
 
 
-def _rate(scheduler: Any) -> float:  # noqa: ANN401
+def _rate(scheduler: Untyped) -> float:
     """Return the largest rate that is a plain number; one on a device is not read."""
     groups = scheduler.optimizer.param_groups
     rates = [rate for group in groups if isinstance(rate := group.get("lr"), int | float)]

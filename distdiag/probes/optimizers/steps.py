@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Hashable
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -24,9 +23,8 @@ from distdiag.events.lifecycle import StepEnd, SteppedAlone
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of, stack_key
 from distdiag.probes.guard import guard
-from distdiag.probes.losses.watch import LossWatch
-from distdiag.probes.models.snapshot import Survey
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 # Whether a rank that was launched with others has a process group when it first trains.
 
@@ -101,12 +99,17 @@ class StepClock(Probe):
     name: ClassVar[str] = "steps"
 
     def __init__(
-        self, recorder: Recorder, survey: Survey | None = None, losses: LossWatch | None = None
+        self,
+        recorder: Recorder,
+        stepping: Signal[Any, FrameType],
+        stepped: Signal[Any],
+        ended: Signal[[]],
     ) -> None:
-        """Begin before the first step; the others are told of each one that begins."""
+        """Begin before the first step; the signals tell of optimizers, and of steps that ended."""
         super().__init__(recorder)
-        self._survey = survey
-        self._losses = losses
+        self._stepping = stepping
+        self._stepped = stepped
+        self._ended = ended
         self._open = _Open()
         self._handles: list[Any] = []
         self._closed_at: float | None = None
@@ -132,47 +135,37 @@ class StepClock(Probe):
             return None
         frame = sys._getframe(1)
         self._begin(frame)
-        self.recorder.stepped = weakref.ref(optimizer)
         if len(args) > 1 and callable(args[1]):
-            return (args[0], self._then_look(args[1], optimizer, frame), *args[2:]), kwargs
+            return (args[0], self._then_tell(args[1], optimizer, frame), *args[2:]), kwargs
         if callable(closure := kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._then_look(closure, optimizer, frame)}
-        self._look(optimizer, frame)
+            return args, {**kwargs, "closure": self._then_tell(closure, optimizer, frame)}
+        self._stepping.emit(optimizer, frame)
         return None
 
-    def _then_look(self, closure: AnyCallable, optimizer: object, frame: FrameType) -> AnyCallable:
-        """Return a closure that looks at the gradients that it has made, when first called."""
-        has_looked = False
+    def _then_tell(self, closure: AnyCallable, optimizer: object, frame: FrameType) -> AnyCallable:
+        """Return a closure that tells of the gradients that it has made, when first called."""
+        has_told = False
 
         @functools.wraps(closure)  # it may be a partial, without a name
-        def made(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            nonlocal has_looked
+        def made(*args: object, **kwargs: object) -> object:
+            nonlocal has_told
             result = closure(*args, **kwargs)
-            if not has_looked and not self.is_off:
-                has_looked = True
-                self._look(optimizer, frame)
+            if not has_told and not self.is_off:
+                has_told = True
+                self._stepping.emit(optimizer, frame)
             return result
 
         return made
 
-    def _look(self, optimizer: object, frame: FrameType) -> None:
-        if self._survey is not None:
-            self._survey.before_step(optimizer, frame)
-        if self._losses is not None:
-            self._losses.before_step(optimizer, frame)
-        for tell in self.recorder.on_update:
-            tell(optimizer)
-
     def _after_step(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling() or self.is_off:
             return
-        if self._survey is not None:
-            self._survey.after_step(optimizer)
+        self._stepped.emit(optimizer)
         self._end(sys._getframe(1))
 
     def _scaler_step(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def step(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def step(self_: object, *args: object, **kwargs: object) -> object:
             frame = sys._getframe()
             if not self.is_off:
                 self._begin(frame)
@@ -215,8 +208,7 @@ class StepClock(Probe):
         recorder.event(StepEnd, duration_s=duration_s, num_backwards=num_backwards)
         recorder.step += 1
         recorder.push_progress()
-        for tell in recorder.on_step:
-            tell()
+        self._ended.emit()
 
 
 class BackwardWatch(Probe):
@@ -228,12 +220,17 @@ class BackwardWatch(Probe):
     name: ClassVar[str] = "backward"
 
     def __init__(
-        self, recorder: Recorder, survey: Survey | None = None, losses: LossWatch | None = None
+        self,
+        recorder: Recorder,
+        coming: Signal[[]],
+        started: Signal[object],
+        ended: Signal[bool],
     ) -> None:
-        """Begin before the first pass; the others are told of each beginning and end."""
+        """Begin before the first pass; the signals tell of those of the training."""
         super().__init__(recorder)
-        self._survey = survey
-        self._losses = losses
+        self._coming = coming
+        self._started = started
+        self._ended = ended
         self._stacks: dict[Hashable, tuple[tuple[Frame, ...], object]] = {}
 
     def _install(self) -> None:
@@ -243,45 +240,33 @@ class BackwardWatch(Probe):
         here = self.recorder.here
 
         @wrap_like(original)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def run_backward(*args: object, **kwargs: object) -> object:
             # Inside a pass (activation checkpointing) it is still the same one.
             context = here.context
             if self.is_off or context.backward_depth:
                 return original(*args, **kwargs)
             context.backward_depth = 1
-            accumulates = bool(kwargs.get("accumulate_grad"))
-            survey = self._survey if accumulates else None
-            losses = self._losses if accumulates else None
-            if survey is not None:
-                survey.before_backward()
-            recorder = self.recorder
-            if kwargs.get("accumulate_grad"):
-                for tell in recorder.on_backward:
-                    tell()
+            recorder, accumulates = self.recorder, bool(kwargs.get("accumulate_grad"))
+            if accumulates:
+                self._coming.emit()
             outer, phase = recorder.backward, recorder.phase
             with guard(self.fail):
                 self._begin(sys._getframe(1), counts=accumulates)
             if accumulates:
-                self._show(args[0] if args else kwargs.get("t_outputs"))
+                self._started.emit(args[0] if args else kwargs.get("t_outputs"))
+            is_complete = False
             try:
                 result = original(*args, **kwargs)
-                if survey is not None:
-                    survey.after_backward()
+                is_complete = True
                 return result
             finally:
-                if losses is not None:
-                    losses.after_backward()
+                if accumulates:
+                    self._ended.emit(is_complete)
                 context.backward_depth = 0
                 recorder.backward = outer
                 self._enter(phase)
 
         return run_backward
-
-    def _show(self, outputs: object) -> None:
-        if self._losses is not None:
-            self._losses.before_backward(outputs)
-        for tell in self.recorder.on_graph:
-            tell(outputs)
 
     def _begin(self, frame: FrameType, *, counts: bool) -> None:
         recorder = self.recorder

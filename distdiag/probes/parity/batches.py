@@ -16,6 +16,7 @@ from distdiag.probes.data.batch_leaves import UnknownBatchError, leaves, rebuild
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.parity.perturbation import nudged
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.record.guard import Guard
 from distdiag.record.marks import set_hook
 from distdiag.record.recording import Kind, Record, RecordingWriter, read_index
 
@@ -115,7 +116,7 @@ class BatchStore:
             )
         return joined
 
-    def _joined_leaf(self, path: str, records: Sequence[Record], ranks: Sequence[int]) -> Any:  # noqa: ANN401
+    def _joined_leaf(self, path: str, records: Sequence[Record], ranks: Sequence[int]) -> object:
         first = records[0]
         if first.values is not None:
             return _joined_values(path, records)
@@ -167,7 +168,7 @@ def _is_ragged(records: Sequence[Record]) -> bool:
     return records[0].values is None and len({record.shape[1:] for record in records}) > 1
 
 
-def _joined_values(path: str, records: Sequence[Record]) -> Any:  # noqa: ANN401
+def _joined_values(path: str, records: Sequence[Record]) -> object:
     first = records[0]
     if first.shape:
         values = [value for record in records for value in record.values or ()]
@@ -241,7 +242,7 @@ class BatchFeed:
 
     def _next(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+        def next_batch(self_: object) -> object:
             place = self._iterators.get(self_)
             if place is None:
                 place = self._iterators[self_] = [self._num_iterators, 0, None]
@@ -259,28 +260,29 @@ class BatchFeed:
 
         return next_batch
 
-    def _own_batch(self, batch: Any) -> Any:  # noqa: ANN401
+    def _own_batch(self, batch: object) -> object:
         number, self._num_own = self._num_own, self._num_own + 1
         return self._handed_out(batch, OWN, number)
 
-    def _handed_out(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+    def _handed_out(self, batch: object, iterator: int, number: int) -> object:
         self._on_batch()
-        try:
-            with out_of_sight():
-                batch = self._recorded(batch, iterator, number)
-        except (UnknownBatchError, UnequalBatchesError) as error:
-            self._refuse(Refusal(str(error)))
-        except StopIteration:
-            raise
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self._fail(error)
-            self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
+        with Guard(self._give_up), out_of_sight():
+            batch = self._recorded(batch, iterator, number)
         self.num_batches += 1
         with out_of_sight():
             self.batch_size = _batch_size(batch)
         return batch
 
-    def _recorded(self, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+    def _give_up(self, error: Exception) -> None:
+        if isinstance(error, StopIteration):
+            raise error  # the other run had no more batches
+        if isinstance(error, UnknownBatchError | UnequalBatchesError):
+            self._refuse(Refusal(str(error)))
+            return
+        self._fail(error)
+        self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
+
+    def _recorded(self, batch: object, iterator: int, number: int) -> object:
         if self._store is None and self._task.keeps_batches:
             write_batch(self._writer, iterator, number, batch)
         elif self._store is not None:
@@ -289,7 +291,7 @@ class BatchFeed:
             batch = nudged(batch, self._task.nudge + number, self._task.nudge_dtype)
         return batch
 
-    def _replayed(self, store: BatchStore, batch: Any, iterator: int, number: int) -> Any:  # noqa: ANN401
+    def _replayed(self, store: BatchStore, batch: object, iterator: int, number: int) -> object:
         joined = store.joined(self._share(), iterator, number)
         if joined is None:
             raise StopIteration
@@ -307,16 +309,14 @@ class BatchFeed:
 
     def _len(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def length(self_: Any) -> int:  # noqa: ANN401
+        def length(self_: object) -> int:
             found = int(original(self_))
-            try:
+            with Guard(self._fail):
                 number = self._loaders.setdefault(self_, len(self._loaders))
                 self._lengths[number] = found
                 if self._store is not None:
                     rank = self._task.sources[0]
                     found = self._store.length(rank, number) or found
-            except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                self._fail(error)
             return found
 
         return length

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ def nudge_in_place(tensors: Iterable[torch.Tensor], seed: int, dtype: str = "") 
                 tensor.data.mul_(_factors(tensor, generator, dtype))
 
 
-def nudged(batch: Any, seed: int, dtype: str = "") -> Any:  # noqa: ANN401
+def nudged(batch: object, seed: int, dtype: str = "") -> object:
     """Return a batch whose floating-point tensors are changed by one unit of rounding."""
     generator = torch.Generator("cpu").manual_seed(seed)
     new = {

@@ -36,6 +36,7 @@ from distdiag.probes.parity.perturbation import nudge_in_place
 from distdiag.probes.parity.sample_figures import coarser, figures_of
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.recording import Kind, Record, RecordingWriter
 
@@ -61,8 +62,8 @@ def switch_dropout_off(patches: Patches) -> None:
 
 def _keeping(original: AnyCallable) -> AnyCallable:
     @wrap_like(original)
-    def keep(input: torch.Tensor, *_: object, **__: object) -> torch.Tensor:  # noqa: A002
-        return input
+    def keep(*args: object, **kwargs: object) -> object:
+        return args[0] if args else kwargs["input"]
 
     return keep
 
@@ -76,8 +77,8 @@ def _without_dropout(original: AnyCallable) -> AnyCallable:
         attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        **more: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        **more: object,
+    ) -> object:
         return original(query, key, value, attn_mask, 0.0, is_causal, **more)
 
     return attention
@@ -301,7 +302,7 @@ class ParityRecorder(Probe):
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def run_backward(*args: object, **kwargs: object) -> object:
             counts = kwargs.get("accumulate_grad") and not self._is_in_backward
             if self.is_off or not counts:
                 return original(*args, **kwargs)
@@ -318,7 +319,7 @@ class ParityRecorder(Probe):
         return run_backward
 
     @guarded
-    def _before_backward(self, roots: Any) -> None:  # noqa: ANN401
+    def _before_backward(self, roots: Untyped) -> None:
         self._end_step()
         self._start()
         if self._rng_at_batch and _random_state() != self._rng_at_batch:
@@ -335,7 +336,7 @@ class ParityRecorder(Probe):
 
     def _around_clipping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def clip_grad_norm_(*args: object, **kwargs: object) -> object:
             if self.is_off:
                 return original(*args, **kwargs)
             self._write_gradients()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ class Figures(NamedTuple):
     dtype: str
 
 
-def figures_of(output: Any, batch_size: int) -> Figures | None:  # noqa: ANN401
+def figures_of(output: object, batch_size: int) -> Figures | None:
     """Return figures of shape (samples, 3).
 
     They are the mean, the root of the mean square, and a mean with fixed weights that sees
@@ -56,7 +56,7 @@ def coarser(first: str, second: str) -> str:
     return first if units[0] >= units[1] else second
 
 
-def _first_tensor(output: Any) -> torch.Tensor | None:  # noqa: ANN401
+def _first_tensor(output: object) -> torch.Tensor | None:
     """Return the first floating-point tensor, None if this rank cannot read it as a whole."""
     found = next(_floating(output), None)
     if found is not None and is_dtensor(found):
@@ -65,7 +65,7 @@ def _first_tensor(output: Any) -> torch.Tensor | None:  # noqa: ANN401
     return found if found is not None and is_readable(found) else None
 
 
-def _floating(output: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401
+def _floating(output: object) -> Iterator[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         if output.is_floating_point() and output.ndim:
             yield output

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, ModuleType
 from typing import Any, Final, TypeVar, cast
 
+from distdiag.probes.untyped import Untyped
+
 _WITH_KEYWORDS: Final = 0x0001 | 0x0002  # METH_VARARGS | METH_KEYWORDS, from methodobject.h
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -70,7 +72,7 @@ class _LikeModule(ModuleType):
         super().__init__(owner.__name__, owner.__doc__)
         self.__dict__["_owner"] = owner
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> object:
         return getattr(self.__dict__["_owner"], name)
 
     def __eq__(self, other: object) -> bool:
@@ -89,7 +91,7 @@ class _LikeClass:
     def __init__(self, owner: object) -> None:
         self._owner = owner
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
+    def __reduce_ex__(self, protocol: Untyped) -> Untyped:
         if isinstance(self._owner, type):
             return max, ((self._owner,),)  # which of one is that one
         return self._owner.__reduce_ex__(protocol)

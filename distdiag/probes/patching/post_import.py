@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+
+from distdiag.probes.untyped import Untyped
 
 
 class ImportWatch(MetaPathFinder):
@@ -52,7 +53,7 @@ class ImportWatch(MetaPathFinder):
 class _TellingLoader(Loader):
     """Loads a module as its own loader would, then tells of it."""
 
-    def __init__(self, loader: Any, callback: Callable[[str], None]) -> None:  # noqa: ANN401
+    def __init__(self, loader: Untyped, callback: Callable[[str], None]) -> None:
         self._loader = loader
         self._callback = callback
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from distdiag.events.base import Frame
 from distdiag.events.lifecycle import Raised, Signalled
@@ -81,7 +81,7 @@ class ExceptionWatch(Probe):
         """Record an exception that nobody caught."""
         if self.is_off:
             return
-        try:
+        with self.guard:
             main_script = self.recorder.main_script
             trace = strip_own_frames(trace, main_script)
             self.recorder.event(
@@ -94,22 +94,18 @@ class ExceptionWatch(Probe):
             )
             if thread == "MainThread":
                 self.recorder.raise_flag(RAISED)
-        except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(problem)
 
     def read_exit(self, error: SystemExit) -> tuple[tuple[Frame, ...], str]:
         """Return where the script asked to end, innermost frame first, and the reason it gave."""
         if self.is_off:
             return (), ""
-        try:
+        with self.guard:
             main_script = self.recorder.main_script
             frames = _frames(error.__traceback__, main_script)
             kept = tuple(frame for frame in frames if not is_own_file(frame.file, main_script))
             reason = plain(error.code) if isinstance(error.code, str) else ""
             return kept, shortened(reason, LONGEST_MESSAGE)
-        except Exception as problem:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(problem)
-            return (), ""
+        return (), ""
 
     def _thread_hook(self, original: AnyCallable) -> AnyCallable:
         def excepthook(args: threading.ExceptHookArgs) -> None:
@@ -122,7 +118,7 @@ class ExceptionWatch(Probe):
 
     def _signal_front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def set_handler(signalnum: int, handler: Any) -> Any:  # noqa: ANN401
+        def set_handler(signalnum: int, handler: object) -> object:
             ours = self._handler(handler) if callable(handler) and not self.is_off else handler
             return _original(original(signalnum, ours))
 
@@ -130,7 +126,7 @@ class ExceptionWatch(Probe):
 
     def _getting(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def get_handler(signalnum: int) -> Any:  # noqa: ANN401
+        def get_handler(signalnum: int) -> object:
             return _original(original(signalnum))
 
         return get_handler
@@ -140,13 +136,11 @@ class ExceptionWatch(Probe):
             return handler
 
         # Its name is `SIGNAL_FRAME`.
-        def run_users_signal_handler(signalnum: int, frame: FrameType | None) -> Any:  # noqa: ANN401
+        def run_users_signal_handler(signalnum: int, frame: FrameType | None) -> object:
             if not self.is_off:
-                try:
+                with self.guard:
                     frames = frames_of(frame, self.recorder.main_script)
                     self.recorder.event(Signalled, signal=int(signalnum), frames=frames)
-                except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-                    self.fail(error)
             with _in_sight():
                 return handler(signalnum, frame)
 
@@ -160,7 +154,7 @@ def _in_sight() -> AbstractContextManager[None]:
     return nullcontext() if hiding is None else hiding.in_sight()
 
 
-def _original(handler: Any) -> Any:  # noqa: ANN401
+def _original(handler: object) -> object:
     return getattr(handler, "distdiag_original", handler)
 
 

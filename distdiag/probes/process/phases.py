@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from types import FrameType
+from typing import ClassVar
 
 import torch
 from torch.utils.data import dataloader
@@ -12,6 +13,8 @@ from torch.utils.data import dataloader
 from distdiag.events.base import Phase
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import caller
+from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 
 class DataLoaderWatch(Probe):
@@ -25,7 +28,7 @@ class DataLoaderWatch(Probe):
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: Any) -> Any:  # noqa: ANN401
+        def next_batch(self_: object) -> object:
             if self.is_off:
                 return original(self_)
             recorder = self.recorder
@@ -48,7 +51,7 @@ class _SavePhase(Probe):
 
     def _front(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def function(*args: object, **kwargs: object) -> object:
             if self.is_off:
                 return original(*args, **kwargs)
             before = self._enter(Phase.CHECKPOINT)
@@ -65,6 +68,11 @@ class SaveWatch(_SavePhase):
 
     name: ClassVar[str] = "save"
 
+    def __init__(self, recorder: Recorder, saving: Signal[object, FrameType]) -> None:
+        """Tell by this signal of what is saved."""
+        super().__init__(recorder)
+        self._saving = saving
+
     def _install(self) -> None:
         here = torch.serialization
         self._patches.wrap_everywhere(here, "load", self._front)
@@ -72,10 +80,9 @@ class SaveWatch(_SavePhase):
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def save(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            before_save = self.recorder.before_save
-            if before_save is not None:
-                before_save(args[0] if args else kwargs.get("obj"), caller(2))
+        def save(*args: object, **kwargs: object) -> object:
+            if self._saving.subscribers:
+                self._saving.emit(args[0] if args else kwargs.get("obj"), caller(2))
             return original(*args, **kwargs)
 
         return save
@@ -109,7 +116,7 @@ class CompileWatch(Probe):
 
     def _front(self, original: AnyCallable, tell: Callable[[], None]) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
                 tell()
             return original(self_, *args, **kwargs)

@@ -9,6 +9,7 @@ import torch.utils.deterministic
 
 from distdiag.probes.base import Probe
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 
 class PoisonedMemory(Probe):
@@ -20,16 +21,17 @@ class PoisonedMemory(Probe):
 
     name: ClassVar[str] = "poison-empty"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, step_ended: Signal[[]]) -> None:
         """Change nothing yet."""
         super().__init__(recorder)
+        self._step_ended = step_ended
         self._before: tuple[bool, bool, bool] | None = None
 
     def _install(self) -> None:
         self._before = _mode()
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-        self.recorder.on_step.append(self._give_back)
+        self._subscribe(self._step_ended, self._give_back)
 
     def uninstall(self) -> None:
         """Leave memory as it is found again."""

@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from distdiag.probes.base import Probe
+from distdiag.record.guard import Guard
 from distdiag.record.private_file import KeptDescriptor, open_private
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import RunDir, StackSignal, write_atomically
@@ -122,13 +123,10 @@ class PostMortem(Probe):
         """Do what the monitor asks for; the agent's own thread calls this again and again."""
         if self._file is None or self.is_off:
             return
-        try:
+        with Guard(self._give_up):
             file = self._checked(self._file)
             self._tell_signal(file)
             self._answer(file)
-        except Exception as error:  # noqa: BLE001 (a probe must never break the training)
-            self.fail(error)
-            self.uninstall()
 
     def _checked(self, file: KeptDescriptor) -> KeptDescriptor:
         """Return what stacks are written to, opened again if the script has closed it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 from torch.distributed.tensor._random import OffsetBasedRNGTracker
@@ -16,6 +16,7 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guard
 from distdiag.probes.models.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.random.states import digest_of
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 
 _FIRST: Final = 8
@@ -42,7 +43,7 @@ class RandomDraws(Probe):
 
     def _before(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def method(self_: Any, spec: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def method(self_: object, spec: object, *args: object, **kwargs: object) -> object:
             frame = sys._getframe(1)
             is_quiet = self.is_off or torch.compiler.is_compiling()
             if not is_quiet and frame.f_code.co_name not in _INNER:
@@ -53,7 +54,7 @@ class RandomDraws(Probe):
 
         return method
 
-    def _note(self, spec: Any, generator: Any, frame: FrameType) -> None:  # noqa: ANN401
+    def _note(self, spec: Untyped, generator: Untyped, frame: FrameType) -> None:
         members = mesh_of(spec.mesh).ranks
         number = self._counts[members] = self._counts.get(members, -1) + 1
         if number >= _FIRST and number & (number - 1):
@@ -70,7 +71,7 @@ class RandomDraws(Probe):
             )
 
 
-def _state(spec: Any, generator: Any) -> object:  # noqa: ANN401
+def _state(spec: Untyped, generator: Untyped) -> object:
     """Return the state from which is drawn; on a GPU the host keeps it, and nothing waits."""
     if generator is not None:
         return generator.get_state()

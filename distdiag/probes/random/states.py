@@ -16,12 +16,13 @@ from distdiag.events.models import Moment
 from distdiag.events.random import GeneratorState, RandomState
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.meshes import mesh_of
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.models.wrappers import is_wrapped
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 
 _MASK = (1 << 63) - 1
 
@@ -31,37 +32,42 @@ class RandomStates(Probe):
 
     name: ClassVar[str] = "random-states"
 
-    def __init__(self, recorder: Recorder, *, only_start: bool = False) -> None:
-        """Know of no model yet; `only_start`: leave the optimizer steps out."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        model_started: Signal[nn.Module],
+        step_ended: Signal[[]] | None = None,
+    ) -> None:
+        """Know of no model yet; without `step_ended` the optimizer steps are left out."""
         super().__init__(recorder)
-        self._only_start = only_start
+        self._model_started = model_started
+        self._step_ended = step_ended
         self._members: tuple[int, ...] = ()
 
     def _install(self) -> None:
-        self.recorder.on_start.append(self._at_start)
-        if not self._only_start:
-            self.recorder.on_step.append(self._after_step)
+        self._subscribe(self._model_started, self._at_start)
+        if self._step_ended is not None:
+            self._subscribe(self._step_ended, self._after_step)
 
+    @guarded
     def _at_start(self, root: nn.Module) -> None:
         self._look(Moment.START, root)
 
+    @guarded
     def _after_step(self) -> None:
         if is_due(self.recorder.step):
             self._look(Moment.STEP)
 
     def _look(self, moment: Moment, root: nn.Module | None = None) -> None:
-        if self.is_off or torch.compiler.is_compiling():
-            return
-        with guard(self.fail):
-            if root is not None:
-                self._members = sharing_ranks(root) or self._members
-            self.recorder.event(
-                RandomState,
-                moment=moment,
-                generators=tuple(generator_states()),
-                members=self._members,
-                site=CallSite(frames_of(sys._getframe(1), self.recorder.main_script)),
-            )
+        if root is not None:
+            self._members = sharing_ranks(root) or self._members
+        self.recorder.event(
+            RandomState,
+            moment=moment,
+            generators=tuple(generator_states()),
+            members=self._members,
+            site=CallSite(frames_of(sys._getframe(1), self.recorder.main_script)),
+        )
 
 
 def generator_states() -> Iterator[GeneratorState]:

@@ -49,7 +49,7 @@ class StepDraws(Probe):
         here = self._here
 
         @like(original)
-        def draw(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def draw(*args: object, **kwargs: object) -> object:
             # A mode of torch's functions, that of a default device for one, calls it once more.
             if torch.compiler.is_compiling() or not self._is_wanted or here.is_inside:
                 return original(*args, **kwargs)

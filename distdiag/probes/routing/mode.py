@@ -12,6 +12,7 @@ from distdiag.probes.guard import guard
 from distdiag.probes.losses.aux_watch import is_scalar
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.untyped import Untyped
 
 _DRAWS: Final = frozenset(
     getattr(owner, name)
@@ -74,11 +75,11 @@ class RoutingMode(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
+        func: Untyped,
+        types: Untyped,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> object:
         """Run the call."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -89,10 +90,10 @@ class RoutingMode(TorchFunctionMode):
 
     def _see(
         self,
-        func: Any,  # noqa: ANN401
+        func: Untyped,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        result: Any,  # noqa: ANN401
+        result: Untyped,
     ) -> None:
         name = getattr(func, "__name__", "")
         chosen = _chosen(func, args, kwargs, result) if func in _CHOICES else None
@@ -108,10 +109,10 @@ class RoutingMode(TorchFunctionMode):
 
 
 def _chosen(
-    func: Any,  # noqa: ANN401
+    func: Untyped,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    result: Any,  # noqa: ANN401
+    result: Untyped,
 ) -> Chosen | None:
     scores = args[0] if args else kwargs.get("input")
     if not isinstance(scores, torch.Tensor) or scores.ndim < 2 or not scores.is_floating_point():
@@ -136,7 +137,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1, tensor.shape[-1])
 
 
-def _dim(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:  # noqa: ANN401
+def _dim(func: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     place, default = (2, -1) if func in _TOP_K else (1, None)
     dim = kwargs.get("dim", args[place] if len(args) > place else default)
     return dim if isinstance(dim, int) and not isinstance(dim, bool) else None

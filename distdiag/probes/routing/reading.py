@@ -11,6 +11,7 @@ from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.routing.mode import Chosen
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import Content, Pending, contents
+from distdiag.probes.untyped import Untyped
 
 _MOST_ROWS: Final = 1 << 12
 _ROUNDING: Final = 2.0**-8
@@ -25,7 +26,7 @@ class RoutingReading:
         chosen: Chosen,
         given: torch.Tensor | None,
         counts: frozenset[int],
-        fields: Any,  # noqa: ANN401
+        fields: Untyped,
     ) -> None:
         """Begin to read; experts are counted if the scores are of one of the `counts`."""
         scores, indices = chosen.scores, chosen.indices

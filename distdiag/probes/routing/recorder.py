@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -26,7 +27,6 @@ from torch.optim.optimizer import (
 from distdiag.config.tasks import RoutingTask
 from distdiag.events.routing import Choice
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
-from distdiag.probes.data.sample_rows import first_tensors, rows_of, tensors_in
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.models.trained_models import TrainedModels
@@ -38,6 +38,8 @@ from distdiag.probes.routing.modules import expert_counts, is_meant_random, rout
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.tensors.sample_rows import first_tensors, rows_of, tensors_in
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.recording import Ended, RouteRecord, Seen
 from distdiag.record.recording import RecordingWriter as RouteWriter
@@ -49,17 +51,17 @@ MOST_SAMPLED: Final = 1024
 _MOST_TENSORS: Final = 64
 
 
-def digests_of(value: Any) -> str:  # noqa: ANN401
+def digests_of(value: object) -> str:
     """Return one digest of all tensors in a value, empty if there are none that can be read.
 
     It waits for the device.
     """
-    tensors = [local_part(t).detach() for t, _ in zip(tensors_in(value), range(_MOST_TENSORS))]  # noqa: B905
+    tensors = [local_part(t).detach() for t in islice(tensors_in(value), _MOST_TENSORS)]
     found = contents(tensors).wait() if tensors else []
     return "-".join(content.digest for content in found if content is not None)
 
 
-def sample_of(value: Any) -> tuple[str, bytes]:  # noqa: ANN401
+def sample_of(value: object) -> tuple[str, bytes]:
     """Return the dtype of the first floating-point tensor in a value, and some of its numbers."""
     for each in tensors_in(value):
         tensor = local_part(each).detach()
@@ -150,11 +152,11 @@ class CallMode(RoutingMode):
 
     def __torch_function__(
         self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
+        func: object,
+        types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> object:
         """Run the call."""
         name = getattr(func, "__name__", "")
         if name in _NAMES and self._stack:
@@ -303,7 +305,7 @@ class RoutingRecorder(Probe):
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def run_backward(*args: object, **kwargs: object) -> object:
             counts = kwargs.get("accumulate_grad") and not self._is_in_backward
             if self.is_off or not counts:
                 return original(*args, **kwargs)
@@ -342,7 +344,7 @@ class RoutingRecorder(Probe):
     # Modules
 
     @guarded
-    def _before_forward(self, module: nn.Module, args: Any) -> None:  # noqa: ANN401
+    def _before_forward(self, module: nn.Module, args: object) -> None:
         if not self._open.stack and not self._is_in_backward:
             self._end_step()
         name = self._models.name_of(module)
@@ -373,7 +375,7 @@ class RoutingRecorder(Probe):
     def _mode(self) -> CallMode:
         return CallMode(self._on_choice, self._on_draw, self._open.stack, self.fail)
 
-    def _after_forward(self, module: nn.Module, _: Any, *seen: Any) -> None:  # noqa: ANN401
+    def _after_forward(self, module: nn.Module, _: object, *seen: object) -> None:
         if torch.compiler.is_compiling():
             return
         # Of a pass that an exception ends torch tells no keywords; repeated ones end so.
@@ -385,7 +387,7 @@ class RoutingRecorder(Probe):
             self._write_output(call, kwargs, output)
 
     @guarded
-    def _write_output(self, call: OpenCall, kwargs: Any, output: Any) -> None:  # noqa: ANN401
+    def _write_output(self, call: OpenCall, kwargs: object, output: object) -> None:
         dtype, data = sample_of(output)
         more = digests_of(kwargs)
         given = "-".join(filter(None, (call.given["given"], more)))
@@ -437,7 +439,7 @@ class RoutingRecorder(Probe):
         self._num_choices += 1
         self._write(Seen.CHOICE, call.name, choice_of(chosen), **fields)
 
-    def _write(self, seen: Seen, name: str, data: bytes = b"", **fields: Any) -> None:  # noqa: ANN401
+    def _write(self, seen: Seen, name: str, data: bytes = b"", **fields: Untyped) -> None:
         fields["pass_number"] = self._pass
         self._writer.write(RouteRecord(seen, self._step, self._micro, name, **fields), data)
 

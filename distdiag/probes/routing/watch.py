@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import torch
@@ -18,8 +19,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.routing import AuxLoss, CounterWritten, CountsHeld, Routing, TokensExchanged
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.data.sample_rows import tensors_in
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guard, guarded
 from distdiag.probes.losses.aux_watch import AuxWatch
 from distdiag.probes.losses.score_marks import Mark, mark_scores
 from distdiag.probes.models.modules import ModuleHook
@@ -47,7 +47,9 @@ from distdiag.probes.routing.reading import RoutingReading
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import Pending
+from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal, Unsubscribe
 
 # At which steps of a model its routing is looked at.
 
@@ -86,7 +88,7 @@ _MOST_CHOSEN: Final = 64
 
 
 def choice_in(
-    value: Any,  # noqa: ANN401
+    value: object,
     given: torch.Tensor | None,
     counts: frozenset[int],
 ) -> Chosen | None:
@@ -196,13 +198,13 @@ class RoutingHooks:
         self._hooked.clear()
 
     def _entering(self, layer: Layer) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        def enter(module: nn.Module, args: object, kwargs: object) -> None:
             self._begin(layer, module, (args, kwargs))
 
         return enter
 
     def _leaving(self, layer: Layer) -> Callable[..., None]:
-        def leave(module: nn.Module, _: Any, result: Any) -> None:  # noqa: ANN401
+        def leave(module: nn.Module, _: object, result: object) -> None:
             self._leave(layer, module, result)
 
         return leave
@@ -215,37 +217,58 @@ _MOST_EVENTS: Final = 512
 _MOST_WAITING: Final = 4096
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """When to look, as `Signals` says; the last two are told of auxiliary losses."""
+
+    model_started: Signal[nn.Module]
+    before_backward: Signal[[]]
+    step_ended: Signal[[]]
+    collective_recorded: Signal[int, str]
+    aux_loss_used: Signal[Sequence[str]]
+    aux_loss_injected: Signal[Any]
+    aux_loss_doubted: Signal[bool]
+
+
 class RoutingWatch(Probe):
     """Looks at the modules of each model that may route."""
 
     name: ClassVar[str] = "routing"
 
     def __init__(
-        self, recorder: Recorder, named: Sequence[str] = (), *, is_light: bool = False
+        self,
+        recorder: Recorder,
+        moments: Moments,
+        biases: Biases,
+        named: Sequence[str] = (),
+        *,
+        is_light: bool = False,
     ) -> None:
         """Know of no model yet; `named` are patterns of modules that route, whatever their kind.
 
-        If it `is_light`, losses are not looked at, and fewer of the first steps are.
+        The `biases` that choose experts are noted. If it `is_light`, losses are not looked at, and
+        fewer of the first steps are.
         """
         super().__init__(recorder)
+        self._moments = moments
+        self._unsubscribe: Unsubscribe | None = None
         self._is_light = is_light
         self._hooks = RoutingHooks(named, self._on_enter, self._on_leave, self._miss)
-        self._biases = Biases()
-        self._thread = Passes(self._biases)
+        self._thread = Passes(biases)
         self._first: WeakMap[nn.Module, int] = WeakMap()
         self._waiting: deque[RoutingReading] = deque(maxlen=_MOST_WAITING)
         self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
-        self._aux = AuxWatch(self._watched, self._site, self.fail, recorder.on_injected)
+        self._is_doubted = False
+        self._aux = AuxWatch(self._watched, self._site, self.fail, moments.aux_loss_injected)
         self._looks = RoutingLooks(self._aux, is_light=is_light)
 
     def _install(self) -> None:
-        self.recorder.is_routing_bias = self._biases.has
-        self.recorder.on_start.append(self._on_start)
-        self.recorder.on_backward.append(self._on_moment)
-        self.recorder.on_step.append(self._on_step)
-        self.recorder.on_balanced.append(self._aux.is_balanced)
-        self.recorder.doubts_balance = self._aux.is_doubtful
+        moments = self._moments
+        self._subscribe(moments.model_started, self._start)
+        self._subscribe(moments.before_backward, self._write)
+        self._subscribe(moments.step_ended, self._next_step)
+        self._subscribe(moments.aux_loss_used, self._use_aux)
 
     def uninstall(self) -> None:
         """Take the hooks of the modules away, too."""
@@ -254,28 +277,26 @@ class RoutingWatch(Probe):
 
     def flush(self) -> None:
         """Write down what has been read by now."""
-        self._guard(self._write)
-
-    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if not self.is_off:
-            with guard(self.fail):
-                action(*args)
+        self._write()
 
     # When to look
 
-    def _on_start(self, root: nn.Module) -> None:
-        self._guard(self._start, root)
-
+    @guarded
     def _start(self, root: nn.Module) -> None:
         self._first[root] = self.recorder.step
         self._hook(root)
+        self._tell_doubt()
 
-    def _on_moment(self) -> None:
-        self._guard(self._write)
+    @guarded
+    def _use_aux(self, layers: Sequence[str]) -> None:
+        self._aux.is_balanced(layers)
 
-    def _on_step(self) -> None:
-        self._guard(self._next_step)
+    def _tell_doubt(self) -> None:
+        if self._aux.is_doubtful() != self._is_doubted:
+            self._is_doubted = not self._is_doubted
+            self._moments.aux_loss_doubted.emit(self._is_doubted)
 
+    @guarded
     def _next_step(self) -> None:
         self._write()
         for fields in self._aux.take({layer.name: layer.model for layer in self._hooks.layers}):
@@ -293,12 +314,14 @@ class RoutingWatch(Probe):
         for root in due:
             if root not in self._hooks:
                 self._hook(root)
+        self._tell_doubt()
 
     def _is_due(self, root: nn.Module) -> bool:
         return self._looks.is_due(self.recorder.step, self._first[root])
 
     def _hook(self, root: nn.Module) -> None:
-        self.recorder.after_call = self._on_collective
+        if self._unsubscribe is None:
+            self._unsubscribe = self._moments.collective_recorded.subscribe(self._on_collective)
         if not self._is_light:
             self._aux.begin()
         self._hooks.add(root)
@@ -306,21 +329,24 @@ class RoutingWatch(Probe):
     def _unhook(self) -> None:
         self._aux.end()
         self._hooks.remove()
-        self.recorder.after_call = None
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
 
     # Forward passes
 
     def _on_enter(self, layer: Layer, module: nn.Module, given: object) -> None:
-        self._guard(self._begin, layer, module, given)
+        self._begin(layer, module, given)
 
     def _on_leave(self, layer: Layer, module: nn.Module, result: object) -> None:
-        self._guard(self._look_at, layer, result)
-        self._guard(self._count, layer, module)
-        self._guard(self._limit, layer)
+        self._look_at(layer, result)
+        self._count(layer, module)
+        self._limit(layer)
         with guard(self.fail):
             # Also when the probe is off: the mode must go.
             self._thread.leave(layer, self._aux.settle)
 
+    @guarded
     def _begin(self, layer: Layer, module: nn.Module, given: object) -> None:
         is_recompute = torch._C._current_graph_task_id() != -1
         call = layer.calls.get(is_recompute, 0)
@@ -341,6 +367,7 @@ class RoutingWatch(Probe):
         if layer.is_named:
             self._look_at(layer, given)
 
+    @guarded
     def _look_at(self, layer: Layer, value: object) -> None:
         opened = self._thread.innermost_of(layer)
         if opened is None or opened.number or opened.num_tokens:
@@ -350,6 +377,7 @@ class RoutingWatch(Probe):
             if chosen is not None:
                 self._note(opened, chosen)
 
+    @guarded
     def _count(self, layer: Layer, module: nn.Module) -> None:
         opened = self._thread.innermost_of(layer)
         if opened is None:
@@ -365,6 +393,7 @@ class RoutingWatch(Probe):
             del fields["members"], fields["number"], fields["is_random"]
             self._counters.append((read(tensor), "", fields))
 
+    @guarded
     def _limit(self, layer: Layer) -> None:
         opened = self._thread.innermost_of(layer)
         if opened is not None:
@@ -378,17 +407,20 @@ class RoutingWatch(Probe):
     def _on_write(self, written: object) -> None:
         opened = self._thread.open[-1] if self._thread.open else None
         if opened is not None and any(kept == id(written) for kept, _ in opened.versions.values()):
-            self._guard(opened.sites.update, {id(written): self._site()})
+            with guard(self.fail):
+                opened.sites[id(written)] = self._site()
 
     def _site(self) -> CallSite:
         return CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
 
     def _on_collective(self, call: int, op: str) -> None:
         if op.startswith("all_to_all") and self._thread.open:
-            self._guard(self._exchange, call)
+            self._exchange(call)
         elif op == "all_reduce" and self._thread.counts is not None:
-            self._guard(self._thread.counts.reduced)
+            with guard(self.fail):
+                self._thread.counts.reduced()
 
+    @guarded
     def _exchange(self, call: int) -> None:
         opened = self._thread.innermost_routing()
         if opened is None or self._num_events >= _MOST_EVENTS:
@@ -409,7 +441,7 @@ class RoutingWatch(Probe):
 
     def _on_choice(self, chosen: Chosen) -> None:
         if self._thread.open and self._thread.open[-1].is_observed:
-            self._guard(self._note, self._thread.open[-1], chosen)
+            self._note(self._thread.open[-1], chosen)
 
     def _watched(self) -> nn.Module | None:
         # Whether a loss holds a term that was made of scores is known from a look at losses only.
@@ -417,6 +449,7 @@ class RoutingWatch(Probe):
         is_first = opened is not None and opened.is_observed and not opened.is_recompute
         return opened.module if opened is not None and is_first else None
 
+    @guarded
     def _note(self, opened: Pass, chosen: Chosen) -> None:
         counts = frozenset().union(*(each.layer.counts for each in self._thread.open))
         if not chosen.is_sure and chosen.scores.shape[1] not in counts:
@@ -446,6 +479,7 @@ class RoutingWatch(Probe):
             "site": self._site(),
         }
 
+    @guarded
     def _write(self) -> None:
         while self._counters and (found := self._counters[0][0].take()) is not None:
             (content,), (_, how, values) = found, self._counters.popleft()

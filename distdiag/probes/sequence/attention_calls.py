@@ -66,7 +66,7 @@ class Given(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def argument(self, index: int, name: str) -> Any:  # noqa: ANN401
+    def argument(self, index: int, name: str) -> object:
         """Return one argument, None if it was not given."""
         return self.args[index] if index < len(self.args) else self.kwargs.get(name)
 
@@ -121,7 +121,7 @@ def _front(original: AnyCallable, number: int, form: Form) -> AnyCallable:
 
     # Without the mark that other wrappers bear: compiled programs call attention in their graphs.
     @like(original)
-    def attention(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def attention(*args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling() or not _LISTENERS[number][0].is_wanted:
             return original(*args, **kwargs)
         calls, tell = _LISTENERS[number]

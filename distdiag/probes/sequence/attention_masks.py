@@ -42,8 +42,9 @@ def read_mask(given: Given, attention: Attention, num_ranks: int) -> MaskReading
         case "query":
             return _aligned(seen, "first" if given.argument(*_CAUSAL) is True else "")
     rows = [given.argument(n, name) for n, name in enumerate("qk")]
-    if all(isinstance(each, Tensor) and each.ndim == _PACKED_DIMS for each in rows):
-        return _of_lengths(given, seen, tuple(map(len, rows)))
+    packed = [each for each in rows if isinstance(each, Tensor) and each.ndim == _PACKED_DIMS]
+    if len(packed) == len(rows):
+        return _of_lengths(given, seen, tuple(map(len, packed)))
     return _aligned(seen, "last" if given.argument(*_FLASH_CAUSAL) is True else "")
 
 
@@ -103,9 +104,10 @@ def _is_causal(visible: Tensor) -> Tensor:
 def _of_lengths(given: Given, seen: SeenMask, num_rows: tuple[int, ...]) -> MaskReading | None:
     """Read the last of the cumulative lengths, which is the greatest."""
     ends = [given.argument(_ENDS + n, f"cu_seqlens_{name}") for n, name in enumerate("qk")]
-    if not all(isinstance(each, Tensor) and is_readable(each) for each in ends):
+    tensors = [each for each in ends if isinstance(each, Tensor) and is_readable(each)]
+    if len(tensors) < len(ends):
         return None
-    pending = contents(ends)
+    pending = contents(tensors)
     pending.guard()
 
     def settle(found: list[Content | None]) -> SeenMask:

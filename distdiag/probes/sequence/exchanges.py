@@ -10,19 +10,67 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from types import CodeType, FrameType
+from typing import Final, NamedTuple
 
 import torch
 
 from distdiag.events.base import CallSite
 from distdiag.events.sequences import UseKind
+from distdiag.probes.data.forward_arguments import TORCH
 from distdiag.probes.data.padding_masks import PaddingReading
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.sequence.attention_calls import Attention
 from distdiag.probes.sequence.attention_masks import MaskReading
-from distdiag.probes.sequence.call_places import Line, Place
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import Pending, contents
+
+# Where in the program a call stands, and which module makes it.
+
+_MOST_FRAMES: Final = 60
+_SELF: Final = ("self",)
+
+Line = tuple[CodeType, int]
+
+
+class Place(NamedTuple):
+    """Where a call stands: the functions that are running, and the lines at which they are.
+
+    `offsets` say for each of them how far it has come in its code.
+    """
+
+    codes: frozenset[CodeType]
+    lines: tuple[Line, ...]
+    scope: CodeType | None
+    is_module: bool
+    offsets: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, frame: FrameType | None) -> Place:
+        """Look at the functions up from this frame; `scope` is the innermost module's forward."""
+        lines: list[Line] = []
+        offsets: list[int] = []
+        scope: CodeType | None = None
+        own: CodeType | None = None
+        while frame is not None and len(lines) < _MOST_FRAMES:
+            code = frame.f_code
+            if not code.co_filename.startswith(TORCH):
+                lines.append((code, frame.f_lineno))
+                offsets.append(frame.f_lasti)
+                own = own or code
+                if scope is None and code.co_name == "forward" and code.co_varnames[:1] == _SELF:
+                    scope = code
+            frame = frame.f_back
+        codes = frozenset(code for code, _ in lines)
+        return cls(codes, tuple(lines), scope or own, scope is not None, tuple(offsets))
+
+    def offset_in(self, scope: CodeType | None) -> int:
+        """Return how far the innermost call of a function has come; -1 if none is running."""
+        known = zip(self.lines, self.offsets, strict=False)
+        return next((offset for (code, _), offset in known if code is scope), -1)
+
+
+# ---
 
 MOST_READ: Final = 8
 """The contents of so many exchanges are read in a forward pass."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from torch.distributed import distributed_c10d
@@ -18,17 +18,18 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.functional_exchanges import PERMUTED
 from distdiag.probes.data.forward_arguments import Arguments, arguments_of
 from distdiag.probes.data.padding_masks import is_call, pad_of, read_padding
-from distdiag.probes.data.sample_rows import tensors_in
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guarded
 from distdiag.probes.models.own_steps import is_due
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.probes.sequence.attention_calls import LIBRARIES, Attention, AttentionCalls, Given
 from distdiag.probes.sequence.attention_masks import read_mask
-from distdiag.probes.sequence.call_places import Place
-from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Use
+from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Place, Use
 from distdiag.probes.tensors.bytes import is_captured, is_readable
 from distdiag.probes.tensors.content import Pending
+from distdiag.probes.tensors.sample_rows import tensors_in
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal, Unsubscribe
 
 # Makes events of exchanges around attention, once all that is read of them is there.
 
@@ -158,14 +159,25 @@ class _Thread(threading.local):
         self.running = ForwardPass()
 
 
+class Moments(NamedTuple):
+    """When to look, as `Signals` says; `inputs_seen` is told of what attention is given."""
+
+    inputs_seen: Signal[object]
+    exchange_starting: Signal[str, Sequence[torch.Tensor], Any, int, FrameType]
+    before_backward: Signal[[]]
+    step_ended: Signal[[]]
+
+
 class SequenceProbe(Probe):
     """Tells which ranks share sequences, by what they exchange around attention."""
 
     name: ClassVar[str] = "sequence"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, moments: Moments) -> None:
         """Nothing has happened yet."""
         super().__init__(recorder)
+        self._moments = moments
+        self._unsubscribe: Unsubscribe | None = None
         self._thread = _Thread()
         self._calls = AttentionCalls(self._on_attention, self._patches, self._on_unread)
         self._num_unread = 0
@@ -178,9 +190,9 @@ class SequenceProbe(Probe):
     def _install(self) -> None:
         self._calls.install()
         self._imports.start()
-        self.recorder.on_given.append(self._on_given)
-        self.recorder.on_backward.append(self._on_backward)
-        self.recorder.on_step.append(self._on_step)
+        self._subscribe(self._moments.inputs_seen, self._on_given)
+        self._subscribe(self._moments.before_backward, self._on_backward)
+        self._subscribe(self._moments.step_ended, self._on_step)
         self._look(is_due(self.recorder.step))
 
     def uninstall(self) -> None:
@@ -191,28 +203,30 @@ class SequenceProbe(Probe):
 
     def flush(self) -> None:
         """Write down what has been read by now."""
-        self._guard(self._write)
+        self._write()
 
-    def _guard(self, action: Callable[..., None], *args: Any) -> None:  # noqa: ANN401
-        if not self.is_off:
-            with guard(self._stop):
-                action(*args)
-
-    def _stop(self, error: Exception) -> None:
-        self.fail(error)
+    def fail(self, error: Exception) -> None:
+        """Look no longer."""
+        super().fail(error)
         self._look(False)
 
     def _look(self, is_wanted: bool) -> None:
         self._calls.is_wanted = is_wanted
-        self.recorder.on_exchange = self._on_exchange if is_wanted else None
+        if is_wanted and self._unsubscribe is None:
+            self._unsubscribe = self._moments.exchange_starting.subscribe(self._on_exchange)
+        elif not is_wanted and self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
 
+    @guarded
     def _on_import(self, module: str) -> None:
-        self._guard(self._calls.install_library, module)
+        self._calls.install_library(module)
 
     def _on_given(self, given: object) -> None:
         if self._calls.is_wanted and not is_call(given):
-            self._guard(self._take_batch, given)
+            self._take_batch(given)
 
+    @guarded
     def _take_batch(self, batch: object) -> None:
         pad = pad_of(batch)
         self._pads |= {pad} - {None}
@@ -225,18 +239,19 @@ class SequenceProbe(Probe):
         self,
         public: str,
         given: Sequence[torch.Tensor],
-        group: Any,  # noqa: ANN401
+        group: object,
         peer: int,
         frame: FrameType,
     ) -> None:
         if given and torch._C._current_graph_task_id() == _NO_TASK:
-            self._guard(self._exchange, public, given, group, peer, frame)
+            self._exchange(public, given, group, peer, frame)
 
+    @guarded
     def _exchange(
         self,
         public: str,
         given: Sequence[torch.Tensor],
-        group: Any,  # noqa: ANN401
+        group: Untyped,
         peer: int,
         frame: FrameType,
     ) -> None:
@@ -271,12 +286,11 @@ class SequenceProbe(Probe):
 
     def _on_attention(self, attention: Attention, frame: FrameType, call: Given) -> None:
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_TASK:
-            self._guard(self._attend, attention, frame, call)
+            self._attend(attention, frame, call)
 
+    @guarded
     def _on_unread(self, error: Exception) -> None:
-        self._guard(self._count_unread, f"{type(error).__name__}: {error}".splitlines()[0])
-
-    def _count_unread(self, reason: str) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         self._num_unread += 1
         if self._num_unread <= _MOST_WAITING:
             number = self._num_unread
@@ -284,6 +298,7 @@ class SequenceProbe(Probe):
                 AttentionUnread, step=self.recorder.step, number=number, reason=reason
             )
 
+    @guarded
     def _attend(self, attention: Attention, frame: FrameType, call: Given) -> None:
         site = CallSite(frames_of(frame, self.recorder.main_script))
         if not self._thread.running.attend(attention, Place.of(frame), site):
@@ -298,15 +313,13 @@ class SequenceProbe(Probe):
         doubt = PARTED if use.attention.is_parted else doubt_of(given)
         use.place_tokens(positions_in(given, use.num_queries), doubt)
         use.padding = None if self._pad is None else read_padding(given, self._pad)
-        for tell in self.recorder.on_given if given else ():
-            tell((given[-1].further, given[-1].named))
+        if given:
+            self._moments.inputs_seen.emit((given[-1].further, given[-1].named))
 
     # When it is over
 
+    @guarded
     def _on_backward(self) -> None:
-        self._guard(self._end)
-
-    def _end(self) -> None:
         uses = self._thread.running.take()
         for kind, members in dict.fromkeys((use.kind, use.members) for use in uses):
             number = self._numbers.get((kind, members), 0)
@@ -322,10 +335,11 @@ class SequenceProbe(Probe):
         self._write()
 
     def _on_step(self) -> None:
-        self._guard(self._write)
+        self._write()
         if not self.is_off:
             self._look(is_due(self.recorder.step))
 
+    @guarded
     def _write(self) -> None:
         while self._waiting and are_ready(self._waiting[0][0]):
             uses, fields = self._waiting.popleft()

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from distdiag.events.sequences import Context, Run, TokenSpec
 from distdiag.probes.sequence.token_codes import TokenCodes, by_token
+from distdiag.probes.untyped import Untyped
+from distdiag.record.guard import Guard
 
 # Over which tokens each token attends, read from what attention makes of marked values.
 #
@@ -355,8 +357,8 @@ def _ask(stage: str, function: AnyFunction, *values: Tensor) -> Tensor:
     return result
 
 
-def _ask_all(stage: str, function: AnyFunction, *values: Any, **options: Any) -> Any:  # noqa: ANN401
-    try:
+def _ask_all(stage: str, function: AnyFunction, *values: object, **options: object) -> Untyped:
+    problems: list[Exception] = []
+    with Guard(problems.append):  # what the program's own function raises is part of what is seen
         return function(*values, **options)
-    except Exception as error:  # noqa: BLE001 (it is the program's own, and part of what is seen)
-        raise _StageError(stage, f"{type(error).__name__}: {error}") from None
+    raise _StageError(stage, f"{type(problems[0]).__name__}: {problems[0]}")

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -20,6 +19,7 @@ from distdiag.events.sequences import SequenceUnverified, TokenPassport, TokenSp
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.used_groups import UsedGroups, ranks_of
+from distdiag.probes.guard import guarded
 from distdiag.probes.sequence.libraries import (
     LIBRARIES,
     Attribute,
@@ -31,8 +31,10 @@ from distdiag.probes.sequence.libraries import (
     Variable,
 )
 from distdiag.probes.sequence.token_passes import Functions, seen_by
+from distdiag.probes.untyped import Untyped
 from distdiag.record.marks import MARKED
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.user_code import is_user_file
 
 # The functions of libraries by which a program splits its sequences, ready to be verified.
@@ -173,21 +175,21 @@ def _layers(entry: Exchanging, models: Iterable[nn.Module]) -> Iterator[_Use]:
         raise _Unusable("no model has such a layer with a group", is_set_up=False)
 
 
-def _use(entry: Entry, group: Any) -> _Use:  # noqa: ANN401 (what libraries keep as their group)
+def _use(entry: Entry, group: object) -> _Use:
     members = ranks_of(group)
     if dist.get_rank() not in members:
         raise _Unusable("this rank is not in its group", is_set_up=False)
     return _Use(group, members, entry.dim)
 
 
-def _group(reference: str) -> Any:  # noqa: ANN401
+def _group(reference: str) -> object:
     found = _found(reference)
     if callable(found) and not isinstance(found, dist.ProcessGroup):
         found = found()
     return None if found is dist.GroupMember.NON_GROUP_MEMBER else found
 
 
-def _found(reference: str) -> Any:  # noqa: ANN401
+def _found(reference: str) -> Untyped:
     module, _, path = reference.partition(":")
     found: Any = sys.modules.get(module)
     for name in path.split("."):
@@ -207,11 +209,11 @@ def _functions(entry: Entry, use: _Use) -> Functions:
     def split(whole: Tensor) -> Tensor:
         return whole.chunk(use.size, entry.dim)[use.rank]
 
-    def gather(part: Tensor) -> Any:  # noqa: ANN401
+    def gather(part: Tensor) -> object:
         # As many copies as there are ranks: each of them gets all heads of all tokens.
         return to_heads(torch.cat([part] * use.size, entry.head_dim))
 
-    def attention(*parts: Tensor) -> Any:  # noqa: ANN401
+    def attention(*parts: Tensor) -> object:
         query, key, value = (to_heads(part).movedim(entry.dim, -2) for part in parts)
         mixed = _plain_attention(query, key, value)
         return to_tokens(mixed.movedim(-2, entry.dim).contiguous())
@@ -231,22 +233,22 @@ def _calling(call: Call, use: _Use) -> AnyFunction:
     """Return a function of one tensor that makes this call."""
     function = _found(call.function)
 
-    def called(tensor: Tensor) -> Any:  # noqa: ANN401
+    def called(tensor: Tensor) -> Untyped:
         result = _called(call, use, tensor)
         is_one = isinstance(result, list) and len(result) == 1
         return result[0] if is_one else result
 
-    owner = getattr(function, "__self__", None)
-    return _as(getattr(owner, "forward", function), called)
+    original: Untyped = getattr(getattr(function, "__self__", None), "forward", function)
+    return _as(original, called)
 
 
-def _called(call: Call, use: _Use, tensor: Tensor) -> Any:  # noqa: ANN401
+def _called(call: Call, use: _Use, tensor: Tensor) -> Untyped:
     arguments = [_value(each, use, tensor) for each in call.arguments]
     options = {key: _value(each, use, tensor) for key, each in call.options}
     return _found(call.function)(*arguments, **options)
 
 
-def _value(argument: object, use: _Use, tensor: Tensor) -> Any:  # noqa: ANN401
+def _value(argument: object, use: _Use, tensor: Tensor) -> Untyped:
     match argument:
         case Slot():
             return use.slots(tensor)[argument]
@@ -276,25 +278,50 @@ class _Pair(NamedTuple):
     is_form_sure: bool = True
 
 
+class Moments(NamedTuple):
+    """When to verify, as `Signals` says; `shared` hears nothing of the tokens."""
+
+    before_backward: Signal[[]]
+    cut: Signal[object, Sequence[Tensor]]
+    shared: Signal[Any, Any]
+
+
 class VerifySequence(Probe):
     """Verifies before the first backward pass, when the ranks' groups and models are all there."""
 
     name: ClassVar[str] = "verify-sequence"
 
-    def __init__(self, recorder: Recorder, plan: SequencePlan) -> None:
-        """Verify what the plan names, and what is marked by then."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        plan: SequencePlan,
+        moments: Moments,
+        models: Callable[[], Sequence[nn.Module]],
+    ) -> None:
+        """Verify what the plan names, and what is marked by then.
+
+        `models` returns those that there are.
+        """
         super().__init__(recorder)
         self._plan = plan
+        self._moments = moments
+        self._models = models
+        self._mesh: object = None
         self._is_done = False
 
     def _install(self) -> None:
-        self.recorder.on_backward.append(self._before_backward)
+        self._subscribe(self._moments.before_backward, self._before_backward)
+        self._subscribe(self._moments.cut, self._before_cut)
+
+    @guarded
+    def _before_cut(self, mesh: object, _: Sequence[Tensor]) -> None:
+        self._mesh = mesh
 
     def _before_backward(self) -> None:
         if self._is_done or self.is_off or torch.compiler.is_compiling():
             return
         self._is_done = True
-        try:
+        with self.guard:
             device = self._device()
             members = ranks_of(_found_function(self._plan.group)) if self._plan.group else None
             pairs = list(self._pairs(members))
@@ -307,12 +334,11 @@ class VerifySequence(Probe):
                 )
             for pair in pairs:
                 self._verify(pair, device)
-        except Exception as error:  # noqa: BLE001 (our part must not break the user's)
-            self.fail(error)
 
     def _verify(self, pair: _Pair, device: torch.device) -> None:
         spec = spec_of(pair.plan, _world_size(), pair.plan.dim, pair.functions)
-        with _unnoticed(self.recorder):
+        # Nobody is to take the exchange of tokens for that of gradients or parameters.
+        with self._moments.shared.muted():
             passport = passport_of(pair.functions, spec, device, pair.members)
         passport["is_form_sure"] = pair.is_form_sure
         passport["functions"] = definitions(pair.functions, self.recorder.main_script)
@@ -341,15 +367,12 @@ class VerifySequence(Probe):
         """
         if not (dist.is_available() and dist.is_initialized()):
             return []
-        found = list(library_sequences(self._models(), self.recorder.cutting_mesh))
+        found = list(library_sequences(self._models(), self._mesh))
         is_any = any(isinstance(each, Ready) for each in found)
         for each in found:
             if isinstance(each, Unavailable) and (each.is_set_up or not is_any):
                 self.recorder.event(SequenceUnverified, name=each.name, reason=each.reason)
         return found
-
-    def _models(self) -> list[torch.nn.Module]:
-        return self.recorder.live_models() if self.recorder.live_models is not None else []
 
     def _device(self) -> torch.device:
         for model in self._models():
@@ -451,18 +474,7 @@ def definitions(functions: Functions, main_script: str | None) -> tuple[tuple[st
     return tuple(found.items())
 
 
-@contextmanager
-def _unnoticed(recorder: Recorder) -> Iterator[None]:
-    """Let nobody take the exchange of tokens for that of gradients or parameters."""
-    before_share, on_share = recorder.before_share, recorder.on_share
-    recorder.before_share, recorder.on_share = None, []
-    try:
-        yield
-    finally:
-        recorder.before_share, recorder.on_share = before_share, on_share
-
-
-def _found_function(reference: str) -> Any:  # noqa: ANN401 (whatever the program has there)
+def _found_function(reference: str) -> object:
     module, _, path = reference.partition(":")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
@@ -474,7 +486,7 @@ def _resolved(reference: str) -> Callable[..., Any]:
     found = _found_function(reference)
     if not callable(found):
         raise TypeError(f"{reference} is no function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _world_size() -> int:

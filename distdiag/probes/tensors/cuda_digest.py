@@ -31,6 +31,7 @@ from distdiag.probes.tensors.digest_arithmetic import (
     powers,
     upload,
 )
+from distdiag.record.guard import Guard
 
 # What is not contiguous, or badly aligned, is copied and hashed so many items at a time.
 _SPAN: Final = 4 * ITEM
@@ -224,30 +225,33 @@ def start(device: torch.device, tensors: list[torch.Tensor]) -> CudaDigests | No
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         kernels = _find_kernels()
-        try:
-            batch = Batch(tensors, device, kernels)
-            batch.run()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # (whatever a compiler may raise on this machine)
-            if kernels is None:
-                raise
-            _kernels[:] = [None]
-            batch = Batch(tensors, device, None)
-            batch.run()
+        batch = _ran(tensors, device, kernels)
         digests = CudaDigests(batch, stream)
         batch.release(stream)
         return digests
 
 
+def _ran(tensors: list[torch.Tensor], device: torch.device, kernels: ModuleType | None) -> Batch:
+    problems: list[Exception] = []
+    with Guard(problems.append):  # whatever a compiler may raise on this machine
+        batch = Batch(tensors, device, kernels)
+        batch.run()
+        return batch
+    if kernels is None or isinstance(problems[0], torch.OutOfMemoryError):
+        raise problems[0]
+    problems.clear()  # it holds all that was to be read
+    _kernels[:] = [None]
+    return _ran(tensors, device, None)
+
+
 def _find_kernels() -> ModuleType | None:
     if not _kernels:
-        try:
+        found: list[ModuleType | None] = [None]
+        with Guard(lambda _: None):  # missing, or it does not fit this machine
             from distdiag.probes.tensors import digest_kernels
-        except Exception:  # noqa: BLE001 (missing, or it does not fit this machine)
-            _kernels.append(None)
-        else:
-            _kernels.append(digest_kernels)
+
+            found = [digest_kernels]
+        _kernels.extend(found)
     return _kernels[0]
 
 

@@ -28,8 +28,9 @@ def test_what_nobody_trains_is_a_note():
     (finding,) = findings(UntrainedParameter, untrained(names, names))
     assert (finding.severity, finding.grade) == (Severity.INFO, Grade.NOTE)
     assert (finding.ranks, finding.subjects) == (RankSet([0, 1]), names)
-    assert "tower.weight and 1 more of AdamW of DDP Net had no gradient at any of the 3 sampled steps" in (
-        finding.message
+    assert (
+        "tower.weight and 1 more of AdamW of DDP Net had no gradient at any of the 3 sampled steps"
+        in (finding.message)
     )
 
 

@@ -32,10 +32,14 @@ def _quiet() -> Any:
 
 @pytest.fixture
 def tapped(observed: Observed) -> Observed:
-    functional = FunctionalTap(observed.recorder)
-    tap = HookTap(observed.recorder, functional)
-    works = WorkWatch(observed.recorder)
-    for probe in (functional, tap, works, CollectiveFronts(observed.recorder, tap, works)):
+    recorder, signals = observed.recorder, observed.signals
+    functional = FunctionalTap(recorder, signals.exchange_starting)
+    tap = HookTap(recorder, functional, signals.collective_recorded, signals.exchange_known)
+    works = WorkWatch(recorder)
+    fronts = CollectiveFronts(
+        recorder, tap, works, signals.tensors_shared, signals.exchange_starting
+    )
+    for probe in (functional, tap, works, fronts):
         probe.install()
         observed.probes.append(probe)
     return observed

@@ -133,9 +133,8 @@ def test_numbers_that_a_device_still_computes_are_read_later(
     name: str, observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("graph", "terms", "reading"):
-        monkeypatch.setattr(
-            f"distdiag.probes.losses.{module}.number", lambda x: x.double().reshape(())
-        )
+        reads = f"distdiag.probes.losses.{module}.number"
+        monkeypatch.setattr(reads, lambda x: x.double().reshape(()))
     loss, weight = READ[name]
     (found,) = passes(observed, loss)
     assert found is not None
@@ -339,7 +338,7 @@ def test_labels_that_were_not_seen_or_were_shifted_before_tell_nothing(observed:
 def test_labels_that_a_loss_shifts_in_one_part_of_what_was_given_are_known(
     observed: Observed, part: int, first: int
 ) -> None:
-    observed.recorder.on_given[-1](LABELS)
+    observed.signals.inputs_seen.emit(LABELS)
     logits, labels = slice(3 * part, 3 * part + 3), LABELS.chunk(2, 1)[part]
 
     def shifted(x: Tensor) -> Tensor:
@@ -357,7 +356,7 @@ def test_labels_that_a_loss_shifts_in_one_part_of_what_was_given_are_known(
 def test_labels_that_were_shifted_before_the_split_are_no_shifted_part(
     observed: Observed,
 ) -> None:
-    observed.recorder.on_given[-1](LABELS)
+    observed.signals.inputs_seen.emit(LABELS)
     labels = F.pad(LABELS, (0, 1), value=IGNORED)[:, 1:4]
     (found,) = passes(
         observed, lambda x: F.cross_entropy(x[:, :3].reshape(-1, VOCAB), labels.reshape(-1))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from distdiag.probes.base import Patches
-from distdiag.probes.models.registry import Born, roots_of
+from distdiag.probes.models.registry import ObjectRegistry, roots_of
 
 
 class Watched:
@@ -23,8 +23,8 @@ class Watched:
     def __init__(self, kind: type, *ways: str) -> None:
         self.failures: list[Exception] = []
         self.patches = Patches()
-        self.born = Born(kind, ways, self.failures.append)
-        self.born.watch(self.patches)
+        self.born = ObjectRegistry(kind, ways)
+        self.born.watch(self.patches, self.failures.append)
 
     @property
     def roots(self) -> list[nn.Module]:
@@ -184,9 +184,9 @@ import torch
 from torch import nn
 
 from distdiag.probes.base import Patches
-from distdiag.probes.models.registry import Born
+from distdiag.probes.models.registry import LiveModels
 
-Born(nn.Module, ("__init__", "__setstate__"), print).watch(Patches())
+LiveModels().watch(Patches(), print)
 
 @torch.compile(backend="eager", fullgraph=True)
 def loss(values):

@@ -42,8 +42,7 @@ def told(observed: Observed) -> list[PatternMatches]:
 
 
 def end_step(observed: Observed) -> None:
-    for tell in observed.recorder.on_step:
-        tell()
+    observed.signals.step_ended.emit()
 
 
 def test_each_pattern_is_told_with_what_it_matches(observed: Observed) -> None:

@@ -21,8 +21,7 @@ def tensor(*placements: Any) -> DTensor:
 
 
 def end_step(observed: Observed) -> None:
-    for tell in observed.recorder.on_step:
-        tell()
+    observed.signals.step_ended.emit()
 
 
 def test_a_number_out_of_a_partial_sum_is_told_with_its_line(observed: Observed) -> None:

@@ -12,10 +12,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.models import Basis, ModelPlan, ModelState, Moment, OptimizerState
 from distdiag.probes.models.own_steps import EVERY
-from distdiag.probes.models.snapshot import Survey
 from distdiag.probes.models.tensor_plans import Held, Surroundings, plan_of
 from distdiag.probes.models.wrappers import Tree
-from distdiag.probes.optimizers.steps import BackwardWatch, StepClock
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import backward, ddp, fsdp2, means, network, state, told, train
 
@@ -204,11 +202,7 @@ def test_the_first_three_steps_and_then_every_hundredth(observed: Observed) -> N
 
 
 def test_the_light_profile_looks_at_the_start_only(observed: Observed) -> None:
-    survey = Survey(observed.recorder, only_start=True)
-    parts = (survey, BackwardWatch(observed.recorder, survey), StepClock(observed.recorder, survey))
-    for probe in parts:
-        probe.install()
-        observed.probes.append(probe)
+    observed.install("steps", profile="light")
 
     train(ddp(network()), 2)
 

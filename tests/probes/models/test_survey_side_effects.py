@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from distdiag.events.lifecycle import ProbeDisabled, StepEnd
 from distdiag.events.models import ModelState, Moment
 from distdiag.probes.models import snapshot as survey_module
-from distdiag.probes.models.snapshot import Survey
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import backward, ddp, fsdp2, network, told, train
 
@@ -36,7 +35,6 @@ def test_looking_changes_nothing(observed: Observed) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     backward(model)
-    (survey,) = [probe for probe in observed.probes if isinstance(probe, Survey)]
     tensors = [*model.parameters(), *model.buffers(), *[p.grad for p in model.parameters()]]
 
     def now() -> tuple[object, ...]:
@@ -45,10 +43,11 @@ def test_looking_changes_nothing(observed: Observed) -> None:
         return torch.is_grad_enabled(), versions, names, list(optimizer.state)
 
     before, random = now(), torch.get_rng_state()
-    survey.before_forward()
-    survey.before_backward()
-    survey.after_backward()
-    survey.before_step(optimizer, sys._getframe())
+    signals = observed.signals
+    signals.before_first_forward.emit()
+    signals.before_backward.emit()
+    signals.backward_ended.emit(True)
+    signals.optimizer_stepping.emit(optimizer, sys._getframe())
 
     assert [moment for moment, _ in told(observed)][-3:] == [BACKWARD, GRADIENT, STEP]
     assert now() == before

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from distdiag.events.models import OptimizerState
-from distdiag.probes.optimizers.state import StepCounts, fields_of, has_only_zeros, owners_of
+from distdiag.probes.models.optimizer_state import StepCounts, fields_of, has_only_zeros, owners_of
 from tests.probes.conftest import Observed
 
 

@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from distdiag.probes.process.poison import PoisonedMemory
 from distdiag.record.recorder import Recorder
 from tests.probes.conftest import Observed
 
 
 @pytest.fixture
 def poisoned(observed: Observed) -> Iterator[Recorder]:
-    observed.install("steps")
-    probe = PoisonedMemory(observed.recorder)
-    probe.install()
+    observed.install("steps", "poison-empty", poison_empty=True)
     yield observed.recorder
-    probe.uninstall()
+    observed.uninstall()
 
 
 def step() -> None:

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from distdiag.config import Config
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.routing import Choice, CounterWritten, Routing
-from distdiag.probes.catalogue import PLANS
 from distdiag.probes.routing.watch import RoutingWatch
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import ddp
@@ -182,10 +180,8 @@ def test_the_light_profile_looks_at_fewer_steps_and_at_the_hundredth(observed: O
 def test_beside_a_recording_of_all_choices_the_light_profile_needs_no_look(
     observed: Observed,
 ) -> None:
-    plan = next(plan for plan in PLANS if plan.name == "routing")
-    recording = Config(profile="light", routing_task="task.json")
-    assert plan.make(observed.recorder, recording) == []
-    assert len(plan.make(observed.recorder, Config(profile="light"))) == 1
+    assert observed.install("routing", profile="light", routing_task="task.json") == []
+    assert len(observed.install("routing", profile="light")) == 1
 
 
 def test_models_in_evaluation_are_not_told(observed: Observed) -> None:

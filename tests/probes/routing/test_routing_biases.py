@@ -77,7 +77,7 @@ def test_a_bias_of_the_layer_around_or_of_the_gate_itself_is_found(observed: Obs
         (path, name)
         for path, module in model.named_modules()
         for name in (*module._buffers, *module._parameters)
-        if observed.recorder.is_routing_bias(module, name)
+        if observed.wiring.routing_biases.has(module, name)
     }
     assert found == {("0", "expert_bias"), ("1", "e_score_correction_bias")}
 
@@ -89,5 +89,5 @@ def test_a_bias_that_the_program_replaces_stays_one(observed: Observed) -> None:
     layer = model[0]
     assert isinstance(layer, MoE)
     layer.expert_bias = layer.expert_bias + 1
-    assert observed.recorder.is_routing_bias(layer, "expert_bias")
-    assert not observed.recorder.is_routing_bias(layer, "tokens_per_expert")
+    assert observed.wiring.routing_biases.has(layer, "expert_bias")
+    assert not observed.wiring.routing_biases.has(layer, "tokens_per_expert")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from distdiag.config.subjects import RoutingPlan
 from distdiag.events.routing import Choice, Routing
-from distdiag.probes.routing.watch import RoutingWatch
 from tests.probes.conftest import Observed
 from tests.probes.routing.test_routing import told
 from tests.probes.sample_models import ddp
@@ -67,10 +67,7 @@ class Net(nn.Module):
 
 
 def routed(observed: Observed, part: nn.Module, *patterns: str) -> list[Routing]:
-    observed.install("steps")
-    probe = RoutingWatch(observed.recorder, patterns)
-    probe.install()
-    observed.probes.append(probe)
+    observed.install("steps", "routing", routing=RoutingPlan(modules=patterns))
     ddp(Net(part))(torch.randn(32, 4, requires_grad=True)).sum().backward()
     return told(observed)
 

@@ -51,6 +51,6 @@ def test_an_error_of_the_call_has_nothing_to_do_with_ours(
 
 def test_a_collective_of_no_tensors_is_no_exchange(observed: Observed) -> None:
     (probe,) = [each for each in observed.install("sequence") if each.name == "sequence"]
-    assert observed.recorder.on_exchange is not None
-    observed.recorder.on_exchange("all_gather", [], None, -1, sys._getframe())
+    assert observed.signals.exchange_starting.subscribers
+    observed.signals.exchange_starting.emit("all_gather", [], None, -1, sys._getframe())
     assert not probe.is_off

@@ -25,7 +25,7 @@ from distdiag.probes.sequence.libraries import (
     Slot,
     Splitting,
 )
-from distdiag.probes.sequence.verify import Ready, Unavailable, VerifySequence, plan_of
+from distdiag.probes.sequence.verify import Ready, Unavailable, plan_of
 from tests.probes.conftest import Observed
 
 TAKING = Splitting(
@@ -116,10 +116,7 @@ def test_layers_are_taken_once_for_each_group_and_index(splitting: ModuleType) -
 
 
 def trained(observed: Observed, plan: SequencePlan) -> None:
-    observed.install("steps")
-    probe = VerifySequence(observed.recorder, plan)
-    probe.install()
-    observed.probes.append(probe)
+    observed.install("steps", "verify-sequence", verify_sequence=True, sequence=plan)
     nn.Linear(2, 2)(torch.rand(3, 2)).sum().backward()
 
 

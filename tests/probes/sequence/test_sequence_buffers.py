@@ -16,24 +16,32 @@ def context_parallel(mesh, *, buffers=None, buffer_seq_dims=None, no_restore_buf
 
 
 @pytest.fixture
-def cp(observed: Observed, monkeypatch: pytest.MonkeyPatch):
+def told() -> list[tuple[object, list[torch.Tensor]]]:
+    """The meshes and buffers of which was told."""
+    return []
+
+
+@pytest.fixture
+def cp(observed: Observed, told, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(experimental, "context_parallel", context_parallel)
+    observed.signals.sequence_cut.subscribe(lambda mesh, cut: told.append((mesh, list(cut))))
     observed.install("sequence-buffers")
     return experimental.context_parallel
 
 
-def test_what_context_parallelism_cuts_is_one_ranks_part(observed: Observed, cp) -> None:
-    cut, whole = torch.arange(4.0), torch.arange(4.0)
-    with cp(None, buffers=[cut], buffer_seq_dims=[0]) as seen:
+def test_what_context_parallelism_cuts_is_told_with_its_mesh(told, cp) -> None:
+    cut = torch.arange(4.0)
+    with cp("mesh", buffers=[cut], buffer_seq_dims=[0]) as seen:
         assert seen == (cut,)
-    assert observed.recorder.is_cut(cut)
-    assert not observed.recorder.is_cut(whole)
+    ((mesh, buffers),) = told
+    assert mesh == "mesh"
+    assert [each is cut for each in buffers] == [True]
 
 
-def test_nothing_is_cut_before(observed: Observed, cp) -> None:
-    assert not observed.recorder.is_cut(torch.arange(4.0))
+def test_nothing_may_be_cut(told, cp) -> None:
     with cp(None):
         pass
+    assert told == [(None, [])]
 
 
 def test_iterators_are_left_to_torch(observed: Observed, cp) -> None:
@@ -41,8 +49,9 @@ def test_iterators_are_left_to_torch(observed: Observed, cp) -> None:
         assert len(seen) == 1
 
 
-def test_a_failure_switches_the_probe_off_and_the_program_goes_on(observed: Observed, cp) -> None:
+def test_a_failure_of_who_listens_is_his_own(observed: Observed, cp) -> None:
+    observed.install("steps")
     with cp(None, buffers=[7]) as seen:  # nothing that could be kept weakly
         assert seen == (7,)
     (off,) = observed.events(ProbeDisabled)
-    assert off.probe == "sequence-buffers"
+    assert off.probe == "models"

@@ -6,8 +6,7 @@ import torch
 from distdiag.events.base import CallSite
 from distdiag.probes.base import Patches
 from distdiag.probes.sequence.attention_calls import Attention, AttentionCalls
-from distdiag.probes.sequence.call_places import Place
-from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, num_distinct
+from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Place, num_distinct
 from distdiag.probes.sequence.probe import settled
 
 SITE = CallSite(())

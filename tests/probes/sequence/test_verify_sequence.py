@@ -11,7 +11,6 @@ from torch import nn
 from distdiag.config.subjects import SequencePlan
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.sequences import TokenPassport
-from distdiag.probes.sequence.verify import VerifySequence
 from distdiag.record import marks as sequence_marks
 from tests.probes.conftest import Observed
 
@@ -33,10 +32,7 @@ def broken(part: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def verifying(observed: Observed) -> Callable[[SequencePlan], Observed]:
     def install(plan: SequencePlan) -> Observed:
-        observed.install("steps")
-        probe = VerifySequence(observed.recorder, plan)
-        probe.install()
-        observed.probes.append(probe)
+        observed.install("steps", "verify-sequence", verify_sequence=True, sequence=plan)
         return observed
 
     return install
@@ -75,8 +71,9 @@ def test_it_runs_once_before_the_first_backward_pass(verifying) -> None:
 def test_the_training_goes_as_it_would(verifying) -> None:
     expected = train()
     observed = verifying(NAMED)
+    subscribers = dict(observed.signals.tensors_shared.subscribers)
     assert train() == expected
-    assert observed.recorder.before_share is not None
+    assert observed.signals.tensors_shared.subscribers == subscribers != {}
 
 
 def test_what_a_function_raises_is_written_down_and_harms_nobody(verifying) -> None:
@@ -110,10 +107,8 @@ def test_marked_functions_are_paired_by_name(observed: Observed, marks, monkeypa
     sequence_marks.splits_sequence(dim=1, name="a")(split)
     sequence_marks.gathers_sequence(dim=1, name="a")(gather)
     sequence_marks.splits_sequence(dim=1, name="b")(split)
-    observed.install("steps")
-    probe = VerifySequence(observed.recorder, SequencePlan(length=4))
-    probe.install()
+    plan = SequencePlan(length=4)
+    observed.install("steps", "verify-sequence", verify_sequence=True, sequence=plan)
     train()
-    probe.uninstall()
     (passport,) = observed.events(TokenPassport)
     assert passport.name == f"{__name__}:split, {__name__}:gather"

@@ -16,7 +16,7 @@ _MOST_TENSORS: Final = 8
 _MOST_BYTES: Final = 1 << 26
 
 
-def tensors_in(value: Any, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:  # noqa: ANN401
+def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:
     """Yield the tensors of a batch or of arguments, in their order."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -32,7 +32,7 @@ def tensors_in(value: Any, depth: int = _DEEPEST) -> Iterator[torch.Tensor]:  # 
         yield from tensors_in(part, depth - 1)
 
 
-def first_tensors(value: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def first_tensors(value: object) -> list[torch.Tensor]:
     """Return some tensors of a batch or of arguments that have more than one number."""
     found: list[torch.Tensor] = []
     for tensor in tensors_in(value):
@@ -41,7 +41,7 @@ def first_tensors(value: Any) -> list[torch.Tensor]:  # noqa: ANN401
     return found
 
 
-def rows_of(batch: Any, num_rows: int) -> tuple[str, ...]:  # noqa: ANN401
+def rows_of(batch: object, num_rows: int) -> tuple[str, ...]:
     """Return a digest for each sample of a batch on the CPU; nothing if that cannot be had."""
     with out_of_sight():
         tensors = [

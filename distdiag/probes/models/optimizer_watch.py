@@ -12,10 +12,7 @@ from torch import nn
 from distdiag.events.base import CallSite
 from distdiag.events.models import OptimizerState, TensorPlan, kept_ranks
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.models.own_steps import OwnSteps, is_due
-from distdiag.probes.models.registry import Born
-from distdiag.probes.models.tensor_plans import local_part
-from distdiag.probes.optimizers.state import (
+from distdiag.probes.models.optimizer_state import (
     StepCounts,
     fields_of,
     foreign_parameters,
@@ -24,6 +21,9 @@ from distdiag.probes.optimizers.state import (
     named_parameters,
     owners_of,
 )
+from distdiag.probes.models.own_steps import OwnSteps, is_due
+from distdiag.probes.models.registry import LiveModels, ObjectRegistry
+from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.record.recorder import Recorder
@@ -40,18 +40,17 @@ class OptimizerWatch:
     def __init__(
         self,
         recorder: Recorder,
-        modules: Born,
-        optimizers: Born,
+        modules: LiveModels,
+        optimizers: ObjectRegistry,
         steps: OwnSteps,
-        roots: Callable[[], list[nn.Module]],
         name: Callable[[nn.Module], str],
     ) -> None:
-        """Watch these optimizers; `roots` are the models, `name` is what they are called."""
+        """Watch these optimizers; `name` is what models are called."""
         self._recorder = recorder
         self._modules = modules
         self._optimizers = optimizers
         self._steps = steps
-        self._roots = roots
+        self._roots = modules.roots
         self._name = name
         self._counts = StepCounts()
         self._seen: WeakMap[Any, dict[str, Any]] = WeakMap()

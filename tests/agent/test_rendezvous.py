@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from torch.distributed import TCPStore
 
-from distdiag.agent.rendezvous import MeetingPoint, is_needed
-from distdiag.probes.process import job_store
+from distdiag.agent import rendezvous
+from distdiag.agent.rendezvous import Rendezvous, is_needed
 from distdiag.record.run_dir import Launch, ReporterAddress, RunDir, read_reporter_address
 
 ADDRESS = ReporterAddress(host="10.0.0.1", port=1234, token="secret")
@@ -49,7 +49,7 @@ class Passing:
         self.run_dir.folder.mkdir(parents=True)
         self.stopping = threading.Event()
         self.error = None
-        self.point = MeetingPoint(self.run_dir, which, self.stopping)
+        self.point = Rendezvous(self.run_dir, which, self.stopping)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 
@@ -108,7 +108,7 @@ def test_it_ends_when_told_to(tmp_path, store):
 
 
 def test_a_store_that_is_not_there_is_told(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(job_store, "PATIENCE", timedelta(seconds=1))
+    monkeypatch.setattr(rendezvous, "PATIENCE", timedelta(seconds=1))
     monkeypatch.setenv("MASTER_ADDR", "256.0.0.1")
     passing = Passing(tmp_path, launch(2))
     passing.thread.join(100)
@@ -126,7 +126,7 @@ def test_a_rank_that_raised_waits_for_the_address_if_it_can_come(tmp_path, store
 
 def test_nobody_waits_where_there_is_no_store(tmp_path):
     begun = time.monotonic()
-    MeetingPoint(RunDir(tmp_path, 0), launch(2), threading.Event()).wait(60)
+    Rendezvous(RunDir(tmp_path, 0), launch(2), threading.Event()).wait(60)
     assert time.monotonic() - begun < 30
 
 

@@ -15,6 +15,7 @@ from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.models.wrappers import sharded_parameters, walk
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.bytes import is_readable
+from distdiag.probes.untyped import Untyped
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -198,7 +199,7 @@ def _rate(group: dict[str, Any]) -> float:
     return float(rate)
 
 
-def _count(count: Any) -> int:  # noqa: ANN401
+def _count(count: Untyped) -> int:
     if isinstance(count, torch.Tensor):
         is_there = type(count) is torch.Tensor and count.is_cpu and is_readable(count)
         return int(count) if is_there and count.numel() == 1 else -1
