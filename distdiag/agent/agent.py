@@ -26,7 +26,7 @@ from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
 from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
 from distdiag.probes.base import Probe
-from distdiag.probes.catalogue import PROBES, ProbeSpec, Wiring
+from distdiag.probes.catalogue import ProbeSpec, Wiring, find_probes
 from distdiag.probes.patching.post_import import ImportWatch
 from distdiag.probes.process.exceptions import ExceptionWatch
 from distdiag.probes.process.post_mortem import PostMortem
@@ -85,11 +85,11 @@ class RankAgent:
             self._post_mortem,
             HardExit(self.recorder, before_exit=self._finish),
         ]
-        self._specs = list(PROBES)
+        self._specs = find_probes()
         self._wiring = Wiring(self.recorder, signals, config)
         self._imported: set[str] = set()
         self._imports = ImportWatch(
-            {name for spec in PROBES for name in spec.needs}, self._on_import
+            {name for spec in self._specs for name in spec.needs}, self._on_import
         )
         self._stopping = threading.Event()
         self._stopped: list[threading.Event] = []

@@ -22,21 +22,16 @@ class Factor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AuxTerm(msgspec.Struct, frozen=True, array_like=True):
-    """A balancing loss that is a term of a loss: it is made of the scores of routers.
+    """An auxiliary (load-balancing) loss that is a term of a loss, made of the scores of routers.
 
     `factors` are those from the root on, of which the first `num_outer` are also those of other
     terms. `is_own_mean`: it was divided by the number of this rank's tokens, and by no greater one.
-    `held` are the whole numbers by which the product of its factors that are no whole numbers would
-    have to be multiplied to be a number that the program holds; empty if it has no such factors.
-    `named` are those of them for which modules, settings or arguments name it a coefficient.
     """
 
     layer: str
     factors: tuple[Factor, ...]
     num_outer: int
     is_own_mean: bool
-    held: tuple[int, ...] = ()
-    named: tuple[int, ...] = ()
 
 
 class LossPass(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from distdiag.config import Config
@@ -145,7 +146,7 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
             aux_loss_used=signals.aux_loss_used,
         ),
         survey.own_steps,
-        wiring.models.roots,
+        wiring.config.aux_loss.coefficient,
     )
     gradients = sums.GradientSumWatch(
         recorder,
@@ -385,3 +386,14 @@ PROBES: Final = (
         _only("frameworks.accelerate", "EvaluationGathers"),
     ),
 )
+
+
+def find_probes() -> list[ProbeSpec]:
+    """Return all probes: those above, and those that a folder beside this module lists itself.
+
+    A folder does so as `PROBES` in its ``__init__.py``, which must not import torch.
+    """
+    package = importlib.import_module(__package__)
+    modules = iter_modules(package.__path__, f"{__package__}.")
+    folders = [importlib.import_module(each.name) for each in modules if each.ispkg]
+    return [*PROBES, *(spec for each in folders for spec in getattr(each, "PROBES", ()))]

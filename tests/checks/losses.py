@@ -35,9 +35,7 @@ def part(num_counted, weight, *factors, **values):
 
 def aux(*inner, outer=(), **values):
     """A balancing loss with these factors, the outer ones of which are those of the whole loss."""
-    is_own_mean, held = values.pop("is_own_mean", True), values.pop("held", (1,))
-    named = values.pop("named", held)
-    return AuxTerm("layers.0", (*outer, *inner), len(outer), is_own_mean, held, named)
+    return AuxTerm("layers.0", (*outer, *inner), len(outer), values.pop("is_own_mean", True))
 
 
 def mean(num_counted, *factors, **values):

@@ -26,8 +26,10 @@ pytestmark = pytest.mark.timeout(300)
         pytest.param("injected", None, marks=pytest.mark.slow),
     ],
 )
-def test_a_balancing_loss_is_found_if_it_is_wrong(how, code):
-    run = run_checked(SCRIPT, [how])
+def test_an_auxiliary_loss_is_found_if_it_is_wrong(how, code, tmp_path):
+    config = tmp_path / "distdiag.toml"
+    config.write_text("[aux_loss]\ncoefficient = 0.02\n")
+    run = run_checked(SCRIPT, [how], options=["--config", str(config)])
     assert run.exit_status == 0 or run.aborted_at_exit, run.describe()
     assert run.leftovers == (), run.describe()
     loud = [each for each in run.report["findings"] if each["severity"] != "info"]

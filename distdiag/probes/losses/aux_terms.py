@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from distdiag.events.losses import AuxTerm, Factor
-from distdiag.probes.losses.held_numbers import multiples_of
 from distdiag.probes.losses.score_marks import Origin, inputs_of, origin_of
 from distdiag.probes.losses.terms import SAME, Scalar, Step, Term, kind_of, number, saved
 from distdiag.probes.untyped import Untyped
@@ -21,13 +20,6 @@ _ROUNDING: Final = 1e-3
 
 _Steps = tuple[Step, ...]
 _Edges = list[tuple[Any, int, _Steps]]
-
-
-class Numbers(NamedTuple):
-    """The numbers that a program holds, and those that it names coefficients."""
-
-    held: frozenset[float]
-    named: frozenset[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class Aux:
         yield from (step.value for step in self.steps)
         yield from self.origin.divisors
 
-    def resolve(self, values: Iterator[float], numbers: Numbers) -> AuxTerm | None:
+    def resolve(self, values: Iterator[float]) -> AuxTerm | None:
         """Say what was found, when the numbers have been read; None if that tells nothing."""
         factors = tuple(Factor(step.op, next(values), step.num_terms) for step in self.steps)
         divisors = [next(values) for _ in self.origin.divisors]
@@ -57,17 +49,9 @@ class Aux:
             if not math.isfinite(share) or share < 1 - _ROUNDING or not _is_whole(share):
                 return None
             factors = (Factor("/", float(round(share))), *factors[1:])
-        coefficient = math.prod(
-            1 / f.value if f.op == "/" else f.value
-            for f in factors[self.num_outer :]
-            if f.value % 1 and math.isfinite(f.value)
-        )
-        held, named = (
-            multiples_of(coefficient, each) if coefficient != 1 else () for each in numbers
-        )
         mark = next(iter(self.origin.marks.values()))
         is_mean = self._is_mean(divisors)
-        return AuxTerm(mark.layer, factors, self.num_outer, is_mean, held, named)
+        return AuxTerm(mark.layer, factors, self.num_outer, is_mean)
 
     def _is_mean(self, divisors: list[float]) -> bool:
         """Say whether the number of this rank's tokens was divided by, and no greater one."""
@@ -77,16 +61,6 @@ class Aux:
         is_mean = math.prod(origin.sizes) >= num_rows
         is_mean = is_mean or any(_LEAST * num_rows <= each <= most for each in divisors)
         return origin.is_clear and is_mean and not any(each > most for each in divisors)
-
-
-class Balance(NamedTuple):
-    """The balancing losses of one pass, and the numbers that the program holds."""
-
-    terms: tuple[Aux, ...]
-    numbers: Numbers
-
-
-NO_BALANCE: Final = Balance((), Numbers(frozenset(), frozenset()))
 
 
 def without_aux(terms: list[Term]) -> list[Term]:

@@ -12,7 +12,7 @@ import torch
 
 from distdiag.events.losses import Factor, LossPass
 from distdiag.probes.guard import guard
-from distdiag.probes.losses.aux_terms import NO_BALANCE, Aux, Balance
+from distdiag.probes.losses.aux_terms import Aux
 from distdiag.probes.losses.labels import Counts, num_first
 from distdiag.probes.losses.terms import Scalar, Term, number
 from distdiag.probes.tensors.bytes import is_readable
@@ -30,7 +30,7 @@ class LossReading:
         place: int,
         fail: Callable[[Exception], None],
         labels: Sequence[Counts] = (),
-        balance: Balance = NO_BALANCE,
+        aux: Sequence[Aux] = (),
         targets: Counts | None = None,
     ) -> None:
         """Watch the nodes of these losses until `end`.
@@ -38,7 +38,7 @@ class LossReading:
         `labels` may be what they score; `targets`, shifted already, are what the model was given.
         """
         self._terms = list(terms)
-        self._aux, self._numbers = list(balance.terms), balance.numbers
+        self._aux = list(aux)
         self._labels = [*labels, *([] if targets is None else [targets])]
         self._has_targets = targets is not None
         self._place = place
@@ -122,7 +122,7 @@ class LossReading:
             passes.append(_resolve(term, left))
             label_sum += next(left)
         labels = [Counts(*each[:3], *(next(left) for _ in each[3:])) for each in self._labels]
-        aux = tuple(t for t in [each.resolve(left, self._numbers) for each in self._aux] if t)
+        aux = tuple(t for t in [each.resolve(left) for each in self._aux] if t)
         targets = labels.pop() if self._has_targets else None
         for kind in ("nll", "pixels", "masked", "dense"):
             mine = [p for term, p in zip(self._terms, passes, strict=True) if term.kind == kind]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType
 from typing import Any, ClassVar, Final
 
 import torch
@@ -22,16 +20,12 @@ from distdiag.events.losses import LossWeights
 from distdiag.probes.base import Probe
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.losses.aux_terms import (
-    NO_BALANCE,
     Aux,
-    Balance,
-    Numbers,
     aux_terms,
     parts_of,
     without_aux,
 )
 from distdiag.probes.losses.graph import losses_of
-from distdiag.probes.losses.held_numbers import held_numbers
 from distdiag.probes.losses.labels import LabelTensors
 from distdiag.probes.losses.reading import LossReading
 from distdiag.probes.losses.score_marks import Origin, origin_of
@@ -41,10 +35,8 @@ from distdiag.probes.models.wrappers import keeper_of, param_groups
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.untyped import Untyped
-from distdiag.record.coefficient_names import is_coefficient
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
-from distdiag.record.user_code import is_user_file
 
 # Over which ranks the wrapper of a model combines gradients, and what it divides their sum by.
 
@@ -154,61 +146,6 @@ class InjectedAux:
         self._num_awaited, self._found = 0, []
 
 
-# The numbers that the modules and settings of a program hold as coefficients, by their names.
-
-_MOST_MODULES: Final = 512
-_MOST_NAMES: Final = 256
-_SETTINGS: Final = ("config", "cfg", "args")
-
-
-def named_coefficients(
-    frame: FrameType | None, main_script: str | None, models: Iterable[nn.Module]
-) -> frozenset[float]:
-    """Return what modules, their settings, arguments and globals of the stack name coefficients."""
-    found = set(_of_arguments())
-    known: set[int] = set()
-    while frame is not None:
-        namespace = frame.f_globals
-        if id(namespace) not in known and is_user_file(frame.f_code.co_filename, main_script):
-            known.add(id(namespace))
-            found.update(_of_names(namespace))
-            for value in list(namespace.values()):
-                found.update(_of_settings(value))
-        frame = frame.f_back
-    for root in models:
-        for module in islice(root.modules(), _MOST_MODULES):
-            found.update(_of_names(vars(module)))
-            for name in _SETTINGS:
-                found.update(_of_settings(vars(module).get(name)))
-    return frozenset(found)
-
-
-def _of_arguments() -> Iterator[float]:
-    for before, argument in zip(sys.argv, sys.argv[1:], strict=False):
-        name, _, value = argument.rpartition("=")
-        if is_coefficient(name or before):
-            try:
-                yield float(value)
-            except ValueError:
-                continue
-
-
-def _of_settings(value: object) -> Iterator[float]:
-    # By types and not by attributes: a proxy would answer for what it stands for, or raise.
-    kind = type(value)
-    if issubclass(kind, dict):
-        yield from _of_names(value)
-    elif not issubclass(kind, (ModuleType, FunctionType, nn.Module)):
-        with suppress(AttributeError):
-            yield from _of_names(object.__getattribute__(value, "__dict__"))
-
-
-def _of_names(values: Untyped) -> Iterator[float]:
-    for name, value in list(values.items())[:_MOST_NAMES]:
-        if type(value) is float and value and type(name) is str and is_coefficient(name):
-            yield value
-
-
 # ---
 
 MOST_PASSES: Final = 64
@@ -239,15 +176,16 @@ class LossWatch(Probe):
         recorder: Recorder,
         moments: Moments,
         steps: OwnSteps,
-        models: Callable[[], Sequence[nn.Module]],
+        aux_coefficient: float = 0.0,
     ) -> None:
         """Know of no pass yet.
 
-        `steps` knows which models an optimizer trains, `models` returns all that there are.
+        `steps` knows which models an optimizer trains. `aux_coefficient` is what the configuration
+        declares as that of auxiliary losses, 0 if it does not.
         """
         super().__init__(recorder)
         self._moments = moments
-        self._live_models = models
+        self._aux_coefficient = aux_coefficient
         self._is_aux_doubted = False
         self._models = steps
         self._num_passes = 0
@@ -307,9 +245,7 @@ class LossWatch(Probe):
         terms = without_aux(terms) if aux else terms
         labels, targets = self._given.counts_for(terms), self._given.take_targets()
         self._tell_balanced(aux)
-        has_balance = bool(aux) or self._injected.is_awaited
-        balance = Balance(tuple(aux), self._numbers()) if has_balance else NO_BALANCE
-        self._running = LossReading(terms, place, self.fail, labels, balance, targets)
+        self._running = LossReading(terms, place, self.fail, labels, aux, targets)
 
     def _look_for_balance(self, outputs: object) -> None:
         root = _root(outputs) if self._is_aux_doubted else None
@@ -360,10 +296,6 @@ class LossWatch(Probe):
             label = self._labels[optimizer] = kind if number == 1 else f"{kind}#{number}"
         return label
 
-    def _numbers(self) -> Numbers:
-        given = (sys._getframe(1), self.recorder.main_script, list(self._live_models()))
-        return Numbers(held_numbers(*given), named_coefficients(*given))
-
     @guarded
     def _forget(self) -> None:
         self._num_passes, self._passes, self._places = 0, [], {}
@@ -376,7 +308,9 @@ class LossWatch(Probe):
                 break
             self._waiting.popleft()
             found = tuple(reading.result for reading in readings)
-            self.recorder.event(LossWeights, passes=found, **fields)
+            self.recorder.event(
+                LossWeights, passes=found, aux_coefficient=self._aux_coefficient, **fields
+            )
         while len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()
 

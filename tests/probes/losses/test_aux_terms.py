@@ -93,27 +93,6 @@ def test_a_division_by_the_tokens_of_more_ranks_is_no_own_mean(observed: Observe
     assert not term.is_own_mean
 
 
-def test_it_is_told_whether_the_program_holds_the_coefficient(observed: Observed) -> None:
-    divided = COEFFICIENT / 8
-    found = read(observed, lambda x, *scores: entropy(x) + divided * switch(*scores))
-    (term,) = found.aux
-    assert 1 not in term.held
-    assert 8 in term.held
-    assert 8 in term.named
-
-
-@pytest.mark.parametrize(("name", "is_named"), [("aux_alpha", True), ("dropout", False)])
-def test_it_is_told_whether_the_program_names_it_a_coefficient(
-    name: str, is_named: bool, observed: Observed
-) -> None:
-    net = Net()
-    net.config = {name: 0.0725}  # type: ignore[assignment]
-    found = read(observed, lambda x, *scores: entropy(x) + 0.0725 * switch(*scores), net)
-    (term,) = found.aux
-    assert 1 in term.held
-    assert (1 in term.named) is is_named
-
-
 def test_what_goes_on_from_a_router_is_no_balancing_loss(observed: Observed) -> None:
     found = read(observed, lambda x, *_: entropy(x) + x.norm() + x.square().mean())
     assert found.aux == ()
@@ -158,7 +137,6 @@ def test_the_weight_of_an_injected_loss_is_what_its_gradient_says(
     (term,) = read(observed, lambda x, *_: entropy(x), Injecting()).aux
     assert factors(term)[:2] == [("/", num_passes), ("*", pytest.approx(COEFFICIENT))]
     assert (term.num_outer, term.is_own_mean) == (0, True)
-    assert 1 in term.held
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 2.0, 1024.0])
