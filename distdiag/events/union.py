@@ -17,6 +17,7 @@ from distdiag.events.lifecycle import (
     Exited,
     Finished,
     Heartbeat,
+    Monitored,
     NodeLost,
     ProbeDisabled,
     ProcessesSpawned,
@@ -65,6 +66,7 @@ AnyEvent = (
     | Exited
     | Stacks
     | Observed
+    | Monitored
     | FileAccess
     | FileClosed
     | StoreCall
