@@ -12,17 +12,17 @@ from typing import Final, Self
 import msgspec
 
 from distdiag.analysis.evidence import Evidence, gather
+from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
 from distdiag.events.base import Event, Phase
 from distdiag.events.collectives import Collective
-from distdiag.events.lifecycle import Exited, Heartbeat, RankStarted, TorchLoaded
+from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, RankStarted, TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.reports.builder import say
-from distdiag.reports.rank_status import Attendance
 from distdiag.views.rank_states import Fate, RankState, last_act
 
 # Say on stderr how far a long analysis is, and what it could not use.
@@ -78,23 +78,72 @@ LOOK_NS: Final = 250_000_000
 """The engine looks again after so much time, in nanoseconds of its own clock."""
 
 
+READ_LATE_NS: Final = 250_000_000
+"""A live monitor has counted so much from its last look when it reads an event, in nanoseconds."""
+
+
 class Timeline:
     """Feeds an engine what a job did until it was over."""
 
     def __init__(self, engine: Engine, on_event: Callable[[Event], None]) -> None:
         """Begin where nothing has happened yet; `on_event` is shown every event."""
+        self.was_concluded = False
+        """A monitor has seen the whole run: nothing is left to be assumed."""
         self._engine = engine
         self._on_event = on_event
         self._exits: list[Exited] = []
         self._beats: dict[int, Heartbeat] = {}
-        self._now_ns = START_NS
-        engine.tick(START_NS)
+        self._alive: set[int] = set()
+        self._new_stacks: dict[int, Stacks] = {}
+        self._now_ns = 0
+
+    def replay(self, events: Iterable[TimedEvent]) -> None:
+        """Feed the events of ranks that a monitor has watched, and look when it did."""
+        for now_ns, event in events:
+            if event.rank not in self._engine.world:
+                continue  # the files of that rank are not here
+            if not self._now_ns:
+                self._engine.tick(now_ns)
+            self._now_ns = max(self._now_ns, now_ns)
+            self._on_event(event)
+            match event:
+                case Monitored(act="looked"):
+                    self._look()
+                case Monitored(act="ended"):
+                    self.was_concluded = True
+                case _:
+                    self._engine.advance(self._now_ns - READ_LATE_NS)
+                    self._follow(event)
+                    self._engine.feed(event)
+
+    def _look(self) -> None:
+        self._engine.tick(self._now_ns)
+        for rank in self._engine.evidence_wanted:
+            if rank in self._new_stacks:
+                self._engine.feed(self._new_stacks[rank])
+        self._new_stacks.clear()
+        self._engine.settle()
+
+    def _follow(self, event: Event) -> None:
+        match event:
+            case Heartbeat():
+                self._beats[event.rank] = event
+            case Collective():
+                self._alive.add(event.rank)
+            case Stacks(is_native=False):
+                self._new_stacks[event.rank] = event
+            case Exited():
+                self._beats.pop(event.rank, None)
+                self._alive.discard(event.rank)
 
     def feed(self, sources: Iterable[Iterator[Event]]) -> None:
         """Feed all events, one of each source in turn, so that no rank is far ahead.
 
         The ends of processes are kept back: the standstill before them comes first.
         """
+        if not self._now_ns:
+            self._now_ns = START_NS
+            self._engine.tick(START_NS)
         turns = list(sources)
         while turns:
             turns = [source for source in turns if self._feed_next(source)]
@@ -117,23 +166,32 @@ class Timeline:
                 self._engine.feed(event)
         return True
 
+    def keep(self, beats: Iterable[Heartbeat], ends: Iterable[Exited]) -> None:
+        """Take in what ranks did last and that they are gone, where no monitor has seen it."""
+        self._beats |= {beat.rank: beat for beat in beats}
+        self._exits.extend(ends)
+
     def stand_still(self, pause_s: float) -> None:
         """Let so much time pass in which no event comes, in seconds."""
+        for rank in self._alive - self._beats.keys():
+            self._beats[rank] = _sign_of_life(rank)
         self._beat()
         self._now_ns += int(pause_s * 1e9)
         self._beat()
         self._engine.tick(self._now_ns)
         for rank in self._engine.evidence_wanted:
-            self._engine.feed(
-                Stacks(
-                    rank=rank,
-                    seq=-1,
-                    time_ns=self._now_ns,
-                    source="dumps",
-                    error="there is no dump of its stacks",
-                )
-            )
+            self._engine.feed(self._new_stacks.get(rank) or self._no_stacks(rank))
         self._tick()
+        self._engine.settle()
+
+    def _no_stacks(self, rank: int) -> Stacks:
+        return Stacks(
+            rank=rank,
+            seq=-1,
+            time_ns=self._now_ns,
+            source="dumps",
+            error="there is no dump of its stacks",
+        )
 
     def end(self) -> None:
         """Feed the ends of the processes, and let the engine conclude."""
@@ -141,6 +199,7 @@ class Timeline:
             self._engine.feed(event)
         self._tick()
         self._engine.finish()
+        self._engine.settle()
 
     def _beat(self) -> None:
         for beat in self._beats.values():
@@ -186,19 +245,31 @@ def analyze(
     evidence = gather(paths, ranks_by_file or {}, progress)
     for problem in evidence.problems:
         complain(problem)
+    config = evidence.config
     engine = Engine(
         [check() for code, check in catalogue.items() if selection.selects(code)],
         evidence.observed,
+        hang_timeout_s=config.hang_timeout_s,
+        rules=config.plan,
+        only_start=config.profile == "light",
     )
-    roll = _Roll(evidence.observed)
-    timeline = Timeline(engine, roll.feed)
+    facts = _Facts()
+    timeline = Timeline(engine, facts.feed)
+    timeline.replay(evidence.of_runs())
     timeline.feed(evidence.sources())
-    timeline.stand_still(evidence.pause_s())
-    roll.attendance.settle(is_hung=engine.is_hung)
-    timeline.end()
+    if timeline.was_concluded:
+        engine.finish()
+        engine.settle()
+    else:
+        for folder in evidence.folders:
+            timeline.keep(folder.beats, folder.ends)
+        timeline.stand_still(evidence.pause_s())
+        timeline.end()
     gaps = evidence.gaps | _left_out(catalogue, selection) | engine.not_checked
-    gaps |= roll.gaps(engine.checked)
-    return _report(evidence, engine, roll, gaps)
+    if evidence.recorded is not None:
+        gaps |= facts.gaps(engine.checked)
+    outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
+    return _report(evidence, engine, facts, gaps, outcome)
 
 
 def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -206,18 +277,16 @@ def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
     return {code: reason for code in codes if not selection.selects(code)}
 
 
-class _Roll:
+class _Facts:
     """What the events say of the run as a whole."""
 
-    def __init__(self, ranks: RankSet) -> None:
-        self.attendance = Attendance(ranks)
+    def __init__(self) -> None:
         self.torch = ""
         self.started_ns = 0
         self.command: tuple[str, ...] = ()
         self._recorded: set[str] = set()
 
     def feed(self, event: Event) -> None:
-        self.attendance.feed(event)
         match event:
             case Collective():
                 self._hear(event)
@@ -242,7 +311,9 @@ class _Roll:
         }
 
 
-def _report(evidence: Evidence, engine: Engine, roll: _Roll, gaps: dict[str, str]) -> Report:
+def _report(
+    evidence: Evidence, engine: Engine, facts: _Facts, gaps: dict[str, str], outcome: Outcome
+) -> Report:
     states = engine.states()
     members = evidence.members
     silent = RankSet({*members, *engine.unobserved} - set(evidence.observed))
@@ -252,18 +323,21 @@ def _report(evidence: Evidence, engine: Engine, roll: _Roll, gaps: dict[str, str
         if state.incomplete:
             gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    started = datetime.fromtimestamp(roll.started_ns / 1e9, UTC)
+    started = datetime.fromtimestamp(facts.started_ns / 1e9, UTC)
     return Report(
         complete=True,
         run=Run(
             id=", ".join(str(folder.run_dir.root.name) for folder in evidence.folders) or "dumps",
-            command=roll.command,
+            command=facts.command,
             world_size=max([*members, *engine.unobserved]) + 1,
-            ranks=tuple(_rank_info(state, len(members)) for state in states.values()),
-            torch=roll.torch,
-            started=started.isoformat(timespec="milliseconds") if roll.started_ns else now,
+            ranks=tuple(
+                _rank_info(state, len(members), is_aborted=engine.rank_status.is_aborted)
+                for state in states.values()
+            ),
+            torch=facts.torch,
+            started=started.isoformat(timespec="milliseconds") if facts.started_ns else now,
             ended=None,
-            outcome=_outcome(engine, roll),
+            outcome=outcome,
         ),
         findings=engine.findings,
         checked=tuple(code for code in engine.checked if code not in gaps),
@@ -272,14 +346,14 @@ def _report(evidence: Evidence, engine: Engine, roll: _Roll, gaps: dict[str, str
     )
 
 
-def _outcome(engine: Engine, roll: _Roll) -> Outcome:
-    outcome = roll.attendance.outcome
+def _outcome(engine: Engine) -> Outcome:
+    outcome = engine.rank_status.outcome
     if outcome is Outcome.RUNNING and engine.is_hung:
         return Outcome.HUNG
     return outcome
 
 
-def _rank_info(state: RankState, world_size: int) -> RankInfo:
+def _rank_info(state: RankState, world_size: int, *, is_aborted: bool) -> RankInfo:
     started = state.started
     return RankInfo(
         rank=state.rank,
@@ -287,6 +361,6 @@ def _rank_info(state: RankState, world_size: int) -> RankInfo:
         world_size=started.world_size if started else world_size,
         hostname=started.hostname if started else "",
         pid=started.pid if started else 0,
-        fate=state.fate,
+        fate="aborted" if is_aborted and state.fate is Fate.RUNNING else state.fate,
         last=last_act(state),
     )

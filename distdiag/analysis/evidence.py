@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from distdiag.analysis.reading import read_files
-from distdiag.analysis.run_folders import RunFolder, find_run_folders, is_run_folder
+from distdiag.analysis.run_folders import (
+    RunFolder,
+    TimedEvent,
+    find_run_folders,
+    is_run_folder,
+    merged,
+)
+from distdiag.config import Config
 from distdiag.dumps.flight_recorder.recording import Recording, RecordingDump
 from distdiag.dumps.flight_recorder.run import RecordedRun
 from distdiag.dumps.ranks import resolve_ranks
 from distdiag.dumps.reading import RankDump
 from distdiag.events.base import Event
-from distdiag.events.errors import UsageError
+from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.events.ranks import RankSet
 from distdiag.record.wire import Canon
 
@@ -57,10 +67,25 @@ class Evidence:
                 ranks |= set(range(file.launch.world_size))
         return RankSet(ranks)
 
+    @property
+    def config(self) -> Config:
+        """How the run was observed and judged, as far as it is known."""
+        for folder in self.folders:
+            if (file := folder.launch_file) is not None:
+                with suppress(DamagedFileError):
+                    return Config.from_json(msgspec.json.encode(file.config))
+        return Config()
+
+    def of_runs(self) -> Iterator[TimedEvent]:
+        """Yield what the run directories hold, by one clock."""
+        # What other files tell has the time of the wall clock.
+        yield from merged(self.folders, Canon(), by_wall_clock=bool(self.events))
+        for folder in self.folders:
+            if folder.problem:
+                self.gaps[f"what the monitor saw in {folder.run_dir.root}"] = folder.problem
+
     def sources(self) -> Iterator[Iterator[Event]]:
-        """Yield one iterator for each rank, or for each node of a run directory."""
-        canon = Canon()
-        yield from (folder.events(canon) for folder in self.folders)
+        """Yield what other files hold, one iterator for each rank."""
         yield from (iter(events) for events in self.events.values())
         if self.recorded is not None:
             yield from (self.recorded.events(rank) for rank in self.recordings)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -11,11 +14,13 @@ import msgspec
 from distdiag.dumps.process.proc import Process
 from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
-from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted
+from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, ProbeDisabled, RankStarted
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.wire import Canon
 from distdiag.transports.files import LocalFiles
+from distdiag.transports.forwarder import shifted
+from distdiag.transports.journal import read_journal
 
 DEEPEST: Final = 4
 """So deep below a folder that the user names run directories are looked for."""
@@ -23,8 +28,16 @@ DEEPEST: Final = 4
 _ENDLESS_NS: Final = 1 << 62
 
 
+TimedEvent = tuple[int, Event]
+
+
 class RunFolder:
-    """The last attempt of a run on one node, as its run directory holds it."""
+    """The last attempt of a run on one node, as its run directory holds it.
+
+    `ends` are the ends of ranks that no monitor has noted, `beats` what their status pages say that
+    they did last, `pause_s` how long they lived on after their last event, and `problem` why what
+    the monitor has noted cannot be read: known once all events are read.
+    """
 
     def __init__(self, root: Path, attempt: int) -> None:
         """Look for the files of the ranks; nothing is read of them yet."""
@@ -32,10 +45,12 @@ class RunFolder:
         names = (path.name for path in self.run_dir.folder.glob("rank-*.*.events"))
         numbers = (name.removeprefix("rank-").partition(".")[0] for name in names)
         self.ranks = sorted({int(number) for number in numbers if number.isdecimal()})
+        self.ends: list[Exited] = []
+        self.beats: list[Heartbeat] = []
         self.pause_s = 0.0
-        """How long its ranks lived on after their last event, known once all events are read."""
-        self._offsets_ns: dict[int, int] = {}
-        self._last_ns: dict[int, int] = {}
+        self.problem = ""
+        self.offset_ns = 0
+        """How far the wall clock is ahead of this node's own, known when a rank has begun."""
 
     @property
     def launch_file(self) -> LaunchFile | None:
@@ -45,52 +60,99 @@ class RunFolder:
         except (OSError, *UNDECODABLE):
             return None
 
-    def events(self, canon: Canon) -> Iterator[Event]:
-        """Yield all events, those of one rank in order; ends have the time of the wall clock.
+    def timed_events(self, canon: Canon) -> Iterator[TimedEvent]:
+        """Yield all events in the order of this node's clock, each with its time.
 
-        What cannot be read is a `ProbeDisabled` of its rank. The last thing of each rank is its
-        `Exited`, unless its process lives on this machine. Equal values are one object of `canon`.
+        They are those of the ranks, in their order, and what the monitor has noted. What cannot be
+        read is a `ProbeDisabled` of its rank. Equal values are one object of `canon`.
         """
-        files = LocalFiles(self.run_dir, self.ranks, Process, canon, clock=lambda: _ENDLESS_NS)
+        noted: list[Event] = []
+        try:
+            noted.extend(read_journal(self.run_dir.journal, canon))
+        except FileNotFoundError:
+            pass
+        except (OSError, DamagedFileError) as error:
+            self.problem = str(error)
+        streams = [self._of_rank(rank, canon, noted) for rank in self.ranks]
+        yield from heapq.merge(*streams, _timed(noted), key=itemgetter(0))
+
+    def _of_rank(self, rank: int, canon: Canon, noted: Sequence[Event]) -> Iterator[TimedEvent]:
+        """Yield what a rank wrote, and what its files tell now and nobody has noted before."""
+        known = {_kind(event) for event in noted if event.rank == rank}
+        is_over = any(isinstance(e, Monitored) and e.act == "ended" for e in noted)
+        last_ns = 0
+        files = LocalFiles(self.run_dir, [rank], Process, canon, clock=lambda: _ENDLESS_NS)
         with files as source:
             while batch := [e for e in source.poll() if not isinstance(e, Heartbeat)]:
                 for event in batch:
+                    if event.seq < 0 and _kind(event) in known:
+                        continue
                     if isinstance(event, Exited):
-                        yield from self._heartbeat(event.rank)
-                    yield self._told(event)
+                        if not is_over:
+                            self._note_end(event, last_ns)
+                        continue
+                    if event.seq >= 0:
+                        last_ns = max(last_ns, event.time_ns)
+                    if isinstance(event, RankStarted) and not self.offset_ns:
+                        self.offset_ns = event.unix_ns - event.time_ns
+                    yield last_ns, event
 
-    def _heartbeat(self, rank: int) -> Iterator[Heartbeat]:
-        """Yield what the status page says that the rank did when it was last alive."""
+    def _note_end(self, end: Exited, last_ns: int) -> None:
+        """Keep the end of a rank that no monitor saw, at the time of its last sign of life."""
         try:
-            status = read_status(self.run_dir.status(rank))
+            status = read_status(self.run_dir.status(end.rank))
         except (OSError, DamagedFileError):
+            self.ends.append(msgspec.structs.replace(end, time_ns=last_ns))
             return
-        yield Heartbeat(
-            rank=rank,
-            seq=-1,
-            time_ns=status.beat_ns,
-            step=status.step,
-            phase=status.phase,
-            beat_ns=status.beat_ns,
-            num_batches=status.num_batches,
-            num_backwards=status.num_backwards,
+        alive_ns = max(status.beat_ns, last_ns)
+        self.pause_s = max(self.pause_s, (alive_ns - last_ns) / 1e9)
+        self.ends.append(msgspec.structs.replace(end, time_ns=alive_ns))
+        self.beats.append(
+            Heartbeat(
+                rank=end.rank,
+                seq=-1,
+                time_ns=status.beat_ns,
+                step=status.step,
+                phase=status.phase,
+                beat_ns=status.beat_ns,
+                num_batches=status.num_batches,
+                num_backwards=status.num_backwards,
+            )
         )
 
-    def _told(self, event: Event) -> Event:
-        rank = event.rank
-        if event.seq >= 0:
-            self._last_ns[rank] = event.time_ns
-        match event:
-            case RankStarted():
-                self._offsets_ns[rank] = event.unix_ns - event.time_ns
-            case Exited() | Finished() | Raised():
-                if isinstance(event, Exited) and rank in self._last_ns:
-                    lived_on_s = (event.time_ns - self._last_ns[rank]) / 1e9
-                    self.pause_s = max(self.pause_s, lived_on_s)
-                # The monotonic clocks of two nodes have nothing in common.
-                time_ns = event.time_ns + self._offsets_ns.get(rank, 0)
-                return msgspec.structs.replace(event, time_ns=time_ns)
-        return event
+
+def _timed(noted: Sequence[Event]) -> Iterator[TimedEvent]:
+    """Yield what a monitor noted in its order, which the times of single events do not follow."""
+    last_ns = 0
+    for event in noted:
+        last_ns = max(last_ns, event.time_ns)
+        yield last_ns, event
+
+
+def _kind(event: Event) -> tuple[object, ...]:
+    return type(event), event.probe if isinstance(event, ProbeDisabled) else ""
+
+
+def merged(
+    folders: Sequence[RunFolder], canon: Canon, *, by_wall_clock: bool
+) -> Iterator[TimedEvent]:
+    """Yield the events of all nodes, by the clock of the first one, or by the wall clock."""
+    streams = [_peeked(folder.timed_events(canon)) for folder in folders]
+    base_ns = 0 if by_wall_clock or not folders else folders[0].offset_ns
+    shifts_ns = [folder.offset_ns - base_ns for folder in folders]
+    yield from heapq.merge(*map(_shifted, streams, shifts_ns), key=itemgetter(0))
+
+
+def _peeked(events: Iterator[TimedEvent]) -> Iterator[TimedEvent]:
+    """Return the same events, of which the first ones have been read."""
+    return chain(list(islice(events, 1)), events)
+
+
+def _shifted(events: Iterator[TimedEvent], shift_ns: int) -> Iterator[TimedEvent]:
+    if not shift_ns:
+        yield from events
+    for time_ns, event in events:
+        yield time_ns + shift_ns, shifted(event, shift_ns)
 
 
 def find_run_folders(paths: Sequence[Path]) -> tuple[RunFolder, ...]:

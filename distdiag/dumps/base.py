@@ -22,6 +22,8 @@ class StackSource:
     """A way to see the stacks of a process. It raises nothing: `Stacks.error` tells a failure."""
 
     name: ClassVar[str]
+    is_native: ClassVar[bool] = False
+    """Whether it sees frames of C and C++, too."""
 
     def dump(self, pid: int, rank: int, timeout_s: float) -> Stacks:
         """Return the stacks of all threads of a rank's process, within `timeout_s`."""
@@ -38,6 +40,7 @@ class StackSource:
             source=self.name,
             threads=threads,
             error=error,
+            is_native=self.is_native,
         )
 
 

@@ -11,6 +11,7 @@ from distdiag.config.placement_rules import PlacementRule
 from distdiag.engine.aligner import Aligner, CallOrder, Job, find_aligners
 from distdiag.engine.coverage import Coverage
 from distdiag.engine.hangs.aligner import CallAligner
+from distdiag.engine.rank_status import RankStatus
 from distdiag.engine.ranks import RankStates, RankTracker
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
@@ -50,6 +51,7 @@ class Engine:
         self._runner = CheckRunner(checks)
         self._trackers = {rank: RankTracker(rank, hang_timeout_s) for rank in world}
         self._now_ns = 0
+        self.rank_status = RankStatus(world)
         job = Job(
             world,
             self.states,
@@ -124,6 +126,9 @@ class Engine:
         if tracker is None:
             _log.warning("event of rank %d, which is not in the world %s", event.rank, self.world)
             return
+        self.rank_status.feed(event)
+        if self.rank_status.is_aborted:
+            return  # what the abort does to the ranks is no finding
         if isinstance(event, Exited) and self.is_hung:
             tracker.left_hang = True
         tracker.feed(event, self._now_ns)
@@ -132,14 +137,26 @@ class Engine:
             self._show(aligner.feed(event))
         self._runner.show(event)
 
+    def advance(self, now_ns: int) -> None:
+        """Let the clock go on, and judge nothing: what is fed next comes at this time."""
+        self._now_ns = max(self._now_ns, now_ns)
+
     def tick(self, now_ns: int, unseen: Collection[int] = ()) -> None:
         """Let time pass. Nothing can be heard now of the ranks in `unseen`."""
+        if self.rank_status.is_aborted:
+            return
         self._now_ns = now_ns
         for aligner in self._aligners:
             self._show(aligner.tick(now_ns, unseen))
 
+    def settle(self) -> None:
+        """Decide how the run ended if a rank has ended badly; after each look, whoever ended."""
+        self.rank_status.settle(is_hung=self.is_hung)
+
     def finish(self) -> None:
         """Judge what is incomplete at the end of the run, the job as a whole last."""
+        if self.rank_status.is_aborted:
+            return
         for aligner in reversed(self._aligners):
             self._show(aligner.end())
 

@@ -168,7 +168,7 @@ class RankTracker:
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
                 self.incomplete = self.incomplete or f"{event.probe}: {event.reason}"
                 self.has_agent = self.has_agent and event.probe != "agent"
-            case Stacks():
+            case Stacks(is_native=False):
                 if self.stacks is None or not event.error:  # what was once seen is kept
                     self.stacks = event
             case Observed():

@@ -132,6 +132,17 @@ class Exited(Event, frozen=True, kw_only=True):
     oom_kills: int = 0
 
 
+class Monitored(Event, frozen=True, kw_only=True):
+    """What the monitor of a node did beside its ranks, of which `rank` is the first.
+
+    ``looked``: it let time pass until `time_ns`, in the engine that compares the ranks.
+    ``aborted``: it killed the ranks, since they hang and the user wants that.
+    ``ended``: all that it waited for were over, and it drew its conclusions.
+    """
+
+    act: Literal["looked", "aborted", "ended"]
+
+
 class NodeLost(Event, frozen=True, kw_only=True):
     """The node of a rank fell silent without a good-bye; `time_ns` is when it was last heard of.
 

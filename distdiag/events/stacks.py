@@ -17,11 +17,15 @@ class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stacks(Event, frozen=True, kw_only=True):
-    """The stacks of all threads of a rank. `source` names the tool; `error` why there are none."""
+    """The stacks of all threads of a rank. `source` names the tool; `error` why there are none.
+
+    `is_native`: the frames of C and C++ are there, too, as evidence for what was found by others.
+    """
 
     source: str
     threads: tuple[ThreadStack, ...] = ()
     error: str = ""
+    is_native: bool = False
 
 
 class Observed(Event, frozen=True, kw_only=True):

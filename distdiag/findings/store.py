@@ -77,6 +77,7 @@ class FindingStore:
         self._withdrawn: set[Identity] = set()
         self._newly_withdrawn: list[Finding] = []
         self._revised: dict[object, list[Finding]] = {}
+        self._support: list[Evidence] = []
 
     def all(self) -> tuple[Finding, ...]:
         """Return each finding once: those that stand, in their order, then those that may grow.
@@ -87,7 +88,7 @@ class FindingStore:
         for findings in self._revised.values():
             for finding in findings:
                 _take(found, finding)
-        return folded(found.values(), self._covers)
+        return tuple(self._supported(each) for each in folded(found.values(), self._covers))
 
     def add(self, finding: Finding) -> None:
         """Take in a finding; one that stands already stays, unless it was but a note."""
@@ -99,6 +100,17 @@ class FindingStore:
     def revise(self, subject: object, findings: list[Finding]) -> None:
         """Replace what was concluded about something that has grown since."""
         self._revised[subject] = findings
+
+    def support(self, evidence: Evidence) -> None:
+        """Add evidence to every finding of warning or above that names its ranks, now and later."""
+        if evidence not in self._support:
+            self._support.append(evidence)
+
+    def _supported(self, finding: Finding) -> Finding:
+        if finding.severity is Severity.INFO or not self._support:
+            return finding
+        more = tuple(each for each in self._support if each.ranks <= finding.ranks)
+        return msgspec.structs.replace(finding, evidence=finding.evidence + more)
 
     def alarms(self) -> set[Identity]:
         """Return which findings stand that are warnings or worse."""

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
+from distdiag.engine.rank_status import RankStatus
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed, Stacks
@@ -24,7 +25,6 @@ from distdiag.monitor.takeover import Takeover
 from distdiag.record.run_dir import LaunchFile, RunDir, read_reporter_address, write_atomically
 from distdiag.record.wire import Canon
 from distdiag.reports.builder import say
-from distdiag.reports.rank_status import Attendance
 from distdiag.transports.carriers import CarriageError, Carriers, pack
 from distdiag.transports.forwarder import Forwarder, Outbox, shifted
 from distdiag.transports.frames import Orders
@@ -53,7 +53,7 @@ class ForwardingMonitor:
         """Prepare to watch, and begin to look for the reporter."""
         self._run_dir = run_dir
         self._local = LocalRanks(run_dir, launch_file, config, Canon())
-        self._attendance = Attendance(self._local.ranks)
+        self._status = RankStatus(self._local.ranks)
         self._journal = Journal(run_dir.journal)
         self._forwarder = Forwarder(
             Outbox(run_dir, self._local.ranks),
@@ -83,21 +83,21 @@ class ForwardingMonitor:
     def _attend(self) -> None:
         while True:
             has_news = self._look()
-            if self._local.are_over(RankSet(self._attendance.gone | self._attendance.unobserved)):
+            if self._local.are_over(RankSet(self._status.gone | self._status.unobserved)):
                 return
-            self._local.wait(self._attendance.gone, has_news=has_news)
+            self._local.wait(self._status.gone, has_news=has_news)
 
     def _look(self) -> bool:
         has_news = False
         for event in self._local.poll():
-            self._attendance.feed(event)
+            self._status.feed(event)
             if event.seq < 0:
                 self._pass_on(event)
             has_news = has_news or event.seq >= 0
         if not self._has_aborted:
-            for event in self._local.see_last(self._attendance):
+            for event in self._local.see_last(self._status):
                 self._pass_on(event)
-        for rank in self._local.unanswered(self._attendance):
+        for rank in self._local.unanswered(self._status):
             with suppress(OSError):
                 write_atomically(self._run_dir.ack(rank), b"")
         self._obey()
@@ -111,7 +111,7 @@ class ForwardingMonitor:
         orders = self._forwarder.orders
         if orders.abort and not self._has_aborted:
             self._has_aborted = True
-            self._local.kill(self._attendance.gone)
+            self._local.kill(self._status.gone)
         wanted = frozenset(orders.stacks) & frozenset(self._local.ranks)
         new, self._wanted = wanted - self._wanted, wanted
         if new:

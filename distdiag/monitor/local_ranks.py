@@ -13,6 +13,7 @@ from distdiag.config import Config
 from distdiag.dumps.process.memory import count_oom_kills
 from distdiag.dumps.process.proc import Process, kill_families, wait_for_end
 from distdiag.dumps.process.tree import ProcessTree
+from distdiag.engine.rank_status import RankStatus
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, Finished
@@ -23,7 +24,6 @@ from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.user_code import main_script
 from distdiag.record.wire import Canon
-from distdiag.reports.rank_status import Attendance
 from distdiag.transports.files import LocalFiles
 
 BUSY_S: Final = 0.02
@@ -108,16 +108,16 @@ class LocalRanks:
         """Return stacks with native frames: it takes up to a minute."""
         return self._witnesses.native(self._present(ranks))
 
-    def see_last(self, attendance: Attendance) -> Iterator[Event]:
+    def see_last(self, status: RankStatus) -> Iterator[Event]:
         """When a rank raised or died, yield what can still be seen of its peers; only once."""
-        if self._has_seen_last or not (attendance.raised or attendance.died):
+        if self._has_seen_last or not (status.raised or status.died):
             return
         self._has_seen_last = True
-        yield from self._witnesses.stacks(self._present(attendance.undisturbed), LAST_DUMP_S)
+        yield from self._witnesses.stacks(self._present(status.undisturbed), LAST_DUMP_S)
 
-    def unanswered(self, attendance: Attendance) -> list[int]:
+    def unanswered(self, status: RankStatus) -> list[int]:
         """Return the ranks that raised since the last call: they wait for their peers' dumps."""
-        new = [rank for rank in attendance.raised & self.ranks if rank not in self._answered]
+        new = [rank for rank in status.raised & self.ranks if rank not in self._answered]
         self._answered.update(new)
         return new
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -24,9 +24,10 @@ from distdiag.config import Config
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.engine import Engine
 from distdiag.events.base import Event
+from distdiag.events.lifecycle import Monitored, NodeLost
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import Stacks, ThreadStack
-from distdiag.findings.finding import Evidence, Finding, Report, Severity
+from distdiag.events.stacks import Stacks
+from distdiag.findings.finding import Finding, Report, Severity
 from distdiag.monitor.dump_transport import DumpTransporter
 from distdiag.monitor.forwarding import ForwardingMonitor
 from distdiag.monitor.local_ranks import LocalRanks
@@ -40,65 +41,6 @@ from distdiag.transports.frames import Orders
 from distdiag.transports.journal import Journal
 from distdiag.views.files import Race
 
-# A second look at hung ranks, with native frames: slow, so it runs beside everything else.
-
-MOST_RANKS: Final = 8
-"""Each rank stands still while it is read, and ranks that hang together mostly look alike."""
-MOST_FRAMES: Final = 12
-
-_MAIN: Final = "MainThread"
-
-
-class NativePass:
-    """Takes the stacks once, on a thread of its own."""
-
-    def __init__(self, look: Callable[[Iterable[int]], tuple[Stacks, ...]]) -> None:
-        """Take them by `look`, which is given the ranks."""
-        self._look = look
-        self._thread: threading.Thread | None = None
-        self.stacks: tuple[Stacks, ...] = ()
-
-    def start(self, ranks: Iterable[int]) -> None:
-        """Begin, unless it was begun before."""
-        if self._thread is None:
-            few = sorted(ranks)[:MOST_RANKS]
-            # A daemon: a reading that never ends must not keep the monitor from ending.
-            self._thread = threading.Thread(target=self._run, args=(few,), daemon=True)
-            self._thread.start()
-
-    def _run(self, ranks: list[int]) -> None:
-        self.stacks = self._look(ranks)
-
-    def added_to(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """Return the findings, with what was seen of their ranks as further evidence."""
-        return tuple(self._extended(finding) for finding in findings)
-
-    def _extended(self, finding: Finding) -> Finding:
-        if finding.severity is Severity.INFO or not self.stacks:
-            return finding
-        seen = tuple(
-            Evidence(ranks=RankSet([each.rank]), summary=f"native frames: {_told(each)}")
-            for each in self.stacks
-            if each.rank in finding.ranks
-        )
-        return msgspec.structs.replace(finding, evidence=finding.evidence + seen)
-
-
-def _told(stacks: Stacks) -> str:
-    if stacks.error:
-        return f"nothing could be seen: {stacks.error}"
-    main = [thread for thread in stacks.threads if thread.name == _MAIN]
-    return _chain(next(iter(main or stacks.threads)))
-
-
-def _chain(thread: ThreadStack) -> str:
-    names = [frame.function for frame in thread.frames[:MOST_FRAMES]]
-    more = " < …" if len(thread.frames) > MOST_FRAMES else ""
-    return " < ".join(names) + more
-
-
-# ---
-
 T = TypeVar("T")
 
 _log = logging.getLogger("distdiag.monitor")  # this module runs as ``__main__``
@@ -110,6 +52,36 @@ REWRITE_EVERY_S: Final = 5.0
 """The report is written again this often, so that it is fresh if the monitor itself is killed."""
 HANG_DUMP_S: Final = 10.0
 PREDECESSOR_S: Final = 5.0
+
+
+MOST_NATIVE: Final = 8
+"""Each rank stands still while it is read, and ranks that hang together mostly look alike."""
+
+
+class NativePass:
+    """A second look at hung ranks, with native frames: slow, so on a thread of its own, once."""
+
+    def __init__(self, look: Callable[[Iterable[int]], tuple[Stacks, ...]]) -> None:
+        """Take the stacks by `look`, which is given the ranks."""
+        self._look = look
+        self._thread: threading.Thread | None = None
+        self._seen: tuple[Stacks, ...] = ()
+
+    def start(self, ranks: Iterable[int]) -> None:
+        """Begin, unless it was begun before."""
+        if self._thread is None:
+            few = sorted(ranks)[:MOST_NATIVE]
+            # A daemon: a reading that never ends must not keep the monitor from ending.
+            self._thread = threading.Thread(target=self._run, args=(few,), daemon=True)
+            self._thread.start()
+
+    def _run(self, ranks: list[int]) -> None:
+        self._seen = self._look(ranks)
+
+    def poll(self) -> tuple[Stacks, ...]:
+        """Return the stacks when they are there, once."""
+        seen, self._seen = self._seen, ()
+        return seen
 
 
 class Monitor:
@@ -133,9 +105,6 @@ class Monitor:
             canon,
         )
         ranks = RankSet({*self._local.ranks, *self._others.ranks})
-        self._reporter = RunReporter(run_dir, launch_file, config, ranks)
-        self._reporter.problem = self._others.problem
-        self._attendance = self._reporter.attendance
         self._own_findings = list(before.findings())
         catalogue: Mapping[str, type[Check[Any]]] = self._guarded(load_checks, MappingProxyType({}))
         self._growing = {code for code, check in catalogue.items() if Race in check.views}
@@ -150,6 +119,9 @@ class Monitor:
             rules=config.plan,
             only_start=config.profile == "light",
         )
+        self._status = self._engine.rank_status
+        self._reporter = RunReporter(run_dir, launch_file, config, self._status)
+        self._reporter.problem = self._others.problem
         self._announced: set[tuple[object, ...]] = set()
         for told in before.told():
             self._announced |= {self._news_of(told), (False, *self._news_of(told)[1:])}
@@ -169,11 +141,11 @@ class Monitor:
             has_news = self._look()
             if self._is_over():
                 break
-            self._local.wait(self._attendance.gone, has_news=has_news)
-        if not self._reporter.aborted:
-            for event in self._others.end():
-                self._engine.feed(event)
-            self._engine.finish()
+            self._local.wait(self._status.gone, has_news=has_news)
+        for event in self._others.end():
+            self._take_in(event)
+        self._engine.finish()
+        self._note("ended")
         return True
 
     def _look(self) -> bool:
@@ -182,49 +154,49 @@ class Monitor:
         for event in self._events():
             has_news = has_news or event.seq >= 0
             self._reporter.feed(event)
-            if not self._reporter.aborted:
-                # What the abort itself does to the ranks is no finding.
-                self._engine.feed(event)
+            self._engine.feed(event)
         self._reporter.pids = self._local.pids
         self._see_last_stacks()
-        is_early = self._others.is_early(self._local.pids, self._attendance)
-        if not (self._reporter.aborted or is_early):
-            self._engine.tick(time.monotonic_ns(), self._others.out_of_sight)
+        is_early = self._others.is_early(self._local.pids, self._status)
+        if not (self._status.is_aborted or is_early):
+            self._engine.tick(self._note("looked"), self._others.out_of_sight)
             is_urgent = self._config.on_hang == "abort"
             timeout_s = self._engine.evidence_s if is_urgent else HANG_DUMP_S
             self._see_stacks(self._engine.evidence_wanted, timeout_s)
-        self._attendance.settle(is_hung=self._engine.is_hung)
+        self._engine.settle()
         self._announce()
         self._act_on_hang()
         self._release_rank_0()
         return has_news
 
     def _events(self) -> Iterator[Event]:
-        for event in self._local.poll():
+        for event in (*self._native.poll(), *self._local.poll()):
             if event.seq < 0:
                 self._journal.write(event)
             yield event
         for event in self._others.poll():
             self._transporter.saw(event)
+            if isinstance(event, NodeLost):
+                self._journal.write(event)
             yield event
         self._reporter.lost = self._others.lost
         yield from self._transporter.poll()
 
     def _is_over(self) -> bool:
-        over = self._attendance.over
+        over = self._status.over
         now_s = time.monotonic()
-        if self._attendance.is_over:
+        if self._status.is_over:
             return True
         if self._aborted_s and now_s - self._aborted_s > UNKILLABLE_S:
             return True
-        return self._local.are_over(over) and not self._others.may_go_on(self._attendance)
+        return self._local.are_over(over) and not self._others.may_go_on(self._status)
 
     def _see_last_stacks(self) -> None:
         """When a rank raised or died, see where its peers are before the launcher ends them."""
-        if not self._reporter.aborted:
-            for event in self._local.see_last(self._attendance):
+        if not self._status.is_aborted:
+            for event in self._local.see_last(self._status):
                 self._take_in(event)
-        for rank in self._local.unanswered(self._attendance):
+        for rank in self._local.unanswered(self._status):
             self._reporter.acknowledge(rank)
 
     def _see_stacks(self, ranks: Iterable[int], timeout_s: float) -> None:
@@ -239,6 +211,15 @@ class Monitor:
     def _take_in(self, event: Event) -> None:
         self._journal.write(event)
         self._engine.feed(event)
+
+    def _note(self, act: Literal["looked", "aborted", "ended"]) -> int:
+        """Keep what this monitor does, so that it can be led through the run again."""
+        now_ns = time.monotonic_ns()
+        event = Monitored(rank=min(self._local.ranks), seq=-1, time_ns=now_ns, act=act)
+        self._journal.write(event)
+        if act == "aborted":
+            self._engine.feed(event)
+        return now_ns
 
     def _announce(self) -> None:
         for note in self._engine.take_withdrawn():
@@ -272,33 +253,33 @@ class Monitor:
         return report
 
     def _findings(self) -> tuple[Finding, ...]:
-        return (*self._native.added_to(self._engine.findings), *self._own_findings)
+        return (*self._engine.findings, *self._own_findings)
 
     def _act_on_hang(self) -> None:
-        if not self._engine.is_hung or self._reporter.aborted:
+        if not self._engine.is_hung or self._status.is_aborted:
             return
         if self._config.on_hang != "abort":
             self._native.start(self._local.ranks)
             return
-        self._reporter.aborted = True
+        self._note("aborted")
         self._aborted_s = time.monotonic()
         self._publish()
         say("distdiag: the run hangs and --on-hang abort is set: its ranks are killed now\n")
         self._others.want(Orders(abort=True))
-        self._local.kill(self._attendance.gone)
+        self._local.kill(self._status.gone)
 
     def _release_rank_0(self) -> None:
         """Let rank 0 go when its exit must not be delayed: another rank waits for it, or it failed.
 
         A launcher ends the other ranks of a job as soon as one has failed, wherever they are.
         """
-        if self._has_verdict or 0 not in self._attendance.ended:
+        if self._has_verdict or 0 not in self._status.ended:
             return
         states = self._engine.states()
-        has_failed = self._attendance.exit_status.get(0, 0) != 0
+        has_failed = self._status.exit_status.get(0, 0) != 0
         if not has_failed and not any(
             0 in call.group.ranks
-            for rank in self._attendance.undisturbed
+            for rank in self._status.undisturbed
             for call in states[rank].waiting
         ):
             self._deserted_s = 0.0
@@ -321,8 +302,8 @@ class Monitor:
     def _outlive(self) -> None:
         """Only wait until the ranks of this node have ended, after the monitor itself failed."""
         for end in self._local.ends():
-            self._attendance.feed(end)
-        self._attendance.settle(is_hung=False)
+            self._status.feed(end)
+        self._status.settle(is_hung=False)
 
     def _news_of(self, finding: Finding) -> tuple[object, ...]:
         """Return what makes a finding worth a line: a race grows rank by rank, in silence."""

@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
+from distdiag.engine.rank_status import RankStatus
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
 from distdiag.record.run_dir import Launch, RunDir, write_atomically
 from distdiag.record.wire import Canon
 from distdiag.reports.builder import say
-from distdiag.reports.rank_status import Attendance
 from distdiag.transports.base import EventSource
 from distdiag.transports.frames import Orders
 from distdiag.transports.tcp import TcpSource, listen_host
@@ -52,23 +52,23 @@ class OtherNodes(EventSource):
         """The ranks of which nobody knows what they do now."""
         return frozenset(self.source.out_of_sight) if self.source is not None else frozenset()
 
-    def is_early(self, here: Iterable[int], attendance: Attendance) -> bool:
+    def is_early(self, here: Iterable[int], status: RankStatus) -> bool:
         """Whether all that came have ended, `here` and elsewhere, and others may be on their way.
 
         Who is silent, and who was missed by whom, is then left for the end to be told.
         """
-        if not self.ranks or not self._heard.union(here) <= set(attendance.over):
+        if not self.ranks or not self._heard.union(here) <= set(status.over):
             return False
         return bool(set(self.ranks) - self._heard)
 
-    def may_go_on(self, attendance: Attendance) -> bool:
+    def may_go_on(self, status: RankStatus) -> bool:
         """Whether something of them is still to come, now that all ranks of this node are over."""
         if self.source is None:
             return False
         now_s = time.monotonic()
         self._alone_s = self._alone_s or now_s
-        awaited = set(self.ranks) - set(attendance.over) - set(self.lost)
-        is_well = attendance.outcome is Outcome.RUNNING
+        awaited = set(self.ranks) - set(status.over) - set(self.lost)
+        is_well = status.outcome is Outcome.RUNNING
         if now_s - self._alone_s > (STRANGER_S if is_well else STRANGER_AFTER_FAILURE_S):
             awaited &= set(self.source.connected)
         return bool(awaited)

@@ -83,7 +83,7 @@ def _by_group(root: Path) -> dict[ProcessGroup, dict[int, list[Collective]]]:
     groups: dict[ProcessGroup, dict[int, list[Collective]]] = {}
     canon = Canon()
     for folder in find_run_folders([root]):
-        for event in folder.events(canon):
+        for _, event in folder.timed_events(canon):
             if isinstance(event, Collective) and event.collective_seq_id >= 0:
                 groups.setdefault(event.group, {}).setdefault(event.rank, []).append(event)
     return groups

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
+from distdiag.engine.rank_status import RankStatus
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import TorchLoaded
@@ -24,7 +25,6 @@ from distdiag.findings.finding import (
     Evidence,
     Finding,
     Grade,
-    Outcome,
     RankInfo,
     Report,
     Run,
@@ -35,7 +35,6 @@ from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
 from distdiag.record.private_file import open_private
 from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
 from distdiag.reports import load_reporter, one_line, write_report
-from distdiag.reports.rank_status import Attendance
 from distdiag.views.rank_states import Fate, RankState, last_act
 
 _log = logging.getLogger(__name__)
@@ -53,11 +52,10 @@ class RunReporter:
     """
 
     def __init__(
-        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, ranks: RankSet
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, rank_status: RankStatus
     ) -> None:
         """Take over what earlier attempts found, and set some room aside on the disk."""
-        self.attendance = Attendance(ranks)
-        self.aborted = False
+        self.rank_status = rank_status
         self.pids: Mapping[int, int] = {}
         self.lost = RankSet()
         self.unobserved = RankSet()
@@ -76,7 +74,6 @@ class RunReporter:
 
     def feed(self, event: Event) -> None:
         """Take in one event."""
-        self.attendance.feed(event)
         if isinstance(event, TorchLoaded):
             self._torch = event.torch
 
@@ -141,7 +138,7 @@ class RunReporter:
         """Leave the exit statuses, and what rank 0 waits for: what this attempt's findings ask."""
         self.save(
             self._run_dir.exit_status,
-            msgspec.json.encode({str(r): s for r, s in self.attendance.exit_status.items()}),
+            msgspec.json.encode({str(r): s for r, s in self.rank_status.exit_status.items()}),
         )
         least = _FAILING.get(self._config.fail_on)
         bad = [f for f in findings if least is not None and f.severity.weight >= least]
@@ -180,7 +177,7 @@ class RunReporter:
     def _gaps(self, states: Mapping[int, RankState]) -> dict[str, str]:
         launch = self._launch_file.launch
         gaps: dict[str, str] = {}
-        elsewhere = RankSet(set(range(launch.world_size)) - set(self.attendance.ranks))
+        elsewhere = RankSet(set(range(launch.world_size)) - set(self.rank_status.ranks))
         if elsewhere:
             reason = f", and {self.problem}" if self.problem else ""
             gaps[elsewhere.phrase()] = f"not observed: they run on other nodes{reason}"
@@ -193,25 +190,17 @@ class RunReporter:
 
     def _run(self, states: Mapping[int, RankState], *, complete: bool) -> Run:
         launch = self._launch_file.launch
-        outcome = self.attendance.outcome
-        if self.aborted:
-            outcome = Outcome.ABORTED
-        elif complete and outcome is Outcome.RUNNING:
-            # Of ranks that were never seen nothing is said; the end of others was not seen.
-            ended = self.attendance.ended
-            seen = ended | self.lost | self.attendance.absent
-            is_seen = seen == self.attendance.ranks and not ended <= self.lost
-            outcome = Outcome.FINISHED if is_seen else Outcome.FAILED
+        status = self.rank_status
         earlier = self._earlier
         return Run(
             id=self._run_dir.root.name,
             command=self._launch_file.command,
             world_size=self._world_size,
-            ranks=tuple(self._rank_info(rank, states.get(rank)) for rank in self.attendance.ranks),
+            ranks=tuple(self._rank_info(rank, states.get(rank)) for rank in status.ranks),
             torch=self._torch,
             started=earlier.run.started if earlier else _rfc3339(launch.started_s),
             ended=_rfc3339(datetime.now(UTC).timestamp()) if complete else None,
-            outcome=outcome,
+            outcome=status.final(self.lost) if complete else status.outcome,
             attempts=launch.attempt + 1,
             active_modes=self._config.active_modes,
             dump_transport=self.dump_transport,
@@ -226,7 +215,7 @@ class RunReporter:
         started = state.started if state else None
         hostname = platform.node() if rank in launch.local_ranks else ""
         fate: str = state.fate if state else Fate.SILENT
-        if self.aborted and fate == Fate.RUNNING:
+        if self.rank_status.is_aborted and fate == Fate.RUNNING:
             fate = "aborted"
         return RankInfo(
             rank=rank,

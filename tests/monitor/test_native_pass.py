@@ -7,16 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from distdiag.checks import Check
 from distdiag.dumps.base import dump_ranks
 from distdiag.dumps.process.kernel import Task
 from distdiag.dumps.stacks.py_spy import PySpyNative
+from distdiag.engine import Engine
 from distdiag.events.base import Frame
+from distdiag.events.lifecycle import RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks, ThreadStack
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.monitor.monitor import MOST_RANKS, NativePass
+from distdiag.monitor.monitor import MOST_NATIVE, NativePass
 
-FINDING = Finding(
+WAITING = Finding(
     code="HNG011",
     name="unreleased-lock",
     severity=Severity.ERROR,
@@ -28,46 +31,78 @@ FINDING = Finding(
 )
 
 
-def _finished(native: NativePass) -> NativePass:
-    assert native._thread is not None
+class Waiting(Check[RankStarted]):
+    code, name, severity = WAITING.code, WAITING.name, WAITING.severity
+
+    def check(self, view):
+        yield WAITING
+
+
+def finished(native):
     native._thread.join(60)
     assert not native._thread.is_alive()
-    return native
+    return native.poll()
 
 
-def _stacks(rank: int, *names: str, error: str = "") -> Stacks:
+def native_stacks(rank, *names, error=""):
     thread = ThreadStack("MainThread", tuple(Frame("lib.so", 0, name) for name in names))
-    threads = (thread,) if names else ()
-    return Stacks(rank=rank, seq=-1, time_ns=0, source="t", threads=threads, error=error)
+    return Stacks(
+        rank=rank,
+        seq=-1,
+        time_ns=0,
+        source="t",
+        threads=(thread,) if names else (),
+        error=error,
+        is_native=True,
+    )
 
 
-def test_before_it_has_seen_anything_findings_stay_as_they_are() -> None:
-    assert NativePass(lambda ranks: ()).added_to([FINDING]) == (FINDING,)
+def found_with(*seen):
+    """Let an engine find that rank 1 waits, and see this."""
+    engine = Engine([Waiting()], RankSet([0, 1]))
+    engine.feed(
+        RankStarted(
+            rank=1, seq=0, time_ns=0, local_rank=1, world_size=2, hostname="", pid=1, python="",
+            command=(), unix_ns=0,
+        )
+    )  # fmt: skip
+    for event in seen:
+        engine.feed(event)
+    (finding,) = engine.findings
+    return engine, finding
 
 
-def test_what_was_seen_of_the_culprits_becomes_evidence() -> None:
-    seen = (_stacks(0, "main"), _stacks(1, "__futex_wait", "PyThread_acquire_lock"))
-    native = NativePass(lambda ranks: seen)
-    native.start([0, 1])
-    (finding,) = _finished(native).added_to([FINDING])
+def test_what_was_seen_of_the_culprits_becomes_evidence():
+    _, before = found_with()
+    assert before == WAITING
+    seen = native_stacks(0, "main"), native_stacks(1, "__futex_wait", "PyThread_acquire_lock")
+    engine, finding = found_with(*seen)
     assert [e.summary for e in finding.evidence] == [
         "native frames: __futex_wait < PyThread_acquire_lock"
     ]
-    assert finding.identity == FINDING.identity
+    assert finding.identity == WAITING.identity
+    assert engine.states()[1].stacks is None
 
 
-def test_a_failure_is_said_and_few_ranks_are_stopped() -> None:
-    asked: list[int] = []
-
-    def look(ranks: list[int]) -> tuple[Stacks, ...]:
-        asked.extend(ranks)
-        return (_stacks(1, error="ptrace is forbidden"),)
-
-    native = NativePass(look)  # type: ignore[arg-type]
-    native.start(range(100))
-    (finding,) = _finished(native).added_to([FINDING])
+def test_a_failure_is_said():
+    _, finding = found_with(native_stacks(1, error="ptrace is forbidden"))
     assert "ptrace is forbidden" in finding.evidence[0].summary
-    assert asked == list(range(MOST_RANKS))
+
+
+def test_few_ranks_are_stopped_once_and_told_once():
+    asked = []
+
+    def look(ranks):
+        asked.extend(ranks)
+        return (native_stacks(1, "main"),)
+
+    native = NativePass(look)
+    assert native.poll() == ()
+    native.start(range(100))
+    assert finished(native) == (native_stacks(1, "main"),)
+    native.start(range(100))
+    assert native.poll() == ()
+    assert asked == list(range(MOST_NATIVE))
 
 
 @pytest.fixture
@@ -88,6 +123,6 @@ def waiting() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_real_process_shows_functions_of_c(waiting: subprocess.Popen[bytes]) -> None:
     native = NativePass(lambda ranks: dump_ranks(PySpyNative(None), {1: waiting.pid}, timeout_s=60))
     native.start([1])
-    (finding,) = _finished(native).added_to([FINDING])
+    _, finding = found_with(*finished(native))
     assert "read" in finding.evidence[0].summary
     assert waiting.poll() is None

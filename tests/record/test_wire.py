@@ -23,6 +23,7 @@ from distdiag.events.lifecycle import (
     Exited,
     Finished,
     Heartbeat,
+    Monitored,
     ProbeDisabled,
     Raised,
     RankStarted,
@@ -65,6 +66,7 @@ EVENTS = [
     ProbeDisabled(**COMMON, probe="p", reason="r"),
     Heartbeat(**COMMON, phase=Phase.BACKWARD, beat_ns=7),
     Exited(**COMMON, reason="SIGKILL"),
+    Monitored(**COMMON, act="aborted"),
     Stacks(**COMMON, source="py-spy", threads=(ThreadStack("MainThread", (FRAME,)),)),
     Observed(**COMMON, source="process", summary="it sleeps", values={"rss_bytes": 5}),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from distdiag.config import Config
+from distdiag.engine.rank_status import RankStatus
 from distdiag.events.base import CallSite, Frame, Phase
 from distdiag.events.collectives import Collective, ProcessGroup, Signature
 from distdiag.events.lifecycle import Finished, Raised, TorchLoaded
@@ -57,11 +58,11 @@ def reporter_of(folder, *, first=0, local=2, world=2, attempt=0, **config):
     run_dir = RunDir(folder, attempt)
     run_dir.folder.mkdir(exist_ok=True)
     launch_file = LaunchFile(launch=launch, command=("train.py",), config={}, cwd="/")
-    return RunReporter(run_dir, launch_file, Config(**config), RankSet(launch.local_ranks))
+    return RunReporter(run_dir, launch_file, Config(**config), RankStatus(launch.local_ranks))
 
 
 def build(reporter, findings=(), states=None, **options):
-    states = states if states is not None else {r: RankState(r) for r in reporter.attendance.ranks}
+    states = states if states is not None else {r: RankState(r) for r in reporter.rank_status.ranks}
     return reporter.build(findings, states, checks=("COL003", "HNG001"), not_checked={}, **options)
 
 
@@ -157,7 +158,7 @@ def test_a_rank_that_is_lost_does_not_make_a_finished_run_a_failed_one(
 ):
     reporter = reporter_of(tmp_path)
     for rank in finished:
-        reporter.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
+        reporter.rank_status.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
     reporter.lost = RankSet(lost)
     assert build(reporter, complete=True).run.outcome is outcome
 
@@ -168,7 +169,7 @@ def test_the_report_says_which_torch_and_how_the_run_ended(tmp_path):
     assert build(reporter).run.outcome is Outcome.RUNNING
     assert build(reporter).run.ended is None
     for rank in (0, 1):
-        reporter.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
+        reporter.rank_status.feed(Finished(rank=rank, seq=1, time_ns=0, exit_status=0))
     run = build(reporter, complete=True).run
     assert (run.torch, run.outcome, run.started) == (
         "2.13.0",
@@ -200,7 +201,7 @@ def test_the_verdict_follows_the_worst_finding(tmp_path, fail_on, severity, exit
 
 def test_exit_statuses_are_left_by_rank(tmp_path):
     reporter = reporter_of(tmp_path)
-    reporter.feed(Finished(rank=1, seq=1, time_ns=0, exit_status=3))
+    reporter.rank_status.feed(Finished(rank=1, seq=1, time_ns=0, exit_status=3))
     reporter.save_verdict([])
     assert json.loads((tmp_path / "attempt-0" / "exit-status.json").read_bytes()) == {"1": 3}
 

@@ -6,7 +6,7 @@ import pytest
 
 from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import DamagedFileError
-from distdiag.events.lifecycle import Exited, Heartbeat
+from distdiag.events.lifecycle import Exited, Heartbeat, Monitored
 from distdiag.events.stacks import Stacks, ThreadStack
 from distdiag.record.wire import Canon
 from distdiag.transports.journal import Journal, read_journal
@@ -29,11 +29,43 @@ def written(path, *events):
     return path
 
 
-def test_events_come_back_in_order_without_heartbeats(tmp_path):
-    beat = Heartbeat(rank=2, seq=-1, time_ns=1, phase=Phase.SCRIPT, beat_ns=1)
-    path = written(tmp_path / "journal", STACKS, beat, EXITED)
+def beat(time_s, *, batches=0):
+    return Heartbeat(
+        rank=2,
+        seq=-1,
+        time_ns=int(time_s * 1e9),
+        phase=Phase.SCRIPT,
+        beat_ns=0,
+        num_batches=batches,
+    )
+
+
+def looked(time_s):
+    return Monitored(rank=2, seq=-1, time_ns=int(time_s * 1e9), act="looked")
+
+
+def test_events_come_back_in_order(tmp_path):
+    path = written(tmp_path / "journal", STACKS, EXITED)
     assert list(read_journal(path, Canon())) == [STACKS, EXITED]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_looks_and_heartbeats_that_nothing_follows_are_not_written(tmp_path):
+    path = written(tmp_path / "journal", beat(1), looked(1), beat(2), looked(2))
+    assert list(read_journal(path, Canon())) == []
+
+
+def test_an_event_comes_with_the_last_look_and_what_ranks_did_since_they_moved(tmp_path):
+    before = [beat(1), looked(1), beat(2, batches=1), beat(3, batches=1), beat(3.1, batches=1)]
+    path = written(tmp_path / "journal", *before, beat(3.2, batches=1), looked(3.3), STACKS)
+    told = [beat(2, batches=1), beat(3, batches=1), beat(3.2, batches=1), looked(3.3), STACKS]
+    assert list(read_journal(path, Canon())) == told
+
+
+def test_what_follows_an_event_is_written_for_a_while(tmp_path):
+    later = [beat(2), looked(2), beat(3), looked(3), beat(9), looked(9)]
+    path = written(tmp_path / "journal", looked(1), STACKS, *later)
+    assert list(read_journal(path, Canon())) == [looked(1), STACKS, *later[:4]]
 
 
 def test_a_second_journal_goes_on_where_the_first_ended(tmp_path):

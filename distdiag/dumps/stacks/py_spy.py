@@ -131,6 +131,7 @@ class PySpyNative(PySpy):
     """
 
     name = "py-spy-native"
+    is_native = True
     mode = ("--native",)
     tries = 1
 

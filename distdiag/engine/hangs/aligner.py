@@ -29,7 +29,9 @@ from distdiag.events.lifecycle import (
     Raised,
     RankStarted,
 )
+from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
+from distdiag.findings.finding import Evidence
 from distdiag.views.alignment import (
     CollectiveView,
     GroupView,
@@ -45,6 +47,11 @@ _OF_CALLS: Final = (CollectiveView, OpenCollective, WorkView)
 _NO_CALL: Final = NothingThere("no collective was called")
 _NO_GROUP: Final = NothingThere("no creation of a process group was seen")
 _NO_STACKS: Final = NothingThere("no stacks of ranks were taken")
+
+_MAIN: Final = "MainThread"
+
+MOST_NATIVE_FRAMES: Final = 12
+"""The innermost ones tell what a rank waits for; the rest is the interpreter's."""
 
 States = Mapping[int, RankState]
 Shown = Generator[View, bool, None]
@@ -135,6 +142,8 @@ class CallAligner(Aligner):
                 yield LaunchView(event, self.job.states())
             case RankStarted() | ProcessesSpawned():
                 yield LaunchView(event, self.job.states())
+            case Stacks(is_native=True):
+                self.job.store.support(_native_frames(event))
             case Stacks():
                 self._has_stacks |= not event.error
                 self.stall.got_stacks(event.rank)
@@ -339,3 +348,16 @@ def _job(states: States) -> Shown:
 
 def _is_any_incomplete(ranks: Iterable[int], states: States) -> bool:
     return any(states[rank].incomplete for rank in ranks if rank in states)
+
+
+def _native_frames(stacks: Stacks) -> Evidence:
+    return Evidence(ranks=RankSet([stacks.rank]), summary=f"native frames: {_main_frames(stacks)}")
+
+
+def _main_frames(stacks: Stacks) -> str:
+    if stacks.error:
+        return f"nothing could be seen: {stacks.error}"
+    main = [thread for thread in stacks.threads if thread.name == _MAIN]
+    frames = next(iter(main or stacks.threads)).frames
+    more = " < …" if len(frames) > MOST_NATIVE_FRAMES else ""
+    return " < ".join(frame.function for frame in frames[:MOST_NATIVE_FRAMES]) + more

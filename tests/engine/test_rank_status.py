@@ -2,10 +2,10 @@
 
 import pytest
 
+from distdiag.engine.rank_status import RankStatus
 from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
-from distdiag.reports.rank_status import Attendance
 
 
 def finished(rank, status=0, time_ns=0):
@@ -50,63 +50,63 @@ def exited(rank, status=None, time_ns=0):
     ],
 )
 def test_the_first_bad_end_decides_the_outcome(polls, outcome):
-    attendance = Attendance((0, 1))
+    status = RankStatus((0, 1))
     for events in polls:
         for event in events:
-            attendance.feed(event)
-        attendance.settle(is_hung=False)
-    assert attendance.outcome is outcome
+            status.feed(event)
+        status.settle(is_hung=False)
+    assert status.outcome is outcome
 
 
 def test_what_ends_a_hung_run_does_not_change_that_it_hung():
-    attendance = Attendance((0, 1))
-    attendance.settle(is_hung=True)
-    assert attendance.outcome is Outcome.HUNG
-    attendance.feed(raised(0))
-    attendance.settle(is_hung=False)
-    assert attendance.outcome is Outcome.HUNG
+    status = RankStatus((0, 1))
+    status.settle(is_hung=True)
+    assert status.outcome is Outcome.HUNG
+    status.feed(raised(0))
+    status.settle(is_hung=False)
+    assert status.outcome is Outcome.HUNG
 
 
 def test_a_run_that_went_on_after_a_hang_has_finished():
-    attendance = Attendance((0,))
-    attendance.settle(is_hung=True)
-    attendance.settle(is_hung=False)
-    attendance.feed(finished(0))
-    attendance.settle(is_hung=False)
-    assert attendance.outcome is Outcome.FINISHED
+    status = RankStatus((0,))
+    status.settle(is_hung=True)
+    status.settle(is_hung=False)
+    status.feed(finished(0))
+    status.settle(is_hung=False)
+    assert status.outcome is Outcome.FINISHED
 
 
 def test_ranks_are_counted_by_how_they_ended():
-    attendance = Attendance(range(5))
+    status = RankStatus(range(5))
     for event in (finished(0), raised(1), exited(2), finished(3), exited(3)):
-        attendance.feed(event)
-    assert attendance.ended == RankSet((0, 2, 3))
-    assert attendance.died == RankSet((2,))
-    assert attendance.undisturbed == RankSet((4,))
-    assert attendance.exit_status == {0: 0, 1: 1, 3: 0}
-    attendance.feed(exited(4, -9))
-    assert attendance.exit_status[4] == -9
+        status.feed(event)
+    assert status.ended == RankSet((0, 2, 3))
+    assert status.died == RankSet((2,))
+    assert status.undisturbed == RankSet((4,))
+    assert status.exit_status == {0: 0, 1: 1, 3: 0}
+    status.feed(exited(4, -9))
+    assert status.exit_status[4] == -9
 
 
 def test_a_rank_without_an_agent_is_not_waited_for_and_did_not_die():
-    attendance = Attendance((0, 1))
-    attendance.feed(ProbeDisabled(rank=1, seq=-1, time_ns=0, probe="agent", reason="no room"))
-    assert not attendance.is_over
-    attendance.feed(finished(0))
-    attendance.settle(is_hung=False)
-    assert attendance.is_over
-    assert attendance.outcome is Outcome.FINISHED
-    assert attendance.unobserved == RankSet([1])
-    assert attendance.died == RankSet()
+    status = RankStatus((0, 1))
+    status.feed(ProbeDisabled(rank=1, seq=-1, time_ns=0, probe="agent", reason="no room"))
+    assert not status.is_over
+    status.feed(finished(0))
+    status.settle(is_hung=False)
+    assert status.is_over
+    assert status.outcome is Outcome.FINISHED
+    assert status.unobserved == RankSet([1])
+    assert status.died == RankSet()
 
 
 def test_a_rank_that_let_its_agent_go_is_still_waited_for():
-    attendance = Attendance((0,))
-    attendance.feed(
+    status = RankStatus((0,))
+    status.feed(
         RankStarted(
             rank=0, seq=0, time_ns=0, local_rank=0, world_size=1, hostname="", pid=1, python="",
             command=(), unix_ns=0,
         )
     )  # fmt: skip
-    attendance.feed(ProbeDisabled(rank=0, seq=-1, time_ns=0, probe="agent", reason="detached"))
-    assert attendance.unobserved == RankSet()
+    status.feed(ProbeDisabled(rank=0, seq=-1, time_ns=0, probe="agent", reason="detached"))
+    assert status.unobserved == RankSet()

@@ -1,4 +1,4 @@
-"""Which ranks of this node have begun and ended, and how the first that ended badly did."""
+"""Which ranks have begun and ended, and how the run ended: by how the first rank ended badly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from distdiag.events.base import Event
-from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, RankStarted
+from distdiag.events.lifecycle import (
+    Exited,
+    Finished,
+    Monitored,
+    ProbeDisabled,
+    Raised,
+    RankStarted,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
 from distdiag.views.rank_states import says_told_to_end
@@ -14,16 +21,18 @@ from distdiag.views.rank_states import says_told_to_end
 _MAIN: Final = "MainThread"
 
 
-class Attendance:
-    """A roll call. Feed it all events of a poll, then let it `settle`.
+class RankStatus:
+    """Feed it all events of a poll, then let it `settle`.
 
-    `exit_status` holds minus the number of the signal for ranks that one has ended.
+    `exit_status` holds minus the number of the signal for ranks that one has ended. `is_aborted`:
+    the monitor has killed the ranks, since they hang and the user wants that.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         """Expect these ranks."""
         self.ranks = RankSet(ranks)
         self.exit_status: dict[int, int] = {}
+        self.is_aborted = False
         self._begun: set[int] = set()
         self._unobserved: set[int] = set()
         self._finished: set[int] = set()
@@ -46,6 +55,8 @@ class Attendance:
                 self._leave(event, self._raised, 1)
             case Exited():
                 self._leave(event, self._gone, event.status)
+            case Monitored(act="aborted"):
+                self.is_aborted = True
 
     def _leave(self, event: Event, ranks: set[int], status: int | None) -> None:
         ranks.add(event.rank)
@@ -125,8 +136,19 @@ class Attendance:
     @property
     def outcome(self) -> Outcome:
         """How the run ended, or whether it runs or hangs."""
+        if self.is_aborted:
+            return Outcome.ABORTED
         if self._cause is not None:
             return self._cause
         if self.is_over:
             return Outcome.FINISHED
         return Outcome.HUNG if self._was_hung else Outcome.RUNNING
+
+    def final(self, lost: Iterable[int] = ()) -> Outcome:
+        """Return how the run ended, now that nobody looks any more; `lost` are out of sight."""
+        if self.outcome is not Outcome.RUNNING:
+            return self.outcome
+        # Of ranks that were never seen nothing is said; the end of others was not seen.
+        lost = RankSet(lost)
+        is_seen = RankSet(self.ended | lost | self.absent) == self.ranks
+        return Outcome.FINISHED if is_seen and not self.ended <= lost else Outcome.FAILED
