@@ -45,18 +45,18 @@ DIM, ROWS = 8, 2
 WRAPPERS: Final = ("plain", "ddp", "fsdp2")
 
 PARTS: Final = (
-    ("survey", "Survey._after_backward"),
-    ("survey", "Survey._before_step"),
-    ("survey", "Survey._after_step"),
-    ("survey", "Survey._surroundings"),
-    ("survey", "Survey._roots"),
-    ("survey", "plan_of"),
-    ("survey", "Survey._read"),
-    ("tensor_plans", "sharded_parameters"),
-    ("tensor_plans", "policies_of"),
-    ("tensor_plans", "untied_pairs"),
-    ("head_counts", "HeadCounts.divided"),
-    ("optimizer_watch", "OptimizerWatch.begin"),
+    ("models.snapshot", "Survey._after_backward"),
+    ("models.snapshot", "Survey._before_step"),
+    ("models.snapshot", "Survey._after_step"),
+    ("models.snapshot", "Survey._surroundings"),
+    ("models.registry", "LiveModels.roots"),
+    ("models.snapshot", "plan_of"),
+    ("models.snapshot", "Survey._read"),
+    ("models.tensor_plans", "sharded_parameters"),
+    ("models.tensor_plans", "policies_of"),
+    ("models.tensor_plans", "untied_pairs"),
+    ("models.attention_heads", "HeadCounts.divided"),
+    ("models.optimizer_watch", "OptimizerWatch.begin"),
 )
 """Functions, each in the module that calls it or whose class has it."""
 

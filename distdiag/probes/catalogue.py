@@ -185,7 +185,9 @@ def _verify_sequence(wiring: Wiring) -> Sequence[Probe]:
     signals = wiring.signals
     moments = Moments(signals.before_backward, signals.sequence_cut, signals.tensors_shared)
     sequence = wiring.config.sequence
-    return [VerifySequence(wiring.recorder, sequence, moments, wiring.models.roots)]
+    # By name: what knows libraries stands above the probes.
+    table = importlib.import_module("distdiag.frameworks.sequence_functions").LIBRARIES
+    return [VerifySequence(wiring.recorder, sequence, moments, wiring.models.roots, table)]
 
 
 def _parity(wiring: Wiring) -> Sequence[Probe]:
@@ -323,7 +325,7 @@ PROBES: Final = (
     ProbeSpec(
         "parallel-moments",
         ("torch", "torch.distributed.tensor.parallel"),
-        _only("probes.models.parallel_moments", "ParallelMoments", "model_wrapped"),
+        _only("probes.models.parallelize_plans", "ParallelMoments", "model_wrapped"),
     ),
     ProbeSpec(
         "parallelize-plans",

@@ -1,10 +1,10 @@
-"""Plans given to `parallelize_module`: what they match, and whether it stays as it was made."""
+"""Calls of `parallelize_module`: when a model begins anew, and what the plans match."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import ClassVar, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import api
 
 from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
-from distdiag.probes.base import AnyCallable, wrap_like
+from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import cut_heads
@@ -54,6 +54,33 @@ class _Sharded(NamedTuple):
     wanted: str
     model: str
     site: CallSite
+
+
+class ParallelMoments(Probe):
+    """Tells whoever looks at models that `parallelize_module` has changed one."""
+
+    name: ClassVar[str] = "parallel-moments"
+
+    def __init__(self, recorder: Recorder, wrapped: Signal[Sequence[nn.Module]]) -> None:
+        """Tell by this signal."""
+        super().__init__(recorder)
+        self._wrapped = wrapped
+
+    def _install(self) -> None:
+        self._patches.wrap_everywhere(api, "parallelize_module", self._telling)
+
+    def _telling(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def parallelize_module(module: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
+            result = original(module, *args, **kwargs)
+            if not self.is_off:
+                self._wrapped.emit((module,))
+            return result
+
+        return parallelize_module
+
+
+# Plans that are given to it.
 
 
 class ParallelizePlans(PlanProbe):

@@ -15,17 +15,20 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from distdiag.config.subjects import SequencePlan
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.sequences import SequenceUnverified, TokenPassport
-from distdiag.probes.sequence import verify as library
-from distdiag.probes.sequence.libraries import (
-    LIBRARIES,
+from distdiag.frameworks import sequence_functions
+from distdiag.frameworks.sequence_functions import LIBRARIES
+from distdiag.probes.sequence.library_functions import (
     Attribute,
     Call,
     Exchanging,
     GroupOf,
+    Ready,
     Slot,
     Splitting,
+    Unavailable,
+    library_sequences,
+    plan_of,
 )
-from distdiag.probes.sequence.verify import Ready, Unavailable, plan_of
 from tests.probes.conftest import Observed
 
 TAKING = Splitting(
@@ -62,7 +65,7 @@ def splitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module = ModuleType("splitting")
     module.__dict__.update(take=take, swap=lambda *given: given, Layer=Layer)
     monkeypatch.setitem(sys.modules, "splitting", module)
-    monkeypatch.setattr(library, "LIBRARIES", (TAKING, SWAPPING))
+    monkeypatch.setattr(sequence_functions, "LIBRARIES", (TAKING, SWAPPING))
     monkeypatch.setattr("distdiag.probes.sequence.verify.MARKED", {})
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     yield module
@@ -70,7 +73,7 @@ def splitting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def found(*models: nn.Module) -> list[Ready | Unavailable]:
-    return list(library.library_sequences(models, None))
+    return list(library_sequences((TAKING, SWAPPING), models, None))
 
 
 def test_functions_are_called_with_what_the_table_says(splitting: ModuleType) -> None:

@@ -6,118 +6,24 @@ any: one that was never set up is none.
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import Final, NamedTuple
+from typing import Final
 
-from distdiag.events.sequences import Reduction
+from distdiag.probes.sequence.library_functions import (
+    Attribute,
+    Call,
+    Entry,
+    Exchanging,
+    GroupOf,
+    Slot,
+    Splitting,
+    Variable,
+)
 
 _VEOMNI: Final = "veomni.distributed.sequence_parallel"
 _ULYSSES: Final = "yunchang.globals:PROCESS_GROUP.ULYSSES_PG"
 _RING: Final = "yunchang.globals:PROCESS_GROUP.RING_PG"
 _TORCH: Final = "torch.distributed.tensor.experimental._context_parallel"
 _MAPPINGS: Final = "megatron.core.tensor_parallel.mappings"
-
-
-class Slot(Enum):
-    """An argument that is known only when a function is called."""
-
-    TENSOR = auto()
-    TENSORS = auto()
-    GROUP = auto()
-    RANK = auto()
-    SIZE = auto()
-    LENGTH = auto()
-    DEVICE = auto()
-
-
-class Attribute(NamedTuple):
-    """An argument that is an attribute of the layer which exchanges."""
-
-    name: str
-
-
-class Variable(NamedTuple):
-    """An argument that is what a library keeps under this reference."""
-
-    reference: str
-
-
-class Call(NamedTuple):
-    """A function and its arguments: one of the kinds above, another `Call`, or the value itself."""
-
-    function: str
-    arguments: tuple[object, ...]
-    options: tuple[tuple[str, object], ...] = ()
-
-
-class GroupOf(NamedTuple):
-    """Where the group is: at references, as an attribute of the layer, or under torch's mesh.
-
-    Of several groups that is meant which alone has more than one rank.
-    """
-
-    references: tuple[str, ...] = ()
-    attribute: str = ""
-    is_mesh: bool = False
-
-
-class Splitting(NamedTuple):
-    """Functions that take a rank's part of a whole along `dim`, and join the parts again.
-
-    Without `gather` the library has none. `reduction` is what has to happen to the gradients of
-    parameters over the group; without `has_backward` no gradient comes back.
-    """
-
-    split: Call
-    gather: Call | None
-    group: GroupOf
-    dim: int
-    reduction: Reduction = ""
-    has_backward: bool = True
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Which modules the program has imported if it uses them."""
-        return tuple(_module(call.function) for call in (self.split, self.gather) if call)
-
-    @property
-    def name(self) -> str:
-        """The functions."""
-        return ", ".join(call.function for call in (self.split, self.gather) if call)
-
-
-class Exchanging(NamedTuple):
-    """Functions that change heads for tokens before attention, and back again behind it.
-
-    `layer` is the module that calls them; its instances tell the group and the indices, of which
-    `scattered` is that of the heads.
-    """
-
-    to_heads: Call
-    to_tokens: Call
-    group: GroupOf
-    dim: int
-    head_dim: int
-    layer: str = ""
-    scattered: str = ""
-    reduction: Reduction = "mean"
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Which modules the program has imported if it uses them."""
-        return (_module(self.layer or self.to_heads.function),)
-
-    @property
-    def name(self) -> str:
-        """The layer, or the functions."""
-        return self.layer or f"{self.to_heads.function}, {self.to_tokens.function}"
-
-
-Entry = Splitting | Exchanging
-
-
-def _module(reference: str) -> str:
-    return reference.partition(":")[0]
 
 
 def _indexed(function: str, layer: str, group: str, *more: object) -> Exchanging:

@@ -1,0 +1,82 @@
+"""Whoever subscribes is told, in turn, until he does not want to know any more."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from distdiag.record.signals import Signal, Signals
+
+
+def test_all_subscribers_are_told_in_their_order() -> None:
+    signal: Signal[int] = Signal()
+    told: list[tuple[str, int]] = []
+    signal.subscribe(lambda value: told.append(("first", value)))
+    signal.subscribe(lambda value: told.append(("second", value)))
+    signal.emit(7)
+    assert told == [("first", 7), ("second", 7)]
+
+
+def test_who_unsubscribes_is_told_no_more_and_the_others_are() -> None:
+    signal: Signal[int] = Signal()
+    one: list[int] = []
+    other: list[int] = []
+    unsubscribe = signal.subscribe(one.append)
+    signal.subscribe(other.append)
+    signal.emit(1)
+    unsubscribe()
+    unsubscribe()
+    signal.emit(2)
+    assert (one, other) == ([1], [1, 2])
+
+
+def test_a_function_is_told_once_however_often_it_subscribes() -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def hear(self, value: int) -> None:
+            self.told.append(value)
+
+    signal: Signal[int] = Signal()
+    listener = Listener()
+    signal.subscribe(listener.hear)
+    signal.subscribe(listener.hear)
+    signal.emit(1)
+    assert listener.told == [1]
+
+
+def test_who_subscribes_or_leaves_while_all_are_told_changes_nothing_for_the_others() -> None:
+    signal: Signal[[]] = Signal()
+    told: list[str] = []
+
+    def leaving() -> None:
+        told.append("leaving")
+        leave()
+        signal.subscribe(lambda: told.append("late"))
+
+    leave = signal.subscribe(leaving)
+    signal.subscribe(lambda: told.append("staying"))
+    signal.emit()
+    assert told == ["leaving", "staying"]
+    signal.emit()
+    assert told == ["leaving", "staying", "staying", "late"]
+
+
+def test_nobody_is_told_while_a_signal_is_muted() -> None:
+    signal: Signal[int] = Signal()
+    told: list[int] = []
+    signal.subscribe(told.append)
+    with signal.muted():
+        assert not signal.subscribers
+        signal.emit(1)
+        other: list[int] = []
+        signal.subscribe(other.append)
+    signal.emit(2)
+    assert (told, other) == ([2], [2])
+
+
+def test_each_run_has_signals_of_its_own() -> None:
+    one, other = Signals(), Signals()
+    for field in dataclasses.fields(Signals):
+        assert getattr(one, field.name) is not getattr(other, field.name)
+        assert not getattr(one, field.name).subscribers
