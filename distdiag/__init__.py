@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from distdiag.record.marks import gathers_sequence, splits_sequence
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["attach", "detach", "gathers_sequence", "sequence", "splits_sequence"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> ModuleType:
     # Imports torch, which is left to who needs it.
     if name == "sequence":
         import importlib
@@ -21,7 +22,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def attach(**options: Any) -> None:  # noqa: ANN401
+def attach(**options: object) -> None:
     """Begin to observe this process, for scripts that cannot be started with ``-m distdiag.check``.
 
     Call it on every rank, before `init_process_group`. The options are those of the command line
@@ -31,14 +32,14 @@ def attach(**options: Any) -> None:  # noqa: ANN401
     It never raises: where an option is wrong, the run directory cannot be used or anything else
     stands in the way, one line on stderr says so, and the script runs unobserved.
     """
-    try:
+    from distdiag.record.guard import guarded
+
+    def begin() -> None:
         from distdiag.agent.attach import attach_agent
 
         attach_agent(options)
-    except Exception as error:  # noqa: BLE001 (said to the user, and the script goes on)
-        from distdiag.record.guard import unobserved
 
-        unobserved("attach()", error)
+    guarded(begin, "attach()")
 
 
 def detach() -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
 
@@ -84,7 +84,7 @@ def _show_as_python_does(program: Program, agent: RankAgent | None) -> None:
 @click.option("-m", "is_module", is_flag=True, help="Run a module, as `python -m` does.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def _command(script: str, args: tuple[str, ...], is_module: bool, **flags: Any) -> Program:  # noqa: ANN401
+def _command(script: str, args: tuple[str, ...], is_module: bool, **flags: object) -> Program:
     """Run SCRIPT with ARGS under observation; put torchrun or another launcher in front."""
     args = (*click.get_current_context().obj, *args)
     program = find_module(script, args) if is_module else find_script(script, args)

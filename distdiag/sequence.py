@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
 
 import msgspec
 import torch
@@ -31,6 +31,11 @@ from distdiag.probes.sequence.verify import (
     spec_of,
     write_passport,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    Group: TypeAlias = dist.ProcessGroup | DeviceMesh | None
 
 __all__ = ["FaultKind", "SequenceVerdict", "TokenFault", "verify"]
 
@@ -77,7 +82,7 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
     heads: int = 0,
     hidden: int = 8,
     dim: int = 1,
-    group: Any = None,  # noqa: ANN401 (torch's groups and meshes)
+    group: Group = None,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     causal: bool = False,
     documents: Sequence[int] = (),
@@ -144,28 +149,30 @@ def _has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _process_group(group: Any) -> Any:  # noqa: ANN401
-    return group.get_group() if hasattr(group, "get_group") else group
+def _process_group(group: Group) -> dist.ProcessGroup | None:
+    if group is None or isinstance(group, dist.ProcessGroup):
+        return group
+    return group.get_group()
 
 
-def _members(group: Any) -> tuple[int, ...] | None:  # noqa: ANN401
+def _members(group: Group) -> tuple[int, ...] | None:
     return None if group is None else _all_ranks(group)
 
 
-def _all_ranks(group: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _all_ranks(group: Group) -> tuple[int, ...]:
     if not _has_group():
         return (0,)
     return tuple(dist.get_process_group_ranks(_process_group(group)))
 
 
-def _device(group: Any) -> torch.device:  # noqa: ANN401
+def _device(group: Group) -> torch.device:
     backend = str(dist.get_backend(_process_group(group))) if _has_group() else ""
     if "nccl" in backend:
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
-def _exchanged(own: TokenPassport, group: Any) -> dict[int, TokenPassport]:  # noqa: ANN401
+def _exchanged(own: TokenPassport, group: Group) -> dict[int, TokenPassport]:
     ranks = _all_ranks(group)
     if len(ranks) == 1:
         return {own.rank: own}

@@ -176,7 +176,7 @@ def _file_settings(named: str | Path | None) -> dict[str, Any]:
     return settings
 
 
-def _file_value(path: Path, written: str, key: str, value: Any) -> Any:  # noqa: ANN401
+def _file_value(path: Path, written: str, key: str, value: object) -> object:
     if key in TABLES:
         try:
             return TABLES[key](value)

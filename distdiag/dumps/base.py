@@ -11,11 +11,12 @@ from typing import ClassVar, Final
 
 from distdiag.events.base import Value
 from distdiag.events.stacks import Observed, Stacks, ThreadStack
+from distdiag.record.guard import Guard
 
 AT_ONCE: Final = 8
 """So many ranks are dumped at the same time."""
 
-_Job = tuple["Witness", Mapping[int, int]]
+_Job = tuple["DumpSource", Mapping[int, int]]
 
 
 class StackSource:
@@ -44,8 +45,8 @@ class StackSource:
         )
 
 
-class Witness:
-    """Somebody outside of the ranks' processes who can tell something of them.
+class DumpSource:
+    """Something outside of the ranks' processes that shows what they do.
 
     It raises nothing: `Observed.error` tells a failure.
     """
@@ -53,7 +54,7 @@ class Witness:
     name: ClassVar[str]
 
     def observe(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Observed, ...]:
-        """Tell of each of the ranks, given by rank and pid, within `timeout_s` altogether."""
+        """Look at the ranks, given by rank and pid, within `timeout_s` altogether."""
         raise NotImplementedError
 
     def observed(
@@ -76,19 +77,19 @@ class Witness:
         )
 
     def failed(self, pids: Mapping[int, int], error: str) -> tuple[Observed, ...]:
-        """Say of each of the ranks why there is nothing to tell."""
+        """Say of each of the ranks why nothing is known."""
         return tuple(self.observed(rank, error=error) for rank in pids)
 
 
-class RankWitness(Witness):
-    """A witness who looks at one rank at a time, so that one that is stuck hides no other."""
+class RankDumpSource(DumpSource):
+    """A source that looks at one rank at a time, so that one that is stuck hides no other."""
 
     def observe_rank(self, rank: int, pid: int, timeout_s: float) -> Observed:
-        """Tell of one rank, within `timeout_s`."""
+        """Look at one rank, within `timeout_s`."""
         raise NotImplementedError
 
     def observe(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Observed, ...]:
-        """Tell of each of the ranks, one after the other."""
+        """Look at the ranks, one after the other."""
         share = timeout_s / max(1, len(pids))
         return tuple(self.observe_rank(rank, pid, share) for rank, pid in pids.items())
 
@@ -108,37 +109,37 @@ def dump_ranks(
 
 
 def observe_all(
-    witnesses: Sequence[Witness], pids: Mapping[int, int], *, timeout_s: float
+    sources: Sequence[DumpSource], pids: Mapping[int, int], *, timeout_s: float
 ) -> tuple[Observed, ...]:
-    """Return what all witnesses tell of all ranks, given by rank and pid, within `timeout_s`.
+    """Return what all sources show of all ranks, given by rank and pid, within `timeout_s`.
 
-    Looking at a stuck process may itself get stuck, in the kernel or in a driver: who has not
-    answered in time is left behind, and the others are heard.
+    Looking at a stuck process may itself get stuck, in the kernel or in a driver: a source that
+    has not answered in time is left behind, and the others are used.
     """
-    jobs = [job for witness in witnesses for job in _jobs(witness, pids)]
+    jobs = [job for source in sources for job in _jobs(source, pids)]
     waiting: queue.SimpleQueue[tuple[int, _Job]] = queue.SimpleQueue()
     answers: queue.SimpleQueue[tuple[int, tuple[Observed, ...]]] = queue.SimpleQueue()
     for numbered in enumerate(jobs):
         waiting.put(numbered)
     deadline = time.monotonic() + timeout_s
-    for number in range(min(len(jobs), len(witnesses) * AT_ONCE)):
+    for number in range(min(len(jobs), len(sources) * AT_ONCE)):
         # Daemons: one that is left behind must not keep the monitor from ending.
         threading.Thread(
-            target=_work, args=(waiting, answers, deadline), name=f"witness-{number}", daemon=True
+            target=_work, args=(waiting, answers, deadline), name=f"dump-{number}", daemon=True
         ).start()
     heard = _collect(answers, len(jobs), deadline)
     late = f"no answer within {timeout_s:.3g} s"
     return tuple(
         event
-        for number, (witness, ranks) in enumerate(jobs)
-        for event in (heard[number] if number in heard else witness.failed(ranks, late))
+        for number, (source, ranks) in enumerate(jobs)
+        for event in (heard[number] if number in heard else source.failed(ranks, late))
     )
 
 
-def _jobs(witness: Witness, pids: Mapping[int, int]) -> Iterable[_Job]:
-    if isinstance(witness, RankWitness):
-        return [(witness, {rank: pid}) for rank, pid in pids.items()]
-    return [(witness, pids)] if pids else []
+def _jobs(source: DumpSource, pids: Mapping[int, int]) -> Iterable[_Job]:
+    if isinstance(source, RankDumpSource):
+        return [(source, {rank: pid}) for rank, pid in pids.items()]
+    return [(source, pids)] if pids else []
 
 
 def _work(
@@ -148,14 +149,15 @@ def _work(
 ) -> None:
     while (left := deadline - time.monotonic()) > 0:
         try:
-            number, (witness, ranks) = waiting.get_nowait()
+            number, (source, ranks) = waiting.get_nowait()
         except queue.Empty:
             return
-        try:
-            events = witness.observe(ranks, left)
-        except Exception as error:  # noqa: BLE001 (one witness must not silence the others)
-            events = witness.failed(ranks, f"{type(error).__name__}: {error}")
-        answers.put((number, events))
+        failures: list[Exception] = []
+        with Guard(failures.append):  # one source must not silence the others
+            answers.put((number, source.observe(ranks, left)))
+        for error in failures:
+            reason = f"{type(error).__name__}: {error}"
+            answers.put((number, source.failed(ranks, reason)))
 
 
 def _collect(

@@ -43,9 +43,8 @@ HELP_PATIENCE_S: Final = 1800.0
 """The default timeout of process groups: for longer nobody's peers wait, whoever works for it."""
 GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
-    """
-    agent collectives collective-fronts event-file functional-collectives process-groups
-    """.split()  # noqa: SIM905 (a list would take a line for each)
+    {"agent", "collectives", "collective-fronts", "event-file"}
+    | {"functional-collectives", "process-groups"}
 )
 """Without one of these a rank may have made calls that nobody wrote down."""
 

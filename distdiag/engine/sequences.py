@@ -127,6 +127,7 @@ class TokenTraceAligner(Aligner):
         if isinstance(event, SequenceUnverified):
             self._unverified.setdefault(event.name, event.reason)
             return
+        assert isinstance(event, TokenPassport)
         self._seen.add(event.rank)
         alignment = self._events.add(event)
         if alignment is not None:

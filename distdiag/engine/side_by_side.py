@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
@@ -11,6 +11,22 @@ from distdiag.views.alignment import Alignment
 MOST_OPEN: Final = 512
 
 Place = tuple[type, str, int]
+
+
+class Placed(Protocol):
+    """An event of which several ranks write one."""
+
+    @property
+    def rank(self) -> int:
+        """Whose it is."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What the events have in common that belong together."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that write one; empty if that is not known."""
 
 
 class SideBySide:
@@ -25,7 +41,7 @@ class SideBySide:
         self._open: dict[Place, dict[int, Any]] = {}
         self._judged: dict[Place, set[int]] = {}
 
-    def add(self, event: Any) -> Alignment[Any] | None:  # noqa: ANN401
+    def add(self, event: Placed) -> Alignment[Any] | None:
         """Take in one event; return the alignment that it completes."""
         place = (type(event), *event.place)
         events = self._open.setdefault(place, {})

@@ -11,7 +11,7 @@ from distdiag.findings.finding import Report
 from distdiag.record.wire import decode_rank_set, plain
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401
+def _finite(value: object) -> object:
     """Spell numbers that JSON has no form for: msgspec would write null."""
     if isinstance(value, str):
         # A path may hold bytes that are no UTF-8; as Python has them, JSON cannot.

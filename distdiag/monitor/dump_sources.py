@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from distdiag.dumps.base import Witness, dump_ranks, observe_all
+from distdiag.dumps.base import DumpSource, dump_ranks, observe_all
 from distdiag.dumps.flight_recorder.request import FlightRequest
 from distdiag.dumps.gpu.nvml import Nvml
 from distdiag.dumps.logs.stderr_tail import StderrTail
@@ -24,7 +24,7 @@ NATIVE_S: Final = 60.0
 _NVIDIA: Final = Path("/proc/driver/nvidia")
 
 
-class Witnesses:
+class DumpSources:
     """The sources of stacks, and those who look at the ranks of this node from outside."""
 
     def __init__(self, run_dir: RunDir, main_script: str | None, *, may_ask_nccl: bool) -> None:
@@ -37,8 +37,8 @@ class Witnesses:
         self._second_source = FaulthandlerSignal(run_dir, main_script)
         self._native_source = PySpyNative(main_script)
         self._stderr = StderrTail()
-        self._outside: list[Witness] = [KernelView(), self._stderr, FlightRequest(run_dir)]
-        self._nccl: list[Witness] = []
+        self._outside: list[DumpSource] = [KernelView(), self._stderr, FlightRequest(run_dir)]
+        self._nccl: list[DumpSource] = []
         if _NVIDIA.exists():
             self._outside.append(Nvml())
             self._nccl = [NcclRas()] if may_ask_nccl else []

@@ -22,6 +22,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed, Stacks
 from distdiag.monitor.local_ranks import LocalRanks
 from distdiag.monitor.takeover import Takeover
+from distdiag.record.guard import Guard
 from distdiag.record.run_dir import LaunchFile, RunDir, read_reporter_address, write_atomically
 from distdiag.record.wire import Canon
 from distdiag.reports.builder import say
@@ -68,17 +69,19 @@ class ForwardingMonitor:
 
     def run(self) -> None:
         """Watch until the ranks have ended and everything was sent, or cannot be sent."""
-        try:
+        with Guard(self._go_on_without):
             self._attend()
-        except Exception as error:  # noqa: BLE001 - the ranks' own records are still sent
-            _log.exception("the monitor failed")
-            say(
-                f"distdiag: the monitor of {self._local.ranks.phrase()} failed: "
-                f"{type(error).__name__}: {error}\n"
-            )
-            for end in self._local.ends():
-                self._pass_on(end)
         self._conclude()
+
+    def _go_on_without(self, error: Exception) -> None:
+        """Say that the monitor failed; the ranks' own records are still sent."""
+        _log.error("the monitor failed", exc_info=error)
+        say(
+            f"distdiag: the monitor of {self._local.ranks.phrase()} failed: "
+            f"{type(error).__name__}: {error}\n"
+        )
+        for end in self._local.ends():
+            self._pass_on(end)
 
     def _attend(self) -> None:
         while True:

@@ -19,7 +19,7 @@ from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
-from distdiag.monitor.dump_sources import Witnesses
+from distdiag.monitor.dump_sources import DumpSources
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.user_code import main_script
@@ -50,7 +50,7 @@ class LocalRanks:
         self._processes: dict[int, Process] = {}
         tree = ProcessTree(lambda: self.pids.values())
         self._source = LocalFiles(run_dir, self.ranks, self._watch, canon, family=tree.use_of)
-        self._witnesses = Witnesses(
+        self._sources = DumpSources(
             run_dir,
             main_script(launch_file.command, launch_file.cwd),
             may_ask_nccl=config.on_hang == "abort",
@@ -63,7 +63,7 @@ class LocalRanks:
 
     def _watch(self, pid: int, start_ticks: int) -> Process:
         process = self._processes[pid] = Process(pid, start_ticks)
-        self._witnesses.meet(pid)
+        self._sources.meet(pid)
         return process
 
     @property
@@ -93,12 +93,12 @@ class LocalRanks:
         """Yield all that can be seen of ranks that hang, their stacks within `timeout_s`."""
         wanted = set(ranks)
         pids = self._present(wanted)
-        stacks = self._witnesses.stacks(pids, timeout_s)
+        stacks = self._sources.stacks(pids, timeout_s)
         # The stacks come last: they are what a verdict waits for.
-        yield from self._witnesses.outside(pids, timeout_s)
+        yield from self._sources.outside(pids, timeout_s)
         yield from stacks
         for rank in sorted(wanted - pids.keys()):
-            yield self._witnesses.no_process(rank)
+            yield self._sources.no_process(rank)
 
     def _present(self, wanted: Iterable[int]) -> dict[int, int]:
         ranks = set(wanted) & self.pids.keys()
@@ -106,14 +106,14 @@ class LocalRanks:
 
     def see_native(self, ranks: Iterable[int]) -> tuple[Stacks, ...]:
         """Return stacks with native frames: it takes up to a minute."""
-        return self._witnesses.native(self._present(ranks))
+        return self._sources.native(self._present(ranks))
 
     def see_last(self, status: RankStatus) -> Iterator[Event]:
         """When a rank raised or died, yield what can still be seen of its peers; only once."""
         if self._has_seen_last or not (status.raised or status.died):
             return
         self._has_seen_last = True
-        yield from self._witnesses.stacks(self._present(status.undisturbed), LAST_DUMP_S)
+        yield from self._sources.stacks(self._present(status.undisturbed), LAST_DUMP_S)
 
     def unanswered(self, status: RankStatus) -> list[int]:
         """Return the ranks that raised since the last call: they wait for their peers' dumps."""

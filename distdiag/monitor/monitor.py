@@ -33,6 +33,7 @@ from distdiag.monitor.forwarding import ForwardingMonitor
 from distdiag.monitor.local_ranks import LocalRanks
 from distdiag.monitor.peers import listen_for_others
 from distdiag.monitor.takeover import Takeover
+from distdiag.record.guard import Guard
 from distdiag.record.run_dir import LaunchFile, RunDir, write_atomically
 from distdiag.record.wire import Canon
 from distdiag.reports import one_line
@@ -312,12 +313,14 @@ class Monitor:
         return (is_alarm, *(identity[:2] if finding.code in self._growing else identity))
 
     def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
-        try:
+        with Guard(self._note_failure):
             return act()
-        except Exception as error:  # noqa: BLE001 - the report must exist even so
-            _log.exception("the monitor failed")
-            self._own_findings.append(crash_finding(error))
-            return otherwise
+        return otherwise
+
+    def _note_failure(self, error: Exception) -> None:
+        """Say in the report, which must exist even so, that the monitor itself failed."""
+        _log.error("the monitor failed", exc_info=error)
+        self._own_findings.append(crash_finding(error))
 
 
 def main(arguments: list[str]) -> int:

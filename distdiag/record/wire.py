@@ -6,9 +6,11 @@ defined under a number the first time they occur; a collective then is a handful
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
+from importlib import import_module
 from operator import or_
+from pkgutil import iter_modules
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,7 +20,6 @@ from distdiag.events.collectives import Collective, CollectiveState, ProcessGrou
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.events.files import FileAccess, FileAction
 from distdiag.events.ranks import RankSet
-from distdiag.events.union import EVENTS
 
 T = TypeVar("T", bound=Hashable)
 
@@ -105,6 +106,19 @@ class AccessRecord(_Record, frozen=True, tag="A"):
 
 
 STATES: Final = ("issued", "waited", "completed", "failed", "dropped")
+
+
+def _defined_events() -> Iterator[type[Event]]:
+    package = import_module("distdiag.events")
+    for module in iter_modules(package.__path__, "distdiag.events."):
+        for value in vars(import_module(module.name)).values():
+            is_event = isinstance(value, type) and issubclass(value, Event)
+            if is_event and value is not Event and value.__module__ == module.name:
+                yield value
+
+
+EVENTS: Final[tuple[type[Event], ...]] = tuple(_defined_events())
+"""All that the modules of `events` define: a new event needs no entry anywhere."""
 
 _RECORDS: Final = (
     DefineGroup,

@@ -185,3 +185,23 @@ def test_a_terminal_without_the_letters_still_gets_the_report(distdiag, tmp_path
     done = distdiag("report", ".", PYTHONIOENCODING="latin-1")
     assert done.returncode == 0
     assert "\\u65e5\\u672c" in done.stdout
+
+
+def test_every_command_has_help_and_is_listed(distdiag):
+    listed = distdiag("--help").stdout.partition("Commands:\n")[2].split("\n  ")
+    names = [line.split()[0] for line in listed]
+    assert names == sorted(names) and {"check", "list", "moe-determinism"} <= set(names)
+    for name in names:
+        assert distdiag(name, "--help").stdout.startswith("Usage: "), name
+
+
+def test_what_every_rank_loads_of_the_commands_is_small():
+    program = "import sys, distdiag.cli.options; print('distdiag.engine' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=ROOT,
+        timeout=100,
+    )
+    assert done.stdout == "False\n", done.stderr

@@ -1,20 +1,20 @@
-"""Witnesses heard together, one of whom is stuck, raises or tells of all ranks at once."""
+"""Dump sources used together, one of which is stuck, raises or looks at all ranks at once."""
 
 import threading
 
 import pytest
 
-from distdiag.dumps.base import AT_ONCE, RankWitness, Witness, observe_all
+from distdiag.dumps.base import AT_ONCE, DumpSource, RankDumpSource, observe_all
 
 
-class Told(RankWitness):
+class Told(RankDumpSource):
     name = "told"
 
     def observe_rank(self, rank, pid, timeout_s):
         return self.observed(rank, f"pid {pid}", {"pid": pid})
 
 
-class Together(Witness):
+class Together(DumpSource):
     name = "together"
 
     def __init__(self):
@@ -51,7 +51,7 @@ def test_an_event_is_the_monitors_own():
     assert event.time_ns > 0
 
 
-def test_all_witnesses_tell_of_all_ranks_in_order():
+def test_all_sources_tell_of_all_ranks_in_order():
     together = Together()
     events = observe_all([Told(), together], {2: 22, 5: 55}, timeout_s=30)
     assert [(event.source, event.rank) for event in events] == [
@@ -63,7 +63,7 @@ def test_all_witnesses_tell_of_all_ranks_in_order():
     assert together.calls == [{2: 22, 5: 55}]
 
 
-def test_a_witness_that_raises_silences_nobody():
+def test_a_source_that_raises_silences_nobody():
     events = observe_all([Raising(), Told()], {0: 1}, timeout_s=30)
     assert [event.error for event in events] == ["LookupError: no such thing", ""]
 
@@ -90,10 +90,10 @@ def test_more_ranks_than_are_looked_at_at_once_are_all_told():
     assert [event.values["pid"] for event in events] == list(pids.values())
 
 
-def test_a_witness_of_single_ranks_can_tell_of_several():
+def test_a_source_of_single_ranks_can_tell_of_several():
     assert [event.rank for event in Told().observe({3: 1, 4: 2}, 1.0)] == [3, 4]
 
 
-@pytest.mark.parametrize(("witnesses", "pids"), [([], {0: 1}), ([Told(), Together()], {})])
-def test_nobody_to_ask_or_nobody_to_tell_of_is_nothing(witnesses, pids):
-    assert observe_all(witnesses, pids, timeout_s=1) == ()
+@pytest.mark.parametrize(("sources", "pids"), [([], {0: 1}), ([Told(), Together()], {})])
+def test_nobody_to_ask_or_nobody_to_tell_of_is_nothing(sources, pids):
+    assert observe_all(sources, pids, timeout_s=1) == ()

@@ -1,4 +1,4 @@
-"""Tests of runs at the same time, without starting any."""
+"""Tests of runs: several at the same time, without starting any, and one that fails."""
 
 from pathlib import Path
 
@@ -59,3 +59,17 @@ def test_what_cannot_be_compared_is_not_tried_again(tmp_path):
     with pytest.raises(UsageError, match="other batches"):
         runs.run_all(specs("a", "b"), [{"at": "0"}, {"at": "1"}])
     assert [name for name, _ in runs.made].count("a") == 1
+
+
+def test_a_script_that_fails_is_named_with_its_status_its_last_words_and_its_output(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('there is no data')\n")
+    runs = Launcher(tmp_path / "runs", Script(str(script), ()), 100.0, read_recording)
+    task = ParityTask(folder=str(tmp_path / "runs" / "one" / "records"), num_steps=1)
+    with pytest.raises(FailedRunError) as caught:
+        runs.run(RunSpec("one", "1 rank", 1, task), {})
+    log = tmp_path / "runs" / "one" / "output.log"
+    assert str(caught.value).startswith("1 rank ended with status 1")
+    assert str(caught.value).endswith(f"its output is in {log}")
+    assert "there is no data" in log.read_text()
+    assert runs.report("one").run.world_size == 1

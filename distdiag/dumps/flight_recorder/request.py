@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.dumps.base import RankWitness
+from distdiag.dumps.base import RankDumpSource
 from distdiag.dumps.rank_request import is_answered
 from distdiag.events.base import Value
 from distdiag.events.errors import UNDECODABLE
@@ -50,7 +50,7 @@ class _Answer(msgspec.Struct, frozen=True):
 _decode: Final = msgspec.json.Decoder(_Answer).decode
 
 
-class FlightRequest(RankWitness):
+class FlightRequest(RankDumpSource):
     """Leave the request in the run directory, and tell what the answer holds.
 
     The answer itself stays as torch wrote it, at `RunDir.flight`, for a reader of such dumps.

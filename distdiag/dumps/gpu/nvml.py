@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from distdiag.dumps.base import Witness
+from distdiag.dumps.base import DumpSource
 from distdiag.dumps.gpu.xid_log import BusId, Xid, parse_bus_id, parse_xids, read_kernel_log
 from distdiag.dumps.process.proc import proc_text, read_process
 from distdiag.events.base import Value
@@ -156,7 +156,7 @@ def _text(value: object) -> str:
 # ---
 
 
-class Nvml(Witness):
+class Nvml(DumpSource):
     """Read all GPUs once, and tell each rank's own."""
 
     name = "nvml"

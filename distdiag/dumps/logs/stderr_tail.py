@@ -7,7 +7,7 @@ import re
 import stat
 from typing import Final
 
-from distdiag.dumps.base import RankWitness
+from distdiag.dumps.base import RankDumpSource
 from distdiag.events.base import Value
 from distdiag.events.stacks import Observed
 
@@ -19,7 +19,7 @@ LONGEST_LINE: Final = 500
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class StderrTail(RankWitness):
+class StderrTail(RankDumpSource):
     """Read the end of the file that descriptor 2 of a rank is.
 
     A process that is gone has no descriptors: `watch` remembers the file while it lives.

@@ -18,7 +18,7 @@ from typing import Final
 
 import psutil
 
-from distdiag.dumps.base import Witness
+from distdiag.dumps.base import DumpSource
 from distdiag.dumps.nccl_ras.json import parse_json
 from distdiag.dumps.nccl_ras.status import Member, RasStatus, describe
 from distdiag.dumps.nccl_ras.text import parse_text
@@ -41,7 +41,7 @@ _LONGEST_LINE: Final = 4096
 _RankOf = Callable[[Member], int | None]
 
 
-class NcclRas(Witness):
+class NcclRas(DumpSource):
     """Ask RAS where the first of the ranks listens."""
 
     name = "nccl-ras"

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import psutil
 
-from distdiag.dumps.base import RankWitness
+from distdiag.dumps.base import RankDumpSource
 from distdiag.dumps.process.memory import read_cgroup_memory
 from distdiag.dumps.process.proc import proc_text, status_fields
 from distdiag.events.base import Value
@@ -202,7 +202,7 @@ class Task:
         return f"{text} ({self.wchan})" if self.wchan else text
 
 
-class KernelView(RankWitness):
+class KernelView(RankDumpSource):
     """Read ``/proc``. Nothing is read there for which a stuck process would make us wait."""
 
     name = "kernel"

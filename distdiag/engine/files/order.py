@@ -433,7 +433,12 @@ class Schedule:
             gate.waiters.append(replay.rank)
         return True
 
-    def enqueue(self, replay: Replay, item: Any, steps: Mapping[type, Step]) -> None:  # noqa: ANN401
+    def enqueue(
+        self,
+        replay: Replay,
+        item: Event | TimedAccess | Publication,
+        steps: Mapping[type, Step],
+    ) -> None:
         """Take in what is to be replayed for a rank, and replay what can be."""
         if self.problem:
             return

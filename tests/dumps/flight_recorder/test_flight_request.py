@@ -4,7 +4,7 @@ import pytest
 
 from distdiag.dumps.flight_recorder.request import FlightRequest
 from distdiag.record.run_dir import RunDir
-from tests.dumps.witnessed import witnessed
+from tests.dumps.observed_script import observed_script
 
 HANG = """import torch, torch.distributed as dist
     store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
@@ -20,7 +20,7 @@ HANG = """import torch, torch.distributed as dist
 
 
 def test_pending_calls_of_a_stuck_rank_are_told(tmp_path):
-    with witnessed(tmp_path, HANG) as (process, run_dir, _):
+    with observed_script(tmp_path, HANG) as (process, run_dir, _):
         assert process.stdout.readline() == "stuck\n"
         request = FlightRequest(run_dir)
         observed = request.observe_rank(0, process.pid, 60.0)
@@ -47,7 +47,7 @@ def test_pending_calls_of_a_stuck_rank_are_told(tmp_path):
     ],
 )
 def test_why_there_is_no_answer_is_told(tmp_path, body, expected):
-    with witnessed(tmp_path, body) as (process, run_dir, _):
+    with observed_script(tmp_path, body) as (process, run_dir, _):
         timeout_s = 1.0 if "PyDLL" in body else 30.0
         observed = FlightRequest(run_dir).observe_rank(0, process.pid, timeout_s)
         assert (observed.error, observed.values) == (expected, {})
@@ -98,7 +98,11 @@ def test_a_run_directory_that_is_gone_is_told(tmp_path):
 
 
 def test_an_answer_that_cannot_be_written_is_told(tmp_path):
-    with witnessed(tmp_path, "run_dir.flight(0).mkdir(); time.sleep(100)") as (process, run_dir, _):
+    with observed_script(tmp_path, "run_dir.flight(0).mkdir(); time.sleep(100)") as (
+        process,
+        run_dir,
+        _,
+    ):
         # The rank cannot write its answer: its probe is off, and the request stays.
         observed = FlightRequest(run_dir).observe_rank(0, process.pid, 5.0)
         assert "does not answer" in observed.error

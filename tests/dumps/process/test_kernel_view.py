@@ -9,8 +9,8 @@ import pytest
 
 from distdiag.dumps.process.kernel import KernelView, read_blocked_call
 from distdiag.dumps.process.memory import read_cgroup_memory
+from tests.dumps.observed_script import REPOSITORY
 from tests.dumps.programs import running, until
-from tests.dumps.witnessed import REPOSITORY
 
 READY = "import sys; print('ready', flush=True)\n"
 

@@ -11,7 +11,7 @@ import pytest
 from distdiag.dumps.process.proc import read_process, signal_mask
 from distdiag.dumps.stacks.faulthandler_signal import FaulthandlerSignal
 from distdiag.record.run_dir import RunDir, StackSignal
-from tests.dumps.witnessed import dump_at, witnessed
+from tests.dumps.observed_script import dump_at, observed_script
 
 # Loaded this way, a C function keeps the GIL.
 HOLD = "libc = ctypes.PyDLL(None)"
@@ -28,7 +28,7 @@ def line_of(script, text):
     ids=["asleep", "busy", "holding the GIL"],
 )
 def test_the_users_line_is_shown_whatever_the_process_does(tmp_path, body):
-    with witnessed(tmp_path, body) as (process, run_dir, script):
+    with observed_script(tmp_path, body) as (process, run_dir, script):
         source = FaulthandlerSignal(run_dir, str(script))
         for _ in range(2):
             stacks = dump_at(source, process, line_of(script, body))
@@ -49,7 +49,7 @@ def test_the_users_line_is_shown_whatever_the_process_does(tmp_path, body):
 
 def test_no_system_call_of_the_script_is_interrupted(tmp_path):
     body = f"{HOLD}; print(libc.poll(None, 0, 6000), flush=True)"
-    with witnessed(tmp_path, body) as (process, run_dir, script):
+    with observed_script(tmp_path, body) as (process, run_dir, script):
         source = FaulthandlerSignal(run_dir, str(script))
         stacks = dump_at(source, process, line_of(script, "libc.poll"))
         assert stacks.error == ""
@@ -70,7 +70,7 @@ def test_no_system_call_of_the_script_is_interrupted(tmp_path):
 )
 def test_the_signal_is_not_sent_where_it_could_do_harm(tmp_path, sabotage, expected):
     body = f"{HOLD}; {sabotage}; libc.sleep(100)"
-    with witnessed(tmp_path, body) as (process, run_dir, _):
+    with observed_script(tmp_path, body) as (process, run_dir, _):
         stacks = FaulthandlerSignal(run_dir, None).dump(process.pid, 0, 10.0)
         assert expected in stacks.error
         assert stacks.threads == ()
@@ -78,7 +78,7 @@ def test_the_signal_is_not_sent_where_it_could_do_harm(tmp_path, sabotage, expec
 
 
 def test_a_stopped_process_is_said_not_to_have_answered(tmp_path):
-    with witnessed(tmp_path, "time.sleep(100)") as (process, run_dir, _):
+    with observed_script(tmp_path, "time.sleep(100)") as (process, run_dir, _):
         os.kill(process.pid, signal.SIGSTOP)
         error = FaulthandlerSignal(run_dir, None).dump(process.pid, 0, 3.0).error
         assert error == "the rank did not write its stacks in time"
@@ -90,7 +90,7 @@ def test_a_stopped_process_is_said_not_to_have_answered(tmp_path):
 
 
 def test_a_process_that_is_gone_is_said_to_be_gone(tmp_path):
-    with witnessed(tmp_path, "pass") as (process, run_dir, _):
+    with observed_script(tmp_path, "pass") as (process, run_dir, _):
         process.wait()
         error = FaulthandlerSignal(run_dir, None).dump(process.pid, 0, 5.0).error
         assert error == "the rank's background thread has ended"
@@ -98,7 +98,7 @@ def test_a_process_that_is_gone_is_said_to_be_gone(tmp_path):
 
 
 def test_another_process_gets_no_signal(tmp_path):
-    with witnessed(tmp_path, "time.sleep(100)") as (_, run_dir, _script):
+    with observed_script(tmp_path, "time.sleep(100)") as (_, run_dir, _script):
         error = FaulthandlerSignal(run_dir, None).dump(os.getpid(), 0, 5.0).error
         assert error == "another process of the rank has prepared the signal"
 

@@ -13,7 +13,7 @@ import pytest
 from distdiag.dumps.base import StackSource, dump_ranks
 from distdiag.dumps.process.proc import read_process
 from distdiag.dumps.stacks.py_spy import PySpy, PySpyNative
-from tests.dumps.witnessed import MOST_S, dump_at
+from tests.dumps.observed_script import MOST_S, dump_at
 
 SCRIPT = """
 import json, threading, time

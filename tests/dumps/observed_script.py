@@ -59,7 +59,7 @@ def dump_at(source, process, line):
 
 
 @contextmanager
-def witnessed(root, body):
+def observed_script(root, body):
     """Run a body of one line (or more, indented by four) in a process that is rank 0 of a run."""
     run_dir = RunDir(root / "run", 0)
     run_dir.folder.mkdir(parents=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distdiag.dumps.process.kernel import Task
-from distdiag.monitor.dump_sources import Witnesses
+from distdiag.monitor.dump_sources import DumpSources
 from distdiag.record.run_dir import RunDir
 
 
@@ -26,16 +26,16 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def _witnesses(folder: Path) -> Witnesses:
+def _sources(folder: Path) -> DumpSources:
     run_dir = RunDir(folder, 0)
     run_dir.folder.mkdir(parents=True)
-    return Witnesses(run_dir, None, may_ask_nccl=False)
+    return DumpSources(run_dir, None, may_ask_nccl=False)
 
 
 def test_the_first_source_that_can_see_a_rank_is_used(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    (stacks,) = _witnesses(tmp_path).stacks({3: sleeper.pid}, 20.0)
+    (stacks,) = _sources(tmp_path).stacks({3: sleeper.pid}, 20.0)
     assert (stacks.rank, stacks.source, stacks.error) == (3, "py-spy", "")
     assert [thread.name for thread in stacks.threads] == ["MainThread"]
 
@@ -43,7 +43,7 @@ def test_the_first_source_that_can_see_a_rank_is_used(
 def test_when_nobody_can_see_a_rank_each_says_why(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    (stacks,) = _witnesses(tmp_path).stacks({3: gone.pid}, 20.0)
+    (stacks,) = _sources(tmp_path).stacks({3: gone.pid}, 20.0)
     assert stacks.threads == ()
     assert stacks.error.startswith("py-spy: ")
     assert "; faulthandler: " in stacks.error
@@ -52,9 +52,9 @@ def test_when_nobody_can_see_a_rank_each_says_why(tmp_path: Path) -> None:
 def test_everybody_else_is_asked_about_each_rank(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    witnesses = _witnesses(tmp_path)
-    witnesses.meet(sleeper.pid)
-    told = {event.source: event for event in witnesses.outside({3: sleeper.pid}, 3.0)}
+    sources = _sources(tmp_path)
+    sources.meet(sleeper.pid)
+    told = {event.source: event for event in sources.outside({3: sleeper.pid}, 3.0)}
     assert {"kernel", "stderr", "flight-recorder"} <= told.keys()
     assert "nccl-ras" not in told
     assert told["kernel"].values["state"] == "S"
@@ -63,4 +63,4 @@ def test_everybody_else_is_asked_about_each_rank(
 
 
 def test_a_rank_without_a_process_is_told_as_such(tmp_path: Path) -> None:
-    assert _witnesses(tmp_path).no_process(5).error == "there is no process"
+    assert _sources(tmp_path).no_process(5).error == "there is no process"
