@@ -22,7 +22,7 @@ from distdiag.config.subjects import (
 )
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 
-Profile = Literal["light", "standard", "deep"]
+Profile = Literal["light", "standard"]
 FailOn = Literal["error", "warning", "never"]
 OnHang = Literal["report", "abort"]
 DumpTransport = Literal["auto", "nccl", "tcp", "files"]

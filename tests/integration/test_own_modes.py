@@ -40,7 +40,7 @@ def recording_options(folder: Path) -> list[str]:
     return ["--config", str(config)]
 
 
-@pytest.mark.parametrize("how", ["light", "deep", "recorded"])
+@pytest.mark.parametrize("how", ["light", "recorded"])
 def test_modes_of_a_program_see_the_same(
     how: str, plain_records: dict[str, str], tmp_path: Path
 ) -> None:
