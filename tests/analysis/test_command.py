@@ -51,7 +51,7 @@ def test_a_finding_ends_with_status_1_and_the_culprit(analyze, tmp_path):
     done = analyze(stuck_job(tmp_path / "dumps"))
     assert done.returncode == 1
     assert "ERROR COL001" in done.stdout
-    assert "rank 2 never came to all_reduce #2" in " ".join(done.stdout.split())
+    assert "rank 2 never called all_reduce #2" in " ".join(done.stdout.split())
     assert done.stderr == ""
 
 
@@ -115,4 +115,4 @@ def test_the_rank_of_a_file_can_be_told(analyze, tmp_path):
     assert "say --rank FILE=RANK" in asked.stderr
     told = analyze(folder, "--rank", "red=0", "--rank", "green=1", "--rank", "dumps/blue=2")
     assert told.returncode == 1
-    assert "rank 2 never came" in " ".join(told.stdout.split())
+    assert "rank 2 never called" in " ".join(told.stdout.split())

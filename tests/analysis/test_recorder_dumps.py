@@ -48,7 +48,7 @@ def test_the_rank_that_did_not_come_is_named(tmp_path, culprit, backend):
     report = judge(tmp_path / "dumps", ranks)
     assert bad(report) == [("COL001", str(culprit))]
     assert report.run.outcome is Outcome.HUNG
-    assert f"rank {culprit} never came to all_reduce #10" in report.findings[0].message
+    assert f"rank {culprit} never called all_reduce #10" in report.findings[0].message
 
 
 @pytest.mark.parametrize("culprit", range(4))
