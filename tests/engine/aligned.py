@@ -16,6 +16,7 @@ from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding
 from distdiag.views.base import View
+from tests.checks.streams import event_of
 
 
 class Aligned(NamedTuple):
@@ -84,4 +85,4 @@ def engine_of(
 
 def broken(rank: int, probe: str, reason: str = "it broke") -> ProbeDisabled:
     """Tell that a probe of a rank was switched off."""
-    return ProbeDisabled(rank=rank, seq=0, time_ns=0, probe=probe, reason=reason)
+    return event_of(ProbeDisabled, rank, probe=probe, reason=reason)

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from distdiag.checks import load_checks
-from distdiag.checks.base import Check
 from distdiag.checks.shared.failures import SETTLED_S
 from distdiag.engine import Engine
 from distdiag.events.base import Phase
@@ -307,12 +306,6 @@ def test_a_rank_without_an_agent_is_neither_missed_nor_held_to_stand_still():
     assert [finding.code for finding in loud] == ["COL003"]
     assert all(2 not in finding.ranks for finding in loud)
     assert "no room" in job.engine.states()[2].incomplete
-
-
-def test_every_check_of_the_catalogue_is_a_check():
-    job = Job()
-    assert job.engine.checked
-    assert all(isinstance(check, Check) for check in job.checks)
 
 
 def test_an_exception_after_the_death_of_a_peer_is_not_the_cause():

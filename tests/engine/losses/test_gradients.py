@@ -1,7 +1,5 @@
 """What ranks do with each gradient is told by what they hold before and after a backward pass."""
 
-import itertools
-
 import msgspec
 import pytest
 
@@ -13,10 +11,9 @@ from distdiag.events.models import Basis, Moment
 from distdiag.views.gradients import GradientView, Sum, SumsView
 from tests.checks.gradients import look
 from tests.checks.models import ZEROS, plan, plan_event, state_event
-from tests.checks.streams import Job, plain_site
+from tests.checks.streams import Job, event_of, plain_site
 from tests.engine.aligned import aligned, broken
 
-SEQS = itertools.count(1000)
 PAIR = (0, 1)
 NAMES = ("summed", "sent", "own", "same", "shard", "unused", "kept")
 JOB = Job(2)
@@ -70,7 +67,7 @@ def call(size=64, step=1):
 
 def steps(number):
     return [
-        StepEnd(rank=rank, seq=next(SEQS), time_ns=0, step=step, duration_s=0.1)
+        event_of(StepEnd, rank, step=step, duration_s=0.1)
         for step in range(number)
         for rank in PAIR
     ]

@@ -32,7 +32,7 @@ from tests.checks.models import (
     state_event,
 )
 from tests.checks.rep.test_rng_mismatch import PAIR, draw, state
-from tests.checks.streams import plain_site
+from tests.checks.streams import event_of, plain_site
 from tests.engine.aligned import aligned, broken
 from tests.engine.models.copies import copies
 
@@ -111,9 +111,8 @@ def test_an_optimizer_that_only_one_rank_has_is_judged_at_the_end():
 
 
 def test_a_save_that_only_one_rank_makes_is_judged_at_the_end():
-    save = SliceSaved(rank=0, seq=0, time_ns=0, names=("w",), members=PAIR, site=plain_site(60))
-    assert not watched(save, ends=False)
-    assert watched(save) == {"CKP002": [1]}
+    assert not watched(saved(0, "w"), ends=False)
+    assert watched(saved(0, "w")) == {"CKP002": [1]}
 
 
 def gaps(*events: Event, **options: bool) -> dict[type[View | Event], str]:
@@ -184,15 +183,8 @@ def test_random_states_are_checked_only_where_ranks_should_draw_the_same():
 
 
 def saved(rank, *names, members=(0, 1), step=0):
-    return SliceSaved(
-        rank=rank,
-        seq=step,
-        time_ns=0,
-        step=step,
-        names=names,
-        members=members,
-        site=plain_site(60),
-    )
+    fields = {"names": names, "members": members, "site": plain_site(60)}
+    return event_of(SliceSaved, rank, step=step, **fields)
 
 
 def incomplete(*events):

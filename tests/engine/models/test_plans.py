@@ -4,10 +4,11 @@ from distdiag.checks import load_checks
 from distdiag.config.placement_rules import rules_of
 from distdiag.engine.models.aligner import ModelAligner
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.lifecycle import RankStarted
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanPatterns, PlanSource
 from distdiag.events.ranks import RankSet
+from tests.checks.dia.test_silent_rank import started
 from tests.checks.models import mesh, optimizer_state, plan, plan_event
+from tests.checks.streams import event_of
 from tests.engine.aligned import aligned, broken
 
 PAIR = (0, 1)
@@ -40,24 +41,8 @@ def applied(rank, *, line=3, source=PlanSource.PARALLELIZE_MODULE, faults=(), **
         PatternMatches(text, "Shard(0) over ep", number, faults=tuple(faults))
         for text, number in matches.items()
     )
-    return PlanPatterns(
-        rank=rank, seq=0, time_ns=0, source=source, model="Net", patterns=patterns, site=site
-    )
-
-
-def started(rank, world_size):
-    return RankStarted(
-        rank=rank,
-        seq=0,
-        time_ns=0,
-        local_rank=rank,
-        world_size=world_size,
-        hostname="node",
-        pid=1,
-        python="3",
-        command=(),
-        unix_ns=0,
-    )
+    fields = {"source": source, "model": "Net", "patterns": patterns, "site": site}
+    return event_of(PlanPatterns, rank, **fields)
 
 
 def models(*names):
@@ -96,8 +81,8 @@ def test_without_models_a_table_is_not_judged():
 
 def test_with_ranks_that_nobody_sees_no_plan_is_judged():
     table, told = {"gone": "Replicate over *"}, [plan_event(0, held("w")), applied(0, gone=0)]
-    assert not found(started(0, world_size=4), *told, table=table)
-    assert len(found(started(0, world_size=2), *told, table=table)) == 2
+    assert not found(started(4), *told, table=table)
+    assert len(found(started(2), *told, table=table)) == 2
 
 
 def test_a_pattern_that_another_rank_or_another_part_matches_is_no_defect():

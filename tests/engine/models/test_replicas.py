@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
@@ -17,10 +15,9 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.models import ReplicaView
 from tests.checks.models import content, plan, plan_event, state_event
-from tests.checks.streams import Job, plain_site
+from tests.checks.streams import Job, event_of, plain_site
 from tests.engine.aligned import aligned, broken
 
-SEQS = itertools.count(1000)
 PAIR = (0, 1)
 
 
@@ -54,11 +51,11 @@ def only_gradients(rank, moment, step):
 def steps(number, ranks=PAIR):
     for step in range(number):
         for rank in ranks:
-            yield StepEnd(rank=rank, seq=next(SEQS), time_ns=0, step=step, duration_s=0.1)
+            yield event_of(StepEnd, rank, step=step, duration_s=0.1)
 
 
 def ends(ranks=PAIR, status=0):
-    return [Finished(rank=r, seq=next(SEQS), time_ns=0, exit_status=status) for r in ranks]
+    return [event_of(Finished, rank, exit_status=status) for rank in ranks]
 
 
 def call(number, step=2, *, ranks=PAIR, world=2, op="all_reduce", **sign):
@@ -155,20 +152,11 @@ FOUR = range(4)
 
 def groups(*parts, desc="mesh_dp", world=4):
     """All ranks create these groups, one after the other."""
+    made = {"api": "new_group", "scope": tuple(range(world)), "generation": 0}
+    made["site"] = plain_site(5)
     for ordinal, ranks in enumerate(parts):
         for rank in range(world):
-            yield GroupCreated(
-                rank=rank,
-                seq=next(SEQS),
-                time_ns=0,
-                api="new_group",
-                ordinal=ordinal,
-                scope=tuple(range(world)),
-                ranks=ranks,
-                desc=desc,
-                generation=0,
-                site=plain_site(5),
-            )
+            yield event_of(GroupCreated, rank, ordinal=ordinal, ranks=ranks, desc=desc, **made)
 
 
 def stages(values=drifting, **fields):

@@ -7,6 +7,7 @@ from distdiag.events.lifecycle import Finished, StepEnd
 from distdiag.findings.finding import Grade
 from distdiag.views.routing import AuxLossRouting, RepeatedRouting, RoutingView
 from tests.checks.routing import aux_loss, counter, routing
+from tests.checks.streams import event_of
 from tests.engine.aligned import aligned, broken
 
 CHECKS = ReroutedRecompute, DivergentRouting, RecountedTokens, UnusedAuxLoss
@@ -28,7 +29,7 @@ def both_passes(rank=0, step=0, *, again="same", **values):
 
 
 def end_of(rank, step):
-    return StepEnd(rank=rank, seq=0, time_ns=0, step=step, duration_s=1.0)
+    return event_of(StepEnd, rank, step=step, duration_s=1.0)
 
 
 def test_a_repeated_pass_is_compared_with_the_first_ones_of_its_step():
@@ -93,7 +94,7 @@ def test_a_aux_loss_that_was_used_once_stays_used():
 
 
 def over(rank, exit_status=0):
-    return Finished(rank=rank, seq=0, time_ns=0, step=0, exit_status=exit_status)
+    return event_of(Finished, rank, exit_status=exit_status)
 
 
 def grade_at_the_end(*ends):
