@@ -50,7 +50,7 @@ RankAgent._start_monitor = fail
     ("before", "options", "words"),
     [
         ("", "speed=3", "no option 'speed'"),
-        ("", "profile='huge'", "profile='huge'): expected one of light, standard, deep"),
+        ("", "profile='huge'", "profile='huge'): expected one of light, standard"),
         ("", "hang_timeout='soon'", "hang_timeout='soon'"),
         ("", "hang_timeout=-1", "hang_timeout=-1"),
         ("", "overwrite='no'", "overwrite='no'"),
