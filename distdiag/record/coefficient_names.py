@@ -1,4 +1,4 @@
-"""Which names tell of the coefficient of a balancing loss, and which of something else."""
+"""Which names tell of the coefficient of a auxiliary loss, and which of something else."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _OTHER: Final = re.compile(
 
 
 def is_coefficient(name: str) -> bool:
-    """Say whether a name may be that of a balancing loss, or of what it is multiplied by."""
+    """Say whether a name may be that of a auxiliary loss, or of what it is multiplied by."""
     return bool(_COEFFICIENT.search(name)) and not _OTHER.search(name)

@@ -141,7 +141,7 @@ def _references(part: Part) -> None:
                 num_steps=NEVER,
                 replayed=str(source),
                 sources=tuple(sources_of(RecordedRun(source, "source"))),
-                nudge=NUDGE if name == "nudged" else None,
+                nudge=NUDGE if name == "perturbed" else None,
                 nudge_dtype=dtype,
             )
             record(part, run, task, 0, is_reference=True)

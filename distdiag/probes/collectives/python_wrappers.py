@@ -18,7 +18,7 @@ import torch.distributed as dist
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
 from distdiag.probes.collectives.tap import Tap, TapError
-from distdiag.probes.collectives.work import WorkWatch
+from distdiag.probes.collectives.work import WorkProbe
 from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.event_file import ISSUED, WAITED
 from distdiag.record.recorder import Recorder
@@ -35,7 +35,7 @@ _EXCHANGES: Final = frozenset(
 _NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 
 
-class CollectiveFronts(Probe):
+class CollectiveWrappers(Probe):
     """Lets the tap write each call down, and tells the work probe which Work came back.
 
     What goes on to collectives in C++ (the reducer of DDP and its helpers) does not come by here:
@@ -48,7 +48,7 @@ class CollectiveFronts(Probe):
         self,
         recorder: Recorder,
         tap: Tap,
-        works: WorkWatch,
+        works: WorkProbe,
         shared: Signal[Any, Any],
         exchanging: Signal[str, Sequence[torch.Tensor], Any, int, FrameType],
     ) -> None:
@@ -63,10 +63,10 @@ class CollectiveFronts(Probe):
         kind = dist.ProcessGroup
         for name, method in METHODS.items():
             if name in vars(kind):
-                self._need(self._patches.wrap(kind, name, partial(self._front, method=method)))
+                self._need(self._patches.wrap(kind, name, partial(self._wrapper, method=method)))
         if "_start_coalescing" in vars(kind) and "_end_coalescing" in vars(kind):
-            self._need(self._patches.wrap(kind, "_start_coalescing", self._start_front))
-            self._need(self._patches.wrap(kind, "_end_coalescing", self._end_front))
+            self._need(self._patches.wrap(kind, "_start_coalescing", self._start_wrapper))
+            self._need(self._patches.wrap(kind, "_end_coalescing", self._end_wrapper))
         self._watch_native_callers()
 
     def _need(self, is_wrapped: bool) -> None:
@@ -74,7 +74,7 @@ class CollectiveFronts(Probe):
         if not is_wrapped:
             raise TapError("a method of process groups cannot be observed")
 
-    def _front(self, original: AnyCallable, method: Method) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable, method: Method) -> AnyCallable:
         # Looked up here once: each attribute costs in a place where microseconds count.
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
         record, frame, returned, mark = tap.record, sys._getframe, self._returned, recorder.mark
@@ -83,7 +83,7 @@ class CollectiveFronts(Probe):
         may_exchange = original.__name__ in _EXCHANGES
 
         @wrap_like(original)
-        def front(self_: object, *args: object, **kwargs: object) -> object:
+        def wrapper(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or tap.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context, made = here.context, None
@@ -109,7 +109,7 @@ class CollectiveFronts(Probe):
                 returned(context, work, [made[:2]], made[2])
             return work
 
-        return front
+        return wrapper
 
     def _exchange(
         self, method: Method, given: tuple[Any, ...], group: object, frame: FrameType
@@ -136,7 +136,7 @@ class CollectiveFronts(Probe):
             for call, _ in calls:  # the backend waits by itself and returns nothing
                 self.recorder.mark(call, WAITED)
 
-    def _start_front(self, original: AnyCallable) -> AnyCallable:
+    def _start_wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
@@ -145,7 +145,7 @@ class CollectiveFronts(Probe):
 
         return method
 
-    def _end_front(self, original: AnyCallable) -> AnyCallable:
+    def _end_wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def method(self_: object, *args: object, **kwargs: object) -> object:
             context = self.recorder.here.context

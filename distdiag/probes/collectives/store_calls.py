@@ -58,17 +58,17 @@ class StoreCalls(Probe):
         kind = c10d.Store
         for name, method in METHODS.items():
             if name in vars(kind):
-                make = partial(self._front, name=name, method=method)
+                make = partial(self._wrapper, name=name, method=method)
                 self._patches.wrap(kind, name, make)
         self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
         if "clone" in vars(kind):
             self._patches.wrap(kind, "clone", self._cloning)
 
-    def _front(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
         action = _PLURAL.get(name, name)
 
         @wrap_like(original)
-        def front(self_: object, *args: object, **kwargs: object) -> object:
+        def wrapper(self_: object, *args: object, **kwargs: object) -> object:
             if self.is_off or is_own_file(caller().f_code.co_filename):
                 return original(self_, *args, **kwargs)
             given = (*args, *kwargs.values())
@@ -79,7 +79,7 @@ class StoreCalls(Probe):
                 self._write(action, self_, given, _digest(result), done=True)
             return result
 
-        return front
+        return wrapper
 
     def _write(
         self, action: str, store: object, given: tuple[Any, ...], value: str, *, done: bool

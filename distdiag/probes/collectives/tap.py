@@ -32,7 +32,7 @@ from distdiag.record.recorder import Recorder, Site
 from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
 
-Front = tuple[int, bool, bool]
+Recorded = tuple[int, bool, bool]
 """A call from Python: its event number, whether the user's own code made it, and whether the caller
 will wait for it by himself."""
 
@@ -89,7 +89,7 @@ class Tap(Probe):
         raise NotImplementedError
 
     def engage(self) -> None:
-        """Be ready for calls that come from C++: those from Python pass the fronts."""
+        """Be ready for calls that come from C++: those from Python pass the Python wrappers."""
 
     def record(
         self,
@@ -98,7 +98,7 @@ class Tap(Probe):
         handle: object,
         args: tuple[Any, ...],
         frame: FrameType,
-    ) -> Front | None:
+    ) -> Recorded | None:
         """Write down a call that Python makes of a method of this group, from this frame.
 
         Returns None for a call that is not observed.

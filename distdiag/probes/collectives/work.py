@@ -42,7 +42,7 @@ class _Handle(weakref.ref[Any]):
     key: int
 
 
-class WorkWatch(Probe):
+class WorkProbe(Probe):
     """Records that a Work was waited for, completed, failed, or dropped without a look at it."""
 
     name: ClassVar[str] = "work"
@@ -67,7 +67,7 @@ class WorkWatch(Probe):
             self._patches.wrap(kind, name, lambda each: wrap_like(each)(make(each)))
 
     def remember(self, work: object, calls: Calls) -> None:
-        """Follow the Work that an asynchronous front gave its caller; `calls` are those it made."""
+        """Follow the Work that an asynchronous call gave its caller; `calls` are those it made."""
         handle = _Handle(work, self._released)
         handle.key = id(work)
         handle.calls = calls
@@ -75,7 +75,7 @@ class WorkWatch(Probe):
         self._handles[handle.key] = handle
 
     def expect_wait(self, work: object, calls: Calls) -> None:
-        """Note that the front itself will wait for this Work now; nobody else gets it."""
+        """Note that the wrapper itself will wait for this Work now; nobody else gets it."""
         self.recorder.here.context.awaited = (id(work), calls)
 
     def _released(self, handle: _Handle) -> None:
@@ -104,8 +104,8 @@ class WorkWatch(Probe):
                 return original(self_, *args, **kwargs)
             context = here.context
             key, calls = context.awaited
-            is_front = key == id(self_)
-            if is_front:
+            is_awaited = key == id(self_)
+            if is_awaited:
                 context.awaited = _NOTHING
             else:
                 calls = self._calls_to_wait_for(self_)
@@ -116,7 +116,7 @@ class WorkWatch(Probe):
             except BaseException:
                 self._write(calls, "failed")
                 raise
-            if is_front:
+            if is_awaited:
                 self._mark_waited(calls)
             else:
                 self._write(calls, "waited")

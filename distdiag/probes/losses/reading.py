@@ -12,7 +12,7 @@ import torch
 
 from distdiag.events.losses import Factor, LossPass
 from distdiag.probes.guard import guard
-from distdiag.probes.losses.aux_terms import NO_BALANCE, Aux, Balance
+from distdiag.probes.losses.aux_terms import NO_AUX, Aux, AuxReading
 from distdiag.probes.losses.labels import Counts, num_first
 from distdiag.probes.losses.terms import Scalar, Term, number
 from distdiag.probes.tensors.bytes import is_readable
@@ -30,7 +30,7 @@ class LossReading:
         place: int,
         fail: Callable[[Exception], None],
         labels: Sequence[Counts] = (),
-        balance: Balance = NO_BALANCE,
+        balance: AuxReading = NO_AUX,
         targets: Counts | None = None,
     ) -> None:
         """Watch the nodes of these losses until `end`.
@@ -64,7 +64,7 @@ class LossReading:
     def end(self, injected: Sequence[Aux] = ()) -> None:
         """Leave the graph; begin to bring over what a device has computed.
 
-        `injected` are balancing losses that the pass has come by beside its own.
+        `injected` are auxiliary losses that the pass has come by beside its own.
         """
         self._aux += injected
         while self._handles:

@@ -5,7 +5,7 @@ import sys
 
 from torch import nn
 
-from distdiag.probes.losses.watch import named_coefficients
+from distdiag.probes.losses.probe import named_coefficients
 
 
 class Proxy:
