@@ -17,10 +17,11 @@ import torch.distributed as dist
 
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
-from distdiag.probes.collectives.tap import Tap, TapError
+from distdiag.probes.collectives.tap import Recorded, Tap, TapError
 from distdiag.probes.collectives.work import WorkProbe
 from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.event_file import ISSUED, WAITED
+from distdiag.record.guard import attempt
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 from distdiag.record.thread_context import Calls, ThreadContext
@@ -77,8 +78,8 @@ class CollectiveWrappers(Probe):
     def _wrapper(self, original: AnyCallable, method: Method) -> AnyCallable:
         # Looked up here once: each attribute costs in a place where microseconds count.
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
-        record, frame, returned, mark = tap.record, sys._getframe, self._returned, recorder.mark
-        guard, shared, exchanging = tap.guard, self._shared, self._exchanging
+        record, frame, returned, fail = tap.record, sys._getframe, self._issued, tap.fail
+        shared, exchanging = self._shared, self._exchanging
         may_share = original.__name__ in _SHARING
         may_exchange = original.__name__ in _EXCHANGES
 
@@ -86,14 +87,16 @@ class CollectiveWrappers(Probe):
         def wrapper(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or tap.off or recorder.closed:
                 return original(self_, *args, **kwargs)
-            context, made = here.context, None
-            with guard, reading_attributes():
-                given = bind(method, args, kwargs) if kwargs else args
-                made = record(context, method, self_, given, frame(1))
+            context, given = here.context, args
+            with reading_attributes():
+                if kwargs:
+                    given = attempt(fail, bind, method, args, kwargs) or ()
+                made = attempt(fail, record, context, method, self_, given, frame(1))
             if made is None:
                 return original(self_, *args, **kwargs)
-            if may_share and shared.subscribers:
-                shared.emit(args[0] if args else None, self_)
+            if may_share:
+                for tell in shared.subscribers:
+                    tell(args[0] if args else None, self_)
             if may_exchange and exchanging.subscribers:
                 self._exchange(method, given, self_, frame(1))
             context.is_recorded = True
@@ -104,9 +107,7 @@ class CollectiveWrappers(Probe):
                 raise
             finally:
                 context.is_recorded = False
-            with guard:
-                mark(made[0], ISSUED)
-                returned(context, work, [made[:2]], made[2])
+            attempt(fail, returned, context, work, made)
             return work
 
         return wrapper
@@ -117,6 +118,10 @@ class CollectiveWrappers(Probe):
         peer = given[1] if method.is_message else -1
         name = "uneven" if method.has_splits and _is_uneven(given) else method.public
         self._exchanging.emit(name, flatten(given[method.input]), group, peer, frame)
+
+    def _issued(self, context: ThreadContext, work: object, made: Recorded) -> None:
+        self.recorder.mark(made[0], ISSUED)
+        self._returned(context, work, [made[:2]], made[2])
 
     def _returned(
         self,
@@ -131,7 +136,8 @@ class CollectiveWrappers(Probe):
             if is_async:
                 self._works.remember(work, calls)
             else:
-                self._works.expect_wait(work, calls)
+                # The caller itself will wait for this Work now; nobody else gets it.
+                context.awaited = (id(work), calls)
         elif not is_async:
             for call, _ in calls:  # the backend waits by itself and returns nothing
                 self.recorder.mark(call, WAITED)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import WAITED
+from distdiag.record.guard import attempt
 from distdiag.record.recorder import Recorder
 from distdiag.record.thread_context import Calls
 
@@ -74,10 +75,6 @@ class WorkProbe(Probe):
         handle.is_observed = handle.is_waited = handle.is_completed = False
         self._handles[handle.key] = handle
 
-    def expect_wait(self, work: object, calls: Calls) -> None:
-        """Note that the wrapper itself will wait for this Work now; nobody else gets it."""
-        self.recorder.here.context.awaited = (id(work), calls)
-
     def _released(self, handle: _Handle) -> None:
         if self._handles.get(handle.key) is handle:
             del self._handles[handle.key]
@@ -98,6 +95,7 @@ class WorkProbe(Probe):
 
     def _waiting(self, original: AnyCallable) -> AnyCallable:
         here, recorder = self.recorder.here, self.recorder
+        mark_waited, fail = self._mark_waited, self.fail
 
         def method(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or recorder.closed:
@@ -117,7 +115,7 @@ class WorkProbe(Probe):
                 self._write(calls, "failed")
                 raise
             if is_awaited:
-                self._mark_waited(calls)
+                attempt(fail, mark_waited, calls)
             else:
                 self._write(calls, "waited")
             return result
@@ -132,9 +130,8 @@ class WorkProbe(Probe):
         return handle.calls
 
     def _mark_waited(self, calls: Calls) -> None:
-        with self.guard:
-            for call, _ in calls:
-                self.recorder.mark(call, WAITED)
+        for call, _ in calls:
+            self.recorder.mark(call, WAITED)
 
     def _looking(self, original: AnyCallable) -> AnyCallable:
         def method(self_: object, *args: object, **kwargs: object) -> object:
