@@ -27,9 +27,9 @@ from distdiag.probes.sequence.token_passes import Functions
 from distdiag.probes.sequence.verify import (
     definitions,
     label_of,
-    passport_of,
     spec_of,
-    write_passport,
+    trace_of,
+    write_trace,
 )
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
             reduction=reduction,
             backward=backward,
         )
-        passport = passport_of(functions, spec_of(plan, 1, dim, functions), where, members)
+        passport = trace_of(functions, spec_of(plan, 1, dim, functions), where, members)
         passport["functions"] = definitions(functions, main_script)
         name = label_of(functions)
         if agent is not None and not agent.recorder.closed:
-            write_passport(agent.recorder, name, site, passport)
+            write_trace(agent.recorder, name, site, passport)
         rank = dist.get_rank() if _has_group() else 0
         own = TokenPassport(rank=rank, seq=0, time_ns=0, name=name, number=0, site=site, **passport)
         faults += _compared(_exchanged(own, group))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from distdiag.events.files import FileAction
-from distdiag.probes.files.probe import FileWatch
+from distdiag.probes.files.probe import FileProbe
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 from distdiag.record.status_page import StatusPage
@@ -40,7 +40,7 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def start(folder: str, before_sync: Signal[[]] | None = None) -> FileWatch:
+def start(folder: str, before_sync: Signal[[]] | None = None) -> FileProbe:
     """Install the probe, writing into a folder."""
     Path(folder, "events").mkdir()
     page = StatusPage(Path(folder, "events", "rank-0.status"))
@@ -48,7 +48,7 @@ def start(folder: str, before_sync: Signal[[]] | None = None) -> FileWatch:
     recorder = Recorder(
         Path(folder, "events"), 0, page, main_script=__file__, before_sync=before_sync
     )
-    probe = FileWatch(recorder, before_sync)
+    probe = FileProbe(recorder, before_sync)
     probe.install()
     return probe
 

@@ -37,7 +37,7 @@ from distdiag.config import Config
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PROBES, Wiring
 from distdiag.probes.models.own_steps import EVERY
-from distdiag.probes.routing.watch import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
+from distdiag.probes.routing.probe import FIRST_STEPS, FIRST_STEPS_IN_LIGHT
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signals
 from distdiag.record.status_page import StatusPage

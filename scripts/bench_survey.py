@@ -35,8 +35,8 @@ from torch.nn.parallel import DistributedDataParallel
 from distdiag.config import Config
 from distdiag.probes.catalogue import PROBES, Wiring
 from distdiag.probes.models.own_steps import FIRST_STEPS
-from distdiag.probes.models.snapshot import Survey
-from distdiag.probes.optimizers.steps import BackwardWatch, StepClock
+from distdiag.probes.models.snapshot import ModelSnapshots
+from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signals
 from distdiag.record.status_page import StatusPage
@@ -45,18 +45,18 @@ DIM, ROWS = 8, 2
 WRAPPERS: Final = ("plain", "ddp", "fsdp2")
 
 PARTS: Final = (
-    ("models.snapshot", "Survey._after_backward"),
-    ("models.snapshot", "Survey._before_step"),
-    ("models.snapshot", "Survey._after_step"),
-    ("models.snapshot", "Survey._surroundings"),
+    ("models.snapshot", "ModelSnapshots._after_backward"),
+    ("models.snapshot", "ModelSnapshots._before_step"),
+    ("models.snapshot", "ModelSnapshots._after_step"),
+    ("models.snapshot", "ModelSnapshots._surroundings"),
     ("models.registry", "LiveModels.roots"),
     ("models.snapshot", "plan_of"),
-    ("models.snapshot", "Survey._read"),
+    ("models.snapshot", "ModelSnapshots._read"),
     ("models.tensor_plans", "sharded_parameters"),
     ("models.tensor_plans", "policies_of"),
     ("models.tensor_plans", "untied_pairs"),
     ("models.attention_heads", "HeadCounts.divided"),
-    ("models.optimizer_watch", "OptimizerWatch.begin"),
+    ("models.optimizer_samples", "OptimizerSamples.begin"),
 )
 """Functions, each in the module that calls it or whose class has it."""
 
@@ -102,7 +102,7 @@ def observation() -> Iterator[None]:
         recorder = Recorder(Path(folder), 0, page, main_script=__file__)
         wiring = Wiring(recorder, Signals(), Config())
         steps = next(spec for spec in PROBES if spec.name == "steps")
-        kinds = (Survey, BackwardWatch, StepClock)
+        kinds = (ModelSnapshots, BackwardProbe, StepClock)
         probes = [probe for probe in steps.make(wiring) if isinstance(probe, kinds)]
         for probe in probes:
             probe.install()

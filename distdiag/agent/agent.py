@@ -27,8 +27,8 @@ from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
 from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import ProbeSpec, Wiring, find_probes
-from distdiag.probes.patching.post_import import ImportWatch
-from distdiag.probes.process.exceptions import ExceptionWatch
+from distdiag.probes.patching.post_import import ImportHook
+from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.probes.process.post_mortem import PostMortem
 from distdiag.record.guard import Guard, guarded, warn
 from distdiag.record.recorder import Recorder
@@ -78,7 +78,7 @@ class RankAgent:
             self._page, self.recorder = _open_records(
                 self.run_dir, launch.rank, main_script, signals.before_sync
             )
-        self.exceptions = ExceptionWatch(self.recorder, after_raise=self.wait_for_last_words)
+        self.exceptions = ExceptionProbe(self.recorder, after_raise=self.wait_for_last_words)
         self._post_mortem = PostMortem(self.recorder, self.run_dir)
         self.probes: list[Probe] = [
             self.exceptions,
@@ -88,7 +88,7 @@ class RankAgent:
         self._specs = find_probes()
         self._wiring = Wiring(self.recorder, signals, config)
         self._imported: set[str] = set()
-        self._imports = ImportWatch(
+        self._imports = ImportHook(
             {name for spec in self._specs for name in spec.needs}, self._on_import
         )
         self._stopping = threading.Event()

@@ -78,9 +78,9 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.collectives.dispatcher import DispatcherTap
     from distdiag.probes.collectives.functional import FunctionalTap
     from distdiag.probes.collectives.hooks import HookTap
-    from distdiag.probes.collectives.python_wrappers import CollectiveFronts
+    from distdiag.probes.collectives.python_wrappers import CollectiveWrappers
     from distdiag.probes.collectives.strict import StrictGate, own_store
-    from distdiag.probes.collectives.work import WorkWatch
+    from distdiag.probes.collectives.work import WorkProbe
 
     recorder, signals, config = wiring.recorder, wiring.signals, wiring.config
     gate = None
@@ -91,21 +91,21 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
     taps = [kind(recorder, functional, *told, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
     tap = next((tap for tap in taps if tap.can_observe()), taps[0])
-    works = WorkWatch(recorder)
-    fronts = CollectiveFronts(
+    works = WorkProbe(recorder)
+    wrappers = CollectiveWrappers(
         recorder, tap, works, signals.tensors_shared, signals.exchange_starting
     )
-    return [functional, tap, works, fronts]
+    return [functional, tap, works, wrappers]
 
 
 def _steps(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.gradients import sums
-    from distdiag.probes.losses import watch as losses
+    from distdiag.probes.losses import probe as losses
     from distdiag.probes.models import snapshot
-    from distdiag.probes.optimizers.steps import BackwardWatch, StepClock
+    from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
 
     recorder, signals = wiring.recorder, wiring.signals
-    survey = snapshot.Survey(
+    snapshots = snapshot.ModelSnapshots(
         recorder,
         snapshot.Moments(
             wrapped=signals.model_wrapped,
@@ -124,7 +124,7 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
         only_start=wiring.is_light,
     )
     clocks = [
-        BackwardWatch(
+        BackwardProbe(
             recorder, signals.before_backward, signals.backward_started, signals.backward_ended
         ),
         StepClock(
@@ -132,8 +132,8 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
         ),
     ]
     if wiring.is_light:
-        return [survey, *clocks]
-    loss_weights = losses.LossWatch(
+        return [snapshots, *clocks]
+    loss_weights = losses.LossProbe(
         recorder,
         losses.Moments(
             inputs_seen=signals.inputs_seen,
@@ -145,10 +145,10 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
             aux_loss_doubted=signals.aux_loss_doubted,
             aux_loss_used=signals.aux_loss_used,
         ),
-        survey.own_steps,
+        snapshots.own_steps,
         wiring.config.aux_loss.coefficient,
     )
-    gradients = sums.GradientSumWatch(
+    gradients = sums.GradientSumProbe(
         recorder,
         sums.Moments(
             exchange_known=signals.exchange_known,
@@ -157,9 +157,9 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
             step_ended=signals.step_ended,
         ),
         wiring.models.roots,
-        survey.name_of,
+        snapshots.name_of,
     )
-    return [survey, loss_weights, gradients, *clocks]
+    return [snapshots, loss_weights, gradients, *clocks]
 
 
 def _random_states(wiring: Wiring) -> Sequence[Probe]:
@@ -209,14 +209,14 @@ def _routing_recorder(wiring: Wiring) -> Sequence[Probe]:
 
 
 def _loads(wiring: Wiring) -> Sequence[Probe]:
-    from distdiag.probes.checkpoints.loads import LoadWatch
+    from distdiag.probes.checkpoints.loads import LoadProbe
 
-    return [LoadWatch(wiring.recorder, wiring.signals.state_read, wiring.models.roots)]
+    return [LoadProbe(wiring.recorder, wiring.signals.state_read, wiring.models.roots)]
 
 
 def _data(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.data.feeds import Moments, StepFeeds
-    from distdiag.probes.data.samplers import SamplerWatch
+    from distdiag.probes.data.samplers import SamplerProbe
     from distdiag.probes.optimizers.schedules import Schedules
     from distdiag.probes.random.step_draws import StepDraws
 
@@ -233,7 +233,7 @@ def _data(wiring: Wiring) -> Sequence[Probe]:
     )
     return [
         feeds,
-        SamplerWatch(recorder, feeds, signals.optimizer_stepping, signals.step_ended),
+        SamplerProbe(recorder, feeds, signals.optimizer_stepping, signals.step_ended),
         StepDraws(recorder, feeds),
         Schedules(recorder, signals.optimizer_stepped, signals.step_ended),
     ]
@@ -243,7 +243,7 @@ def _routing(wiring: Wiring) -> Sequence[Probe]:
     config, signals = wiring.config, wiring.signals
     if wiring.is_light and config.routing_task:
         return []  # which records all that this one would look at
-    from distdiag.probes.routing.watch import Moments, RoutingWatch
+    from distdiag.probes.routing.probe import Moments, RoutingProbe
 
     moments = Moments(
         model_started=signals.model_started,
@@ -255,7 +255,7 @@ def _routing(wiring: Wiring) -> Sequence[Probe]:
         aux_loss_doubted=signals.aux_loss_doubted,
     )
     named, biases = config.routing.modules, wiring.routing_biases
-    return [RoutingWatch(wiring.recorder, moments, biases, named, is_light=wiring.is_light)]
+    return [RoutingProbe(wiring.recorder, moments, biases, named, is_light=wiring.is_light)]
 
 
 def _sequence(wiring: Wiring) -> Sequence[Probe]:
@@ -277,14 +277,14 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
 PROBES: Final = (
-    ProbeSpec("files", (), _only("probes.files.probe", "FileWatch", "before_sync")),
+    ProbeSpec("files", (), _only("probes.files.probe", "FileProbe", "before_sync")),
     ProbeSpec(
         "store-calls", ("torch", _C10D), _only("probes.collectives.store_calls", "StoreCalls")
     ),
     ProbeSpec(
         "process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")
     ),
-    ProbeSpec("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnWatch")),
+    ProbeSpec("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnProbe")),
     ProbeSpec("collectives", ("torch", _C10D), _collectives),
     ProbeSpec("steps", ("torch",), _steps),
     ProbeSpec("random-states", ("torch",), _random_states),
@@ -297,11 +297,11 @@ PROBES: Final = (
     ProbeSpec("verify-sequence", ("torch", _C10D), _verify_sequence),
     ProbeSpec("parity", ("torch",), _parity),
     ProbeSpec("routing-recorder", ("torch",), _routing_recorder),
-    ProbeSpec("save", ("torch",), _only("probes.process.phases", "SaveWatch", "state_saving")),
+    ProbeSpec("save", ("torch",), _only("probes.process.phases", "SaveProbe", "state_saving")),
     ProbeSpec(
         "dataloader",
         ("torch", "torch.utils.data.dataloader"),
-        _only("probes.process.phases", "DataLoaderWatch"),
+        _only("probes.process.phases", "DataLoaderProbe"),
     ),
     ProbeSpec("routing", ("torch",), _routing),
     ProbeSpec("sequence", ("torch", _C10D), _sequence),
@@ -369,12 +369,12 @@ PROBES: Final = (
     ProbeSpec(
         "checkpoint",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
-        _only("probes.process.phases", "CheckpointWatch"),
+        _only("probes.process.phases", "CheckpointProbe"),
     ),
     ProbeSpec(
         "compile",
         ("torch", "torch._dynamo.callback"),
-        _only("probes.process.phases", "CompileWatch"),
+        _only("probes.process.phases", "CompileProbe"),
     ),
     ProbeSpec("loads", ("torch",), _loads),
     ProbeSpec(

@@ -173,8 +173,8 @@ class Recorder:
         `group`, `signature` and `site` are numbers of definitions; `thread` is None in the main
         thread.
         """
-        if self._before_sync.subscribers:
-            self._before_sync.emit()
+        for tell in self._before_sync.subscribers:
+            tell()
         seq = next(self._seqs)
         self.num_events = seq + 1
         now_ns, step = monotonic_ns(), self.step
@@ -205,8 +205,8 @@ class Recorder:
 
     def state(self, call: int, name: str) -> None:
         """Write down that the call with this event number went on."""
-        if self._before_sync.subscribers:
-            self._before_sync.emit()
+        for tell in self._before_sync.subscribers:
+            tell()
         seq = next(self._seqs)
         self.num_events = seq + 1
         state = _STATE_NUMBERS[name]

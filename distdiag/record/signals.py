@@ -20,39 +20,50 @@ class Signal(Generic[P]):
     """Calls all who have subscribed, in the order in which they did.
 
     A subscriber raises nothing: what a probe subscribes is guarded. To subscribe the same function
-    again changes nothing. No lock is needed: a dict changes in one step of the interpreter.
+    again changes nothing. Any thread may subscribe, and no lock is taken.
     """
 
-    __slots__ = ("subscribers",)
+    __slots__ = ("_is_muted", "_known", "subscribers")
 
     def __init__(self) -> None:
         """Have no subscriber."""
-        self.subscribers: dict[Callable[P, object], None] = {}
-        """Empty where nobody wants to know, which is cheap to ask."""
+        self._known: dict[Callable[P, object], None] = {}
+        self._is_muted = False
+        self.subscribers: tuple[Callable[P, object], ...] = ()
+        """Who is told now. Where microseconds count these are called without `emit`."""
 
     def subscribe(self, callback: Callable[P, object]) -> Unsubscribe:
         """Call this function each time, until what is returned is called."""
-        self.subscribers[callback] = None
+        self._known[callback] = None
+        self._show()
 
         def unsubscribe() -> None:
-            self.subscribers.pop(callback, None)
+            self._known.pop(callback, None)
+            self._show()
 
         return unsubscribe
 
+    def _show(self) -> None:
+        # A dict changes in one step of the interpreter. Who shows it last shows all of it.
+        known: tuple[Callable[P, object], ...] | None = None
+        while known != (known := () if self._is_muted else tuple(self._known)):
+            self.subscribers = known
+
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Tell all subscribers."""
-        for callback in tuple(self.subscribers):
+        for callback in self.subscribers:
             callback(*args, **kwargs)
 
     @contextmanager
     def muted(self) -> Iterator[None]:
         """Tell nobody while the block runs."""
-        before, self.subscribers = self.subscribers, {}
+        self._is_muted = True
+        self._show()
         try:
             yield
         finally:
-            before.update(self.subscribers)
-            self.subscribers = before
+            self._is_muted = False
+            self._show()
 
 
 Module: TypeAlias = Any

@@ -12,7 +12,7 @@ class ThreadContext:
 
     `is_recorded`: the call on its way to the backend has been written down. `coalesced` collects
     the calls of a coalescing block, each with whether the user's own code made it. `awaited` is the
-    front that has returned and will wait, with the id of its Work. `module` is the FQN of the
+    call that has returned and will wait, with the id of its Work. `module` is the FQN of the
     module that is being worked for. `is_functional`: a functional collective runs, with the
     operator `reduce_op`. `name` is the thread's, None in the main thread; `is_native`: C++ started
     it. `in_file_call`: what is done with files now is our own doing, or a part of a call that is

@@ -12,7 +12,7 @@ from scripts.parity_matrix.cells import CELLS, Cell
 from scripts.parity_matrix.models import KITS
 from scripts.parity_matrix.mutations import CLEAN, MUTATIONS, applies
 
-REFERENCES: Final = ("reference", "again", "nudged")
+REFERENCES: Final = ("reference", "again", "perturbed")
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -140,7 +140,7 @@ def _references(part: Part) -> None:
                 num_steps=NEVER,
                 replayed=str(source),
                 sources=tuple(sources_of(RecordedRun(source, "source"))),
-                nudge=PERTURBATION_SEED if name == "nudged" else None,
+                nudge=PERTURBATION_SEED if name == "perturbed" else None,
                 nudge_dtype=dtype,
             )
             record(part, run, task, 0, is_reference=True)

@@ -16,7 +16,7 @@ from distdiag.events.collectives import Collective, CollectiveState
 from distdiag.events.files import FileAccess, FileClosed
 from distdiag.probes.base import Probe
 from distdiag.probes.catalogue import PROBES, Wiring
-from distdiag.probes.process.exceptions import ExceptionWatch
+from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.record.event_reader import EventReader
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signals
@@ -51,7 +51,7 @@ class Observed:
         self.wiring.config = Config(**config)
         made = [probe for spec in specs for probe in spec.make(self.wiring)]
         if not names:
-            made.append(ExceptionWatch(self.recorder, after_raise=lambda: None))
+            made.append(ExceptionProbe(self.recorder, after_raise=lambda: None))
         for probe in made:
             probe.install()
             self.probes.append(probe)

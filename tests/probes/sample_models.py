@@ -1,4 +1,4 @@
-"""Small models, how they are trained, and what the survey told of them."""
+"""Small models, how they are trained, and what the snapshots told of them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distdiag.probes.guard import guard
 from distdiag.probes.out_of_sight import in_sight, is_grad_enabled, out_of_sight, reading_attributes
-from distdiag.probes.process.exceptions import ExceptionWatch
+from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.content import contents
 
@@ -265,7 +265,7 @@ def test_code_of_the_program_that_interrupts_ours_runs_as_ever(tensor):
 
 
 def test_signal_handlers_of_the_program_run_in_its_own_modes(observed):
-    watch = ExceptionWatch(observed.recorder, after_raise=lambda: None)
+    watch = ExceptionProbe(observed.recorder, after_raise=lambda: None)
     watch.install()
     observed.probes.append(watch)
     found = []

@@ -393,7 +393,7 @@ class _Inside(threading.local):
     depth = 0
 
 
-class LoadWatch(Probe):
+class LoadProbe(Probe):
     """Writes down what loads have left out or lost, when the next optimizer step begins."""
 
     name: ClassVar[str] = "loads"

@@ -3,7 +3,7 @@
 A Python kernel at the dispatch key ``BackendSelect`` sees what is issued by the C++ reducer of DDP,
 by functional collectives and by compiled code, on every thread and every group, with all arguments.
 It costs as much as all the rest of a record, so the kernels are put in place when the first such
-caller shows up; what Python code issues itself is seen by the fronts.
+caller shows up; what Python code issues itself is seen by the wrappers of process groups.
 """
 
 from __future__ import annotations

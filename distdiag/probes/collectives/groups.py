@@ -115,9 +115,9 @@ class ProcessGroups(Probe):
     def _install(self) -> None:
         for name in _CALLS:
             if name in vars(distributed_c10d):
-                self._patches.wrap_everywhere(distributed_c10d, name, self._front)
+                self._patches.wrap_everywhere(distributed_c10d, name, self._wrapper)
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         name = original.__name__
         signature = inspect.signature(original)
 

@@ -67,7 +67,7 @@ class HookTap(Tap):
             raise TapError("this torch has no working hooks for collectives")
         self._calls: dict[tuple[int, int], int] = {}
         for name in ("_new_process_group_helper", "split_group"):
-            if not self._patches.wrap_everywhere(distributed_c10d, name, self._front):
+            if not self._patches.wrap_everywhere(distributed_c10d, name, self._wrapper):
                 raise TapError("it is not seen when process groups are made")
         for handle in list(distributed_c10d._world.pg_map):
             self._attach(handle)
@@ -81,7 +81,7 @@ class HookTap(Tap):
             handle.unregister_pre_hook(_HOOK_ID)
             handle.unregister_post_hook(_HOOK_ID)
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def make_group(*args: object, **kwargs: object) -> object:
             made = original(*args, **kwargs)

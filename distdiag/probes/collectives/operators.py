@@ -277,7 +277,7 @@ def whole_numbers(given: Iterable[Any] | None) -> tuple[int, ...]:
         return tuple(map(index, given))
 
 
-def options_of(args: tuple[Any, ...]) -> object:
+def options_of(args: tuple[Any, ...]) -> Untyped:
     """Return the options object of a call, or None if it has none."""
     return args[-1] if args and type(args[-1]) in _OPTION_KINDS else None
 

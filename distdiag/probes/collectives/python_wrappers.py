@@ -17,10 +17,11 @@ import torch.distributed as dist
 
 from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
-from distdiag.probes.collectives.tap import Tap, TapError
-from distdiag.probes.collectives.work import WorkWatch
+from distdiag.probes.collectives.tap import Recorded, Tap, TapError
+from distdiag.probes.collectives.work import WorkProbe
 from distdiag.probes.out_of_sight import reading_attributes
 from distdiag.record.event_file import ISSUED, WAITED
+from distdiag.record.guard import attempt
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 from distdiag.record.thread_context import Calls, ThreadContext
@@ -35,7 +36,7 @@ _EXCHANGES: Final = frozenset(
 _NATIVE_CALLERS: Final = ("_broadcast_coalesced", "_verify_params_across_processes")
 
 
-class CollectiveFronts(Probe):
+class CollectiveWrappers(Probe):
     """Lets the tap write each call down, and tells the work probe which Work came back.
 
     What goes on to collectives in C++ (the reducer of DDP and its helpers) does not come by here:
@@ -48,7 +49,7 @@ class CollectiveFronts(Probe):
         self,
         recorder: Recorder,
         tap: Tap,
-        works: WorkWatch,
+        works: WorkProbe,
         shared: Signal[Any, Any],
         exchanging: Signal[str, Sequence[torch.Tensor], Any, int, FrameType],
     ) -> None:
@@ -62,13 +63,13 @@ class CollectiveFronts(Probe):
     def _install(self) -> None:
         kind = dist.ProcessGroup
         makes: dict[str, Wrap] = {
-            name: partial(self._front, method=method)
+            name: partial(self._wrapper, method=method)
             for name, method in METHODS.items()
             if name in vars(kind)
         }
         if "_start_coalescing" in vars(kind) and "_end_coalescing" in vars(kind):
-            makes["_start_coalescing"] = self._start_front
-            makes["_end_coalescing"] = self._end_front
+            makes["_start_coalescing"] = self._start_wrapper
+            makes["_end_coalescing"] = self._end_wrapper
         self._need(self._patches.wrap_all(kind, makes))
         self._watch_native_callers()
 
@@ -77,26 +78,28 @@ class CollectiveFronts(Probe):
         if not is_wrapped:
             raise TapError("a method of process groups cannot be observed")
 
-    def _front(self, original: AnyCallable, method: Method) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable, method: Method) -> AnyCallable:
         # Looked up here once: each attribute costs in a place where microseconds count.
         here, recorder, tap = self.recorder.here, self.recorder, self._tap
-        record, frame, returned, mark = tap.record, sys._getframe, self._returned, recorder.mark
-        guard, shared, exchanging = tap.guard, self._shared, self._exchanging
+        record, frame, returned, fail = tap.record, sys._getframe, self._issued, tap.fail
+        shared, exchanging = self._shared, self._exchanging
         may_share = original.__name__ in _SHARING
         may_exchange = original.__name__ in _EXCHANGES
 
         @wrap_like(original)
-        def front(self_: object, *args: object, **kwargs: object) -> object:
+        def wrapper(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or tap.off or recorder.closed:
                 return original(self_, *args, **kwargs)
-            context, made = here.context, None
-            with guard, reading_attributes():
-                given = bind(method, args, kwargs) if kwargs else args
-                made = record(context, method, self_, given, frame(1))
+            context, given = here.context, args
+            with reading_attributes():
+                if kwargs:
+                    given = attempt(fail, bind, method, args, kwargs) or ()
+                made = attempt(fail, record, context, method, self_, given, frame(1))
             if made is None:
                 return original(self_, *args, **kwargs)
-            if may_share and shared.subscribers:
-                shared.emit(args[0] if args else None, self_)
+            if may_share:
+                for tell in shared.subscribers:
+                    tell(args[0] if args else None, self_)
             if may_exchange and exchanging.subscribers:
                 self._exchange(method, given, self_, frame(1))
             context.is_recorded = True
@@ -107,12 +110,10 @@ class CollectiveFronts(Probe):
                 raise
             finally:
                 context.is_recorded = False
-            with guard:
-                mark(made[0], ISSUED)
-                returned(context, work, [made[:2]], made[2])
+            attempt(fail, returned, context, work, made)
             return work
 
-        return front
+        return wrapper
 
     def _exchange(
         self, method: Method, given: tuple[Any, ...], group: object, frame: FrameType
@@ -120,6 +121,10 @@ class CollectiveFronts(Probe):
         peer = given[1] if method.is_message else -1
         name = "uneven" if method.has_splits and _is_uneven(given) else method.public
         self._exchanging.emit(name, flatten(given[method.input]), group, peer, frame)
+
+    def _issued(self, context: ThreadContext, work: object, made: Recorded) -> None:
+        self.recorder.mark(made[0], ISSUED)
+        self._returned(context, work, [made[:2]], made[2])
 
     def _returned(
         self,
@@ -134,12 +139,13 @@ class CollectiveFronts(Probe):
             if is_async:
                 self._works.remember(work, calls)
             else:
-                self._works.expect_wait(work, calls)
+                # The caller itself will wait for this Work now; nobody else gets it.
+                context.awaited = (id(work), calls)
         elif not is_async:
             for call, _ in calls:  # the backend waits by itself and returns nothing
                 self.recorder.mark(call, WAITED)
 
-    def _start_front(self, original: AnyCallable) -> AnyCallable:
+    def _start_wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:
@@ -148,7 +154,7 @@ class CollectiveFronts(Probe):
 
         return method
 
-    def _end_front(self, original: AnyCallable) -> AnyCallable:
+    def _end_wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def method(self_: object, *args: object, **kwargs: object) -> object:
             context = self.recorder.here.context

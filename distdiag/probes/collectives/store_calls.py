@@ -57,7 +57,7 @@ class StoreCalls(Probe):
     def _install(self) -> None:
         kind = c10d.Store
         makes: dict[str, Wrap] = {
-            name: partial(self._front, name=name, method=method)
+            name: partial(self._wrapper, name=name, method=method)
             for name, method in METHODS.items()
             if name in vars(kind)
         }
@@ -66,11 +66,11 @@ class StoreCalls(Probe):
         self._patches.wrap_all(kind, makes)
         self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
 
-    def _front(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
         action = _PLURAL.get(name, name)
 
         @wrap_like(original)
-        def front(self_: object, *args: object, **kwargs: object) -> object:
+        def wrapper(self_: object, *args: object, **kwargs: object) -> object:
             if self.is_off or is_own_file(caller().f_code.co_filename):
                 return original(self_, *args, **kwargs)
             given = (*args, *kwargs.values())
@@ -81,7 +81,7 @@ class StoreCalls(Probe):
                 self._write(action, self_, given, _digest(result), done=True)
             return result
 
-        return front
+        return wrapper
 
     def _write(
         self, action: str, store: object, given: tuple[Any, ...], value: str, *, done: bool

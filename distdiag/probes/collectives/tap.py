@@ -32,7 +32,7 @@ from distdiag.record.recorder import Recorder, Site
 from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
 
-Front = tuple[int, bool, bool]
+Recorded = tuple[int, bool, bool]
 """A call from Python: its event number, whether the user's own code made it, and whether the caller
 will wait for it by himself."""
 
@@ -89,7 +89,7 @@ class Tap(Probe):
         raise NotImplementedError
 
     def engage(self) -> None:
-        """Be ready for calls that come from C++: those from Python pass the fronts."""
+        """Be ready for calls that come from C++: those from Python pass the Python wrappers."""
 
     def record(
         self,
@@ -98,7 +98,7 @@ class Tap(Probe):
         handle: object,
         args: tuple[Any, ...],
         frame: FrameType,
-    ) -> Front | None:
+    ) -> Recorded | None:
         """Write down a call that Python makes of a method of this group, from this frame.
 
         Returns None for a call that is not observed.
@@ -109,7 +109,11 @@ class Tap(Probe):
         group = self._groups.get(id(handle))
         if group is None or group.handle() is not handle:
             group = self._learn(handle)
-        if group is None or (shown and _only_has_shape(shown[0])):
+        if group is None:
+            return None
+        first = shown[0] if shown else None
+        # What a compiler or a simulation made only has a shape: nothing will be sent.
+        if first is not None and (first.is_meta or (type(first) not in _PLAIN and _is_fake(first))):
             return None
         options = options_of(args)
         key = (
@@ -121,7 +125,10 @@ class Tap(Probe):
             reduce_op_of(method, args, options) if method.reduces else None,
         )
         site = find_site(self.recorder, context, frame)
-        is_async = _is_async(method, options, site)
+        if method.is_message:
+            is_async = site.api in ASYNC_MESSAGES
+        else:
+            is_async = method.is_async if options is None else bool(options.asyncOp)
         call = self._write(
             context,
             group,
@@ -191,8 +198,8 @@ class Tap(Probe):
         call = recorder.call(
             group_number, seq_id, signature, site.number, is_async, context.name, site.api
         )
-        if self._recorded.subscribers:
-            self._recorded.emit(call, key[0])
+        for tell in self._recorded.subscribers:
+            tell(call, key[0])
         if context.is_functional:
             self._functional.remember(results, call)
         if self._gate is not None and seq_id >= 0:
@@ -241,17 +248,6 @@ def _are_parts(shapes: Untyped, dtypes: Untyped) -> bool:
     """Say whether these may be parts of activations: wrappers gather flat parameters."""
     is_flat = all(len(shape) < 2 for shape in shapes)
     return not is_flat and all(dtype.is_floating_point for dtype in dtypes)
-
-
-def _is_async(method: Method, options: Untyped, site: Site) -> bool:
-    if method.is_message:
-        return site.api in ASYNC_MESSAGES
-    return method.is_async if options is None else bool(options.asyncOp)
-
-
-def _only_has_shape(tensor: Untyped) -> bool:
-    """Whether a compiler or a simulation made it: nothing will be sent."""
-    return bool(tensor.is_meta) or (type(tensor) not in _PLAIN and _is_fake(tensor))
 
 
 def _is_fake(tensor: object) -> bool:

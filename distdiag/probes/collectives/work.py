@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.record.event_file import WAITED
+from distdiag.record.guard import attempt
 from distdiag.record.recorder import Recorder
 from distdiag.record.thread_context import Calls
 
@@ -45,7 +46,7 @@ def _looking_like_it(make: Wrap) -> Wrap:
     return lambda original: wrap_like(original)(make(original))
 
 
-class WorkWatch(Probe):
+class WorkProbe(Probe):
     """Records that a Work was waited for, completed, failed, or dropped without a look at it."""
 
     name: ClassVar[str] = "work"
@@ -67,16 +68,12 @@ class WorkWatch(Probe):
             self._patches.wrap_all(kind, {name: _looking_like_it(makes[name]) for name in there})
 
     def remember(self, work: object, calls: Calls) -> None:
-        """Follow the Work that an asynchronous front gave its caller; `calls` are those it made."""
+        """Follow the Work that an asynchronous call gave its caller; `calls` are those it made."""
         handle = _Handle(work, self._released)
         handle.key = id(work)
         handle.calls = calls
         handle.is_observed = handle.is_waited = handle.is_completed = False
         self._handles[handle.key] = handle
-
-    def expect_wait(self, work: object, calls: Calls) -> None:
-        """Note that the front itself will wait for this Work now; nobody else gets it."""
-        self.recorder.here.context.awaited = (id(work), calls)
 
     def _released(self, handle: _Handle) -> None:
         if self._handles.get(handle.key) is handle:
@@ -98,14 +95,15 @@ class WorkWatch(Probe):
 
     def _waiting(self, original: AnyCallable) -> AnyCallable:
         here, recorder = self.recorder.here, self.recorder
+        mark_waited, fail = self._mark_waited, self.fail
 
         def method(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or recorder.closed:
                 return original(self_, *args, **kwargs)
             context = here.context
             key, calls = context.awaited
-            is_front = key == id(self_)
-            if is_front:
+            is_awaited = key == id(self_)
+            if is_awaited:
                 context.awaited = _NOTHING
             else:
                 calls = self._calls_to_wait_for(self_)
@@ -116,8 +114,8 @@ class WorkWatch(Probe):
             except BaseException:
                 self._write(calls, "failed")
                 raise
-            if is_front:
-                self._mark_waited(calls)
+            if is_awaited:
+                attempt(fail, mark_waited, calls)
             else:
                 self._write(calls, "waited")
             return result
@@ -132,9 +130,8 @@ class WorkWatch(Probe):
         return handle.calls
 
     def _mark_waited(self, calls: Calls) -> None:
-        with self.guard:
-            for call, _ in calls:
-                self.recorder.mark(call, WAITED)
+        for call, _ in calls:
+            self.recorder.mark(call, WAITED)
 
     def _looking(self, original: AnyCallable) -> AnyCallable:
         def method(self_: object, *args: object, **kwargs: object) -> object:

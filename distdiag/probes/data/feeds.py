@@ -23,7 +23,7 @@ from distdiag.probes.guard import guarded
 from distdiag.probes.losses.terms import kind_of, saved
 from distdiag.probes.models.modules import clean_name
 from distdiag.probes.models.tensor_plans import address_of
-from distdiag.probes.models.wrappers import keeper_of, unwrapped
+from distdiag.probes.models.wrappers import unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
@@ -296,8 +296,8 @@ class StepFeeds(Probe):
     def _name(self, module: nn.Module) -> tuple[str, tuple[int, ...]]:
         known = self._names.get(module)
         if known is None:
-            keeper = keeper_of(module, "")
-            kind, ranks = (keeper.kind, keeper.ranks) if keeper is not None else ("", ())
+            wrapper = wrapper_of(module, "")
+            kind, ranks = (wrapper.kind, wrapper.ranks) if wrapper is not None else ("", ())
             name = f"{kind} {type(unwrapped(module)).__name__.removeprefix('FSDP')}".strip()
             number = self._counts[name] = self._counts.get(name, 0) + 1
             known = (name if number == 1 else f"{name}#{number}", ranks)

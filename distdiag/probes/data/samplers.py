@@ -232,7 +232,7 @@ class _Stream:
     last_trained: Trained | None = None
 
 
-class SamplerWatch(Probe):
+class SamplerProbe(Probe):
     """Writes down each pass over a data set that has indices."""
 
     name: ClassVar[str] = "samplers"

@@ -25,12 +25,12 @@ from distdiag.probes.files.open_files import IsOpen, file_is_open
 from distdiag.probes.files.opens import mode_of
 from distdiag.probes.files.paths import as_text
 
-# A stand-in for a class of C that nobody can derive from, so that its objects are made by us.
+# A patch for a class of C that nobody can derive from, so that its objects are made by us.
 #
 # Functions of C are wrapped where they are (`in_place.py`), and classes of Python by their methods.
 
 
-class StandIn:
+class ClassPatch:
     """Is called in place of a class, and looks like it: it is equal, though it is not the same."""
 
     __wrapped__: AnyCallable
@@ -47,7 +47,7 @@ class StandIn:
         return type(self.__wrapped__)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Call what each stand-in has in its place."""
+        """Call what each patch has in its place."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> object:
@@ -81,11 +81,11 @@ class StandIn:
         return self.__wrapped__.__qualname__
 
 
-def stand_in(original: AnyCallable, call: AnyCallable) -> StandIn:
+def patch_class(original: AnyCallable, call: AnyCallable) -> ClassPatch:
     """Return what is to be put in place of `original`; it calls `call`."""
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    kind = type("StandIn", (StandIn,), {"__call__": staticmethod(call)})
-    made: StandIn = kind(original)
+    kind = type("ClassPatch", (ClassPatch,), {"__call__": staticmethod(call)})
+    made: ClassPatch = kind(original)
     return made
 
 
@@ -159,7 +159,7 @@ def _function(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:
         return _observed(log, row, caller(), original, args, kwargs)
 
     is_class = inspect.isclass(original)
-    return stand_in(original, call) if is_class else wrap_like(original)(call)
+    return patch_class(original, call) if is_class else wrap_like(original)(call)
 
 
 def _writing_method(original: AnyCallable, row: Library, log: FileLog) -> AnyCallable:

@@ -30,12 +30,12 @@ from distdiag.probes.files.libraries import MODULES, replace_in
 from distdiag.probes.files.locks import FileLocks, replace_in_sockets
 from distdiag.probes.files.log import FileLog
 from distdiag.probes.files.opens import opening, opening_descriptor
-from distdiag.probes.patching.post_import import ImportWatch
+from distdiag.probes.patching.post_import import ImportHook
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
 
-class FileWatch(Probe):
+class FileProbe(Probe):
     """Records what is done with files, folders and locks, from Python and by known libraries."""
 
     name: ClassVar[str] = "files"
@@ -44,7 +44,7 @@ class FileWatch(Probe):
         """Replace nothing until `install`."""
         super().__init__(recorder)
         self._log = FileLog(self, before_sync)
-        self._imports = ImportWatch({*MODULES, "sqlite3", "socket"}, self._on_import)
+        self._imports = ImportHook({*MODULES, "sqlite3", "socket"}, self._on_import)
 
     def _install(self) -> None:
         log = self._log

@@ -334,7 +334,7 @@ class Moments(NamedTuple):
     step_ended: Signal[[]]
 
 
-class GradientSumWatch(Probe):
+class GradientSumProbe(Probe):
     """Looks at the first steps and every hundredth."""
 
     name: ClassVar[str] = "gradient-sums"

@@ -1,4 +1,4 @@
-"""Finds the balancing losses of a backward pass, and by what each of them is multiplied."""
+"""Finds the auxiliary losses of a backward pass, and by what each of them is multiplied."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def without_aux(terms: list[Term]) -> list[Term]:
 
 
 def aux_terms(root: object) -> list[Aux]:
-    """Return the balancing losses that a pass from this node differentiates."""
+    """Return the auxiliary losses that a pass from this node differentiates."""
     found: list[Aux] = []
     waiting: _Edges = [(root, 0, ())]
     for _ in range(MOST_NODES):
@@ -87,12 +87,12 @@ def aux_terms(root: object) -> list[Aux]:
 
 
 def parts_of(node: object) -> list[_Steps]:
-    """Return the factors of each part of a balancing loss that stands for itself."""
+    """Return the factors of each part of a auxiliary loss that stands for itself."""
     return _inner(node, 0, ())
 
 
 def _inner(node: object, index: int, steps: _Steps) -> list[_Steps]:
-    """Return the factors of each part of a balancing loss; parts that are alike once."""
+    """Return the factors of each part of a auxiliary loss; parts that are alike once."""
     found: list[_Steps] = []
     waiting: _Edges = [(node, index, steps)]
     for _ in range(MOST_NODES):

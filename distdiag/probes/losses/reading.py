@@ -64,7 +64,7 @@ class LossReading:
     def end(self, injected: Sequence[Aux] = ()) -> None:
         """Leave the graph; begin to bring over what a device has computed.
 
-        `injected` are balancing losses that the pass has come by beside its own.
+        `injected` are auxiliary losses that the pass has come by beside its own.
         """
         self._aux += injected
         while self._handles:

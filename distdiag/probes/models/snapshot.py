@@ -26,8 +26,8 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.modules import clean_name, own_parameters
+from distdiag.probes.models.optimizer_samples import OptimizerSamples
 from distdiag.probes.models.optimizer_state import owners_of
-from distdiag.probes.models.optimizer_watch import OptimizerWatch
 from distdiag.probes.models.own_steps import OwnSteps
 from distdiag.probes.models.registry import LiveModels, ObjectRegistry, class_of
 from distdiag.probes.models.tensor_plans import Held, Surroundings, address_of, local_part, plan_of
@@ -236,11 +236,11 @@ class WrappedNames:
         name = self._names.get(root)
         if name is None:
             kind = class_of(root)
-            keepers = {keeper.kind for _, _, keeper in walk(root) if keeper.kind}
-            kind = " ".join([*sorted(keepers), kind])
+            wrappers = {wrapper.kind for _, _, wrapper in walk(root) if wrapper.kind}
+            kind = " ".join([*sorted(wrappers), kind])
             number = self._num_models[kind] = self._num_models.get(kind, 0) + 1
             name = kind if number == 1 else f"{kind}#{number}"
-            if not keepers and (number > 1 or self.num_alike(root) > 1):
+            if not wrappers and (number > 1 or self.num_alike(root) > 1):
                 # With another number of them on another rank, nobody knows which is which.
                 name = f"{kind} {number} of {self.num_alike(root)}"
             self._names[root] = name
@@ -273,7 +273,7 @@ class Moments:
     started: Signal[nn.Module]
 
 
-class Survey(Probe):
+class ModelSnapshots(Probe):
     """Writes plans, contents and optimizers down."""
 
     name: ClassVar[str] = "models"
@@ -298,24 +298,26 @@ class Survey(Probe):
         self._shared = SharedTensors(self._roots)
         self._only_start = only_start
         self._modules = models
-        self._born = ObjectRegistry(torch.optim.Optimizer, ("_patch_step_function",))
+        self._optimizer_registry = ObjectRegistry(torch.optim.Optimizer, ("_patch_step_function",))
         self._is_routing_bias = is_routing_bias
         self._cut: WeakMembers[torch.Tensor] = WeakMembers()
         self._readings = Readings()
         self._names = WrappedNames(self._roots)
         self._started: WeakMembers[nn.Module] = WeakMembers()
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
-        self._num_born = 0
+        self._num_looked_at = 0
         self._heads = HeadCounts()
-        self._steps = OwnSteps(self._roots, lambda: (self._modules.count, self._born.count))
+        self._steps = OwnSteps(
+            self._roots, lambda: (self._modules.count, self._optimizer_registry.count)
+        )
         self.own_steps, self.name_of = self._steps, self._names.name  # other probes ask, too
-        self._optimizers = OptimizerWatch(
-            recorder, self._modules, self._born, self._steps, self.name_of
+        self._optimizers = OptimizerSamples(
+            recorder, self._modules, self._optimizer_registry, self._steps, self.name_of
         )
 
     def _install(self) -> None:
         self._modules.watch(self._patches, self.fail)
-        self._born.watch(self._patches, self.fail)
+        self._optimizer_registry.watch(self._patches, self.fail)
         # Not the constructor: its warnings name the line of whoever calls it.
         self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", self._after_wrapping)
         moments = self._moments
@@ -355,7 +357,7 @@ class Survey(Probe):
         for root in list(self._started):
             if any(id(part) in wrapped for part in root.modules()):
                 self._started.discard(root)  # it begins anew, as another one
-                self._num_born = -1
+                self._num_looked_at = -1
 
     @guarded
     def _before_cut(self, _: object, buffers: Sequence[torch.Tensor]) -> None:
@@ -389,9 +391,9 @@ class Survey(Probe):
         """Look at models that were never wrapped: they are complete by now."""
         self._write_readings(self._readings.take())
         self._optimizers.settle()
-        if self._modules.count == self._num_born:
+        if self._modules.count == self._num_looked_at:
             return
-        self._num_born = self._modules.count
+        self._num_looked_at = self._modules.count
         for root in self._roots():
             if root not in self._started:
                 self._start(root)

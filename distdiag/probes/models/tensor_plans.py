@@ -15,8 +15,8 @@ from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.models.modules import clean_name, own_buffers, own_parameters
 from distdiag.probes.models.wrappers import (
-    Keeper,
     Tree,
+    Wrapper,
     WrapTimes,
     parameters_in,
     policies_of,
@@ -139,7 +139,7 @@ class _Slot(NamedTuple):
 
     module: nn.Module
     key: str
-    keeper: Keeper
+    wrapper: Wrapper
     name: str
     first_name: str
     is_parameter: bool
@@ -170,7 +170,7 @@ def plan_of(tree: Tree, around: Surroundings) -> list[Held]:
 def _slots(tree: Tree, wrap_times: WrapTimes) -> Iterator[_Slot]:
     records = sharded_parameters(tree)
     first_names: dict[int, str] = {}
-    for path, module, keeper in tree:
+    for path, module, wrapper in tree:
         beside: list[bool] = []
         for key, tensor, is_parameter in _tensors_of(module):
             record = records.get((id(module), key))
@@ -178,42 +178,52 @@ def _slots(tree: Tree, wrap_times: WrapTimes) -> Iterator[_Slot]:
             whole = tensor if record is None else record.sharded_param
             name = clean_name(f"{path}.{key}" if path else key)
             first = first_names.setdefault(id(whole), name) if is_parameter else name
-            is_unknown = is_parameter and keeper.kind == "FSDP2" and record is None
+            is_unknown = is_parameter and wrapper.kind == "FSDP2" and record is None
             late = is_unknown and wrap_times.is_late(module, key)
-            ignored = keeper.ignores(name, module, tensor) or (is_unknown and not late)
+            ignored = wrapper.ignores(name, module, tensor) or (is_unknown and not late)
             if is_parameter:
                 beside.append(ignored)
-            elif keeper.is_sharding:
+            elif wrapper.is_sharding:
                 # They are told of parameters alone: buffers beside ignored ones are meant, too.
                 ignored = ignored or (bool(beside) and all(beside))
             yield _Slot(
-                module, key, keeper, name, first, is_parameter, tensor, whole, record, late, ignored
+                module,
+                key,
+                wrapper,
+                name,
+                first,
+                is_parameter,
+                tensor,
+                whole,
+                record,
+                late,
+                ignored,
             )
 
 
 def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
-    module, key, keeper, whole = slot.module, slot.key, slot.keeper, slot.whole
+    module, key, wrapper, whole = slot.module, slot.key, slot.wrapper, slot.whole
     plan = TensorPlan(
         name=slot.name,
         shape=_shape(slot),
         dtype=str(whole.dtype).removeprefix("torch."),
         is_parameter=slot.is_parameter,
         requires_grad=slot.is_parameter and whole.requires_grad,
-        keeper=keeper.kind if slot.is_managed else "",
-        unit=keeper.unit,
+        keeper=wrapper.kind if slot.is_managed else "",
+        unit=wrapper.unit,
         owners=around.owners.get(id(whole), ()),
         tied_to="" if slot.first_name == slot.name else slot.first_name,
         is_late=slot.is_late,
         untied_from=rest.untied.get((id(module), key), ""),
         heads_divided_by=rest.divided.get(id(module), 1),
         is_shared=bool(getattr(slot.tensor, _SHARED, False)),
-        policy=rest.policies.get(id(slot.record), keeper.policy),
+        policy=rest.policies.get(id(slot.record), wrapper.policy),
         is_routing_bias=not whole.requires_grad
         and around.is_routing_bias(module, key)
         and (slot.is_parameter or not _is_sent(rest.tree)),
         is_ignored=slot.is_ignored,
     )
-    plan = _placed(plan, whole, keeper, around)
+    plan = _placed(plan, whole, wrapper, around)
     if plan.is_routing_bias and plan.basis is Basis.WORLD:
         plan = _beside_router(plan, module, around)
     return plan
@@ -243,7 +253,7 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 def _shape(slot: _Slot) -> tuple[int, ...]:
     if slot.record is not None:
         return tuple(slot.record._orig_size)
-    if slot.keeper.kind == "FSDP1" and slot.keeper.is_sharding and slot.is_managed:
+    if slot.wrapper.kind == "FSDP1" and slot.wrapper.is_sharding and slot.is_managed:
         return ()  # a part of a flat parameter, and ranks have different ones
     return tuple(getattr(slot.whole, "ds_shape", slot.whole.shape))
 
@@ -251,7 +261,7 @@ def _shape(slot: _Slot) -> tuple[int, ...]:
 def _placed(
     plan: TensorPlan,
     tensor: Untyped,
-    keeper: Keeper,
+    wrapper: Wrapper,
     around: Surroundings,
 ) -> TensorPlan:
     """Add the placement of a tensor, and which ranks hold the same."""
@@ -262,14 +272,14 @@ def _placed(
         return msgspec.structs.replace(
             plan, placements=placements, mesh=mesh, replicas=replicas, basis=Basis.MESH
         )
-    ranks, basis = _kept_alike(plan, tensor, keeper, around)
+    ranks, basis = _kept_alike(plan, tensor, wrapper, around)
     return msgspec.structs.replace(plan, replicas=ranks, basis=basis)
 
 
 def _kept_alike(
     plan: TensorPlan,
     tensor: object,
-    keeper: Keeper,
+    wrapper: Wrapper,
     around: Surroundings,
 ) -> tuple[tuple[int, ...], Basis]:
     if plan.is_shared:
@@ -279,10 +289,10 @@ def _kept_alike(
     if _is_part(tensor) or around.is_cut(tensor):
         return (), Basis.WRAPPER
     for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
-        if _still_holds(known.get(id(tensor), ()), basis, plan, keeper):
+        if _still_holds(known.get(id(tensor), ()), basis, plan, wrapper):
             return known[id(tensor)], basis
-    if keeper.ranks:
-        return _kept_by(plan, keeper, around)
+    if wrapper.ranks:
+        return _kept_by(plan, wrapper, around)
     if around.mesh_ranks:
         return around.mesh_ranks, Basis.MODEL
     if around.has_marks and plan.is_parameter:
@@ -292,14 +302,14 @@ def _kept_alike(
     return around.world, Basis.WORLD
 
 
-def _still_holds(ranks: tuple[int, ...], basis: Basis, plan: TensorPlan, keeper: Keeper) -> bool:
+def _still_holds(ranks: tuple[int, ...], basis: Basis, plan: TensorPlan, wrapper: Wrapper) -> bool:
     """Say whether ranks that once shared a parameter still do, now that it has been wrapped.
 
     The first FSDP keeps the parameters themselves and gives each rank a piece of them. What a
     wrapper was told to ignore may be sent to all ranks before each puts its own there.
     """
-    is_split = keeper.is_sharding and bool(plan.keeper) and plan.is_parameter
-    if is_split and len(set(ranks) & set(keeper.ranks)) > 1:
+    is_split = wrapper.is_sharding and bool(plan.keeper) and plan.is_parameter
+    if is_split and len(set(ranks) & set(wrapper.ranks)) > 1:
         return False
     return bool(ranks) and not (plan.is_ignored and basis is Basis.SENT)
 
@@ -315,19 +325,19 @@ def _beside_router(plan: TensorPlan, module: nn.Module, around: Surroundings) ->
 
 
 def _kept_by(
-    plan: TensorPlan, keeper: Keeper, around: Surroundings
+    plan: TensorPlan, wrapper: Wrapper, around: Surroundings
 ) -> tuple[tuple[int, ...], Basis]:
     if plan.is_ignored:
         return (), Basis.WRAPPER
-    if keeper.is_sharding and plan.is_parameter and not plan.is_late:
+    if wrapper.is_sharding and plan.is_parameter and not plan.is_late:
         return (), Basis.WRAPPER
-    if keeper.kind != "DDP":
-        return keeper.ranks, Basis.WRAPPER
-    if len(keeper.ranks) == 1 < len(around.world):
+    if wrapper.kind != "DDP":
+        return wrapper.ranks, Basis.WRAPPER
+    if len(wrapper.ranks) == 1 < len(around.world):
         return around.world, Basis.LONE
     if around.is_local:
-        return keeper.ranks, Basis.UNSYNCED
-    return keeper.ranks, Basis.BYPASSED if around.is_bypassed else Basis.WRAPPER
+        return wrapper.ranks, Basis.UNSYNCED
+    return wrapper.ranks, Basis.BYPASSED if around.is_bypassed else Basis.WRAPPER
 
 
 def _is_part(tensor: object) -> bool:

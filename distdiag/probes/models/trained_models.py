@@ -62,9 +62,9 @@ class TrainedModels:
     def data_group(self) -> tuple[int, ...]:
         """Return the ranks that a wrapper feeds with different data; empty if none tells."""
         for _, root in self.trained():
-            for _, _, keeper in walk(root):
-                if keeper.ranks:
-                    return keeper.ranks
+            for _, _, wrapper in walk(root):
+                if wrapper.ranks:
+                    return wrapper.ranks
         return ()
 
     def devices(self) -> tuple[str, ...]:

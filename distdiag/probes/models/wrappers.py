@@ -71,7 +71,7 @@ _FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _ZERO: Final = "deepspeed.runtime.engine"
 
 
-class Keeper(NamedTuple):
+class Wrapper(NamedTuple):
     """A wrapper around a module, and the global ranks that it keeps together.
 
     What it was told to leave to each rank is `ignored`, by names below its unit, or in one of the
@@ -92,25 +92,25 @@ class Keeper(NamedTuple):
         return is_named or any(each in those for those in self.ignored_objects for each in objects)
 
 
-NOBODY: Final = Keeper()
+UNWRAPPED: Final = Wrapper()
 
-Tree = Sequence[tuple[str, nn.Module, Keeper]]
+Tree = Sequence[tuple[str, nn.Module, Wrapper]]
 """All modules of a model, as `walk` yields them: one walk serves whoever looks at them together."""
 
 
-def keeper_of(module: Untyped, unit: str) -> Keeper | None:
+def wrapper_of(module: Untyped, unit: str) -> Wrapper | None:
     """Return what this module does for the tensors below it, None if it is no wrapper."""
     unit = clean_name(unit)
     if isinstance(module, DistributedDataParallel):
         ignored = frozenset(map(clean_name, getattr(module, "parameters_to_ignore", ())))
         policy = policy_of_wrapper(module)
-        return Keeper("DDP", unit, _ranks(module.process_group), ignored, policy=policy)
+        return Wrapper("DDP", unit, _ranks(module.process_group), ignored, policy=policy)
     kind = _is_a(module, _FSDP2, "FSDPModule")
     if kind:
-        return Keeper("FSDP2", unit, _mesh_ranks(module), is_sharding=True)
+        return Wrapper("FSDP2", unit, _mesh_ranks(module), is_sharding=True)
     if _is_a(module, _FSDP1, "FullyShardedDataParallel"):
         shards = getattr(module.sharding_strategy, "name", "") != "NO_SHARD"
-        return Keeper(
+        return Wrapper(
             "FSDP1",
             unit,
             _ranks(module.process_group),
@@ -120,7 +120,7 @@ def keeper_of(module: Untyped, unit: str) -> Keeper | None:
         )
     if _is_a(module, _ZERO, "DeepSpeedEngine"):
         shards = module.zero_optimization_stage() >= 3
-        return Keeper("ZeRO", unit, _ranks(module.seq_data_parallel_group), is_sharding=shards)
+        return Wrapper("ZeRO", unit, _ranks(module.seq_data_parallel_group), is_sharding=shards)
     return None
 
 
@@ -210,23 +210,23 @@ class WrapTimes:
         return bool(self._known) and name not in self._known.get(module, frozenset())
 
 
-def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Keeper]]:
+def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Wrapper]]:
     """Yield each module once with its name and the innermost wrapper around it."""
     seen: set[int] = set()
     plain: set[type] = set()
-    waiting: list[tuple[str, nn.Module, Keeper]] = [("", root, NOBODY)]
+    waiting: list[tuple[str, nn.Module, Wrapper]] = [("", root, UNWRAPPED)]
     while waiting:
         name, module, outer = waiting.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
-        found = None if type(module) in plain else keeper_of(module, name)
+        found = None if type(module) in plain else wrapper_of(module, name)
         if found is None:
             plain.add(type(module))
-        keeper = found or outer
-        yield name, module, keeper
+        wrapper = found or outer
+        yield name, module, wrapper
         children = [
-            (f"{name}.{key}" if name else key, child, keeper)
+            (f"{name}.{key}" if name else key, child, wrapper)
             for key, child in own_modules(module).items()
             if child is not None
         ]
@@ -235,12 +235,12 @@ def walk(root: nn.Module) -> Iterator[tuple[str, nn.Module, Keeper]]:
 
 def is_wrapped(root: nn.Module) -> bool:
     """Say whether any module of a model is wrapped."""
-    return any(keeper is not NOBODY for _, _, keeper in walk(root))
+    return any(wrapper is not UNWRAPPED for _, _, wrapper in walk(root))
 
 
 def keeps(root: nn.Module, world: tuple[int, ...]) -> bool:
     """Say whether a wrapper of a model keeps exactly these ranks together."""
-    return any(keeper.ranks == world for _, _, keeper in walk(root))
+    return any(wrapper.ranks == world for _, _, wrapper in walk(root))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -72,7 +72,7 @@ class Schedules(Probe):
         kind = lr_scheduler.LRScheduler
         # The warnings of `step` name the line of its caller: it is left alone if possible.
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
-        self._patches.wrap(kind, name, self._front)
+        self._patches.wrap(kind, name, self._wrapper)
         self._subscribe(self._optimizer_stepped, self._stepped)
         self._subscribe(self._step_ended, self._after_step)
 
@@ -81,7 +81,7 @@ class Schedules(Probe):
         """Write down how far all have come."""
         self._write_all()
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def step(self_: object, *args: object, **kwargs: object) -> object:
             result = original(self_, *args, **kwargs)

@@ -211,7 +211,7 @@ class StepClock(Probe):
         self._ended.emit()
 
 
-class BackwardWatch(Probe):
+class BackwardProbe(Probe):
     """Counts backward passes, and remembers from where the one that runs was called.
 
     On GPUs the hooks of backward run on threads of C++, whose stacks do not show the user's code.
@@ -234,9 +234,9 @@ class BackwardWatch(Probe):
         self._stacks: dict[Hashable, tuple[tuple[Frame, ...], object]] = {}
 
     def _install(self) -> None:
-        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._front)
+        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._wrapper)
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         here = self.recorder.here
 
         @wrap_like(original)

@@ -14,7 +14,7 @@ from distdiag.config.tasks import ParityTask, RankSummary, read_summary
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.data.batch_leaves import UnknownBatchError, leaves, rebuild
 from distdiag.probes.out_of_sight import out_of_sight
-from distdiag.probes.parity.perturbation import nudged
+from distdiag.probes.parity.perturbation import perturbed
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.record.guard import Guard
 from distdiag.record.marks import set_hook
@@ -288,7 +288,7 @@ class BatchFeed:
         elif self._store is not None:
             batch = self._replayed(self._store, batch, iterator, number)
         if self._task.nudge is not None:
-            batch = nudged(batch, self._task.nudge + number, self._task.nudge_dtype)
+            batch = perturbed(batch, self._task.nudge + number, self._task.nudge_dtype)
         return batch
 
     def _replayed(self, store: BatchStore, batch: object, iterator: int, number: int) -> object:

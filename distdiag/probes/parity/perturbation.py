@@ -9,7 +9,7 @@ import torch
 from distdiag.probes.data.batch_leaves import leaves, rebuild
 
 
-def nudge_in_place(tensors: Iterable[torch.Tensor], seed: int, dtype: str = "") -> None:
+def perturb_in_place(tensors: Iterable[torch.Tensor], seed: int, dtype: str = "") -> None:
     """Change each element by one unit of rounding, up or down, without the program's generators.
 
     The unit is that of `dtype` where it is coarser than a tensor's own.
@@ -22,7 +22,7 @@ def nudge_in_place(tensors: Iterable[torch.Tensor], seed: int, dtype: str = "") 
                 tensor.data.mul_(_factors(tensor, generator, dtype))
 
 
-def nudged(batch: object, seed: int, dtype: str = "") -> object:
+def perturbed(batch: object, seed: int, dtype: str = "") -> object:
     """Return a batch whose floating-point tensors are changed by one unit of rounding."""
     generator = torch.Generator("cpu").manual_seed(seed)
     new = {

@@ -32,7 +32,7 @@ from distdiag.probes.models.tensor_plans import Held, local_part
 from distdiag.probes.models.trained_models import TrainedModels
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
-from distdiag.probes.parity.perturbation import nudge_in_place
+from distdiag.probes.parity.perturbation import perturb_in_place
 from distdiag.probes.parity.sample_figures import coarser, figures_of
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.kinds import is_dtensor
@@ -297,7 +297,7 @@ class ParityRecorder(Probe):
             parts = [
                 local_part(held.tensor) for _, held in self._models.held() if not held.plan.tied_to
             ]
-            nudge_in_place(parts, self._task.nudge, self._task.nudge_dtype)
+            perturb_in_place(parts, self._task.nudge, self._task.nudge_dtype)
         self._tensors.write(Kind.START, 0, self._models.held(), lambda each: each.tensor)
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
@@ -394,7 +394,7 @@ class ParityRecorder(Probe):
 
     @guarded
     def _before_forward(self, module: nn.Module, _: object) -> None:
-        """Nudge before the first pass, of a script whose batches come from nowhere we see."""
+        """Perturb before the first pass, of a script whose batches come from nowhere we see."""
         is_first = not self._has_started and module.training and is_grad_enabled()
         if is_first and self._models.name_of(module) is not None:
             self._start()

@@ -1,6 +1,6 @@
 """Wraps functions of C where they are: everybody keeps the same object, and calls come to us first.
 
-A stand-in would be another object. Programs that pickle the function, find it in a table, ask for
+A patch would be another object. Programs that pickle the function, find it in a table, ask for
 its type or compare it with one that they have kept would notice, and so would torch, whose tables
 know functions by identity. So what the object holds (its definition, and what the C function is
 given as `self`) is exchanged with what a new one holds, which `PyCFunction_NewEx` makes. The new
@@ -111,14 +111,16 @@ class _Wrapped:
         self.function = function  # kept alive: it is known by its id
         # Until they are exchanged the twin is ours, and afterwards the function as it was.
         self.twin, self._ours = _twin_of(function)
-        self.fronts: list[InPlace] = []
+        self.wrappers: list[InPlace] = []
         self.turn()
 
     def turn(self) -> None:
-        """Let calls come to the newest front that is still there."""
-        while self.fronts and self.fronts[-1].is_undone:
-            self.fronts.pop()
-        type(self._ours).__call__ = staticmethod(self.fronts[-1].call if self.fronts else self.twin)
+        """Let calls come to the newest wrapper that is still there."""
+        while self.wrappers and self.wrappers[-1].is_undone:
+            self.wrappers.pop()
+        type(self._ours).__call__ = staticmethod(
+            self.wrappers[-1].call if self.wrappers else self.twin
+        )
 
 
 class InPlace:
@@ -130,10 +132,10 @@ class InPlace:
         """Let calls of `function` come to what `make` returns, given the function as it is now."""
         open_up([function])
         self._wrapped = _WRAPPED[id(function)]
-        fronts = self._wrapped.fronts
+        wrappers = self._wrapped.wrappers
         self.is_undone = False
-        self.call: Callable[..., Any] = make(fronts[-1].call if fronts else self._wrapped.twin)
-        fronts.append(self)
+        self.call: Callable[..., Any] = make(wrappers[-1].call if wrappers else self._wrapped.twin)
+        wrappers.append(self)
         self._wrapped.turn()
 
     def undo(self) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 from distdiag.probes.untyped import Untyped
 
 
-class ImportWatch(MetaPathFinder):
+class ImportHook(MetaPathFinder):
     """Sits in `sys.meta_path` and tells when each of some modules has run to its end."""
 
     def __init__(self, names: Collection[str], callback: Callable[[str], None]) -> None:

@@ -49,7 +49,7 @@ def strip_own_frames(
     return kept[0]
 
 
-class ExceptionWatch(Probe):
+class ExceptionProbe(Probe):
     """Records what ends the rank or one of its threads."""
 
     name: ClassVar[str] = "exceptions"
@@ -61,7 +61,7 @@ class ExceptionWatch(Probe):
 
     def _install(self) -> None:
         self._patches.wrap(threading, "excepthook", self._thread_hook)
-        self._patches.wrap(signal, "signal", self._signal_front)
+        self._patches.wrap(signal, "signal", self._signal_wrapper)
         self._patches.wrap(signal, "getsignal", self._getting)
 
     def watch_excepthook(self) -> None:
@@ -116,7 +116,7 @@ class ExceptionWatch(Probe):
 
         return excepthook
 
-    def _signal_front(self, original: AnyCallable) -> AnyCallable:
+    def _signal_wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def set_handler(signalnum: int, handler: object) -> object:
             ours = self._handler(handler) if callable(handler) and not self.is_off else handler

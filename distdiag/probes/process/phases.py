@@ -17,16 +17,16 @@ from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
 
-class DataLoaderWatch(Probe):
+class DataLoaderProbe(Probe):
     """Counts the batches, and says when a rank waits for one."""
 
     name: ClassVar[str] = "dataloader"
 
     def _install(self) -> None:
         kind = dataloader._BaseDataLoaderIter
-        self._patches.wrap(kind, "__next__", self._front)
+        self._patches.wrap(kind, "__next__", self._wrapper)
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def next_batch(self_: object) -> object:
             if self.is_off:
@@ -49,7 +49,7 @@ class DataLoaderWatch(Probe):
 class _SavePhase(Probe):
     """Says when a rank saves or loads."""
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
         def function(*args: object, **kwargs: object) -> object:
             if self.is_off:
@@ -63,7 +63,7 @@ class _SavePhase(Probe):
         return function
 
 
-class SaveWatch(_SavePhase):
+class SaveProbe(_SavePhase):
     """Says when a rank is in `torch.save` or `torch.load`."""
 
     name: ClassVar[str] = "save"
@@ -75,8 +75,8 @@ class SaveWatch(_SavePhase):
 
     def _install(self) -> None:
         here = torch.serialization
-        self._patches.wrap_everywhere(here, "load", self._front)
-        self._patches.wrap_everywhere(here, "save", lambda f: self._front(self._telling(f)))
+        self._patches.wrap_everywhere(here, "load", self._wrapper)
+        self._patches.wrap_everywhere(here, "save", lambda f: self._wrapper(self._telling(f)))
 
     def _telling(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -88,7 +88,7 @@ class SaveWatch(_SavePhase):
         return save
 
 
-class CheckpointWatch(_SavePhase):
+class CheckpointProbe(_SavePhase):
     """Says when a rank is in a distributed checkpoint."""
 
     name: ClassVar[str] = "checkpoint"
@@ -96,12 +96,12 @@ class CheckpointWatch(_SavePhase):
     def _install(self) -> None:
         from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-        self._patches.wrap_everywhere(state_dict_saver, "save", self._front)
-        self._patches.wrap_everywhere(state_dict_saver, "async_save", self._front)
-        self._patches.wrap_everywhere(state_dict_loader, "load", self._front)
+        self._patches.wrap_everywhere(state_dict_saver, "save", self._wrapper)
+        self._patches.wrap_everywhere(state_dict_saver, "async_save", self._wrapper)
+        self._patches.wrap_everywhere(state_dict_loader, "load", self._wrapper)
 
 
-class CompileWatch(Probe):
+class CompileProbe(Probe):
     """Says when a rank compiles, which may take minutes while its peers wait."""
 
     name: ClassVar[str] = "compile"
@@ -111,10 +111,10 @@ class CompileWatch(Probe):
 
         # Patched, not registered as callbacks: `torch._dynamo.reset` forgets those.
         self._before = Phase.SCRIPT
-        self._patches.wrap(Handler, "run_start_callbacks", partial(self._front, tell=self._start))
-        self._patches.wrap(Handler, "run_end_callbacks", partial(self._front, tell=self._end))
+        self._patches.wrap(Handler, "run_start_callbacks", partial(self._wrapper, tell=self._start))
+        self._patches.wrap(Handler, "run_end_callbacks", partial(self._wrapper, tell=self._end))
 
-    def _front(self, original: AnyCallable, tell: Callable[[], None]) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable, tell: Callable[[], None]) -> AnyCallable:
         @wrap_like(original)
         def method(self_: object, *args: object, **kwargs: object) -> object:
             if not self.is_off:

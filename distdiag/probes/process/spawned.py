@@ -13,7 +13,7 @@ from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import site_here
 
 
-class SpawnWatch(Probe):
+class SpawnProbe(Probe):
     """Records calls of ``torch.multiprocessing.spawn`` and ``start_processes``.
 
     What a member of a process group starts are helpers, and no ranks.
@@ -24,9 +24,9 @@ class SpawnWatch(Probe):
     def _install(self) -> None:
         # As an attribute of its package it is hidden by the function of the same name.
         module = sys.modules["torch.multiprocessing.spawn"]
-        self._patches.wrap_everywhere(module, "start_processes", self._front)
+        self._patches.wrap_everywhere(module, "start_processes", self._wrapper)
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         signature = inspect.signature(original)
 
         @wrap_like(original)

@@ -43,9 +43,9 @@ class StepDraws(Probe):
         self._here = _Here()
 
     def _install(self) -> None:
-        self._patches.wrap_all(torch, dict.fromkeys((*_FACTORIES, *_LIKE), self._front))
+        self._patches.wrap_all(torch, dict.fromkeys((*_FACTORIES, *_LIKE), self._wrapper))
 
-    def _front(self, original: AnyCallable) -> AnyCallable:
+    def _wrapper(self, original: AnyCallable) -> AnyCallable:
         here = self._here
 
         @like(original)

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from distdiag.probes.guard import guard
-from distdiag.probes.losses.aux_watch import is_scalar
+from distdiag.probes.losses.aux_losses import is_scalar
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.probes.untyped import Untyped

@@ -132,7 +132,7 @@ class Biases:
         return name in self._names.get(module, ())
 
 
-class BiasWatch:
+class BiasSearch:
     """Sees the calls within the passes that a thread is in the middle of.
 
     A bias has one number for each expert and is added to a row of scores for each token; that it is
@@ -209,7 +209,7 @@ _MOST_MARKED: Final = 64
 Held = tuple[str, torch.Tensor]
 
 
-class CountWatch:
+class CountSearch:
     """Sees the calls within the passes that a thread is in the middle of."""
 
     def __init__(self, passes: list[Pass], fail: Callable[[Exception], None]) -> None:
@@ -289,7 +289,7 @@ _BUFFERS: Final = frozenset(
 _BUFFER_DIMS: Final = 3
 
 
-class CapacityWatch:
+class CapacitySearch:
     """Sees the calls within the passes that a thread is in the middle of."""
 
     def __init__(self, passes: list[Pass], fail: Callable[[Exception], None]) -> None:
@@ -391,7 +391,7 @@ class Passes(threading.local):
         self._biases = biases
         self.open: list[Pass] = []
         self.mode: RoutingMode | None = None
-        self.counts: CountWatch | None = None
+        self.counts: CountSearch | None = None
 
     def innermost_routing(self) -> Pass | None:
         """Return the innermost pass in which experts were chosen already."""
@@ -412,9 +412,9 @@ class Passes(threading.local):
         self.open.append(opened)
         if self.mode is not None:
             return
-        sizes = CapacityWatch(self.open, fail)
-        counts = self.counts = CountWatch(self.open, fail)
-        biases = BiasWatch(self.open, self._biases, fail)
+        sizes = CapacitySearch(self.open, fail)
+        counts = self.counts = CountSearch(self.open, fail)
+        biases = BiasSearch(self.open, self._biases, fail)
 
         def see(name: str, args: tuple[Any, ...], result: object, chosen: Chosen | None) -> None:
             sizes.see(name, args, result, chosen)

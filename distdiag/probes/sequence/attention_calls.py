@@ -101,22 +101,22 @@ class AttentionCalls:
         _LISTENERS.append((self, tell))
 
     def install(self) -> None:
-        """Put the stand-ins of torch in place."""
-        self._patches.wrap(functional, "scaled_dot_product_attention", self._front("query"))
-        self._patches.wrap(torch, "softmax", self._front("scores"))
-        self._patches.add(torch.Tensor, "softmax", self._front("scores"))
+        """Put the patchs of torch in place."""
+        self._patches.wrap(functional, "scaled_dot_product_attention", self._wrapper("query"))
+        self._patches.wrap(torch, "softmax", self._wrapper("scores"))
+        self._patches.add(torch.Tensor, "softmax", self._wrapper("scores"))
 
     def install_library(self, module: str) -> None:
         """Put those of a library in place, which has been imported."""
         for name in LIBRARIES[module]:
             if name in vars(sys.modules[module]):  # they have other names in other versions
-                self._patches.wrap(sys.modules[module], name, self._front("rows"))
+                self._patches.wrap(sys.modules[module], name, self._wrapper("rows"))
 
-    def _front(self, form: Form) -> Wrap:
-        return partial(_front, number=self._number, form=form)
+    def _wrapper(self, form: Form) -> Wrap:
+        return partial(_wrapper, number=self._number, form=form)
 
 
-def _front(original: AnyCallable, number: int, form: Form) -> AnyCallable:
+def _wrapper(original: AnyCallable, number: int, form: Form) -> AnyCallable:
     read = _READERS[form]
 
     # Without the mark that other wrappers bear: compiled programs call attention in their graphs.

@@ -20,7 +20,7 @@ from distdiag.probes.data.forward_arguments import Arguments, arguments_of
 from distdiag.probes.data.padding_masks import is_call, pad_of, read_padding
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.own_steps import is_due
-from distdiag.probes.patching.post_import import ImportWatch
+from distdiag.probes.patching.post_import import ImportHook
 from distdiag.probes.sequence.attention_calls import LIBRARIES, Attention, AttentionCalls, Given
 from distdiag.probes.sequence.attention_masks import read_mask
 from distdiag.probes.sequence.exchanges import Exchange, ForwardPass, Place, Use
@@ -181,7 +181,7 @@ class SequenceProbe(Probe):
         self._thread = _Thread()
         self._calls = AttentionCalls(self._on_attention, self._patches, self._on_unread)
         self._num_unread = 0
-        self._imports = ImportWatch(LIBRARIES, self._on_import)
+        self._imports = ImportHook(LIBRARIES, self._on_import)
         self._numbers: dict[tuple[UseKind, tuple[int, ...]], int] = {}
         self._pad: int | None = None
         self._pads: set[int | None] = set()

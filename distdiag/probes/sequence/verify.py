@@ -105,11 +105,11 @@ class VerifySequence(Probe):
         spec = spec_of(pair.plan, _world_size(), pair.plan.dim, pair.functions)
         # Nobody is to take the exchange of tokens for that of gradients or parameters.
         with self._moments.shared.muted():
-            passport = passport_of(pair.functions, spec, device, pair.members)
-        passport["is_form_sure"] = pair.is_form_sure
-        passport["functions"] = definitions(pair.functions, self.recorder.main_script)
+            trace = trace_of(pair.functions, spec, device, pair.members)
+        trace["is_form_sure"] = pair.is_form_sure
+        trace["functions"] = definitions(pair.functions, self.recorder.main_script)
         site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
-        write_passport(self.recorder, pair.name, site, passport)
+        write_trace(self.recorder, pair.name, site, trace)
 
     def _pairs(self, members: tuple[int, ...] | None) -> Iterator[_Pair]:
         attentions = self._plan.attention or ("",) * len(self._plan.split)
@@ -189,7 +189,7 @@ def spec_of(
     )
 
 
-def passport_of(
+def trace_of(
     functions: Functions,
     spec: TokenSpec,
     device: torch.device,
@@ -212,11 +212,11 @@ def passport_of(
     return {"members": members, "spec": spec, **seen}
 
 
-def write_passport(recorder: Recorder, name: str, site: CallSite, passport: dict[str, Any]) -> None:
+def write_trace(recorder: Recorder, name: str, site: CallSite, trace: dict[str, Any]) -> None:
     """Write down what this rank saw, for the report."""
     number = recorder.num_verified[name]
     recorder.num_verified[name] += 1
-    recorder.event(TokenPassport, name=name, number=number, site=site, **passport)
+    recorder.event(TokenPassport, name=name, number=number, site=site, **trace)
 
 
 def label_of(functions: Functions) -> str:

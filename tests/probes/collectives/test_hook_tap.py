@@ -11,8 +11,8 @@ import torch.distributed._functional_collectives as funcol
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.collectives.functional import FunctionalTap
 from distdiag.probes.collectives.hooks import HookTap
-from distdiag.probes.collectives.python_wrappers import CollectiveFronts
-from distdiag.probes.collectives.work import WorkWatch
+from distdiag.probes.collectives.python_wrappers import CollectiveWrappers
+from distdiag.probes.collectives.work import WorkProbe
 from tests.probes.conftest import Observed
 
 pytestmark = [
@@ -35,8 +35,8 @@ def tapped(observed: Observed) -> Observed:
     recorder, signals = observed.recorder, observed.signals
     functional = FunctionalTap(recorder, signals.exchange_starting)
     tap = HookTap(recorder, functional, signals.collective_recorded, signals.exchange_known)
-    works = WorkWatch(recorder)
-    fronts = CollectiveFronts(
+    works = WorkProbe(recorder)
+    fronts = CollectiveWrappers(
         recorder, tap, works, signals.tensors_shared, signals.exchange_starting
     )
     for probe in (functional, tap, works, fronts):

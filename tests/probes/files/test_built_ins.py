@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from distdiag.probes.files.libraries import StandIn, stand_in
+from distdiag.probes.files.libraries import ClassPatch, patch_class
 
 
 @pytest.fixture
 def ours() -> Any:
-    return stand_in(safe_open, lambda *given: safe_open(*given))
+    return patch_class(safe_open, lambda *given: safe_open(*given))
 
 
 def test_a_stand_in_for_a_class_makes_its_objects() -> None:
-    ours: Any = stand_in(memoryview, lambda *given: memoryview(*given))
+    ours: Any = patch_class(memoryview, lambda *given: memoryview(*given))
 
     assert isinstance(ours(b""), ours)
     assert not isinstance(b"", ours)
@@ -43,11 +43,11 @@ def test_it_equals_the_class_and_is_found_where_that_is(ours: Any) -> None:
 
 
 def test_it_is_pickled_by_name_and_copied_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours: Any = stand_in(memoryview, lambda *given: memoryview(*given))
+    ours: Any = patch_class(memoryview, lambda *given: memoryview(*given))
     monkeypatch.setattr("builtins.memoryview", ours)
 
     assert isinstance(ours, type)
-    assert type(ours) is not StandIn
+    assert type(ours) is not ClassPatch
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         assert pickle.loads(pickle.dumps(ours, protocol)) is ours
     assert copy.deepcopy(ours) is copy.copy(ours) is ours

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distdiag.events.collectives import Collective
 from distdiag.events.files import FileAction, FileClosed, StoreCall
-from distdiag.probes.files import log as file_looks
+from distdiag.probes.files import log
 from tests.probes.conftest import Observed
 
 
@@ -65,7 +65,7 @@ def test_without_accesses_nothing_stands_before_a_collective(
 def test_a_flood_of_reads_is_cut_down_to_folders_of_this_run(
     observed: Observed, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_looks, "MOST_LOOKS", 3)
+    monkeypatch.setattr(log, "MOST_LOOKS", 3)
     (folder / "old").mkdir()
     for number in range(6):
         touch(folder / "old" / str(number))

@@ -13,7 +13,7 @@ from distdiag.events.lifecycle import Raised, Signalled
 from distdiag.probes.process.exceptions import (
     LONGEST_MESSAGE,
     LONGEST_TRACEBACK,
-    ExceptionWatch,
+    ExceptionProbe,
     strip_own_frames,
 )
 from distdiag.record.status_page import read_status
@@ -21,8 +21,8 @@ from tests.probes.conftest import Observed
 
 
 @pytest.fixture
-def watch(observed: Observed) -> ExceptionWatch:
-    made = ExceptionWatch(observed.recorder, after_raise=lambda: None)
+def watch(observed: Observed) -> ExceptionProbe:
+    made = ExceptionProbe(observed.recorder, after_raise=lambda: None)
     made.install()
     observed.probes.append(made)
     return made
@@ -33,7 +33,7 @@ def _fail() -> None:
 
 
 def test_what_ends_the_rank_is_recorded_with_its_frames(
-    observed: Observed, watch: ExceptionWatch
+    observed: Observed, watch: ExceptionProbe
 ) -> None:
     try:
         _fail()
@@ -76,7 +76,7 @@ class Lie(Exception, metaclass=Lying):
     pass
 
 
-def _recorded(observed: Observed, watch: ExceptionWatch, error: BaseException) -> Raised:
+def _recorded(observed: Observed, watch: ExceptionProbe, error: BaseException) -> Raised:
     try:
         raise error
     except BaseException as raised:  # noqa: BLE001 (of any kind)
@@ -98,7 +98,7 @@ def _recorded(observed: Observed, watch: ExceptionWatch, error: BaseException) -
     ],
 )
 def test_an_exception_is_recorded_whatever_its_class_does(
-    observed: Observed, watch: ExceptionWatch, error: BaseException, message: str
+    observed: Observed, watch: ExceptionProbe, error: BaseException, message: str
 ) -> None:
     event = _recorded(observed, watch, error)
     assert event.message == message
@@ -108,7 +108,7 @@ def test_an_exception_is_recorded_whatever_its_class_does(
 
 
 def test_notes_that_cannot_be_shown_do_not_hide_the_frames(
-    observed: Observed, watch: ExceptionWatch
+    observed: Observed, watch: ExceptionProbe
 ) -> None:
     error = ValueError("a")
     error.__notes__ = [Silent()]  # type: ignore[list-item]
@@ -117,7 +117,7 @@ def test_notes_that_cannot_be_shown_do_not_hide_the_frames(
 
 @pytest.mark.parametrize("message", ["x" * 200_000, "a line\n" * 50_000, "é\n" * 100_000])
 def test_a_huge_message_hides_neither_the_frames_nor_its_own_end(
-    observed: Observed, watch: ExceptionWatch, message: str
+    observed: Observed, watch: ExceptionProbe, message: str
 ) -> None:
     event = _recorded(observed, watch, ValueError(f"{message}the end"))
     assert event.traceback.startswith("Traceback (most recent call last)")
@@ -129,7 +129,7 @@ def test_a_huge_message_hides_neither_the_frames_nor_its_own_end(
 
 
 def test_a_recursion_and_a_group_with_causes_keep_their_ends(
-    observed: Observed, watch: ExceptionWatch
+    observed: Observed, watch: ExceptionProbe
 ) -> None:
     def fall(depth: int) -> None:
         fall(depth + 1)
@@ -154,7 +154,7 @@ def test_a_recursion_and_a_group_with_causes_keep_their_ends(
 
 
 def test_an_exit_is_read_with_its_line_and_its_reason(
-    observed: Observed, watch: ExceptionWatch
+    observed: Observed, watch: ExceptionProbe
 ) -> None:
     try:
         sys.exit("no data\udce9")
@@ -166,7 +166,7 @@ def test_an_exit_is_read_with_its_line_and_its_reason(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_exception_of_a_thread_does_not_end_the_rank(
-    observed: Observed, watch: ExceptionWatch
+    observed: Observed, watch: ExceptionProbe
 ) -> None:
     thread = threading.Thread(target=_fail, name="loader")
 
@@ -179,7 +179,7 @@ def test_an_exception_of_a_thread_does_not_end_the_rank(
 
 
 def test_a_signal_handler_of_the_script_runs_and_is_recorded(
-    observed: Observed, watch: ExceptionWatch
+    observed: Observed, watch: ExceptionProbe
 ) -> None:
     received: list[int] = []
 
@@ -198,7 +198,7 @@ def test_a_signal_handler_of_the_script_runs_and_is_recorded(
     assert [event.signal for event in observed.events(Signalled)] == [signal.SIGUSR1]
 
 
-def test_default_dispositions_pass_through(observed: Observed, watch: ExceptionWatch) -> None:
+def test_default_dispositions_pass_through(observed: Observed, watch: ExceptionProbe) -> None:
     before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     try:
         assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
@@ -208,7 +208,7 @@ def test_default_dispositions_pass_through(observed: Observed, watch: ExceptionW
 
 
 def test_the_frames_of_the_tool_do_not_show_in_a_traceback(
-    observed: Observed, watch: ExceptionWatch
+    observed: Observed, watch: ExceptionProbe
 ) -> None:
     observed.install("save")
     with pytest.raises(FileNotFoundError) as caught:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.routing import Choice, CounterWritten, Routing
-from distdiag.probes.routing.watch import RoutingWatch
+from distdiag.probes.routing.probe import RoutingProbe
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import ddp
 
@@ -206,7 +206,7 @@ def test_a_failure_of_ours_leaves_no_mode_behind(
     def explode(*_: object) -> None:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(RoutingWatch, "_note", explode)
+    monkeypatch.setattr(RoutingProbe, "_note", explode)
     train(ddp(nn.Sequential(Layer())), 2)
     assert torch._C._len_torch_function_stack() == 0
     assert [event.probe for event in observed.events(ProbeDisabled)] == ["routing"]

@@ -107,12 +107,12 @@ def test_an_exchange_before_anything_was_chosen_is_none_of_tokens(observed: Obse
 def test_a_failure_while_the_capacity_is_read_stays_here(
     observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distdiag.probes.routing.passes import CapacityWatch
+    from distdiag.probes.routing.passes import CapacitySearch
 
     def broken(*_: object) -> None:
         raise RuntimeError("of our own")
 
-    monkeypatch.setattr(CapacityWatch, "_choose", broken)
+    monkeypatch.setattr(CapacitySearch, "_choose", broken)
     observed.install("process-groups", "collectives", "steps", "routing")
     out = ddp(nn.Sequential(Compared()))(torch.randn(32, DIM))
     assert out.shape == (32, DIM)

@@ -1,4 +1,4 @@
-"""Sees which balancing losses modules compute that route, and whether a backward pass uses them.
+"""Sees which auxiliary losses modules compute that route, and whether a backward pass uses them.
 
 Hooks of the graph note that a gradient came by; they go with the graph, and keep nothing alive.
 """
@@ -55,7 +55,7 @@ class _Found:
     detached: list[tuple[str, str, CallSite]] = field(default_factory=list)
 
 
-class AuxWatch:
+class AuxLosses:
     """What modules that route have computed of their scores, since the last step."""
 
     def __init__(
@@ -67,7 +67,7 @@ class AuxWatch:
     ) -> None:
         """Nothing was computed yet; `module` is the one that routes now, if it is looked at.
 
-        `injected` is told the nodes of balancing losses that are injected.
+        `injected` is told the nodes of auxiliary losses that are injected.
         """
         self._module = module
         self._site = site
@@ -82,7 +82,7 @@ class AuxWatch:
 
     @property
     def has_unused(self) -> bool:
-        """Whether a layer has a balancing loss that no backward pass has come by so far."""
+        """Whether a layer has a auxiliary loss that no backward pass has come by so far."""
         return not all(self._has_used.values())
 
     @property
@@ -119,7 +119,7 @@ class AuxWatch:
                 self._found.scalars.append((scalar.grad_fn, coefficient_of(module), self._site()))
 
     def saw_call(self, name: str, args: Sequence[Any], result: object) -> None:
-        """Take note of one number without a graph that a module scales as its balancing loss."""
+        """Take note of one number without a graph that a module scales as its auxiliary loss."""
         with guard(self._fail):
             if name in _PRODUCTS and _is_plain_number(result):
                 self._saw_product(args)
@@ -167,7 +167,7 @@ class AuxWatch:
                 uses[layer].site = site
         self._passes.append(uses)
 
-    def is_balanced(self, layers: Sequence[str]) -> None:
+    def note_used(self, layers: Sequence[str]) -> None:
         """Take note that a loss holds a term that is made of the scores of these layers."""
         for uses in self._passes:
             for layer in layers:
@@ -175,7 +175,7 @@ class AuxWatch:
                     uses[layer].is_used = True
 
     def take(self, models: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield what became of the balancing losses since the last step, by the layers' models."""
+        """Yield what became of the auxiliary losses since the last step, by the layers' models."""
         by_layer: dict[str, list[Use]] = {}
         while self._passes:
             for layer, use in self._passes.popleft().items():

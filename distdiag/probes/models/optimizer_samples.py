@@ -29,12 +29,12 @@ from distdiag.probes.tensors.content import Pending, contents
 from distdiag.record.recorder import Recorder
 
 _Change = tuple[Pending, Pending]
-_MOST_LOOKS: Final = 4
+_MOST_SAMPLES: Final = 4
 _MOST_FRAMES: Final = 6
 _INITIALISER: Final = "/torch/distributed/checkpoint/state_dict.py"
 
 
-class OptimizerWatch:
+class OptimizerSamples:
     """The optimizers of a rank, and what was seen of a step that is under way."""
 
     def __init__(
@@ -55,8 +55,8 @@ class OptimizerWatch:
         self._counts = StepCounts()
         self._seen: WeakMap[Any, dict[str, Any]] = WeakMap()
         self._before: WeakMap[Any, Pending] = WeakMap()
-        self._looks: WeakMap[Any, list[tuple[tuple[str, ...], Pending]]]
-        self._looks = WeakMap()
+        self._samples: WeakMap[Any, list[tuple[tuple[str, ...], Pending]]]
+        self._samples = WeakMap()
         self._doubtful: list[tuple[dict[str, Any], _Change]] = []
 
     def alive(self) -> list[torch.optim.Optimizer]:
@@ -119,11 +119,11 @@ class OptimizerWatch:
 
         Else the program may train them by itself.
         """
-        looks = [each for each in self._looks.get(optimizer, ()) if each[0] == names]
+        samples = [each for each in self._samples.get(optimizer, ()) if each[0] == names]
         if names:
-            looks.append((names, self._content(names)))
-        found = [_digests(content) for _, each in looks if (content := each.take()) is not None]
-        self._looks[optimizer] = looks[-_MOST_LOOKS:]
+            samples.append((names, self._content(names)))
+        found = [_digests(content) for _, each in samples if (content := each.take()) is not None]
+        self._samples[optimizer] = samples[-_MOST_SAMPLES:]
         return len(found) > 1 and None not in found[-1] and found[-1] == found[-2]
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:

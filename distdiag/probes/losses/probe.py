@@ -31,7 +31,7 @@ from distdiag.probes.losses.reading import LossReading
 from distdiag.probes.losses.score_marks import Origin, origin_of
 from distdiag.probes.losses.terms import Step, number
 from distdiag.probes.models.own_steps import OwnSteps, is_due
-from distdiag.probes.models.wrappers import keeper_of, param_groups
+from distdiag.probes.models.wrappers import param_groups, wrapper_of
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.untyped import Untyped
@@ -67,9 +67,9 @@ def averaging_in(root: nn.Module) -> Averaging:
     """Return the ranks and the divisor for one model."""
     found: set[Averaging] = set()
     for module in root.modules():
-        keeper = keeper_of(module, "")
-        if keeper is not None and (keeper.kind != "FSDP2" or param_groups(module)):
-            found.add((keeper.ranks, _divisor(module, keeper.kind, len(keeper.ranks))))
+        wrapper = wrapper_of(module, "")
+        if wrapper is not None and (wrapper.kind != "FSDP2" or param_groups(module)):
+            found.add((wrapper.ranks, _divisor(module, wrapper.kind, len(wrapper.ranks))))
     return found.pop() if len(found) == 1 else UNKNOWN
 
 
@@ -93,7 +93,7 @@ def _given(group: object, num_ranks: int) -> float:
     return float(num_ranks) if given is None else float(given)
 
 
-# Reads how much balancing losses weigh that a function of the program injects into a pass.
+# Reads how much auxiliary losses weigh that a function of the program injects into a pass.
 #
 # Such a function passes a tensor on, and gives a loss beside it a gradient of its own choice.
 
@@ -166,7 +166,7 @@ class Moments:
     aux_loss_used: Signal[Sequence[str]]
 
 
-class LossWatch(Probe):
+class LossProbe(Probe):
     """Reads the losses of the backward passes before the first steps and every hundredth."""
 
     name: ClassVar[str] = "losses"
@@ -231,7 +231,7 @@ class LossWatch(Probe):
         if not dist.is_initialized():
             return
         if not is_due(self.recorder.step):
-            self._look_for_balance(outputs)
+            self._look_for_use(outputs)
             return
         self._num_passes += 1
         if len(self._passes) >= MOST_PASSES:
@@ -244,15 +244,15 @@ class LossWatch(Probe):
         aux = [] if root is None else aux_terms(root)
         terms = without_aux(terms) if aux else terms
         labels, targets = self._given.counts_for(terms), self._given.take_targets()
-        self._tell_balanced(aux)
+        self._tell_used(aux)
         self._running = LossReading(terms, place, self.fail, labels, aux, targets)
 
-    def _look_for_balance(self, outputs: object) -> None:
+    def _look_for_use(self, outputs: object) -> None:
         root = _root(outputs) if self._is_aux_doubted else None
         if root is not None:
-            self._tell_balanced(aux_terms(root))
+            self._tell_used(aux_terms(root))
 
-    def _tell_balanced(self, aux: list[Aux]) -> None:
+    def _tell_used(self, aux: list[Aux]) -> None:
         layers = [mark.layer for each in aux for mark in each.origin.marks.values()]
         self._moments.aux_loss_used.emit(layers)
 

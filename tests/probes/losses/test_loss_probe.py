@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.losses import LossPass, LossWeights
-from distdiag.probes.losses import watch as loss_watch
-from distdiag.probes.losses.watch import averaging_in
+from distdiag.probes.losses import probe as loss_probe
+from distdiag.probes.losses.probe import averaging_in
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import ddp
 
@@ -218,8 +218,8 @@ def test_a_pass_that_raises_leaves_nothing_behind(observed: Observed) -> None:
     with pytest.raises(ZeroDivisionError):
         loss.backward(retain_graph=True)
     handle.remove()
-    (watch,) = [p for p in observed.probes if isinstance(p, loss_watch.LossWatch)]
-    assert watch._running is None
+    (probe,) = [p for p in observed.probes if isinstance(p, loss_probe.LossProbe)]
+    assert probe._running is None
     loss.backward()
 
 
@@ -227,8 +227,8 @@ def test_a_failure_of_ours_never_reaches_the_script(
     observed: Observed, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     failures: list[Exception] = []
-    (watch,) = [p for p in observed.probes if isinstance(p, loss_watch.LossWatch)]
-    monkeypatch.setattr(watch, "fail", failures.append)
+    (probe,) = [p for p in observed.probes if isinstance(p, loss_probe.LossProbe)]
+    monkeypatch.setattr(probe, "fail", failures.append)
     monkeypatch.setattr("distdiag.probes.losses.reading._read", lambda *_: 1 / 0)
     loss = F.cross_entropy(*flat(scores(nn.Linear(3, VOCAB))))
     loss.backward()

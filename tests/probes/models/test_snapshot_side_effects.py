@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.events.lifecycle import ProbeDisabled, StepEnd
 from distdiag.events.models import ModelState, Moment
-from distdiag.probes.models import snapshot as survey_module
+from distdiag.probes.models import snapshot
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import backward, ddp, fsdp2, network, told, train
 
@@ -55,7 +55,7 @@ def test_looking_changes_nothing(observed: Observed) -> None:
     assert not observed.events(ProbeDisabled)
 
 
-def test_a_model_without_the_survey_has_the_same_attributes(observed: Observed) -> None:
+def test_a_model_without_the_snapshots_has_the_same_attributes(observed: Observed) -> None:
     observed.install("steps")
     watched = network()
     train(watched)
@@ -81,13 +81,13 @@ def test_training_comes_to_the_same_numbers(observed: Observed) -> None:
     assert all(map(torch.equal, plain, result()))
 
 
-def test_a_look_that_fails_switches_the_survey_off_and_training_goes_on(
+def test_a_look_that_fails_switches_the_snapshots_off_and_training_goes_on(
     observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise ValueError("no plan today")
 
-    monkeypatch.setattr(survey_module, "plan_of", broken)
+    monkeypatch.setattr(snapshot, "plan_of", broken)
     observed.install("steps")
     model = ddp(network())
     before = model.module[0].weight.clone()
@@ -128,7 +128,7 @@ def test_nothing_is_told_after_it_was_taken_away(observed: Observed) -> None:
     assert not told(observed)
 
 
-def test_a_parameter_without_a_shape_yet_does_not_end_the_survey(observed: Observed) -> None:
+def test_a_parameter_without_a_shape_yet_does_not_end_the_snapshots(observed: Observed) -> None:
     observed.install("steps")
     model = nn.ModuleDict({"body": nn.Linear(2, 2), "later": nn.LazyLinear(2)})
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from distdiag.probes.parity.perturbation import nudge_in_place, nudged
+from distdiag.probes.parity.perturbation import perturb_in_place, perturbed
 
 
 def change(dtype, unit_of=""):
     tensor = torch.ones(1000, dtype=dtype)
-    nudge_in_place([tensor], 7, unit_of)
+    perturb_in_place([tensor], 7, unit_of)
     return (tensor.double() - 1).abs()
 
 
@@ -24,7 +24,7 @@ def test_a_coarser_dtype_that_is_computed_in_counts():
 def test_only_floating_point_parts_of_a_batch_change_and_the_generator_stays():
     batch = {"x": torch.ones(4), "labels": torch.arange(4)}
     state = torch.get_rng_state()
-    found = nudged(dict(batch), 3, "bfloat16")
+    found = perturbed(dict(batch), 3, "bfloat16")
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(found["labels"], batch["labels"])
     assert not torch.equal(found["x"], batch["x"])
@@ -33,7 +33,7 @@ def test_only_floating_point_parts_of_a_batch_change_and_the_generator_stays():
 def test_a_graph_that_was_built_before_can_still_be_used():
     weight = torch.ones(4, requires_grad=True)
     loss = (weight * weight).sum()
-    nudge_in_place([weight], 1)
+    perturb_in_place([weight], 1)
     loss.backward()
     assert torch.allclose(weight.grad, torch.full((4,), 2.0))
 
@@ -41,5 +41,5 @@ def test_a_graph_that_was_built_before_can_still_be_used():
 def test_the_default_device_of_the_program_is_not_used():
     tensor = torch.ones(1000)
     with torch.device("meta"):
-        nudge_in_place([tensor], 7)
+        perturb_in_place([tensor], 7)
     assert (tensor != 1).all()

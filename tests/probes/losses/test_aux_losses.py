@@ -31,7 +31,7 @@ class Inject(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Four experts; `finish` is given the weights of a token's experts and the balancing loss."""
+    """Four experts; `finish` is given the weights of a token's experts and the auxiliary loss."""
 
     def __init__(self, finish: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def test_a_loss_that_was_used_is_no_longer_looked_for(observed: Observed) -> Non
 
 
 class Later(Layer):
-    """The balancing loss is made of scores that the layer has left behind."""
+    """The auxiliary loss is made of scores that the layer has left behind."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.scores = self.gate(tokens).softmax(-1)
@@ -211,7 +211,7 @@ def test_without_a_look_at_losses_nothing_is_said_of_balancing_losses(observed: 
 
 
 class Detached(Layer):
-    """Its balancing loss has no graph, though it is scaled to be a part of the loss."""
+    """Its auxiliary loss has no graph, though it is scaled to be a part of the loss."""
 
     def __init__(self, coefficient: float, loss_of: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__(plain)

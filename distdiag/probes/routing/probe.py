@@ -20,12 +20,12 @@ from distdiag.events.routing import AuxLoss, CounterWritten, CountsHeld, Routing
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guard, guarded
-from distdiag.probes.losses.aux_watch import AuxWatch
+from distdiag.probes.losses.aux_losses import AuxLosses
 from distdiag.probes.losses.score_marks import Mark, mark_scores
 from distdiag.probes.models.modules import ModuleHook
 from distdiag.probes.models.own_steps import EVERY
 from distdiag.probes.models.registry import ModelNames
-from distdiag.probes.models.wrappers import keeper_of
+from distdiag.probes.models.wrappers import wrapper_of
 from distdiag.probes.routing.mode import Chosen
 from distdiag.probes.routing.modules import (
     expert_counts,
@@ -58,11 +58,11 @@ FIRST_STEPS_IN_LIGHT: Final = 2
 _IN_A_ROW: Final = 16
 
 
-class RoutingLooks:
-    """The first steps, each hundredth, and more of them while a balancing loss was never used."""
+class SampledSteps:
+    """The first steps, each hundredth, and more of them while a auxiliary loss was never used."""
 
-    def __init__(self, aux: AuxWatch, *, is_light: bool) -> None:
-        """Ask whether balancing losses are used; fewer first steps are due if it `is_light`."""
+    def __init__(self, aux: AuxLosses, *, is_light: bool) -> None:
+        """Ask whether auxiliary losses are used; fewer first steps are due if it `is_light`."""
         self._aux = aux
         self._num_first = FIRST_STEPS_IN_LIGHT if is_light else FIRST_STEPS
 
@@ -158,8 +158,8 @@ class RoutingHooks:
 
     def add(self, root: nn.Module) -> None:
         """Put hooks on the modules of a model, on each once."""
-        keeper = keeper_of(root, "")
-        members = keeper.ranks if keeper is not None else ()
+        wrapper = wrapper_of(root, "")
+        members = wrapper.ranks if wrapper is not None else ()
         self._hooked.add(root)
         known = {number for number, _ in self._handles}
         for name, module in routing_modules(root, self._patterns):
@@ -230,7 +230,7 @@ class Moments:
     aux_loss_doubted: Signal[bool]
 
 
-class RoutingWatch(Probe):
+class RoutingProbe(Probe):
     """Looks at the modules of each model that may route."""
 
     name: ClassVar[str] = "routing"
@@ -260,8 +260,8 @@ class RoutingWatch(Probe):
         self._counters: deque[tuple[Pending, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._num_events = 0
         self._is_doubted = False
-        self._aux = AuxWatch(self._watched, self._site, self.fail, moments.aux_loss_injected)
-        self._looks = RoutingLooks(self._aux, is_light=is_light)
+        self._aux = AuxLosses(self._watched, self._site, self.fail, moments.aux_loss_injected)
+        self._sampled_steps = SampledSteps(self._aux, is_light=is_light)
 
     def _install(self) -> None:
         moments = self._moments
@@ -289,7 +289,7 @@ class RoutingWatch(Probe):
 
     @guarded
     def _use_aux(self, layers: Sequence[str]) -> None:
-        self._aux.is_balanced(layers)
+        self._aux.note_used(layers)
 
     def _tell_doubt(self) -> None:
         if self._aux.is_doubtful() != self._is_doubted:
@@ -317,7 +317,7 @@ class RoutingWatch(Probe):
         self._tell_doubt()
 
     def _is_due(self, root: nn.Module) -> bool:
-        return self._looks.is_due(self.recorder.step, self._first[root])
+        return self._sampled_steps.is_due(self.recorder.step, self._first[root])
 
     def _hook(self, root: nn.Module) -> None:
         if self._unsubscribe is None:
