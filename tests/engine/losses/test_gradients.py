@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from distdiag.engine.aligner import LIGHT
-from distdiag.engine.losses.gradients import FEWEST_STEPS, GradientAligner, SumsAligner
+from distdiag.engine.losses.gradients import GradientAligner
+from distdiag.engine.models.sums import FEWEST_STEPS, SumsAligner
 from distdiag.events.collectives import Signature
 from distdiag.events.lifecycle import StepEnd
 from distdiag.events.models import Basis, Moment
