@@ -71,7 +71,7 @@ def test_it_runs_once_before_the_first_backward_pass(verifying) -> None:
 def test_the_training_goes_as_it_would(verifying) -> None:
     expected = train()
     observed = verifying(NAMED)
-    subscribers = dict(observed.signals.tensors_shared.subscribers)
+    subscribers = observed.signals.tensors_shared.subscribers
     assert train() == expected
     assert observed.signals.tensors_shared.subscribers == subscribers != {}
 
