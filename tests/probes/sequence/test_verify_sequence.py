@@ -73,7 +73,7 @@ def test_the_training_goes_as_it_would(verifying) -> None:
     observed = verifying(NAMED)
     subscribers = observed.signals.tensors_shared.subscribers
     assert train() == expected
-    assert observed.signals.tensors_shared.subscribers == subscribers != {}
+    assert observed.signals.tensors_shared.subscribers == subscribers != ()
 
 
 def test_what_a_function_raises_is_written_down_and_harms_nobody(verifying) -> None:
