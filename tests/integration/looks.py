@@ -86,8 +86,8 @@ def looks(attribute):
 
 
 def main(listed, output):
-    if "distdiag.agent.agent" in sys.modules:
-        Path(listed).write_text(json.dumps(sorted(set(wrapped()))))
+    if "distdiag.agent.agent" in sys.modules and (found := sorted(set(wrapped()))):
+        Path(listed).write_text(json.dumps(found))
     places = json.loads(Path(listed).read_text())
     Path(output).write_text(json.dumps({place: looks(load(place)) for place in places}))
 
