@@ -213,6 +213,24 @@ def run_instead(executable: str, address: str, arguments: list[str]) -> NoReturn
 # From here on: the server, and what is forked from it.
 
 
+class _KeptGroups(dict[Any, Any]):
+    """The process groups of a rank, none of which is taken apart before the rank ends.
+
+    A model may outlive `destroy_process_group`. Its end is then the end of the group, for which
+    torch (seen in 2.13) waits until gloo's threads have ended, and holds the GIL meanwhile. A
+    thread that lets go of a tensor at that moment waits for the GIL for ever. A busy machine with
+    programs this short saw it in a quarter of all runs, without the agent too.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[Any] = []
+
+    def __setitem__(self, group: Any, backend_and_store: Any) -> None:
+        self._kept.append(group)
+        super().__setitem__(group, backend_and_store)
+
+
 def serve() -> tuple[CodeType, dict[str, Any]]:
     """Fork a launcher for each request; return in a rank only: what it has to run, and where.
 
@@ -221,6 +239,7 @@ def serve() -> tuple[CodeType, dict[str, Any]]:
     sys.path[0] = str(REPOSITORY)
     for name in PRELOADED:
         importlib.import_module(name)
+    sys.modules["torch.distributed.distributed_c10d"]._pg_map = _KeptGroups()  # type: ignore[attr-defined]
     probes = importlib.import_module("distdiag.probes")
     for module in pkgutil.walk_packages(probes.__path__, "distdiag.probes."):
         with suppress(ImportError):  # some need what is not installed

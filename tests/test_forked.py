@@ -61,6 +61,11 @@ def test_a_forked_rank_sees_what_torchrun_gives_it(tmp_path):
     anew = shown_by("torchrun", script, tmp_path)
     assert [each.pop("stack") for each in anew] == [True, True]
     found = shown_by("forked", script, tmp_path)
+    # The ranks share it: the one that reads first gets all.
+    assert [sorted(each.pop("stdin") for each in ranks) for ranks in (anew, found)] == [
+        ["", "words"],
+        ["", "words"],
+    ]
     # The one frame that Python itself does not have below a script.
     assert [each.pop("stack") for each in found] == ["<string>", "<string>"]
     assert found == anew
