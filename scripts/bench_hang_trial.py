@@ -23,7 +23,7 @@ from distdiag.findings.finding import Report
 from distdiag.findings.report_json import decode_report
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import RunDir
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 
 __all__ = ["Plan", "Trial"]
 
@@ -143,7 +143,7 @@ class Trial:
         """Return when the last thing happened before the line."""
         times = [int(path.read_text()) for path in self.folder.glob("injected")]
         for rank in range(self.plan.world_size):
-            decoder = EventDecoder(rank, Canon())
+            decoder = EventDecoder(rank, Interner())
             for payload in EventReader(self._run_dir.folder, rank).payloads():
                 event = decoder.decode(payload)
                 if event is not None and event.time_ns <= self.told_ns:

@@ -23,7 +23,7 @@ from distdiag.findings.finding import Report
 from distdiag.findings.report_json import decode_report
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import RunDir
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 
 PROGRAM = """
 import sys, time, torch, torch.distributed as dist
@@ -104,7 +104,7 @@ class Job:
 
     def calls(self, rank: int) -> Iterator[Collective]:
         """Yield the collectives that a rank recorded."""
-        decoder = EventDecoder(rank, Canon())
+        decoder = EventDecoder(rank, Interner())
         for payload in EventReader(self.run_dir.folder, rank).payloads():
             event = decoder.decode(payload)
             if isinstance(event, Collective) and event.signature.op in ("all_reduce", "broadcast"):

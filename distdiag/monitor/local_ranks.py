@@ -23,7 +23,7 @@ from distdiag.monitor.dump_sources import DumpSources
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.user_code import main_script
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.files import LocalFiles
 
 BUSY_S: Final = 0.02
@@ -40,7 +40,7 @@ class LocalRanks:
     """Follow the files and processes of this node's ranks, and look at them from outside."""
 
     def __init__(
-        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, canon: Canon
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, interner: Interner
     ) -> None:
         """Prepare to follow; nothing is read yet."""
         launch = launch_file.launch
@@ -49,7 +49,7 @@ class LocalRanks:
         self._run_dir = run_dir
         self._processes: dict[int, Process] = {}
         tree = ProcessTree(lambda: self.pids.values())
-        self._source = LocalFiles(run_dir, self.ranks, self._watch, canon, family=tree.use_of)
+        self._source = LocalFiles(run_dir, self.ranks, self._watch, interner, family=tree.use_of)
         self._sources = DumpSources(
             run_dir,
             main_script(launch_file.command, launch_file.cwd),

@@ -13,7 +13,7 @@ from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
 from distdiag.record.run_dir import Launch, RunDir, write_atomically
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.reports.builder import say
 from distdiag.transports.base import EventSource
 from distdiag.transports.frames import Orders
@@ -89,7 +89,7 @@ class OtherNodes(EventSource):
             self.source.close()
 
 
-def listen_for_others(run_dir: RunDir, launch: Launch, canon: Canon) -> OtherNodes:
+def listen_for_others(run_dir: RunDir, launch: Launch, interner: Interner) -> OtherNodes:
     """Listen for the monitors of other nodes if there are any, and leave the address in a file.
 
     Where that fails it is said on stderr.
@@ -98,7 +98,7 @@ def listen_for_others(run_dir: RunDir, launch: Launch, canon: Canon) -> OtherNod
     if not ranks:
         return OtherNodes(None)
     try:
-        source = TcpSource(listen_host(launch.master_addr), ranks, canon)
+        source = TcpSource(listen_host(launch.master_addr), ranks, interner)
         write_atomically(run_dir.reporter, msgspec.json.encode(source.address))
     except OSError as error:
         problem = f"this node cannot listen at MASTER_ADDR {launch.master_addr!r}: {error}"

@@ -21,7 +21,7 @@ from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Heartbeat, Monitored
 from distdiag.record.private_file import open_private
-from distdiag.record.wire import Canon, EventDecoder, encode
+from distdiag.record.wire import EventDecoder, Interner, encode
 
 MOST_BYTES: Final = 64 << 20
 """Beyond this size nothing is written any more."""
@@ -115,7 +115,7 @@ class Journal:
             self.stopped = OSError("the disk is full")
 
 
-def read_journal(path: Path, canon: Canon) -> Iterator[Event]:
+def read_journal(path: Path, interner: Interner) -> Iterator[Event]:
     """Yield the events of a journal; a record that was cut off at the end is left out.
 
     Raises:
@@ -123,7 +123,7 @@ def read_journal(path: Path, canon: Canon) -> Iterator[Event]:
         FileNotFoundError: there is no journal.
 
     """
-    decoder = EventDecoder(-1, canon)
+    decoder = EventDecoder(-1, interner)
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
             (size,) = _LENGTH.unpack(head)

@@ -15,7 +15,7 @@ from distdiag.record.event_file import segment_path
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import ReporterAddress, RunDir
 from distdiag.record.status_page import StatusPage
-from distdiag.record.wire import Canon, encode
+from distdiag.record.wire import Interner, encode
 from distdiag.transports.forwarder import WINDOW_BYTES, Forwarder, Outbox
 from distdiag.transports.frames import Batch, Hello, Orders, to_bytes
 from distdiag.transports.tcp import CONNECT_NS, LOST_NS, TcpSource
@@ -30,7 +30,7 @@ class Node:
 
     def __init__(self, folder, *, offset_ns=0):
         self.now_ns = None
-        self.source = TcpSource("127.0.0.1", (2, 3), Canon(), clock=self.clock)
+        self.source = TcpSource("127.0.0.1", (2, 3), Interner(), clock=self.clock)
         address = self.source.address
         self.relay = Relay((address.host, address.port))
         host, port = self.relay.address
@@ -304,4 +304,4 @@ def test_a_record_that_makes_no_sense_is_told_and_the_rest_is_taken(node, record
 
 def test_nobody_listens_at_an_address_that_is_not_this_machines():
     with pytest.raises(OSError, match="assign"):
-        TcpSource("192.0.2.1", (2, 3), Canon())
+        TcpSource("192.0.2.1", (2, 3), Interner())
