@@ -167,7 +167,7 @@ class EventDecoder:
     """Turn the records of one rank back into events."""
 
     def __init__(self, rank: int, interner: Interner) -> None:
-        """Decode for this rank; equal values of all ranks that share `interner` become identical."""
+        """Decode for this rank; equal values of ranks that share `interner` become identical."""
         self._rank = rank
         self._interner = interner
         self._groups: dict[int, ProcessGroup] = {}
