@@ -20,7 +20,7 @@ from distdiag.events.sequences import (
     AttentionUnread,
     SequenceUnverified,
     SequenceUse,
-    TokenPassport,
+    TokenTrace,
 )
 from distdiag.views.alignment import TokenTraceView
 from distdiag.views.base import View
@@ -99,7 +99,7 @@ NOT_ASKED: Final = (
 class TokenTraceAligner(Aligner):
     """Numbered tokens, shown when all ranks of their group are there."""
 
-    needs = (TokenPassport, SequenceUnverified)
+    needs = (TokenTrace, SequenceUnverified)
     builds = (TokenTraceView,)
 
     def __init__(self, job: Job) -> None:
@@ -127,7 +127,7 @@ class TokenTraceAligner(Aligner):
         if isinstance(event, SequenceUnverified):
             self._unverified.setdefault(event.name, event.reason)
             return
-        assert isinstance(event, TokenPassport)
+        assert isinstance(event, TokenTrace)
         self._seen.add(event.rank)
         alignment = self._events.add(event)
         if alignment is not None:

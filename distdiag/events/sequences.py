@@ -73,7 +73,7 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     heads: tuple[int, ...] = ()
 
 
-class TokenPassport(Event, frozen=True, kw_only=True):
+class TokenTrace(Event, frozen=True, kw_only=True):
     """What one rank saw when numbered tokens went through split, attention and gather.
 
     `members` are the ranks that share the sequence, in the order of their group. `parts` are the

@@ -21,7 +21,7 @@ from distdiag.events.lifecycle import Raised, SteppedAlone
 from distdiag.events.models import OptimizerState, SliceSaved
 from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import TokenPassport
+from distdiag.events.sequences import TokenTrace
 from distdiag.events.stacks import Observed, Stacks, ThreadStack
 from distdiag.views.alignment import (
     Alignment,
@@ -231,7 +231,7 @@ MOMENTS = {
     StateRestored: (RankStateView, "load"),
     StateSaved: (RankStateView, "load"),
     SteppedAlone: (LoneStepsView, "step"),
-    TokenPassport: (TokenTraceView, "data"),
+    TokenTrace: (TokenTraceView, "data"),
     TrainingResumed: (ResumeView, "load"),
     WeightsLoaded: (WeightsLoadedView, "load"),
 }

@@ -18,9 +18,9 @@ from distdiag.views.alignment import TokenTraceView
 from distdiag.views.sequences import Likeness, SequenceView
 from tests.checks.feeds import model_fed
 from tests.checks.losses import mean, told
-from tests.checks.passports import HALVES, passports
 from tests.checks.sequences import both, passed
 from tests.checks.streams import Job, plain_site
+from tests.checks.token_traces import HALVES, token_traces
 from tests.engine.aligned import aligned, broken
 
 WORLD = range(4)
@@ -127,7 +127,7 @@ def traced(events):
 
 
 def on_ranks(parts, ranks):
-    events = passports(parts).by_rank.values()
+    events = token_traces(parts).by_rank.values()
     return [
         msgspec.structs.replace(event, rank=rank, members=ranks)
         for rank, event in zip(ranks, events, strict=True)

@@ -48,7 +48,7 @@ class AttentionPasses:
         gradient_of: OnTensor,
         tokens: tuple[int, ...],
     ) -> dict[str, Any]:
-        """Return what a `TokenPassport` says of attention; the rank holds these `tokens`."""
+        """Return what a `TokenTrace` says of attention; the rank holds these `tokens`."""
         seen: dict[str, Any] = {}
         weights = []
         for first in range(0, self._spec.length, self._hidden):
@@ -158,7 +158,7 @@ def attention_gradients(
     functions: tuple[OnTensor, OnTensor, OnTensor],
     gradients_of: Gradients,
 ) -> dict[str, Any]:
-    """Return what a `TokenPassport` says of these gradients; nothing if there would be too many.
+    """Return what a `TokenTrace` says of these gradients; nothing if there would be too many.
 
     `functions` are split, attention and gather.
     """
@@ -243,7 +243,7 @@ class _StageError(Exception):
 
 
 def seen_by(functions: Functions, spec: TokenSpec, device: torch.device) -> dict[str, Any]:
-    """Run the functions and return what a `TokenPassport` says of them.
+    """Run the functions and return what a `TokenTrace` says of them.
 
     Random numbers that they draw are drawn again by whoever comes next. What they raise is told,
     not raised.

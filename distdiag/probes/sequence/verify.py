@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from distdiag.config.subjects import MOST_ATTENDING, MOST_TOKENS, SequencePlan
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.sequences import SequenceUnverified, TokenPassport, TokenSpec
+from distdiag.events.sequences import SequenceUnverified, TokenSpec, TokenTrace
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.used_groups import UsedGroups, ranks_of
@@ -195,7 +195,7 @@ def trace_of(
     device: torch.device,
     members: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
-    """Run the functions; return all that a `TokenPassport` has but its name, number and site.
+    """Run the functions; return all that a `TokenTrace` has but its name, number and site.
 
     Without `members` they are the ranks of the group that was used, this rank alone if none was.
 
@@ -216,7 +216,7 @@ def write_trace(recorder: Recorder, name: str, site: CallSite, trace: dict[str, 
     """Write down what this rank saw, for the report."""
     number = recorder.num_verified[name]
     recorder.num_verified[name] += 1
-    recorder.event(TokenPassport, name=name, number=number, site=site, **trace)
+    recorder.event(TokenTrace, name=name, number=number, site=site, **trace)
 
 
 def label_of(functions: Functions) -> str:

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distdiag.config.subjects import SequencePlan
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.sequences import SequenceUnverified, TokenPassport
+from distdiag.events.sequences import SequenceUnverified, TokenTrace
 from distdiag.frameworks import sequence_functions
 from distdiag.frameworks.sequence_functions import LIBRARIES
 from distdiag.probes.sequence.library_functions import (
@@ -126,10 +126,10 @@ def trained(observed: Observed, plan: SequencePlan) -> None:
 def test_they_are_verified_before_the_first_backward_pass(splitting, observed) -> None:
     splitting.GROUP = dist.group.WORLD
     trained(observed, SequencePlan())
-    (passport,) = observed.events(TokenPassport)
-    assert passport.name == "splitting:take"
-    assert passport.parts == (*range(8), *range(16, 24))
-    assert passport.gathered_shape == passport.scales == ()
+    (trace,) = observed.events(TokenTrace)
+    assert trace.name == "splitting:take"
+    assert trace.parts == (*range(8), *range(16, 24))
+    assert trace.gathered_shape == trace.scales == ()
     assert not observed.events(SequenceUnverified)
 
 
@@ -146,8 +146,8 @@ def test_what_the_user_names_is_all_that_is_verified(splitting, observed) -> Non
     splitting.GROUP = dist.group.WORLD
     name = f"{__name__}:same"
     trained(observed, SequencePlan(split=(name,), gather=(name,)))
-    (passport,) = observed.events(TokenPassport)
-    assert passport.name == f"{name}, {name}"
+    (trace,) = observed.events(TokenTrace)
+    assert trace.name == f"{name}, {name}"
 
 
 def same(tensor: Tensor) -> Tensor:

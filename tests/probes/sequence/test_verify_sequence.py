@@ -10,7 +10,7 @@ from torch import nn
 
 from distdiag.config.subjects import SequencePlan
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.sequences import TokenPassport
+from distdiag.events.sequences import TokenTrace
 from distdiag.record import marks as sequence_marks
 from tests.probes.conftest import Observed
 
@@ -59,12 +59,12 @@ def train(num_steps: int = 2) -> float:
 def test_it_runs_once_before_the_first_backward_pass(verifying) -> None:
     observed = verifying(NAMED)
     train()
-    (passport,) = observed.events(TokenPassport)
-    assert passport.gathered == passport.parts == tuple(range(8))
-    assert passport.scales == (1.0,) * 8
-    assert passport.members == (0,)
-    assert (passport.step, passport.number) == (0, 0)
-    assert dict(passport.functions)["gather"].function == "gather"
+    (trace,) = observed.events(TokenTrace)
+    assert trace.gathered == trace.parts == tuple(range(8))
+    assert trace.scales == (1.0,) * 8
+    assert trace.members == (0,)
+    assert (trace.step, trace.number) == (0, 0)
+    assert dict(trace.functions)["gather"].function == "gather"
     assert observed.recorder.num_backwards == 2
 
 
@@ -81,8 +81,8 @@ def test_what_a_function_raises_is_written_down_and_harms_nobody(verifying) -> N
         SequencePlan(split=(f"{__name__}:split",), gather=(f"{__name__}:broken",), length=4)
     )
     train()
-    (passport,) = observed.events(TokenPassport)
-    assert (passport.stage, passport.error) == ("gather", "RuntimeError: not here")
+    (trace,) = observed.events(TokenTrace)
+    assert (trace.stage, trace.error) == ("gather", "RuntimeError: not here")
     assert not observed.events(ProbeDisabled)
 
 
@@ -110,5 +110,5 @@ def test_marked_functions_are_paired_by_name(observed: Observed, marks, monkeypa
     plan = SequencePlan(length=4)
     observed.install("steps", "verify-sequence", verify_sequence=True, sequence=plan)
     train()
-    (passport,) = observed.events(TokenPassport)
-    assert passport.name == f"{__name__}:split, {__name__}:gather"
+    (trace,) = observed.events(TokenTrace)
+    assert trace.name == f"{__name__}:split, {__name__}:gather"
