@@ -21,7 +21,7 @@ from distdiag.views.rank_states import says_told_to_end
 _MAIN: Final = "MainThread"
 
 
-class RankStatus:
+class RankStatuses:
     """Feed it all events of a poll, then let it `settle`.
 
     `exit_status` holds minus the number of the signal for ranks that one has ended. `is_aborted`:

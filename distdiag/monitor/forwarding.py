@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed, Stacks
@@ -54,7 +54,7 @@ class ForwardingMonitor:
         """Prepare to watch, and begin to look for the reporter."""
         self._run_dir = run_dir
         self._local = LocalRanks(run_dir, launch_file, config, Interner())
-        self._status = RankStatus(self._local.ranks)
+        self._status = RankStatuses(self._local.ranks)
         self._journal = Journal(run_dir.journal)
         self._forwarder = Forwarder(
             Outbox(run_dir, self._local.ranks),

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
@@ -52,7 +52,7 @@ class OtherNodes(EventSource):
         """The ranks of which nobody knows what they do now."""
         return frozenset(self.source.out_of_sight) if self.source is not None else frozenset()
 
-    def is_early(self, here: Iterable[int], status: RankStatus) -> bool:
+    def is_early(self, here: Iterable[int], status: RankStatuses) -> bool:
         """Whether all that came have ended, `here` and elsewhere, and others may be on their way.
 
         Who is silent, and who was missed by whom, is then left for the end to be told.
@@ -61,7 +61,7 @@ class OtherNodes(EventSource):
             return False
         return bool(set(self.ranks) - self._heard)
 
-    def may_go_on(self, status: RankStatus) -> bool:
+    def may_go_on(self, status: RankStatuses) -> bool:
         """Whether something of them is still to come, now that all ranks of this node are over."""
         if self.source is None:
             return False

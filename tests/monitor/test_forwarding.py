@@ -26,7 +26,7 @@ def codes(report):
     return {finding.code for finding in report.findings if finding.severity != "info"}
 
 
-def fates(report):
+def statuses(report):
     return {info.rank: info.fate for info in report.run.ranks}
 
 
@@ -43,7 +43,7 @@ def test_a_healthy_job_has_one_silent_report_of_all_ranks(tmp_path):
     assert report.complete
     assert report.run.outcome is Outcome.FINISHED
     assert report.findings == ()
-    assert fates(report) == dict.fromkeys(range(4), "finished")
+    assert statuses(report) == dict.fromkeys(range(4), "finished")
     assert unseen_ranks(report) == set()
     assert [info.local_rank for info in report.run.ranks] == [0, 1, 2, 3]
     assert "nothing found" in said[0]

@@ -40,7 +40,14 @@ from distdiag.views.alignment import (
     Trigger,
 )
 from distdiag.views.base import View
-from distdiag.views.rank_states import Fate, JobView, LaunchView, RankState, StackView, WorkView
+from distdiag.views.rank_states import (
+    JobView,
+    LaunchView,
+    RankState,
+    RankStatus,
+    StackView,
+    WorkView,
+)
 
 _LEAVING: Final = (Finished, Raised, Exited, NodeLost)
 _OF_CALLS: Final = (CollectiveView, OpenCollective, WorkView)
@@ -155,7 +162,7 @@ class CallAligner(Aligner):
             self._has_just_failed |= not isinstance(event, Finished) or event.exit_status != 0
 
     def _is_silent(self, rank: int) -> bool:
-        return self.job.trackers[rank].fate is Fate.SILENT
+        return self.job.trackers[rank].status is RankStatus.SILENT
 
     def _feed_call(self, call: Collective) -> Shown:
         if call.collective_seq_id < 0:

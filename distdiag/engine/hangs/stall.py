@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from distdiag.engine.hangs.waits import stalled, works
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 MIN_THRESHOLD_S: Final = 30.0
 STEPS_OF_PATIENCE: Final = 10
@@ -178,5 +178,5 @@ class Stall:
 
 
 def _failed(state: RankState) -> bool:
-    is_bad = state.fate in (Fate.RAISED, Fate.DIED) or bool(state.exit_status)
+    is_bad = state.status in (RankStatus.RAISED, RankStatus.DIED) or bool(state.exit_status)
     return is_bad or state.last_call_state == "failed"

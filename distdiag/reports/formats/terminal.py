@@ -226,12 +226,12 @@ def _write_run(page: _Page, report: Report) -> None:
     page.write_label("active", ", ".join(run.active_modes))
     page.write_label("dumps by", run.dump_transport)
     page.write_label("checked", ", ".join(report.checked) or "nothing")
-    fates = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
-    for (fate, last), ranks in islice(fates.items(), MOST_GROUPS):
-        page.write(f"{_phrase(ranks)}: {fate}{_sentence('; last: ', last)}")
-    if len(fates) > MOST_GROUPS:
+    statuses = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
+    for (status, last), ranks in islice(statuses.items(), MOST_GROUPS):
+        page.write(f"{_phrase(ranks)}: {status}{_sentence('; last: ', last)}")
+    if len(statuses) > MOST_GROUPS:
         page.write(
-            f"and {_count(len(fates) - MOST_GROUPS, 'more group')} of ranks: see report.json"
+            f"and {_count(len(statuses) - MOST_GROUPS, 'more group')} of ranks: see report.json"
         )
 
 

@@ -5,7 +5,7 @@ from distdiag.events.collectives import GroupCreated
 from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.rank_states import Fate, LaunchView
+from distdiag.views.rank_states import LaunchView, RankStatus
 from tests.checks.streams import Job, event_of, plain_site
 from tests.checks.verdicts import findings
 
@@ -16,21 +16,21 @@ def judged(job):
 
 def test_ranks_without_any_event_are_named_at_the_end():
     job = Job(4)
-    job.set(0, 1, fate=Fate.FINISHED)
-    job.set(2, 3, fate=Fate.SILENT)
+    job.set(0, 1, status=RankStatus.FINISHED)
+    job.set(2, 3, status=RankStatus.SILENT)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([2, 3])
 
 
 def test_nothing_is_said_while_ranks_run():
     job = Job()
-    job.set(1, fate=Fate.SILENT)
+    job.set(1, status=RankStatus.SILENT)
     assert not judged(job)
 
 
 def test_ranks_that_were_heard_of_are_silent():
     job = Job()
-    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(0, 1, status=RankStatus.FINISHED)
     assert not judged(job)
 
 
