@@ -16,7 +16,7 @@ import torch.distributed as dist
 from distdiag.agent.agent import RankAgent
 from distdiag.checks.seq.token_fault import FaultKind, TokenFault
 from distdiag.checks.seq.token_trace import faults_of
-from distdiag.config.subjects import Dtype, SequencePlan
+from distdiag.config.subjects import Dtype, SequenceConfig
 from distdiag.events.base import CallSite
 from distdiag.events.errors import SequenceFaultError
 from distdiag.events.ranks import RankSet
@@ -116,7 +116,7 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
     site = CallSite(frames_of(sys._getframe(1), main_script))
     faults: list[TokenFault] = []
     for dtype in dtypes:
-        plan = SequencePlan(
+        config = SequenceConfig(
             length=length,
             batch=batch,
             heads=heads,
@@ -127,7 +127,7 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
             reduction=reduction,
             backward=backward,
         )
-        trace = trace_of(functions, spec_of(plan, 1, dim, functions), where, members)
+        trace = trace_of(functions, spec_of(config, 1, dim, functions), where, members)
         trace["functions"] = definitions(functions, main_script)
         name = label_of(functions)
         if agent is not None and not agent.recorder.closed:

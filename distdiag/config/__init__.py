@@ -13,12 +13,12 @@ import msgspec
 from distdiag.config.placement_rules import PlacementRule, rules_of
 from distdiag.config.selection import EVERYTHING, Selection
 from distdiag.config.subjects import (
-    AuxLossPlan,
-    RoutingPlan,
-    SequencePlan,
-    aux_loss_plan_of,
-    routing_plan_of,
-    sequence_plan_of,
+    AuxLossConfig,
+    RoutingConfig,
+    SequenceConfig,
+    aux_loss_config_of,
+    routing_config_of,
+    sequence_config_of,
 )
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 
@@ -55,9 +55,9 @@ KEYS: Final[Mapping[str, Any]] = {
 
 TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
     "plan": rules_of,
-    "sequence": sequence_plan_of,
-    "routing": routing_plan_of,
-    "aux_loss": aux_loss_plan_of,
+    "sequence": sequence_config_of,
+    "routing": routing_config_of,
+    "aux_loss": aux_loss_config_of,
 }
 """The tables of a TOML file, which have no flags, and what reads each of them."""
 
@@ -87,9 +87,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parity_task: str = ""
     routing_task: str = ""
     plan: tuple[PlacementRule, ...] = ()
-    sequence: SequencePlan = SequencePlan()
-    routing: RoutingPlan = RoutingPlan()
-    aux_loss: AuxLossPlan = AuxLossPlan()
+    sequence: SequenceConfig = SequenceConfig()
+    routing: RoutingConfig = RoutingConfig()
+    aux_loss: AuxLossConfig = AuxLossConfig()
 
     @property
     def active_modes(self) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ HELP_PATIENCE_S: Final = 1800.0
 """The default timeout of process groups: for longer nobody's peers wait, whoever works for it."""
 GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
-    {"agent", "collectives", "collective-fronts", "event-file"}
+    {"agent", "collectives", "collective-wrappers", "event-file"}
     | {"functional-collectives", "process-groups"}
 )
 """Without one of these a rank may have made calls that nobody wrote down."""

@@ -25,9 +25,9 @@ from distdiag.events.sequences import (
 from distdiag.views.alignment import TokenTraceView
 from distdiag.views.base import View
 from distdiag.views.sequences import (
-    Likeness,
     Losses,
     MaskedSequences,
+    ModelEquality,
     PositionedSequences,
     SequenceView,
     Uses,
@@ -38,7 +38,7 @@ from distdiag.views.sequences import (
 Tensors = Mapping[str, GradientSum]
 
 
-class FirstLooks:
+class FirstSamples:
     """Keeps the first look at the models of each rank."""
 
     def __init__(self) -> None:
@@ -50,18 +50,18 @@ class FirstLooks:
         tensors = {each.name: each for each in event.gradients}
         self._known.setdefault(event.rank, {}).setdefault(event.model, (event.step, tensors))
 
-    def likeness(self, ranks: Sequence[int]) -> Likeness:
+    def equality(self, ranks: Sequence[int]) -> ModelEquality:
         """Compare the models of these ranks."""
         models = [self._known.get(rank, {}) for rank in ranks]
         if not all(models):
-            return Likeness.UNKNOWN
+            return ModelEquality.UNKNOWN
         if len({_shape(each) for each in models}) > 1:
-            return Likeness.OTHER_MODELS
+            return ModelEquality.OTHER_MODELS
         if len({step for each in models for step, _ in each.values()}) > 1:
-            return Likeness.UNKNOWN
+            return ModelEquality.UNKNOWN
         first, *others = ([tensors for _, tensors in each.values()] for each in models)
         is_equal = all(_are_equal(first, other) for other in others)
-        return Likeness.EQUAL if is_equal else Likeness.OTHER_VALUES
+        return ModelEquality.EQUAL if is_equal else ModelEquality.OTHER_VALUES
 
 
 def _shape(models: Mapping[str, tuple[int, Tensors]]) -> frozenset[tuple[str, str, int]]:
@@ -151,7 +151,7 @@ _NO_EXCHANGES: Final = ("barrier", "monitored_barrier")
 
 _COMBINING: Final = ("all_reduce", "reduce", "broadcast", "all_gather", "allreduce")
 _SHARING: Final = ("all_to_all", "all_gather")
-_OBSERVING: Final = ("sequence", "collective-fronts", "collectives", "functional-collectives")
+_OBSERVING: Final = ("sequence", "collective-wrappers", "collectives", "functional-collectives")
 """The probes that see attention and what is exchanged around it."""
 _COMPILED: Final = ("<eval_with_key>", "/_functorch/_aot_autograd/", "/_inductor/")
 _FIGURES: Final = 32
@@ -192,7 +192,7 @@ class SequenceAligner(Aligner):
         self._blind: set[int] = set()
         self._unread: dict[int, AttentionUnread] = {}
         self._compiled: set[int] = set()
-        self._models = FirstLooks()
+        self._models = FirstSamples()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether no shared sequences were seen, or nothing beside them."""
@@ -282,7 +282,7 @@ class SequenceAligner(Aligner):
             losses=losses,
             is_reduced=self._is_reduced(members, losses),
             is_fed_by_others=any(self._is_sent(fed) for each in feeds for fed in each.values()),
-            likeness=self._models.likeness(members),
+            equality=self._models.equality(members),
         )
         yield view
         if self._has_positions:

@@ -235,9 +235,9 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     state are those of parameters that neither it nor a model holds; `num_stateless` parameters have
     none, of which `stateless` are some. `forgotten` are parameters with a gradient that no
     optimizer holds and that were made after all of them. `without_gradient` are trainable
-    parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle` looks
-    in a row, this one included, none of its parameters had a gradient; `was_fed`: some had, at a
-    look before.
+    parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle`
+    samples in a row, this one included, none of its parameters had a gradient; `was_fed`: some had,
+    at a sample before.
     """
 
     optimizer: str

@@ -210,7 +210,7 @@ class ScalingView(View):
 
 @dataclass(frozen=True, slots=True)
 class UntrainedView(View):
-    """What an optimizer holds and had no gradient for at any of `num_looks` looks.
+    """What an optimizer holds and had no gradient for at any of `num_samples` samples.
 
     `parted` are parameters that never had one on some ranks, and always on these others that hold
     copies of them.
@@ -219,7 +219,7 @@ class UntrainedView(View):
     optimizer: str
     never: Mapping[int, tuple[str, ...]]
     parted: Mapping[str, RankSet]
-    num_looks: int
+    num_samples: int
     sites: Mapping[int, CallSite] = field(default_factory=dict)
 
 

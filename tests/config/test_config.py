@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from distdiag.cli.options import check_options, to_arguments
 from distdiag.config import KEYS, Config, load_config
 from distdiag.config.placement_rules import rules_of
-from distdiag.config.subjects import SequencePlan
+from distdiag.config.subjects import SequenceConfig
 from distdiag.events.errors import DamagedFileError, UsageError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
@@ -118,7 +118,7 @@ def test_the_table_of_sequences_names_functions():
     text = "verify_sequence = true\n[sequence]\nsplit = ['a.b:c']\ngather = ['a.b:D.e']\ndim = 0\n"
     config = load_config(write(text))
     assert config.active_modes == ("verify-sequence",)
-    assert config.sequence == SequencePlan(split=("a.b:c",), gather=("a.b:D.e",), dim=0)
+    assert config.sequence == SequenceConfig(split=("a.b:c",), gather=("a.b:D.e",), dim=0)
     assert Config.from_json(config.to_json()) == config
 
 

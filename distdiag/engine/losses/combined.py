@@ -18,7 +18,7 @@ from distdiag.events.losses import LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SequenceUse
 from distdiag.views.base import View
-from distdiag.views.gradients import Combined, GradientLook, Ranks, copied_on
+from distdiag.views.gradients import Combined, GradientSample, Ranks, copied_on
 from distdiag.views.losses import CombinedAuxLossView, CombinedLossView, LossWindow, has_aux
 from distdiag.views.sequences import SequenceView
 
@@ -121,8 +121,8 @@ class CombinedLossAligner(Aligner):
         by_rank = {rank: each for rank, each in sums.items() if each is not None}
         if len(by_rank) < len(sums):
             return {}
-        look = GradientLook(step, by_rank, {}, frozenset(self._groups))
-        found = {rank: copied_on(look, rank) for rank in by_rank}
+        sample = GradientSample(step, by_rank, {}, frozenset(self._groups))
+        found = {rank: copied_on(sample, rank) for rank in by_rank}
         return {r: _with(told[r], each) for r, each in found.items() if each is not None}
 
     def _view(self, key: Key) -> Iterator[View]:

@@ -1,4 +1,4 @@
-"""What optimizers hold and never got a gradient for, over all looks at their steps."""
+"""What optimizers hold and never got a gradient for, over all samples at their steps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _alignment(key: tuple[str, int], states: dict[int, OptimizerState]) -> Optim
 
 # ---
 
-FEWEST_LOOKS: Final = 2
+FEWEST_SAMPLES: Final = 2
 _COPIES: Final = (Basis.MESH, Basis.WRAPPER, Basis.REDUCED)
 _UNKNOWN: Final = (-1,)
 _LEAVE_OUT: Final = ("FSDP1", "ZeRO")
@@ -74,25 +74,25 @@ class _Seen:
     at_times: set[str]
     site: CallSite
     members: tuple[int, ...]
-    num_looks: int = 1
+    num_samples: int = 1
 
     def add(self, state: OptimizerState) -> None:
         lacking = dict.fromkeys(state.without_gradient)
         self.never = {name: None for name in self.never if name in lacking}
         self.at_times.update(lacking)
         self.members = state.members
-        self.num_looks += 1
+        self.num_samples += 1
 
 
 class Untrained:
-    """Collect the looks; what never had a gradient is known at the end."""
+    """Collect the samples; what never had a gradient is known at the end."""
 
     def __init__(self) -> None:
         """Nothing was looked at yet."""
         self._seen: dict[str, dict[int, _Seen]] = {}
 
     def add(self, state: OptimizerState) -> None:
-        """Take in one look, if some of the parameters had a gradient that the others could have."""
+        """Take in a sample, if some of the parameters had a gradient that the others could have."""
         is_idle = state.num_without_gradient == state.num_parameters or not state.num_backwards
         if is_idle or state.num_foreign:
             return
@@ -112,7 +112,7 @@ class Untrained:
         for optimizer, ranks in self._seen.items():
             groups: dict[tuple[int, ...], dict[int, _Seen]] = {}
             for rank, seen in ranks.items():
-                if seen.num_looks >= FEWEST_LOOKS:
+                if seen.num_samples >= FEWEST_SAMPLES:
                     groups.setdefault(seen.members, {})[rank] = seen
             for group in groups.values():
                 if any(seen.never for seen in group.values()):
@@ -137,7 +137,7 @@ def _view(
         optimizer,
         {rank: tuple(seen.never) for rank, seen in sorted(group.items())},
         parted,
-        min(seen.num_looks for seen in group.values()),
+        min(seen.num_samples for seen in group.values()),
         {rank: seen.site for rank, seen in sorted(group.items())},
     )
 

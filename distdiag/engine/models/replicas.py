@@ -84,7 +84,7 @@ _Family = tuple[object, ...]
 
 
 @dataclass(slots=True)
-class _Look:
+class _Sample:
     """What the ranks held at one moment of one step: trainable parameters of each model."""
 
     held: dict[int, dict[str, Held]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Siblings:
         self._families: dict[_Family, list[_Group]] = {}
         self._carried: dict[_Group, int] = {}
         self._reducing: set[_Group] = set()
-        self._looks: dict[tuple[Moment, int], _Look] = {}
+        self._samples: dict[tuple[Moment, int], _Sample] = {}
         self._shown: set[tuple[str, _Group]] = set()
 
     def feed_group(self, event: GroupCreated) -> None:
@@ -147,10 +147,10 @@ class Siblings:
         model, moment, step = place
         if step >= FIRST_STEPS or moment not in (Moment.GRADIENT, Moment.STEP):
             return
-        look = self._looks.setdefault((moment, step), _Look())
+        sample = self._samples.setdefault((moment, step), _Sample())
         trained = {plan.name: (plan, content) for plan, content in held if plan.requires_grad}
-        look.held.setdefault(rank, {})[model] = trained
-        look.sites[rank] = site
+        sample.held.setdefault(rank, {})[model] = trained
+        sample.sites[rank] = site
         if moment is Moment.STEP and step > 0 and trained:
             yield from self._views()
 
@@ -188,8 +188,8 @@ class Siblings:
         """Say whether the gradients of these ranks' models are one and the same."""
         if self._carried.get(group, 0) == 0 or len(group) < 2:
             return False
-        look = self._looks.get((Moment.GRADIENT, 0))
-        found = _shared(look, group) if look is not None else {}
+        sample = self._samples.get((Moment.GRADIENT, 0))
+        found = _shared(sample, group) if sample is not None else {}
         sizes = sum(c[group[0]].num_elements for names in found.values() for c in names.values())
         return sizes > 1 and all(
             len({content.digest for content in by_rank.values()}) == 1
@@ -198,12 +198,12 @@ class Siblings:
         )
 
     def _apart(self, group: _Group) -> Iterator[ReplicaView]:
-        first, start = (self._looks.get((m, 0)) for m in (Moment.GRADIENT, Moment.STEP))
-        later = [self._looks.get((Moment.STEP, step)) for step in range(1, FIRST_STEPS)]
+        first, start = (self._samples.get((m, 0)) for m in (Moment.GRADIENT, Moment.STEP))
+        later = [self._samples.get((Moment.STEP, step)) for step in range(1, FIRST_STEPS)]
         if first is None or start is None:
             return
         begun = _shared(start, group)
-        drifted = [_shared(look, group) for look in later if look is not None]
+        drifted = [_shared(sample, group) for sample in later if sample is not None]
         for model, names in _shared(first, group).items():
             plans = {name: first.held[group[0]][model][name][0] for name in names}
             found = tuple(
@@ -233,9 +233,9 @@ def _sorted(group: _Group) -> _Group:
     return tuple(sorted(group))
 
 
-def _shared(look: _Look, group: _Group) -> dict[str, dict[str, dict[int, Content]]]:
+def _shared(sample: _Sample, group: _Group) -> dict[str, dict[str, dict[int, Content]]]:
     """Return the contents by rank of each tensor of each model that all these ranks hold."""
-    held = {rank: look.held.get(rank, {}) for rank in group}
+    held = {rank: sample.held.get(rank, {}) for rank in group}
     models = set.intersection(*(set(each) for each in held.values()))
     return {
         model: {
@@ -275,7 +275,7 @@ class TrainedTogether:
     def __init__(self) -> None:
         """Know of no model yet."""
         self._starts: dict[str, dict[int, Held]] = {}
-        self._looks: dict[str, tuple[int, dict[int, Held]]] = {}
+        self._samples: dict[str, tuple[int, dict[int, Held]]] = {}
         self._sites: dict[tuple[str, int], CallSite] = {}
         self._shown: set[tuple[str, Basis, tuple[int, ...]]] = set()
 
@@ -295,16 +295,16 @@ class TrainedTogether:
         if moment is Moment.START:
             start[rank] = held
             return
-        last, now = self._looks.get(model, (-1, {}))
+        last, now = self._samples.get(model, (-1, {}))
         if step > last:  # what ranks have told of an earlier step is given up
             now = {}
         if step >= last:
-            self._looks[model] = step, now | {rank: held}
+            self._samples[model] = step, now | {rank: held}
             self._sites[model, rank] = site
             yield from self._views(model)
 
     def _views(self, model: str) -> Iterator[ReplicaView]:
-        start, (step, now) = self._starts[model], self._looks[model]
+        start, (step, now) = self._starts[model], self._samples[model]
         if now.keys() != start.keys():
             return
         for basis, ranks, found in (*_biases(start, now), *_routers(start, now)):

@@ -23,7 +23,7 @@ from distdiag.views.routing import (
 )
 
 _MOST_KEPT: Final = 256
-_MOST_LOOKS: Final = 64
+_MOST_SAMPLES: Final = 64
 _LAG: Final = 2
 """So many steps later what a device has computed is written down, too."""
 
@@ -161,7 +161,7 @@ def _keep(known: _Known, event: AuxLoss) -> None:
             del known.aux[place]
     if event.layer not in known.used:
         place = (event.layer, event.rank)
-        known.aux.setdefault(place, deque(maxlen=_MOST_LOOKS)).append(event)
+        known.aux.setdefault(place, deque(maxlen=_MOST_SAMPLES)).append(event)
 
 
 def _view(name: str, known: _Known, num_steps: int) -> RoutingView:

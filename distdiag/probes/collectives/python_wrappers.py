@@ -43,7 +43,7 @@ class CollectiveWrappers(Probe):
     the tap is told before they begin.
     """
 
-    name: ClassVar[str] = "collective-fronts"
+    name: ClassVar[str] = "collective-wrappers"
 
     def __init__(
         self,

@@ -228,7 +228,7 @@ class ParityRecorder(Probe):
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._handles.append(hook)
-        if self._task.nudge is not None:
+        if self._task.perturbation is not None:
             before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
             self._handles.append(before)
         if self._task.dropout == "off":
@@ -293,11 +293,11 @@ class ParityRecorder(Probe):
         if self._has_started:
             return
         self._has_started = True
-        if self._task.nudge is not None:
+        if self._task.perturbation is not None:
             parts = [
                 local_part(held.tensor) for _, held in self._models.held() if not held.plan.tied_to
             ]
-            perturb_in_place(parts, self._task.nudge, self._task.nudge_dtype)
+            perturb_in_place(parts, self._task.perturbation, self._task.perturbation_dtype)
         self._tensors.write(Kind.START, 0, self._models.held(), lambda each: each.tensor)
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:

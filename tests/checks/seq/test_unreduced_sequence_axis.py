@@ -3,7 +3,7 @@ import pytest
 from distdiag.checks.seq.unreduced_sequence_axis import UnreducedSequenceAxis
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.sequences import Likeness
+from distdiag.views.sequences import ModelEquality
 from tests.checks.losses import mean, told
 from tests.checks.sequences import both, shared
 from tests.checks.verdicts import findings
@@ -25,7 +25,7 @@ def test_ranks_between_which_nothing_is_reduced_are_named():
 
 @pytest.mark.parametrize(
     "values",
-    [{"is_reduced": True}, {"how": "all_gather"}, {"likeness": Likeness.OTHER_MODELS}],
+    [{"is_reduced": True}, {"how": "all_gather"}, {"equality": ModelEquality.OTHER_MODELS}],
     ids=["reduced", "gathered keys bring sums of gradients back", "other models"],
 )
 def test_ranks_with_nothing_more_to_combine_are_silent(values):
@@ -33,7 +33,7 @@ def test_ranks_with_nothing_more_to_combine_are_silent(values):
 
 
 def test_models_that_begin_with_other_weights_may_be_meant_to_be_others():
-    (finding,) = judged(is_reduced=False, likeness=Likeness.OTHER_VALUES)
+    (finding,) = judged(is_reduced=False, equality=ModelEquality.OTHER_VALUES)
     assert finding.severity is Severity.INFO
 
 

@@ -1,4 +1,4 @@
-"""What the looks at an optimizer say together."""
+"""What the samples at an optimizer say together."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ TOWER = tower()
 
 
 def views(
-    *looks: tuple[Iterable[str], ...], plans: Any = (TOWER,), **state: object
+    *samples: tuple[Iterable[str], ...], plans: Any = (TOWER,), **state: object
 ) -> list[UntrainedView]:
-    """The views of looks, each of which says what rank 0, 1, … have no gradient for.
+    """The views of samples, each of which says what rank 0, 1, … have no gradient for.
 
     `plans` are those of all ranks, or a function of the rank.
     """
     untrained = Untrained()
     of = plans if callable(plans) else lambda rank: plans
-    for step, lacking in enumerate(looks):
+    for step, lacking in enumerate(samples):
         for rank, names in enumerate(lacking):
             fields = {"without_gradient": tuple(names), "members": PAIR, "step": step}
             untrained.add(optimizer_state(rank, **{**fields, **state}))
@@ -42,7 +42,7 @@ def views(
 def test_what_had_no_gradient_at_any_look_is_shown():
     (view,) = views((["a", "b"], ["b", "a"]), (["a"], ["a", "c"]))
     assert view.never == {0: ("a",), 1: ("a",)}
-    assert (view.parted, view.num_looks) == ({}, 2)
+    assert (view.parted, view.num_samples) == ({}, 2)
 
 
 def test_copies_with_and_without_a_gradient_part():
@@ -84,16 +84,16 @@ def test_what_a_rank_trains_at_times_has_not_parted():
 
 
 @pytest.mark.parametrize(
-    "looks",
+    "samples",
     [
         [(["a"], ["a"])],
         [(["a"], ["a"]), (["b"], ["b"])],
         [((), ()), ((), ())],
     ],
-    ids=["one-look", "in-turns", "all-trained"],
+    ids=["one-sample", "in-turns", "all-trained"],
 )
-def test_what_proves_nothing_is_not_shown(looks):
-    assert not views(*looks)
+def test_what_proves_nothing_is_not_shown(samples):
+    assert not views(*samples)
 
 
 @pytest.mark.parametrize(

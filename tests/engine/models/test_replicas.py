@@ -21,7 +21,7 @@ from tests.engine.aligned import aligned, broken
 PAIR = (0, 1)
 
 
-def looks(values, *, ranks=PAIR, names=("a", "b", "c"), **fields):
+def samples(values, *, ranks=PAIR, names=("a", "b", "c"), **fields):
     """What each rank's gradients and parameters are in its first two steps: a number for each."""
     fields.setdefault("basis", Basis.UNSYNCED)
     plans = [plan(name, replicas=tuple(ranks), **fields) for name in names]
@@ -73,7 +73,7 @@ def found(*events, world=2, ends=True):
 
 
 def test_ranks_that_never_exchange_anything_are_an_alarm_at_the_end():
-    (finding,) = found(*looks(drifting), *steps(8), *ends())
+    (finding,) = found(*samples(drifting), *steps(8), *ends())
     assert finding.severity is Severity.WARNING
     assert finding.grade is Grade.LIKELY
     assert finding.ranks == RankSet(PAIR)
@@ -83,7 +83,7 @@ def test_ranks_that_never_exchange_anything_are_an_alarm_at_the_end():
 
 def test_a_long_run_is_judged_while_it_trains():
     long = steps(PATIENCE[Basis.UNSYNCED])
-    (finding,) = found(*looks(drifting), *long, ends=False)
+    (finding,) = found(*samples(drifting), *long, ends=False)
     assert finding.severity is Severity.WARNING
 
 
@@ -115,7 +115,7 @@ def test_a_long_run_is_judged_while_it_trains():
     ],
 )
 def test_it_stays_a_note_after(rest):
-    (finding,) = found(*looks(drifting), *rest)
+    (finding,) = found(*samples(drifting), *rest)
     assert finding.severity is Severity.INFO
 
 
@@ -125,22 +125,22 @@ def test_it_stays_a_note_after(rest):
     ids=["a metric", "what one rank gets", "what one rank keeps"],
 )
 def test_nobody_is_brought_together_by(small):
-    (finding,) = found(*looks(drifting), small, *steps(8), *ends())
+    (finding,) = found(*samples(drifting), small, *steps(8), *ends())
     assert finding.severity is Severity.WARNING
 
 
 def test_an_average_counts_though_it_is_told_before_what_the_models_hold():
-    (finding,) = found(call(64), *looks(drifting), *steps(8), *ends())
+    (finding,) = found(call(64), *samples(drifting), *steps(8), *ends())
     assert finding.severity is Severity.INFO
 
 
 def test_gradients_that_differ_and_lead_to_equal_updates_stay_a_note():
-    (finding,) = found(*looks(only_gradients), *steps(8), *ends())
+    (finding,) = found(*samples(only_gradients), *steps(8), *ends())
     assert finding.severity is Severity.INFO
 
 
 def test_ranks_that_never_were_alike_stay_a_note():
-    (finding,) = found(*looks(lambda rank, *_: 0.1 + rank), *steps(8), *ends())
+    (finding,) = found(*samples(lambda rank, *_: 0.1 + rank), *steps(8), *ends())
     assert finding.severity is Severity.INFO
 
 
@@ -162,8 +162,8 @@ def groups(*parts, desc="mesh_dp", world=4):
 def stages(values=drifting, **fields):
     """Ranks 0 and 2 keep a stage whose gradients they reduce; 1 and 3 keep another one."""
     fields = {"basis": Basis.WORLD, "keeper": "", **fields}
-    yield from looks(lambda *_: 0.1, ranks=REDUCING, names=("first",), **fields)
-    yield from looks(values, ranks=OWN, names=("second", "third"), **fields)
+    yield from samples(lambda *_: 0.1, ranks=REDUCING, names=("first",), **fields)
+    yield from samples(values, ranks=OWN, names=("second", "third"), **fields)
 
 
 REDUCED = [call(128, 0, ranks=REDUCING, world=4)]

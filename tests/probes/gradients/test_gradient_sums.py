@@ -75,7 +75,7 @@ def test_what_nobody_touches_is_applied_as_it_was_given(observed):
     events = told(observed)
     assert [event.step for event in events] == [0, 1, 2]
     assert all(value == pytest.approx(1.0, rel=1e-3) for value in ratios(events[0]).values())
-    assert not events[0].passages
+    assert not events[0].nodes
 
 
 def test_a_hook_of_the_program_is_seen_though_it_was_there_first(observed):
@@ -121,7 +121,7 @@ def test_a_gradient_that_is_left_over_is_told(observed):
 def test_parameters_behind_an_exchange_and_its_factor_are_told(observed):
     observed.install()
     train(Net(scale=0.5))
-    _, back, there = told(observed)[0].passages
+    _, back, there = told(observed)[0].nodes
     assert back.parameters == ("expert.bias", "expert.weight")
     assert back.passed.norm / back.given.norm == pytest.approx(0.5, rel=1e-3)
     assert there.parameters == ("first.bias", "first.weight")
@@ -134,7 +134,7 @@ def test_a_hook_between_the_exchange_and_the_experts_counts_as_its_factor(observ
     net = Net(scale=1.0)
     net.between = lambda made: made.register_hook(lambda gradient: gradient / 4)
     train(net)
-    back = told(observed)[0].passages[1]
+    back = told(observed)[0].nodes[1]
     assert back.passed.norm / back.given.norm == pytest.approx(0.25, rel=1e-3)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distdiag.config.subjects import RoutingPlan
+from distdiag.config.subjects import RoutingConfig
 from distdiag.events.routing import Choice, Routing
 from tests.probes.conftest import Observed
 from tests.probes.routing.test_routing import told
@@ -67,7 +67,7 @@ class Net(nn.Module):
 
 
 def routed(observed: Observed, part: nn.Module, *patterns: str) -> list[Routing]:
-    observed.install("steps", "routing", routing=RoutingPlan(modules=patterns))
+    observed.install("steps", "routing", routing=RoutingConfig(modules=patterns))
     ddp(Net(part))(torch.randn(32, 4, requires_grad=True)).sum().backward()
     return told(observed)
 
