@@ -69,7 +69,7 @@ class SumsView(View):
     """What some ranks do with the gradients of one model, over several samples.
 
     `plans` are those of parameters that began alike and that all of these ranks train by the same
-    optimizers; `sums` tells it for each sample in which there was a gradient. `apart` are those
+    optimizers; `sums` tells it for each sample in which there was a gradient. `drifted` are those
     whose copies differ in all later samples. `has_shards`: others of the model, but for experts,
     differ from the start. `is_more_sent`: a later step sent more between the ranks than these
     samples did.
@@ -79,7 +79,7 @@ class SumsView(View):
     ranks: Ranks
     plans: Mapping[str, TensorPlan]
     sums: Mapping[str, tuple[Sum, ...]]
-    apart: frozenset[str]
+    drifted: frozenset[str]
     step: int
     site: CallSite
     has_shards: bool = False

@@ -76,7 +76,7 @@ def plans(root: nn.Module, **around: Any) -> dict[str, TensorPlan]:
         reduced=around.pop("reduced", {}),
         sent=around.pop("sent", {}),
         is_local=around.pop("is_local", False),
-        beside=around.pop("beside", ()),
+        training_ranks=around.pop("training_ranks", ()),
         world=around.pop("world", PAIR),
         wrap_times=around.pop("wrap_times", WrapTimes()),
         is_cut=around.pop("is_cut", lambda _: False),

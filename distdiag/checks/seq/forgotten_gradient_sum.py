@@ -38,14 +38,14 @@ _NUMBER: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
 
 def summed_in(view: SumsView) -> tuple[str, ...]:
     """Return the parameters that are summed in all sampled steps, and whose copies stay equal."""
-    return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.apart))
+    return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.drifted))
 
 
 def forgotten_in(view: SumsView) -> tuple[str, ...]:
     """Return the parameters whose gradients are never summed although they should be."""
     plans = {name: plan for name, plan in view.plans.items() if not is_of_expert(plan)}
     summed = summed_in(view)
-    own = set(_all_are(view, Sum.OWN, view.apart & plans.keys()))
+    own = set(_all_are(view, Sum.OWN, view.drifted & plans.keys()))
     is_regular = all(len(set(view.sums[name])) <= 1 for name in plans)
     is_minority = len(summed) >= FEWEST_SUMMED and 2 * len(own) <= len(summed)
     if view.has_shards or not is_regular or not is_minority:
@@ -60,7 +60,7 @@ def doubt_of(view: SumsView, names: Sequence[str]) -> str:
     """Say why these may be meant to be left out all the same."""
     if view.is_more_sent:
         return "more was sent between them in a later step"
-    has_own = any(is_of_expert(view.plans[name]) for name in view.apart & view.plans.keys())
+    has_own = any(is_of_expert(view.plans[name]) for name in view.drifted & view.plans.keys())
     if has_own and routers_in(tuple(view.plans.values())) >= set(names):
         return "each rank trains experts for itself, too, which were the same at first"
     return ""

@@ -10,7 +10,7 @@ from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.gradients import GradientSums
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.models import Basis, ModelPlan
+from distdiag.events.models import ModelPlan, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
 from distdiag.views.gradients import GradientSample, GradientView, Ranks
@@ -21,7 +21,7 @@ _MOST_OPEN: Final = 32
 _MOST_CALLS: Final = 4096
 _REDUCING: Final = ("all_reduce", "reduce_scatter")
 _GATHERING: Final = (*_REDUCING, "all_gather")
-_UNPLACED: Final = (Basis.WORLD, Basis.REDUCED, Basis.SENT)
+_UNPLACED: Final = (ReplicaEvidence.WORLD, ReplicaEvidence.REDUCED, ReplicaEvidence.SENT)
 
 
 class _Told(NamedTuple):
@@ -68,7 +68,7 @@ class GradientAligner(Aligner):
             case ProbeDisabled(probe="gradient-sums"):
                 self._blind.add(event.rank)
             case ModelPlan():
-                names = {plan.name for plan in event.tensors if plan.basis not in _UNPLACED}
+                names = {plan.name for plan in event.tensors if plan.evidence not in _UNPLACED}
                 self._placed.setdefault(event.model, set()).update(names)
             case GradientSums():
                 yield from self._add(event)

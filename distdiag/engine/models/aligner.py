@@ -10,7 +10,7 @@ from distdiag.engine.losses.losses import LossAligner
 from distdiag.engine.models.models import Models
 from distdiag.engine.models.optimizers import OptimizerSteps, Untrained
 from distdiag.engine.models.plans import UserPlans
-from distdiag.engine.models.replicas import Apart
+from distdiag.engine.models.replicas import UnsyncedReplicas
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import ProbeDisabled, RankStarted
 from distdiag.events.losses import LossWeights
@@ -153,14 +153,14 @@ class ModelAligner(Aligner):
     What is complete is shown at once, the rest at the end.
     """
 
-    needs = (*_OF_MODELS, LossWeights, RandomDraw, RankStarted, *Apart.needs)
+    needs = (*_OF_MODELS, LossWeights, RandomDraw, RankStarted, *UnsyncedReplicas.needs)
     builds = (*_NEVER, *LossAligner.builds)
 
     def __init__(self, job: Job) -> None:
         """No model was seen yet."""
         super().__init__(job)
-        self._apart = Apart()
-        self._models = Models(self._apart.siblings)
+        self._unsynced = UnsyncedReplicas()
+        self._models = Models(self._unsynced.parallel)
         self._optimizers = OptimizerSteps(job.world)
         self._untrained = Untrained()
         self._saves = SliceSaves()
@@ -198,8 +198,8 @@ class ModelAligner(Aligner):
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         self._seen.add(type(event))
-        if isinstance(event, Apart.needs):
-            yield from self._of_replicas(self._apart.feed(event))
+        if isinstance(event, UnsyncedReplicas.needs):
+            yield from self._of_replicas(self._unsynced.feed(event))
         match event:
             case LossWeights():
                 yield from self._losses.feed(event)
@@ -246,7 +246,7 @@ class ModelAligner(Aligner):
             self._losses.note(view)
             if isinstance(view, ReplicaView):
                 yield from self._of_replicas((view,))
-                self._apart.note(view)
+                self._unsynced.note(view)
                 continue
             yield self._seen_now(view)
             if isinstance(view, ContentView) and ExpertContents in self._seen:
@@ -269,7 +269,7 @@ class ModelAligner(Aligner):
         for save in self._saves.incomplete():
             yield save.show_as(SliceSaveView, {})
         yield from self._plan_views()
-        yield from self._of_replicas(self._apart.end())
+        yield from self._of_replicas(self._unsynced.end())
 
     def _plan_views(self) -> Iterator[View]:
         # Of ranks that nobody sees it is not known what a pattern matches there.

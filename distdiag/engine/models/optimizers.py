@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from distdiag.events.base import CallSite
-from distdiag.events.models import MOST_NAMES, Basis, OptimizerState, TensorPlan
+from distdiag.events.models import MOST_NAMES, OptimizerState, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
 from distdiag.views.models import UntrainedView
@@ -62,7 +62,7 @@ def _alignment(key: tuple[str, int], states: dict[int, OptimizerState]) -> Optim
 # ---
 
 FEWEST_SAMPLES: Final = 2
-_COPIES: Final = (Basis.MESH, Basis.WRAPPER, Basis.REDUCED)
+_COPIES: Final = (ReplicaEvidence.MESH, ReplicaEvidence.WRAPPER, ReplicaEvidence.REDUCED)
 _UNKNOWN: Final = (-1,)
 _LEAVE_OUT: Final = ("FSDP1", "ZeRO")
 """Wrappers whose ranks may have gradients of parts only, or keep them elsewhere."""
@@ -145,10 +145,10 @@ def _view(
 def _copies(optimizer: str, plans: Iterable[TensorPlan]) -> dict[str, tuple[int, ...]]:
     """Return the ranks that hold copies of each parameter of an optimizer, where that is known."""
     return {
-        plan.name: _UNKNOWN if plan.basis is Basis.WORLD else plan.replicas
+        plan.name: _UNKNOWN if plan.evidence is ReplicaEvidence.WORLD else plan.replicas
         for plan in plans
         if optimizer in plan.owners
-        and plan.basis in (*_COPIES, Basis.WORLD)
-        and plan.keeper not in _LEAVE_OUT
+        and plan.evidence in (*_COPIES, ReplicaEvidence.WORLD)
+        and plan.wrapper not in _LEAVE_OUT
         and not plan.is_late
     }

@@ -16,7 +16,7 @@ from distdiag.engine.ranks import RECORDS_OF_CALLS
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
-from distdiag.events.models import Basis, Content, Moment, TensorPlan
+from distdiag.events.models import Content, Moment, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.experts import is_of_expert, layer_of, spreading_routers
 from distdiag.views.gradients import Sum
@@ -36,7 +36,7 @@ def are_equal(copies: Copies) -> bool:
     return len(_digests(copies)) == 1
 
 
-def are_apart(copies: Copies) -> bool:
+def are_all_different(copies: Copies) -> bool:
     """Say whether no two ranks hold the same bytes, read in the same way."""
     digests = _digests(copies)
     return len(digests) == len(copies) and len({digest[:1] for digest in digests}) == 1
@@ -55,9 +55,9 @@ def has_one_owner(copies: Copies) -> bool:
 
 def sum_of(copies: Copies, before: Copies | None) -> Sum:
     """Return what was done with a gradient, of which the backward pass left what was `before`."""
-    bases = {plan.basis for plan, _ in copies.values()}
+    kinds = {plan.evidence for plan, _ in copies.values()}
     if are_equal(copies):
-        is_sent = bases == {Basis.REDUCED} and all(
+        is_sent = kinds == {ReplicaEvidence.REDUCED} and all(
             plan.replicas == next(iter(copies.values()))[0].replicas for plan, _ in copies.values()
         )
         was_other = before is not None and not are_equal(before)
@@ -65,7 +65,11 @@ def sum_of(copies: Copies, before: Copies | None) -> Sum:
     plan = next(iter(copies.values()))[0]
     found = Disagreement(plan, {rank: content for rank, (_, content) in copies.items()})
     is_clear = math.isfinite(found.difference) and found.difference > _ROUNDING
-    return Sum.OWN if are_apart(copies) and is_clear and bases == {Basis.WORLD} else Sum.OTHER
+    return (
+        Sum.OWN
+        if are_all_different(copies) and is_clear and kinds == {ReplicaEvidence.WORLD}
+        else Sum.OTHER
+    )
 
 
 def _digests(copies: Copies) -> set[str]:
@@ -91,7 +95,7 @@ class _Sample:
     sites: dict[int, CallSite] = field(default_factory=dict)
 
 
-class Siblings:
+class ParallelGroups:
     """Finds groups that were made by the same split, some of which reduce gradients.
 
     A stage of a pipeline that reduces its gradients over its data-parallel group tells that the
@@ -161,7 +165,7 @@ class Siblings:
                 continue
             for group in groups:
                 if group not in reducing:
-                    yield from self._apart(group)
+                    yield from self._unsynced(group)
 
     def _splits(self) -> list[tuple[_Group, ...]]:
         """Return the ways in which the ranks were split into groups of the same size."""
@@ -197,7 +201,7 @@ class Siblings:
             for by_rank in names.values()
         )
 
-    def _apart(self, group: _Group) -> Iterator[ReplicaView]:
+    def _unsynced(self, group: _Group) -> Iterator[ReplicaView]:
         first, start = (self._samples.get((m, 0)) for m in (Moment.GRADIENT, Moment.STEP))
         later = [self._samples.get((Moment.STEP, step)) for step in range(1, FIRST_STEPS)]
         if first is None or start is None:
@@ -209,7 +213,7 @@ class Siblings:
             found = tuple(
                 Disagreement(plans[name], by_rank)
                 for name, by_rank in names.items()
-                if plans[name].basis is Basis.WORLD
+                if plans[name].evidence is ReplicaEvidence.WORLD
                 and differs(plans[name], by_rank)
                 and len({c.digest for c in begun.get(model, {}).get(name, {}).values()}) == 1
                 and any(differs(plans[name], d.get(model, {}).get(name, {})) for d in drifted)
@@ -220,7 +224,7 @@ class Siblings:
                     model=model,
                     moment=Moment.GRADIENT,
                     step=0,
-                    basis=Basis.SIBLING,
+                    evidence=ReplicaEvidence.OTHER_GROUPS,
                     ranks=RankSet(group),
                     tensors=found,
                     num_compared=len(names),
@@ -269,7 +273,7 @@ _MOVED: Final = 1e-4
 """What decays alone is multiplied by one factor, but for so much of its largest value."""
 
 
-class TrainedTogether:
+class InferredReplicas:
     """Compares biases and routers beside weights that ranks train together."""
 
     def __init__(self) -> None:
@@ -277,7 +281,7 @@ class TrainedTogether:
         self._starts: dict[str, dict[int, Held]] = {}
         self._samples: dict[str, tuple[int, dict[int, Held]]] = {}
         self._sites: dict[tuple[str, int], CallSite] = {}
-        self._shown: set[tuple[str, Basis, tuple[int, ...]]] = set()
+        self._shown: set[tuple[str, ReplicaEvidence, tuple[int, ...]]] = set()
 
     def add(
         self,
@@ -307,14 +311,14 @@ class TrainedTogether:
         start, (step, now) = self._starts[model], self._samples[model]
         if now.keys() != start.keys():
             return
-        for basis, ranks, found in (*_biases(start, now), *_routers(start, now)):
-            if found and (model, basis, ranks) not in self._shown:
-                self._shown.add((model, basis, ranks))
+        for evidence, ranks, found in (*_biases(start, now), *_routers(start, now)):
+            if found and (model, evidence, ranks) not in self._shown:
+                self._shown.add((model, evidence, ranks))
                 yield ReplicaView(
                     model=model,
                     moment=Moment.STEP,
                     step=step,
-                    basis=basis,
+                    evidence=evidence,
                     ranks=RankSet(ranks),
                     tensors=found,
                     num_compared=len(found),
@@ -323,40 +327,40 @@ class TrainedTogether:
                 )
 
 
-_Found = tuple[Basis, tuple[int, ...], tuple[Disagreement, ...]]
+_Found = tuple[ReplicaEvidence, tuple[int, ...], tuple[Disagreement, ...]]
 
 
 def _biases(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Found]:
     """Yield biases of routers, for each set of ranks that train their routers together."""
     found: dict[tuple[int, ...], list[Disagreement]] = {}
-    names = {n for held in now.values() for n, (plan, _) in held.items() if _is_told_by(plan)}
+    names = {n for held in now.values() for n, (plan, _) in held.items() if _is_inferred(plan)}
     for name in sorted(names):
         ranks = [rank for rank, held in now.items() if name in held]
-        for camp in _camps(name, start, {rank: now[rank] for rank in ranks}):
-            begun, copies = _of(name, start, camp), _of(name, now, camp)
+        for group in _groups_of(name, start, {rank: now[rank] for rank in ranks}):
+            begun, copies = _of(name, start, group), _of(name, now, group)
             if len(begun) == len(copies) and are_equal(begun):
-                plan = copies[camp[0]][0]
+                plan = copies[group[0]][0]
                 by_rank = {rank: content for rank, (_, content) in copies.items()}
                 if differs(plan, by_rank, _ROUNDING_OF_UPDATES):
-                    found.setdefault(camp, []).append(Disagreement(plan, by_rank))
-    for camp, tensors in found.items():
-        yield Basis.ROUTER, camp, tuple(tensors)
+                    found.setdefault(group, []).append(Disagreement(plan, by_rank))
+    for group, tensors in found.items():
+        yield ReplicaEvidence.ROUTER, group, tuple(tensors)
 
 
-def _is_told_by(plan: TensorPlan) -> bool:
-    return plan.is_routing_bias and plan.basis is Basis.WORLD
+def _is_inferred(plan: TensorPlan) -> bool:
+    return plan.is_routing_bias and plan.evidence is ReplicaEvidence.WORLD
 
 
-def _camps(
+def _groups_of(
     name: str, start: Mapping[int, Held], now: Mapping[int, Held]
 ) -> Iterator[tuple[int, ...]]:
     """Yield the sets of ranks that train the router of a bias together."""
-    camps: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for rank, held in now.items():
         router = _router_of(held[name][0], held)
         if router is not None and _has_moved(start[rank].get(router), held[router]):
-            camps.setdefault(held[router][1].digest, []).append(rank)
-    yield from (tuple(sorted(camp)) for camp in camps.values() if len(camp) > 1)
+            groups.setdefault(held[router][1].digest, []).append(rank)
+    yield from (tuple(sorted(group)) for group in groups.values() if len(group) > 1)
 
 
 def _router_of(bias: TensorPlan, held: Held) -> str | None:
@@ -372,7 +376,7 @@ def _router_of(bias: TensorPlan, held: Held) -> str | None:
 def _routers(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Found]:
     """Yield routers marked as own parts in layers whose rest all ranks train together."""
     ranks = tuple(sorted(now))
-    own = {n: p for n, (p, _) in now[ranks[0]].items() if p.basis is Basis.OWN}
+    own = {n: p for n, (p, _) in now[ranks[0]].items() if p.evidence is ReplicaEvidence.OWN}
     routers = _spreading(now)
     dense = {name for name, plan in own.items() if not is_of_expert(plan)}
     if not dense or dense - routers or len(ranks) < 2:
@@ -389,7 +393,7 @@ def _routers(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Fo
         if any(n.startswith(_block_of(name)) for n in moved if n not in dense)
     ]
     yield (
-        Basis.LAYER,
+        ReplicaEvidence.LAYER,
         ranks,
         tuple(d for d in found if differs(d.plan, d.by_rank, _ROUNDING_OF_UPDATES)),
     )
@@ -405,7 +409,7 @@ def _shared_by_all(now: Mapping[int, Held]) -> Iterator[str]:
     """Yield the trained parameters that are parts of no rank, but for routers marked so."""
     held = next(iter(now.values()))
     for name, (plan, _) in held.items():
-        is_kept = bool(plan.replicas) or plan.basis is Basis.OWN
+        is_kept = bool(plan.replicas) or plan.evidence is ReplicaEvidence.OWN
         is_dense = plan.requires_grad and is_kept and not is_of_expert(plan)
         if is_dense and all(name in each for each in now.values()):
             yield name
@@ -445,7 +449,7 @@ def _has_moved(
 FEWEST_STEPS: Final = 4
 """A run that is over after fewer steps tells nothing."""
 
-PATIENCE: Final = {Basis.UNSYNCED: 2000, Basis.SIBLING: 100}
+PATIENCE: Final = {ReplicaEvidence.UNSYNCED: 2000, ReplicaEvidence.OTHER_GROUPS: 100}
 """After so many steps without a word between them the ranks are judged while they train."""
 
 _SMALL: Final = 32
@@ -470,16 +474,16 @@ class _Pending:
         )
 
 
-class Apart:
+class UnsyncedReplicas:
     """Finds copies between whose ranks nothing has passed, after many steps or at the end."""
 
     needs = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
 
     def __init__(self) -> None:
         """Know of no copies that differ."""
-        self.siblings = Siblings()
+        self.parallel = ParallelGroups()
         self._traffic = Traffic()
-        self._pending: dict[tuple[str, Basis, frozenset[int]], _Pending] = {}
+        self._pending: dict[tuple[str, ReplicaEvidence, frozenset[int]], _Pending] = {}
         self._steps: dict[int, int] = {}
         self._finished: set[int] = set()
         self._is_blind = False
@@ -488,13 +492,13 @@ class Apart:
         """Take in one event of one rank."""
         match event:
             case Collective():
-                self.siblings.feed_call(event)
+                self.parallel.feed_call(event)
                 self._traffic.add(event)
             case StepEnd():
                 self._steps[event.rank] = event.step + 1
                 yield from self._views(is_over=False)
             case GroupCreated():
-                self.siblings.feed_group(event)
+                self.parallel.feed_group(event)
             case Finished(exit_status=0):
                 self._finished.add(event.rank)
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
@@ -502,15 +506,15 @@ class Apart:
 
     def note(self, view: ReplicaView) -> None:
         """Take note of copies that differ, if they were the same and nothing tells why."""
-        if view.basis not in PATIENCE or view.alike_at is None:
+        if view.evidence not in PATIENCE or view.alike_at is None:
             return
-        key = (view.model, view.basis, frozenset(view.ranks))
+        key = (view.model, view.evidence, frozenset(view.ranks))
         known = self._pending.get(key)
         if view.moment is Moment.STEP and known is not None:
             known.has_drifted = True
         elif view.moment is Moment.GRADIENT and known is None and view.step < FIRST_STEPS:
-            is_told = view.basis is Basis.SIBLING
-            self._pending[key] = _Pending(view, frozenset(view.ranks), is_told)
+            has_drifted = view.evidence is ReplicaEvidence.OTHER_GROUPS
+            self._pending[key] = _Pending(view, frozenset(view.ranks), has_drifted)
 
     def end(self) -> Iterator[ReplicaView]:
         """Yield, at the end, what ran to its end."""
@@ -523,13 +527,13 @@ class Apart:
             if pending.is_judged or not pending.has_drifted:
                 continue
             num_steps = min(self._steps.get(rank, 0) for rank in pending.ranks)
-            is_late = num_steps >= PATIENCE[pending.view.basis]
+            is_late = num_steps >= PATIENCE[pending.view.evidence]
             is_whole = is_over and pending.ranks <= self._finished and num_steps >= FEWEST_STEPS
             if not (is_late or is_whole):
                 continue
             pending.is_judged = True
             if not self._have_met(pending):
-                yield replace(pending.view, apart_for=num_steps)
+                yield replace(pending.view, num_unsynced_steps=num_steps)
 
     def _have_met(self, pending: _Pending) -> bool:
         most, total = self._traffic.between(pending.ranks)

@@ -10,7 +10,7 @@ from distdiag.engine.collectives.traffic import Surplus, element_bytes
 from distdiag.engine.models.models import RankModels
 from distdiag.engine.models.replicas import (
     Copies,
-    are_apart,
+    are_all_different,
     are_equal,
     has_one_owner,
     is_zero,
@@ -19,7 +19,14 @@ from distdiag.engine.models.replicas import (
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective
 from distdiag.events.lifecycle import ProbeDisabled, StepEnd
-from distdiag.events.models import Basis, Content, ModelPlan, ModelState, Moment, TensorPlan
+from distdiag.events.models import (
+    Content,
+    ModelPlan,
+    ModelState,
+    Moment,
+    ReplicaEvidence,
+    TensorPlan,
+)
 from distdiag.views.base import View
 from distdiag.views.experts import is_of_expert
 from distdiag.views.gradients import Ranks, Sum, SumsView
@@ -31,7 +38,7 @@ FEWEST_STEPS: Final = 4
 """In a run that is over after fewer steps nothing can be known to be never summed."""
 
 _REDUCING: Final = ("all_reduce", "reduce_scatter")
-_WITHOUT_GROUP: Final = (Basis.WORLD, Basis.REDUCED)
+_WITHOUT_GROUP: Final = (ReplicaEvidence.WORLD, ReplicaEvidence.REDUCED)
 
 Held = Mapping[str, tuple[TensorPlan, Content]]
 _Sample = tuple[Moment, int]
@@ -95,7 +102,7 @@ class SumsAligner(Aligner):
             plan.name: (plan, content)
             for plan, content in zip(models.plans[model], contents, strict=True)
             if content is not None and plan.requires_grad and not plan.tied_to
-            if plan.basis in _WITHOUT_GROUP
+            if plan.evidence in _WITHOUT_GROUP
         }
         samples = self._samples.setdefault(model, {})
         samples.setdefault((moment, step), {})[event.rank] = held
@@ -136,20 +143,22 @@ class SumsAligner(Aligner):
         later = [
             found for (moment, step), found in samples.items() if moment is Moment.STEP and step
         ]
-        apart = [n for n in names if later and all(n in f and are_apart(f[n]) for f in later)]
+        drifted = [
+            n for n in names if later and all(n in f and are_all_different(f[n]) for f in later)
+        ]
         return SumsView(
             model,
             group,
             {name: first[name][group[0]][0] for name in names},
             {name: tuple(_sums(samples, steps, name)) for name in names},
-            frozenset(apart),
+            frozenset(drifted),
             steps[0],
             self._sites[model, group[0]],
             any(
                 not are_equal(each) and not is_of_expert(each[group[0]][0])
                 for each in start.values()
             ),
-            self._is_more_sent(group, [start[name][group[0]] for name in apart]),
+            self._is_more_sent(group, [start[name][group[0]] for name in drifted]),
         )
 
     def _is_more_sent(self, group: Ranks, tensors: Sequence[tuple[TensorPlan, Content]]) -> bool:

@@ -27,7 +27,7 @@ def sums(*forgotten, sometimes=(), num_samples=3, names=NAMES, shapes=None, **va
     other = {Sum.SUMMED: Sum.OWN, Sum.OWN: Sum.SUMMED}
     told |= {name: (other[told[name][0]], *told[name][1:]) for name in sometimes}
     plans = {n: plan(n, owners=("SGD",), shape=(shapes or {}).get(n, (4, 4))) for n in names}
-    values.setdefault("apart", frozenset(own))
+    values.setdefault("drifted", frozenset(own))
     return SumsView("Net", PAIR, plans, told, step=0, site=plain_site(30), **values)
 
 
@@ -92,7 +92,7 @@ MEANT = {
     "reduced in turns": sums("layers.2.norm.weight", sometimes=["layers.1.mlp.bias"]),
     "reduced at times": sums("layers.2.norm.weight", sometimes=["layers.2.norm.weight"]),
     "seen twice only": sums("layers.2.norm.weight", num_samples=2),
-    "copies that are equal again": sums("layers.2.norm.weight", apart=frozenset()),
+    "copies that are equal again": sums("layers.2.norm.weight", drifted=frozenset()),
     "few others": sums("layers.1.a", names=["layers.0.a", "layers.1.a", "layers.1.b"]),
     "local steps of all": sums("."),
 }

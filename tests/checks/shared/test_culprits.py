@@ -13,8 +13,8 @@ def test_a_strict_majority_decides_before_anything_else():
     for rank in job.world:
         job.call(rank, op="barrier" if rank == 2 else "all_reduce")
     alignment = job.alignment()
-    camps = group_by(alignment, lambda call: call.signature.op)
-    verdict = blame(alignment, camps)
+    groups = group_by(alignment, lambda call: call.signature.op)
+    verdict = blame(alignment, groups)
     assert (verdict.culprits, verdict.reason) == (RankSet([2]), Reason.MAJORITY)
     assert verdict.grade is Grade.PROVEN
 

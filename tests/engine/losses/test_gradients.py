@@ -8,7 +8,7 @@ from distdiag.engine.losses.gradients import GradientAligner
 from distdiag.engine.models.sums import FEWEST_STEPS, SumsAligner
 from distdiag.events.collectives import Signature
 from distdiag.events.lifecycle import StepEnd
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.views.gradients import GradientView, Sum, SumsView
 from tests.checks.gradients import sample
 from tests.checks.models import ZEROS, plan, plan_event, state_event
@@ -23,11 +23,11 @@ JOB = Job(2)
 def plans(moment):
     """What is known of the tensors: who reduced a gradient, is known when the optimizer steps."""
     for name in NAMES:
-        basis = {"kept": Basis.WRAPPER}.get(name, Basis.WORLD)
+        evidence = {"kept": ReplicaEvidence.WRAPPER}.get(name, ReplicaEvidence.WORLD)
         if name == "sent" and moment in (Moment.GRADIENT, Moment.STEP):
-            basis = Basis.REDUCED
+            evidence = ReplicaEvidence.REDUCED
         owners = () if moment is Moment.START else ("SGD",)
-        yield plan(name, basis=basis, keeper="", replicas=PAIR, owners=owners)
+        yield plan(name, evidence=evidence, wrapper="", replicas=PAIR, owners=owners)
 
 
 def held(rank, moment, step):
@@ -90,7 +90,7 @@ def test_what_is_done_with_each_gradient():
         "same": (Sum.OTHER,) * 3,
         "unused": (),
     }
-    assert view.apart == {"own"}
+    assert view.drifted == {"own"}
     assert view.has_shards
     assert not view.is_more_sent
     assert view.plans["own"].owners == ("SGD",)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distdiag.engine.models.models import MOST_OPEN, Models
-from distdiag.engine.models.replicas import Siblings
-from distdiag.events.models import Basis, Moment
+from distdiag.engine.models.replicas import ParallelGroups
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import ContentView, Disagreement, ModelView, ReplicaView
 from tests.checks.models import ALL_NAN, ZEROS, content, mesh, plan, plan_event, state_event
@@ -61,7 +61,7 @@ def test_a_plan_that_changes_later_is_not_shown_again():
 
 
 def test_a_model_that_begins_again_is_shown_when_all_ranks_have_begun_it_again():
-    models, anew = told(), copies(keeper="FSDP2")
+    models, anew = told(), copies(wrapper="FSDP2")
     assert not fed(models, plan_event(1, anew, step=5))
     (view,) = fed(models, plan_event(0, anew, step=5))
     assert view.step == 5
@@ -76,12 +76,14 @@ def test_a_rank_ahead_of_the_others_is_put_beside_what_they_tell_later():
 
 
 def test_a_model_that_nothing_keeps_together_has_no_view():
-    plans = copies(basis=Basis.WORLD, keeper="")
+    plans = copies(evidence=ReplicaEvidence.WORLD, wrapper="")
     assert not fed(Models(), plan_event(0, plans), plan_event(1, plans))
 
 
 def test_the_mesh_tells_who_keeps_a_model_together():
-    plans = [[plan("a", mesh=mesh(4), replicas=(r,), basis=Basis.MESH)] for r in range(4)]
+    plans = [
+        [plan("a", mesh=mesh(4), replicas=(r,), evidence=ReplicaEvidence.MESH)] for r in range(4)
+    ]
     models = Models()
     views = fed(models, *[plan_event(rank, each) for rank, each in enumerate(plans)])
     assert [view.ranks for view in views] == [RankSet(range(4))]
@@ -113,7 +115,7 @@ def test_what_differs_is_shown_with_what_each_rank_holds():
     assert tensor.plan.name == "b"
     assert tensor.by_rank == {0: content(0.2), 1: content(0.3)}
     assert (view.moment, view.step, view.num_compared) == (Moment.START, 0, 2)
-    assert (view.basis, view.ranks) == (Basis.WRAPPER, RankSet([0, 1]))
+    assert (view.evidence, view.ranks) == (ReplicaEvidence.WRAPPER, RankSet([0, 1]))
     assert view.sites[1].location.line == 21
 
 
@@ -141,7 +143,7 @@ def test_a_state_before_its_plan_is_left_out():
 
 def test_the_groups_of_a_mesh_of_two_axes_are_compared_apart():
     models, places = Models(), {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
-    values = {"mesh": mesh(2, 2), "basis": Basis.MESH, "keeper": "FSDP2"}
+    values = {"mesh": mesh(2, 2), "evidence": ReplicaEvidence.MESH, "wrapper": "FSDP2"}
     for rank, alike in places.items():
         fed(models, plan_event(rank, copies(alike, names=("a",), **values)))
     views = fed(models, *states([(0.1,), (0.2,), (0.1,), (0.3,)]))
@@ -161,7 +163,7 @@ def test_stages_of_a_pipeline_with_the_same_names_are_not_compared():
 def test_shards_are_not_compared():
     models = Models()
     for rank in (0, 1):
-        fed(models, plan_event(rank, copies((rank,), mesh=mesh(2), basis=Basis.MESH)))
+        fed(models, plan_event(rank, copies((rank,), mesh=mesh(2), evidence=ReplicaEvidence.MESH)))
     assert not fed(models, *states([(0.1, 0.2), (0.3, 0.4)]))
 
 
@@ -270,7 +272,7 @@ def test_later_contents_are_not_shown_as_a_whole():
 
 def test_shared_copies_are_compared_under_any_name():
     models = Models()
-    marks = {"replicas": (0, 1), "basis": Basis.MARKED, "is_shared": True}
+    marks = {"replicas": (0, 1), "evidence": ReplicaEvidence.MARKED, "is_shared": True}
     fed(models, plan_event(0, [plan("embed.weight", **marks)]))
     fed(models, plan_event(1, [plan("head.weight", **marks)]))
     assert not fed(models, *states([(0.1,), (0.1,)]))
@@ -281,17 +283,19 @@ def test_shared_copies_are_compared_under_any_name():
     assert view.alike_at == 0
 
 
-@pytest.mark.parametrize(("last", "basis"), [("c", Basis.WORLD), ("b", Basis.MARKED)])
-def test_marks_tell_nothing_of_stages_which_have_layers_of_the_same_names(last, basis):
+@pytest.mark.parametrize(
+    ("last", "evidence"), [("c", ReplicaEvidence.WORLD), ("b", ReplicaEvidence.MARKED)]
+)
+def test_marks_tell_nothing_of_stages_which_have_layers_of_the_same_names(last, evidence):
     models = Models()
-    marks = {"replicas": (0, 1), "basis": Basis.MARKED}
+    marks = {"replicas": (0, 1), "evidence": ReplicaEvidence.MARKED}
     fed(models, plan_event(0, [plan("a", **marks), plan("b", **marks)]))
     fed(models, plan_event(1, [plan("a", **marks), plan(last, **marks)]))
     assert not fed(models, *states([(0.1, 0.5)] * 2))
 
     (view,) = fed(models, *states([(0.1, 0.5), (0.3, 0.5)], **LATE))
 
-    assert (view.basis, view.alike_at) == (basis, 0)
+    assert (view.evidence, view.alike_at) == (evidence, 0)
     assert [each.plan.name for each in view.tensors] == ["a"]
 
 
@@ -303,17 +307,17 @@ def reduction(ranks):
 
 def stages(*reducing, starts=(0.1,) * 4):
     """Two stages of two ranks each, with a layer of one name; the second one drifts apart."""
-    siblings = Siblings()
-    models = Models(siblings)
-    marks = {"replicas": (0, 1, 2, 3), "basis": Basis.MARKED}
+    parallel = ParallelGroups()
+    models = Models(parallel)
+    marks = {"replicas": (0, 1, 2, 3), "evidence": ReplicaEvidence.MARKED}
     for rank in range(4):
         names = ("norm", "embed") if rank < 2 else ("norm", "head")
         fed(models, plan_event(rank, [plan(name, **marks) for name in names]))
     fed(models, *states([(start, 0.5) for start in starts]))
     for group in reducing:
-        siblings.feed_call(reduction(group))
+        parallel.feed_call(reduction(group))
     found = fed(models, *states([(0.3, 0.6), (0.3, 0.6), (0.4, 0.6), (0.5, 0.6)], **LATE))
-    return [view for view in found if view.basis is Basis.MARKED]
+    return [view for view in found if view.evidence is ReplicaEvidence.MARKED]
 
 
 def test_stages_whose_ranks_reduce_among_themselves_are_compared_each_by_itself():
@@ -328,11 +332,11 @@ def test_ranks_that_do_not_may_be_several_stages(reducing):
 
 
 def test_groups_that_overlap_join_the_ranks_of_a_stage():
-    siblings = Siblings()
+    parallel = ParallelGroups()
     for group in ((0, 1), (2, 3), (0, 2), (3, 4)):
-        siblings.feed_call(reduction(group))
-    assert siblings.are_joined((0, 1, 2, 3))
-    assert not siblings.are_joined((0, 1, 4))
+        parallel.feed_call(reduction(group))
+    assert parallel.are_joined((0, 1, 2, 3))
+    assert not parallel.are_joined((0, 1, 4))
 
 
 # Differences that are rounding, and until when copies were the same

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distdiag.engine.models.optimizers import MOST_OPEN, OptimizerSteps, Untrained
-from distdiag.events.models import MOST_NAMES, Basis, TensorPlan
+from distdiag.events.models import MOST_NAMES, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import UntrainedView
 from tests.checks.models import optimizer_state, plan
@@ -51,10 +51,16 @@ def test_copies_with_and_without_a_gradient_part():
 
 
 def test_it_is_enough_that_those_with_a_gradient_reduce_it():
-    told = {0: [tower(basis=Basis.REDUCED)], 1: [tower(basis=Basis.WORLD)]}
+    told = {
+        0: [tower(evidence=ReplicaEvidence.REDUCED)],
+        1: [tower(evidence=ReplicaEvidence.WORLD)],
+    }
     (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
     assert view.parted == {"tower": RankSet([0])}
-    told = {0: [tower(basis=Basis.WORLD)], 1: [tower(basis=Basis.REDUCED)]}
+    told = {
+        0: [tower(evidence=ReplicaEvidence.WORLD)],
+        1: [tower(evidence=ReplicaEvidence.REDUCED)],
+    }
     (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
     assert not view.parted
 
@@ -63,11 +69,11 @@ def test_it_is_enough_that_those_with_a_gradient_reduce_it():
     "plans",
     [
         [],
-        [tower(basis=Basis.WORLD)],
-        [tower(basis=Basis.UNSYNCED)],
+        [tower(evidence=ReplicaEvidence.WORLD)],
+        [tower(evidence=ReplicaEvidence.UNSYNCED)],
         [tower(replicas=(0,))],
         [tower(owners=("SGD",))],
-        [tower(keeper="FSDP1")],
+        [tower(wrapper="FSDP1")],
         [tower(is_late=True)],
     ],
     ids=["no-plan", "guessed", "unsynced", "own-part", "other-owner", "fsdp1", "late"],

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.models import Basis, ModelPlan, ModelState, Moment, OptimizerState
+from distdiag.events.models import ModelPlan, ModelState, Moment, OptimizerState, ReplicaEvidence
 from distdiag.probes.models.own_steps import EVERY
 from distdiag.probes.models.tensor_plans import Held, Surroundings, plan_of
 from distdiag.probes.models.wrappers import Tree
@@ -97,7 +97,9 @@ def test_a_model_that_nothing_wraps_is_looked_at_before_the_first_backward_pass(
 
     assert told(observed)[0] == (START, 0)
     assert state(observed, START).model == "Sequential"
-    assert {tensor.basis for tensor in observed.events(ModelPlan)[0].tensors} == {Basis.WORLD}
+    assert {tensor.evidence for tensor in observed.events(ModelPlan)[0].tensors} == {
+        ReplicaEvidence.WORLD
+    }
 
 
 def test_a_frozen_model_beside_is_looked_at_too(observed: Observed) -> None:
@@ -110,7 +112,7 @@ def test_a_frozen_model_beside_is_looked_at_too(observed: Observed) -> None:
     assert found.contents[0] is not None
     assert found.contents[0].mean == pytest.approx(teacher.weight.mean().item(), rel=1e-4)
     (plan,) = [event for event in observed.events(ModelPlan) if event.model == "Linear"]
-    assert {tensor.basis for tensor in plan.tensors} == {Basis.BESIDE}
+    assert {tensor.evidence for tensor in plan.tensors} == {ReplicaEvidence.FROZEN}
 
 
 def test_a_model_that_comes_later_is_looked_at_in_its_first_steps(observed: Observed) -> None:
