@@ -1,4 +1,4 @@
-"""What a run is told to do: defaults, overruled by a TOML file, overruled by flags."""
+"""What a run is asked to do: defaults, overruled by a TOML file, overruled by flags."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise UsageError(f'unknown report "{name}" (there are: {known})')
 
     def to_json(self) -> bytes:
-        """Return the form in which another process is told."""
+        """Return the form in which another process gets it."""
         return msgspec.json.encode(self, enc_hook=str)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the ranks of a parity run are told to do: what to record, and which batches to use."""
+"""What the ranks of a parity run have to do: what to record, and which batches to use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from distdiag.events.errors import UNDECODABLE, UsageError
 
-# What the ranks of a run are told whose choices of experts are compared with another run's.
+# What the ranks of a run get whose choices of experts are compared with another run's.
 
 
 class RoutingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -111,7 +111,7 @@ class Engine:
 
     @property
     def unobserved(self) -> RankSet:
-        """The ranks of the job of which nothing is read, since nobody told of them at the start."""
+        """The ranks of the job that nobody reported at the start: nothing of them is read."""
         return self._coverage.unobserved
 
     def states(self) -> Mapping[int, RankState]:

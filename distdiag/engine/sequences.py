@@ -42,11 +42,11 @@ class FirstSamples:
     """Keeps the first look at the models of each rank."""
 
     def __init__(self) -> None:
-        """No rank has told of a model yet."""
+        """No rank has reported a model yet."""
         self._known: dict[int, dict[str, tuple[int, Tensors]]] = {}
 
     def feed(self, event: GradientSums) -> None:
-        """Take in what one rank tells of one model."""
+        """Take in what one rank reports of one model."""
         tensors = {each.name: each for each in event.gradients}
         self._known.setdefault(event.rank, {}).setdefault(event.model, (event.step, tensors))
 
@@ -308,7 +308,7 @@ def _keep(known: dict[int, deque[E]], event: E) -> None:
 def _together(
     known: Mapping[int, Iterable[E]], members: tuple[int, ...], place: Callable[[E], object]
 ) -> Iterator[dict[int, E]]:
-    """Yield what all members have told of the same place."""
+    """Yield what all members have reported of the same place."""
     found: dict[object, dict[int, E]] = {}
     for rank in members:
         for event in known.get(rank, ()):

@@ -107,7 +107,7 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Policy(msgspec.Struct, frozen=True, array_like=True):
-    """How a wrapper was told to compute with a tensor and to keep it; empty: as it is.
+    """How a wrapper should compute with a tensor and keep it; empty: as it is.
 
     `reshard_after_forward` is ``True``, ``False`` or the number of ranks of a smaller group.
     """

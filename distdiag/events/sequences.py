@@ -26,7 +26,7 @@ class TokenSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Token `i` of row `r` has the number ``r * length + i``. `dim` is the one that is split.
     `documents` are the lengths of those that are packed into a row, none: one. `reduction` is what
-    the program does to gradients of parameters over these ranks, empty: not told.
+    the program does to gradients of parameters over these ranks, empty: not declared.
     """
 
     shape: tuple[int, ...]

@@ -10,7 +10,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Location
 from distdiag.findings.source import location_of
-from distdiag.views.rank_states import Help, RankState, RankStatus, says_told_to_end
+from distdiag.views.rank_states import Help, RankState, RankStatus, was_asked_to_end
 
 MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
@@ -106,7 +106,7 @@ def whereabouts(state: RankState) -> str:
         case RankStatus.RAISED:
             return f"raised {raised_phrase(state)}"
         case RankStatus.DIED:
-            return ("was ended" if says_told_to_end(status) else "died") + exit_phrase(status)
+            return ("was ended" if was_asked_to_end(status) else "died") + exit_phrase(status)
         case RankStatus.RUNNING:
             return _activity(state)
 

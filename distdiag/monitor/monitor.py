@@ -124,8 +124,8 @@ class Monitor:
         self._reporter = RunReporter(run_dir, launch_file, config, self._status)
         self._reporter.problem = self._others.problem
         self._announced: set[tuple[object, ...]] = set()
-        for told in before.told():
-            self._announced |= {self._news_of(told), (False, *self._news_of(told)[1:])}
+        for found in before.reported():
+            self._announced |= {self._news_of(found), (False, *self._news_of(found)[1:])}
         for event in before.seen(interner):
             self._engine.feed(event)
         self._has_verdict = False

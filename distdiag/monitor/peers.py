@@ -55,7 +55,7 @@ class OtherNodes(EventSource):
     def is_early(self, here: Iterable[int], status: RankStatuses) -> bool:
         """Whether all that came have ended, `here` and elsewhere, and others may be on their way.
 
-        Who is silent, and who was missed by whom, is then left for the end to be told.
+        Who is silent, and who was missed by whom, is then reported at the end.
         """
         if not self.ranks or not self._heard.union(here) <= set(status.over):
             return False

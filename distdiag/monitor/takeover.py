@@ -28,7 +28,7 @@ class Takeover:
         for death in deaths:
             _log.warning("the monitor %s, and was started again", death)
 
-    def told(self) -> tuple[Finding, ...]:
+    def reported(self) -> tuple[Finding, ...]:
         """Return the findings of which the user knows already."""
         try:
             return decode_report(self._run_dir.report.read_bytes()).findings if self.deaths else ()

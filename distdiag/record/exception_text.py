@@ -8,7 +8,7 @@ from typing import Final
 
 from distdiag.record.guard import Guard, WideGuard
 
-# Texts that are cut in their middle: an exception is told at the end of its traceback.
+# Texts that are cut in their middle: an exception stands at the end of its traceback.
 
 LONGEST_TRACEBACK: Final = 6_000
 """In a finding; the record has ten times this, but a report is read by people."""

@@ -48,7 +48,7 @@ class RunReporter:
     """The report of one run, kept on the node of rank 0.
 
     `lost` are ranks that are not observed any more, `problem` is why others never were.
-    `unobserved` are ranks of the job that nobody told of when it began.
+    `unobserved` are ranks of the job that nobody reported when it began.
     """
 
     def __init__(

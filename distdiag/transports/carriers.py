@@ -234,7 +234,7 @@ def unpack(rank: int, payload: bytes, interner: Interner) -> Iterator[Event]:
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
-    """What one carrier is told on its standard input.
+    """What one carrier reads from its standard input.
 
     `descriptor` is a listening socket that it has inherited (the first carrier), `device` the
     number of its GPU on this machine.

@@ -140,7 +140,7 @@ class _RankFiles:
         status = self._status()
         if status is None or (status is _LOST and (yield from self._unobserved(now_ns))):
             return
-        yield from self._told_by_flags(status, now_ns, is_drained=is_drained)
+        yield from self._events_of_flags(status, now_ns, is_drained=is_drained)
         if reading is not None:
             yield from self._heartbeat(status, reading, now_ns)
         elif is_drained:
@@ -218,7 +218,7 @@ class _RankFiles:
             self._said.add(probe)
             yield ProbeDisabled(rank=self._rank, seq=-1, time_ns=now_ns, probe=probe, reason=reason)
 
-    def _told_by_flags(self, status: Status, now_ns: int, *, is_drained: bool) -> Iterator[Event]:
+    def _events_of_flags(self, status: Status, now_ns: int, *, is_drained: bool) -> Iterator[Event]:
         """Yield what only the status page could still say, such as on a full disk."""
         if status.detached:
             yield from self._disabled("agent", "it was detached, or could not start", now_ns)

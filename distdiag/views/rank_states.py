@@ -22,7 +22,7 @@ from distdiag.events.lifecycle import (
 from distdiag.events.stacks import Observed, Stacks
 from distdiag.views.base import View
 
-TOLD_TO_END: Final = frozenset(
+END_SIGNALS: Final = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 )
 """Signals that no fault of a program sends: a launcher, a scheduler or a person did."""
@@ -31,11 +31,11 @@ _SHELL_OFFSET: Final = 128
 """What shells, and programs that handle a signal, add to its number to make an exit status."""
 
 
-def says_told_to_end(status: int | None) -> bool:
+def was_asked_to_end(status: int | None) -> bool:
     """Say whether an exit status (minus the number, for a signal) tells of a signal to end."""
     if status is None:
         return False
-    return (-status if status < 0 else status - _SHELL_OFFSET) in TOLD_TO_END
+    return (-status if status < 0 else status - _SHELL_OFFSET) in END_SIGNALS
 
 
 class RankStatus(StrEnum):

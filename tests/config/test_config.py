@@ -1,4 +1,4 @@
-"""Where a configuration comes from, which source wins, and how mistakes in it are told."""
+"""Where a configuration comes from, which source wins, and how mistakes in it are reported."""
 
 import subprocess
 import sys

@@ -19,7 +19,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SeenMask
 from tests.checks.dia.test_silent_rank import begun, spawned, started
 from tests.checks.feeds import schedule
-from tests.checks.losses import aux, over, part, told
+from tests.checks.losses import aux, over, part, reported
 from tests.checks.models import plan, plan_event, state_event
 from tests.checks.routing import routing
 from tests.checks.sequences import passed
@@ -47,10 +47,10 @@ def model(*tensors):
     return [*plans, *(event for each in states for event in each)]
 
 
-DENSE = [*model(), *of_both(told, [part(40, 1 / 40, over(40))])]
+DENSE = [*model(), *of_both(reported, [part(40, 1 / 40, over(40))])]
 EXPERT = model(plan("experts.0.up.weight"))
 BIAS = model(plan("bias", is_routing_bias=True))
-BALANCED = of_both(told, [part(40, 1 / 40, over(40), aux=(aux(),))])
+BALANCED = of_both(reported, [part(40, 1 / 40, over(40), aux=(aux(),))])
 REPEATED = of_both(routing, is_recompute=True)
 PLACED = of_both(passed, 0, positions=("a",))
 MASKED = of_both(passed, 0, mask=SeenMask(num_queries=8, num_keys=16, aligned="first"))

@@ -17,7 +17,7 @@ from distdiag.events.sequences import AttentionUnread, SequenceUnverified
 from distdiag.views.alignment import TokenTraceView
 from distdiag.views.sequences import ModelEquality, SequenceView
 from tests.checks.feeds import model_fed
-from tests.checks.losses import mean, told
+from tests.checks.losses import mean, reported
 from tests.checks.sequences import both, passed
 from tests.checks.streams import Job, plain_site
 from tests.checks.token_traces import HALVES, token_traces
@@ -80,12 +80,12 @@ def test_only_samples_that_are_sent_before_the_model_feed_it(sent, is_fed_by_oth
 def test_only_large_sums_over_the_group_after_the_first_step_count(ranks, size, step, is_reduced):
     events = [call(0, "all_reduce", (size,), ranks, step=step)]
     for number in range(3):
-        events += [told(rank, [mean(8)], step=number) for rank in (0, 1)] + both(number)
+        events += [reported(rank, [mean(8)], step=number) for rank in (0, 1)] + both(number)
     assert shared(*events).views[-1].is_reduced is is_reduced
 
 
 def test_nothing_is_said_of_sums_before_there_were_some_steps():
-    losses = [told(rank, [mean(8)]) for rank in (0, 1)]
+    losses = [reported(rank, [mean(8)]) for rank in (0, 1)]
     assert shared(*losses, *both(0)).views[-1].is_reduced
 
 

@@ -1,4 +1,4 @@
-"""Small models, how they are trained, and what the snapshots told of them."""
+"""Small models, how they are trained, and what the snapshots recorded of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(model: nn.Module, num_steps: int = 1) -> torch.optim.Optimizer:
     return optimizer
 
 
-def told(observed: Observed) -> list[tuple[Moment, int]]:
+def reported(observed: Observed) -> list[tuple[Moment, int]]:
     return [(state.moment, state.step) for state in observed.events(ModelState)]
 
 

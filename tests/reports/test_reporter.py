@@ -232,7 +232,7 @@ def test_a_failure_of_the_monitor_is_told_with_its_traceback():
     try:
         raise KeyError("gone")
     except KeyError as error:
-        told = crash_finding(error)
-    assert told.severity is Severity.WARNING
-    assert "KeyError" in told.message
-    assert "test_reporter.py" in str(told.evidence[0].values["traceback"])
+        reported = crash_finding(error)
+    assert reported.severity is Severity.WARNING
+    assert "KeyError" in reported.message
+    assert "test_reporter.py" in str(reported.evidence[0].values["traceback"])

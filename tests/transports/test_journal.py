@@ -58,8 +58,8 @@ def test_looks_and_heartbeats_that_nothing_follows_are_not_written(tmp_path):
 def test_an_event_comes_with_the_last_look_and_what_ranks_did_since_they_moved(tmp_path):
     before = [beat(1), looked(1), beat(2, batches=1), beat(3, batches=1), beat(3.1, batches=1)]
     path = written(tmp_path / "journal", *before, beat(3.2, batches=1), looked(3.3), STACKS)
-    told = [beat(2, batches=1), beat(3, batches=1), beat(3.2, batches=1), looked(3.3), STACKS]
-    assert list(read_journal(path, Interner())) == told
+    reported = [beat(2, batches=1), beat(3, batches=1), beat(3.2, batches=1), looked(3.3), STACKS]
+    assert list(read_journal(path, Interner())) == reported
 
 
 def test_what_follows_an_event_is_written_for_a_while(tmp_path):

@@ -21,7 +21,7 @@ from distdiag.findings.descriptions import (
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.alignment import OpenCollective
-from distdiag.views.rank_states import TOLD_TO_END, JobView, RankState, RankStatus
+from distdiag.views.rank_states import END_SIGNALS, JobView, RankState, RankStatus
 
 
 class Story(NamedTuple):
@@ -84,7 +84,7 @@ def _story_of(end: FirstEnd, states: Mapping[int, RankState]) -> Story | None:
             return None
         case status if status == -signal.SIGKILL:
             return _KILLED
-        case status if status < 0 and -status not in TOLD_TO_END:
+        case status if status < 0 and -status not in END_SIGNALS:
             return _CRASHED
         case _:
             return _ASKED_TO_END

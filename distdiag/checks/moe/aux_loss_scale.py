@@ -195,7 +195,7 @@ def _is_begun_late(window: LossWindow) -> bool:
 
 def _parts(window: LossWindow, view: LossView) -> list[LossWindow]:
     """Return what can be judged: each rank alone if it is not known how gradients are combined."""
-    return [window] if view.is_told else [window.alone(rank) for rank in window.by_rank]
+    return [window] if view.has_wrapper else [window.alone(rank) for rank in window.by_rank]
 
 
 def _reason(scale: AuxScale) -> str:

@@ -14,7 +14,7 @@ from distdiag.findings.descriptions import blocking_call, user_location
 from distdiag.findings.finding import Location
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
-from distdiag.views.rank_states import TOLD_TO_END, RankState, RankStatus, says_told_to_end
+from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, was_asked_to_end
 
 # What a rank's backend says when a peer of its has gone, or did not come.
 _PEER_IS_GONE = re.compile(
@@ -143,11 +143,11 @@ def _by_time(state: RankState) -> tuple[int, int]:
 def _was_asked_to_end(state: RankState) -> bool:
     """Say whether a rank ended because a signal asked it to, in whatever way it obeyed."""
     got = state.signalled
-    if got is not None and got.signal in TOLD_TO_END and state.left_ns - got.time_ns <= GRACE_NS:
+    if got is not None and got.signal in END_SIGNALS and state.left_ns - got.time_ns <= GRACE_NS:
         return True
     if state.status is RankStatus.RAISED:
         return is_interruption(state)
-    return says_told_to_end(state.exit_status)
+    return was_asked_to_end(state.exit_status)
 
 
 def _may_be_killed_by_launcher(state: RankState) -> bool:

@@ -46,7 +46,7 @@ PREFERENCE: Final = (
     Conflict.USE_OF_REMOVED,
     Conflict.LIST_OF_CHANGED,
 )
-"""Where two accesses conflict in several ways, the first of these is told."""
+"""Where two accesses conflict in several ways, the first of these is reported."""
 
 _ROLES: Final = {
     FileAction.READ: Role.READ,

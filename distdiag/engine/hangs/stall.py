@@ -19,7 +19,7 @@ DEADLOCK_S: Final = 1.5
 LOOK_EVERY_NS: Final = 200_000_000
 EVIDENCE_S: Final = 10.0
 DEADLOCK_EVIDENCE_S: Final = 1.5
-"""Where the records have told why, stacks only add to it, and somebody waits for the end."""
+"""Where the records say why, stacks only add to it, and somebody waits for the end."""
 LATE_EVIDENCE_NS: Final = 2_000_000_000
 """Evidence may come so much later than it was asked for, on its way from other nodes."""
 

@@ -100,10 +100,10 @@ class GradientAligner(Aligner):
         found = self._open.pop((model, step))
         sample = GradientSample(
             step,
-            {rank: told.event for rank, told in sorted(found.items())},
-            {rank: told.exchanges for rank, told in found.items()},
+            {rank: seen.event for rank, seen in sorted(found.items())},
+            {rank: seen.exchanges for rank, seen in found.items()},
             frozenset(self._groups),
-            {rank: told.gathers for rank, told in found.items()},
+            {rank: seen.gathers for rank, seen in found.items()},
         )
         # The first samples are kept: those that come later are few.
         self._samples[model] = samples = (*self._samples.get(model, ()), sample)[:_MOST_SAMPLES]

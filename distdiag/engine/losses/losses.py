@@ -35,7 +35,7 @@ Key = tuple[str, tuple[int, ...]]
 
 
 class LossWindows:
-    """Collect the passes of each step until all ranks that combine gradients have told theirs."""
+    """Collect the passes of each step until all ranks that combine gradients have reported."""
 
     def __init__(self, world: RankSet) -> None:
         """Expect these ranks where nothing tells who combines gradients."""
@@ -68,10 +68,10 @@ class LossWindows:
         window = LossWindow(event.step, {rank: seen[rank] for rank in sorted(group)})
         windows = (*self._complete.get(key, ()), window)[-MOST_WINDOWS:]
         self._complete[key] = windows
-        is_told = bool(event.members)
+        has_wrapper = bool(event.members)
         scalings = frozenset(self._scalings)
         return LossView(
-            event.optimizer, RankSet(group), windows, is_told, self._is_multiplied, scalings
+            event.optimizer, RankSet(group), windows, has_wrapper, self._is_multiplied, scalings
         )
 
 

@@ -77,10 +77,10 @@ _Event = RandomDraw | RandomState
 
 
 class RandomStreams:
-    """Collect events until all ranks that should agree have told theirs."""
+    """Collect events until all ranks that should agree have reported theirs."""
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
+        """Nothing was reported yet."""
         self._open: dict[tuple[str | int, ...], dict[int, _Event]] = {}
         self._counts: dict[tuple[str | int, ...], int] = {}
 
@@ -89,13 +89,13 @@ class RandomStreams:
         if len(event.members) < 2:
             return
         key = self._key(event)
-        told = self._open.setdefault(key, {})
-        told[event.rank] = event
+        reported = self._open.setdefault(key, {})
+        reported[event.rank] = event
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
-        if told.keys() >= set(event.members):
+        if reported.keys() >= set(event.members):
             self._open.pop(key, None)
-            by_rank = {rank: told[rank] for rank in sorted(event.members)}
+            by_rank = {rank: reported[rank] for rank in sorted(event.members)}
             yield Alignment("random", key, by_rank, RankSet(by_rank))
 
     def _key(self, event: _Event) -> tuple[str | int, ...]:

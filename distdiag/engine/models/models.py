@@ -84,7 +84,7 @@ Key = tuple[str, Moment, int, int]
 
 @dataclass(slots=True)
 class RankModels:
-    """The models of one rank as far as they have been told."""
+    """The models of one rank as far as they have been reported."""
 
     plans: dict[str, tuple[TensorPlan, ...]] = field(default_factory=dict)
     _plan_parts: dict[str, list[TensorPlan]] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Models:
         return self._ranks.setdefault(rank, RankModels())
 
     def plans_of(self, rank: int) -> Iterator[TensorPlan]:
-        """Yield the plans of all tensors of a rank, as it told them last."""
+        """Yield the plans of all tensors of a rank, as it reported them last."""
         for plans in self._of(rank).plans.values():
             yield from plans
 

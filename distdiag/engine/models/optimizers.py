@@ -20,7 +20,7 @@ OptimizerAlignment = Alignment[OptimizerState]
 
 
 class OptimizerSteps:
-    """Collect the states of optimizers until all ranks that keep the model have told theirs."""
+    """Collect the states of optimizers until all ranks that keep the model have reported theirs."""
 
     def __init__(self, world: RankSet) -> None:
         """Expect these ranks where nothing tells who keeps a model."""
@@ -129,9 +129,9 @@ def _view(
             without = [rank for rank, seen in group.items() if name in seen.never]
             always = [rank for rank, seen in group.items() if name not in seen.at_times]
             # Who has no gradient may not have been seen to reduce it.
-            told = {held[rank].get(name, ()) for rank in always}
-            told |= {held[rank].get(name, ()) for rank in without} - {_UNKNOWN}
-            if always and len(told) == 1 and {*without, *always} <= set(*told):
+            holders = {held[rank].get(name, ()) for rank in always}
+            holders |= {held[rank].get(name, ()) for rank in without} - {_UNKNOWN}
+            if always and len(holders) == 1 and {*without, *always} <= set(*holders):
                 parted[name] = RankSet(always)
     return UntrainedView(
         optimizer,

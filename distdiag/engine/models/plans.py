@@ -32,7 +32,7 @@ class _Place:
 
 
 class UserPlans:
-    """Collects plans; what a pattern matches is only known when all ranks have told."""
+    """Collects plans; what a pattern matches is only known when all ranks have reported."""
 
     def __init__(self, world: RankSet, rules: Sequence[PlacementRule]) -> None:
         """Know of no plan but the user's table."""

@@ -300,7 +300,7 @@ class InferredReplicas:
             start[rank] = held
             return
         last, now = self._samples.get(model, (-1, {}))
-        if step > last:  # what ranks have told of an earlier step is given up
+        if step > last:  # what ranks have reported of an earlier step is given up
             now = {}
         if step >= last:
             self._samples[model] = step, now | {rank: held}

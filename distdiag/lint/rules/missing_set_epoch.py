@@ -41,7 +41,7 @@ class MissingSetEpoch(Rule):
     severity = Severity.WARNING
 
     def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the samplers that are never told the epoch."""
+        """Yield the samplers whose epoch is never set."""
         if not any("DistributedSampler" in line for line in module.lines):
             return
         if any("set_epoch" in line for line in module.lines):

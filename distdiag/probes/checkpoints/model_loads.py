@@ -283,7 +283,7 @@ def _observe(missing: Sequence[tuple[str, Slot, torch.Tensor]]) -> Iterator[_Mis
 
 
 def _is_untouched(missing: _Missing) -> bool | None:
-    """Say whether a tensor holds what it held, None if that cannot be told."""
+    """Say whether a tensor holds what it held, None if that is not known."""
     now = missing.slot.tensor()
     if now is None:
         return False  # it was taken out of the model

@@ -244,7 +244,7 @@ class SamplerProbe(Probe):
         stepping: Signal[torch.optim.Optimizer, FrameType],
         step_ended: Signal[[]],
     ) -> None:
-        """Know of no pass yet; `feeds` is told of each batch."""
+        """Know of no pass yet; `feeds` gets each batch."""
         super().__init__(recorder)
         self._feeds = feeds
         self._stepping = stepping

@@ -83,7 +83,7 @@ class Access:
         self.seq: int | None = None
 
 
-# What small files hold, so that writing the same again can be told from a race.
+# What small files hold, so that writing the same again is no race.
 
 LARGEST_CONTENT: Final = 1 << 16
 LARGEST_MOVED: Final = 1 << 22

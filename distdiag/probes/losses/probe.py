@@ -154,7 +154,7 @@ _MOST_WAITING: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; `aux_loss_used` is told of what is found."""
+    """When to look, as `Signals` says; `aux_loss_used` gets what is found."""
 
     inputs_seen: Signal[object]
     backward_started: Signal[object]

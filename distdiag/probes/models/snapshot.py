@@ -259,7 +259,7 @@ CHUNK: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; `started` is told of each model that begins."""
+    """When to look, as `Signals` says; `started` gets each model that begins."""
 
     wrapped: Signal[Sequence[nn.Module]]
     cut: Signal[object, Sequence[torch.Tensor]]

@@ -16,7 +16,7 @@ from distdiag.probes.models.modules import clean_name, own_modules, own_paramete
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
 
-# How wrappers were told to compute with the parameters of a unit, and where to keep them.
+# How wrappers should compute with the parameters of a unit, and where they should keep them.
 
 _GATHERED: Final = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
 """The strategies of FSDP1 that keep parameters whole between forward and backward."""

@@ -140,7 +140,7 @@ class RoutingHooks:
     ) -> None:
         """Call these, which raise nothing; `patterns` are names of modules that route.
 
-        `miss` is told the names of modules that cannot be looked at, and why.
+        `miss` gets the names of modules that cannot be observed, and why.
         """
         self._patterns = tuple(patterns)
         self._begin = begin
@@ -219,7 +219,7 @@ _MOST_WAITING: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; the last two are told of auxiliary losses."""
+    """When to look, as `Signals` says; the last two get auxiliary losses."""
 
     model_started: Signal[nn.Module]
     before_backward: Signal[[]]

@@ -160,7 +160,7 @@ class _Thread(threading.local):
 
 
 class Moments(NamedTuple):
-    """When to look, as `Signals` says; `inputs_seen` is told of what attention is given."""
+    """When to look, as `Signals` says; `inputs_seen` gets what attention is given."""
 
     inputs_seen: Signal[object]
     exchange_starting: Signal[str, Sequence[torch.Tensor], Any, int, FrameType]

@@ -245,8 +245,8 @@ class _StageError(Exception):
 def seen_by(functions: Functions, spec: TokenSpec, device: torch.device) -> dict[str, Any]:
     """Run the functions and return what a `TokenTrace` says of them.
 
-    Random numbers that they draw are drawn again by whoever comes next. What they raise is told,
-    not raised.
+    Random numbers that they draw are drawn again by whoever comes next. What they raise is
+    reported, not raised.
     """
     seen: dict[str, Any] = {}
     with ExitStack() as stack:

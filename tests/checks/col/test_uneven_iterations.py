@@ -129,9 +129,10 @@ NESTED = """
 
 
 @pytest.mark.parametrize(
-    ("place", "told"), [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])]
+    ("place", "reported"),
+    [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])],
 )
-def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, told):
+def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, reported):
     p = Program(tmp_path, NESTED)
     inner = p.site("reduce(", "    average()")
     job = Job()
@@ -139,7 +140,7 @@ def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, tol
         job.every(inner)
     job.call(0, inner)
     job.set(1, stacks=stacks(1, p.frame(place)), idle_s=31.0)
-    assert codes(job.alignment(trigger=Trigger.STALLED)) == told
+    assert codes(job.alignment(trigger=Trigger.STALLED)) == reported
 
 
 INNER_CALL = """

@@ -87,7 +87,7 @@ def test_a_clip_that_scales_all_gradients_hides_nothing():
         (2.0, 1.47, {}),
         (-2.0, 1.0, {}),
     ],
-    ids=["divided", "sums", "by the exchange", "by a function", "clipped apart", "not told"],
+    ids=["divided", "sums", "by the exchange", "by a function", "clipped apart", "not known"],
 )
 def test_what_is_right_or_not_clear_is_silent(dense, experts, values):
     assert not judged(sample(0, dense, experts, **values), sample(1, dense, experts, **values))

@@ -170,8 +170,8 @@ def test_zeros_of_narrow_and_whole_numbers_may_be_meant(dtype):
 @pytest.mark.parametrize("evidence", list(ReplicaEvidence))
 def test_a_buffer_of_zeros_is_named_where_all_ranks_should_hold_the_same(evidence):
     view = replicas(differing(0.1, ZEROS, is_parameter=False, evidence=evidence))
-    is_told = evidence in (ReplicaEvidence.MESH, ReplicaEvidence.WRAPPER, ReplicaEvidence.MODEL)
-    assert bool(findings(UninitialisedReplica, view)) is is_told
+    is_known = evidence in (ReplicaEvidence.MESH, ReplicaEvidence.WRAPPER, ReplicaEvidence.MODEL)
+    assert bool(findings(UninitialisedReplica, view)) is is_known
 
 
 def test_an_empty_tensor_was_not_forgotten():

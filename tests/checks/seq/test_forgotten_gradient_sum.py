@@ -1,4 +1,4 @@
-"""Parameters that sums leave out by mistake are told, and those that are meant to be are not."""
+"""Parameters that sums leave out by mistake are reported; those that are meant to be are not."""
 
 import msgspec
 import pytest
@@ -23,12 +23,12 @@ EXPERTS = [f"layers.{n}.experts.0.weight" for n in range(4)]
 def sums(*forgotten, sometimes=(), num_samples=3, names=NAMES, shapes=None, **values):
     """A program that sums all gradients but the forgotten ones."""
     own = {name for name in names if any(part in name for part in forgotten)}
-    told = {name: (Sum.OWN if name in own else Sum.SUMMED,) * num_samples for name in names}
+    reported = {name: (Sum.OWN if name in own else Sum.SUMMED,) * num_samples for name in names}
     other = {Sum.SUMMED: Sum.OWN, Sum.OWN: Sum.SUMMED}
-    told |= {name: (other[told[name][0]], *told[name][1:]) for name in sometimes}
+    reported |= {name: (other[reported[name][0]], *reported[name][1:]) for name in sometimes}
     plans = {n: plan(n, owners=("SGD",), shape=(shapes or {}).get(n, (4, 4))) for n in names}
     values.setdefault("drifted", frozenset(own))
-    return SumsView("Net", PAIR, plans, told, step=0, site=plain_site(30), **values)
+    return SumsView("Net", PAIR, plans, reported, step=0, site=plain_site(30), **values)
 
 
 def judged(view):
@@ -172,19 +172,19 @@ def parts_view(summed=(), way="", num_samples=3, placed=(), **values):
     return GradientView("Net", RankSet(PAIR), tuple(samples), frozenset(placed))
 
 
-def told(*args, **values):
+def reported(*args, **values):
     return findings(ForgottenGradientSum, parts_view(*args, **values))
 
 
 def test_parameters_of_layers_that_work_on_parts_are_told():
-    (finding,) = told()
+    (finding,) = reported()
     assert finding.subjects == PARTS
     assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
     assert "gathered over these ranks for 4 others" in finding.evidence[0].summary
 
 
 def test_only_those_that_are_not_summed_are_told():
-    (finding,) = told(summed=(*PARTS[:3], *OUTSIDE))
+    (finding,) = reported(summed=(*PARTS[:3], *OUTSIDE))
     assert finding.subjects == PARTS[3:]
 
 
@@ -225,4 +225,4 @@ def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
     ],
 )
 def test_what_is_right_or_not_clear_is_not_told(values):
-    assert not told(**values)
+    assert not reported(**values)

@@ -4,13 +4,13 @@ from distdiag.checks.seq.unreduced_sequence_axis import UnreducedSequenceAxis
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.sequences import ModelEquality
-from tests.checks.losses import mean, told
+from tests.checks.losses import mean, reported
 from tests.checks.sequences import both, shared
 from tests.checks.verdicts import findings
 
 
 def judged(**values):
-    losses = tuple({r: told(r, [mean(8)], step=n, members=(r, r + 2)) for r in (0, 1)}
+    losses = tuple({r: reported(r, [mean(8)], step=n, members=(r, r + 2)) for r in (0, 1)}
                    for n in range(3))  # fmt: skip
     view = shared(both(0), both(1), losses=losses, **values)
     return findings(UnreducedSequenceAxis, view)
@@ -38,6 +38,8 @@ def test_models_that_begin_with_other_weights_may_be_meant_to_be_others():
 
 
 def test_stages_of_a_pipeline_of_which_one_has_the_loss_are_right():
-    losses = tuple({0: told(0, [None], step=n), 1: told(1, [mean(8)], step=n)} for n in range(3))
+    losses = tuple(
+        {0: reported(0, [None], step=n), 1: reported(1, [mean(8)], step=n)} for n in range(3)
+    )
     view = shared(both(0), both(1), losses=losses, is_reduced=False, how="all_to_all")
     assert findings(UnreducedSequenceAxis, view) == []

@@ -6,7 +6,7 @@ import pytest
 from distdiag.engine.losses.combined import CombinedLossAligner
 from distdiag.events.ranks import RankSet
 from tests.checks.gradients import DENSE, gradient, sample
-from tests.checks.losses import mean, told
+from tests.checks.losses import mean, reported
 from tests.checks.sequences import both
 from tests.engine.aligned import aligned
 
@@ -21,7 +21,7 @@ def sums(rank, step, combined=(0, 1), divisor=1.0):
 
 
 def losses(rank, step, **values):
-    return told(rank, [mean(3)], step, **{"members": (), "divisor": 0.0, **values})
+    return reported(rank, [mean(3)], step, **{"members": (), "divisor": 0.0, **values})
 
 
 def shown(*events, ends=True):

@@ -1,4 +1,4 @@
-"""What ranks do with each gradient is told by what they hold before and after a backward pass."""
+"""What ranks do with each gradient is known from what they hold around a backward pass."""
 
 import msgspec
 import pytest

@@ -161,11 +161,11 @@ def test_the_light_profile_leaves_the_steps_out_and_nothing_else():
 def test_what_was_compared_counts_as_checked():
     gradients = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.GRADIENT)
     step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
-    told = [*PLANS, *ALIKE, *gradients, *step]
-    found = gaps(*told)
+    reported = [*PLANS, *ALIKE, *gradients, *step]
+    found = gaps(*reported)
     assert OF_STEPS & found.keys() == {OptimizerView, UntrainedView, ScalingView}
     assert found[OptimizerView] == "no step of a model was compared"
-    both = gaps(*told, *[optimizer_state(rank, members=PAIR) for rank in PAIR])
+    both = gaps(*reported, *[optimizer_state(rank, members=PAIR) for rank in PAIR])
     assert found.keys() - both.keys() == {OptimizerView, UntrainedView}
 
 

@@ -11,7 +11,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.views.models import ContentView, Disagreement, ModelView, ReplicaView
 from tests.checks.models import ALL_NAN, ZEROS, content, mesh, plan, plan_event, state_event
 from tests.checks.streams import Job, signature
-from tests.engine.models.copies import LATE, all_fed, copies, fed, states, told
+from tests.engine.models.copies import LATE, all_fed, copies, fed, reported, states
 
 # Plans
 
@@ -55,13 +55,13 @@ def test_a_plan_whose_middle_is_lost_is_not_complete():
 
 
 def test_a_plan_that_changes_later_is_not_shown_again():
-    models, thawed = told(), copies(requires_grad=False)
+    models, thawed = reported(), copies(requires_grad=False)
     later = {"moment": Moment.GRADIENT, "step": 7}
     assert not fed(models, *[plan_event(rank, thawed, **later) for rank in (0, 1)])
 
 
 def test_a_model_that_begins_again_is_shown_when_all_ranks_have_begun_it_again():
-    models, anew = told(), copies(wrapper="FSDP2")
+    models, anew = reported(), copies(wrapper="FSDP2")
     assert not fed(models, plan_event(1, anew, step=5))
     (view,) = fed(models, plan_event(0, anew, step=5))
     assert view.step == 5
@@ -109,7 +109,7 @@ def test_stages_of_a_pipeline_are_shown_apart(order):
 
 
 def test_what_differs_is_shown_with_what_each_rank_holds():
-    (view,) = fed(told(), *states([(0.1, 0.2), (0.1, 0.3)]))
+    (view,) = fed(reported(), *states([(0.1, 0.2), (0.1, 0.3)]))
     assert isinstance(view, ReplicaView)
     (tensor,) = view.tensors
     assert tensor.plan.name == "b"
@@ -120,7 +120,7 @@ def test_what_differs_is_shown_with_what_each_rank_holds():
 
 
 def test_equal_contents_make_no_view():
-    assert not fed(told(), *states([(0.1, 0.2)] * 2))
+    assert not fed(reported(), *states([(0.1, 0.2)] * 2))
 
 
 def test_states_in_parts_are_put_together():
@@ -130,7 +130,7 @@ def test_states_in_parts_are_put_together():
         for rank in (0, 1)
     ]
     parts[3] = state_event(1, [0.3], first=1, total=2)
-    models = told()
+    models = reported()
     assert not fed(models, *parts[:3])
     (view,) = fed(models, parts[3])
     assert [tensor.plan.name for tensor in view.tensors] == ["b"]
@@ -169,18 +169,18 @@ def test_shards_are_not_compared():
 
 def test_digests_of_a_cpu_and_of_a_gpu_are_not_compared():
     on_gpu = content(0.1, digest="g1")
-    assert not fed(told(names=("a",)), *states([(content(0.1, digest="c2"),), (on_gpu,)]))
+    assert not fed(reported(names=("a",)), *states([(content(0.1, digest="c2"),), (on_gpu,)]))
 
 
 def test_a_moment_that_one_rank_never_tells_makes_no_view():
-    models = told((0, 1, 2))
+    models = reported((0, 1, 2))
     held = [(0.1, 0.2), (0.1, 0.3), (0.1, 0.2)]
     assert not fed(models, *states(held[:2]))
     assert not fed(models, state_event(2, held[2], **LATE))
 
 
 def test_moments_that_wait_in_vain_are_given_up():
-    models = told()
+    models = reported()
     waiting = [state_event(0, (0.1, 0.2), step=step) for step in range(MOST_OPEN + 1)]
     assert not fed(models, *waiting)
     assert not fed(models, state_event(1, (0.1, 0.3), step=0))
@@ -191,7 +191,7 @@ def test_moments_that_wait_in_vain_are_given_up():
 def test_two_looks_in_one_step_are_kept_apart():
     held = [(0.1, 0.2), (0.1, 0.5)]
     events = [state_event(rank, each, **LATE) for rank in (0, 1) for each in held]
-    assert not fed(told(), *events)
+    assert not fed(reported(), *events)
 
 
 def test_a_tensor_that_only_some_ranks_have_is_not_compared():
@@ -202,7 +202,7 @@ def test_a_tensor_that_only_some_ranks_have_is_not_compared():
 
 
 def test_what_cannot_be_read_on_one_rank_is_not_compared():
-    assert not fed(told(names="a"), *states([(0.1,), (None,)]))
+    assert not fed(reported(names="a"), *states([(0.1,), (None,)]))
 
 
 def test_tied_weights_are_compared_under_their_first_name():
@@ -215,7 +215,7 @@ def test_tied_weights_are_compared_under_their_first_name():
 
 
 def test_views_are_shown_once_for_each_moment():
-    models, held = told(), [(0.1, 0.2), (0.1, 0.3)]
+    models, held = reported(), [(0.1, 0.2), (0.1, 0.3)]
     assert len(fed(models, *states(held))) == 1
     assert not fed(models, *states(held, step=1))
     assert len(fed(models, *states(held, **LATE))) == 1
@@ -253,7 +253,7 @@ def test_a_parameter_that_was_alike_is_told_from_a_buffer_that_never_was():
 
 @pytest.mark.parametrize("held", [[(0.1, 0.2)] * 2, [(0.1, 0.2), (0.1, 0.3)]], ids=str)
 def test_all_contents_are_shown_once_when_the_model_is_used_first(held):
-    views = [v for v in all_fed(told(), *states(held)) if isinstance(v, ContentView)]
+    views = [v for v in all_fed(reported(), *states(held)) if isinstance(v, ContentView)]
     (view,) = views
     assert (view.model, view.step, set(view.by_rank)) == ("Net", 0, {0, 1})
     assert [(p.name, c) for p, c in view.by_rank[1]] == [
@@ -262,12 +262,12 @@ def test_all_contents_are_shown_once_when_the_model_is_used_first(held):
 
 
 def test_what_cannot_be_read_is_no_content():
-    (view,) = all_fed(told(), *states([(0.1, None)] * 2))
+    (view,) = all_fed(reported(), *states([(0.1, None)] * 2))
     assert [p.name for p, _ in view.by_rank[0]] == ["a"]
 
 
 def test_later_contents_are_not_shown_as_a_whole():
-    assert not all_fed(told(), *states([(0.1, 0.2)] * 2, **LATE))
+    assert not all_fed(reported(), *states([(0.1, 0.2)] * 2, **LATE))
 
 
 def test_shared_copies_are_compared_under_any_name():
@@ -355,19 +355,19 @@ def test_groups_that_overlap_join_the_ranks_of_a_stage():
 def test_differences_of_the_size_of_rounding_are_silent_once_ranks_have_computed(
     moment, change, is_shown
 ):
-    views = fed(told(names="a"), *states([(0.5,), (0.5 + change,)], moment=moment))
+    views = fed(reported(names="a"), *states([(0.5,), (0.5 + change,)], moment=moment))
     assert bool(views) is is_shown
 
 
 def test_nothing_but_nan_on_the_first_rank_is_no_rounding():
     held = [(ALL_NAN,), (content(0.5),)]
-    assert fed(told(names="a"), *states(held, moment=Moment.GRADIENT))
+    assert fed(reported(names="a"), *states(held, moment=Moment.GRADIENT))
 
 
 @pytest.mark.parametrize("spoilt", [ALL_NAN, content(0.5, nan_share=0.25)], ids=["all", "some"])
 def test_nan_on_a_later_rank_is_no_rounding(spoilt):
     held = [(content(0.5),), (spoilt,)]
-    assert fed(told(names="a"), *states(held, moment=Moment.GRADIENT))
+    assert fed(reported(names="a"), *states(held, moment=Moment.GRADIENT))
 
 
 def test_zeros_against_values_are_no_rounding():
@@ -375,7 +375,7 @@ def test_zeros_against_values_are_no_rounding():
 
 
 def test_the_last_step_at_which_all_were_alike_is_told():
-    models, alike = told(names="a"), [(0.1,), (0.1,)]
+    models, alike = reported(names="a"), [(0.1,), (0.1,)]
     for step in (0, 1, 2):
         assert not fed(models, *states(alike, moment=Moment.STEP, step=step))
     (view,) = fed(models, *states([(0.1,), (0.4,)], moment=Moment.STEP, step=100))
@@ -383,12 +383,12 @@ def test_the_last_step_at_which_all_were_alike_is_told():
 
 
 def test_before_the_first_step_the_start_counts():
-    models = told(names="a")
+    models = reported(names="a")
     assert not fed(models, *states([(0.1,), (0.1,)]))
     (view,) = fed(models, *states([(0.1,), (0.4,)], moment=Moment.STEP))
     assert view.alike_at == 0
 
 
 def test_what_was_never_alike_has_no_such_step():
-    (view,) = fed(told(names="a"), *states([(0.1,), (0.4,)], moment=Moment.STEP))
+    (view,) = fed(reported(names="a"), *states([(0.1,), (0.4,)], moment=Moment.STEP))
     assert view.alike_at is None

@@ -51,17 +51,17 @@ def test_copies_with_and_without_a_gradient_part():
 
 
 def test_it_is_enough_that_those_with_a_gradient_reduce_it():
-    told = {
+    reported = {
         0: [tower(evidence=ReplicaEvidence.REDUCED)],
         1: [tower(evidence=ReplicaEvidence.WORLD)],
     }
-    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
+    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=reported.get)
     assert view.parted == {"tower": RankSet([0])}
-    told = {
+    reported = {
         0: [tower(evidence=ReplicaEvidence.WORLD)],
         1: [tower(evidence=ReplicaEvidence.REDUCED)],
     }
-    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
+    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=reported.get)
     assert not view.parted
 
 

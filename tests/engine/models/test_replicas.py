@@ -229,15 +229,15 @@ def moved(value):
 
 
 def views(plans, *held_by_step, ranks=(0, 1)):
-    """What is told by routers, of what rank 0, 1, … hold when they start, and at each step."""
+    """What routers show of what rank 0, 1, … hold when they start, and at each step."""
     models = Models()
     events = [plan_event(rank, plans) for rank in ranks]
     for step, held in enumerate(held_by_step):
         fields = {"moment": Moment.STEP if step else Moment.START, "step": step}
         events += [state_event(rank, held[rank], **fields) for rank in ranks]
     found = [view for event in events for view in models.feed(event)]
-    told = (ReplicaEvidence.ROUTER, ReplicaEvidence.LAYER)
-    return [v for v in found if isinstance(v, ReplicaView) and v.evidence in told]
+    reported = (ReplicaEvidence.ROUTER, ReplicaEvidence.LAYER)
+    return [v for v in found if isinstance(v, ReplicaView) and v.evidence in reported]
 
 
 # Biases

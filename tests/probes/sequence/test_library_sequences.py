@@ -136,8 +136,8 @@ def test_they_are_verified_before_the_first_backward_pass(splitting, observed) -
 def test_where_nothing_can_be_verified_the_reasons_are_told(splitting, observed) -> None:
     splitting.GROUP = None
     trained(observed, SequenceConfig())
-    told = {event.name: event.reason for event in observed.events(SequenceUnverified)}
-    assert told["splitting:take"] == "its group is not set up"
+    reported = {event.name: event.reason for event in observed.events(SequenceUnverified)}
+    assert reported["splitting:take"] == "its group is not set up"
     (disabled,) = observed.events(ProbeDisabled)
     assert "no function is named" in disabled.reason
 
