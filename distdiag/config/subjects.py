@@ -65,7 +65,7 @@ def aux_loss_config_of(table: object) -> AuxLossConfig:
 
 MOST_TOKENS: Final = 8192
 MOST_ATTENDING: Final = 1024
-"""So many tokens at most are numbered, and so many where attention is looked at."""
+"""So many tokens at most are numbered, and so many where attention is compared."""
 _MANY: Final = 32
 """With more ranks a row has fewer tokens for each."""
 

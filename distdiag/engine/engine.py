@@ -150,7 +150,7 @@ class Engine:
             self._show(aligner.tick(now_ns, unseen))
 
     def settle(self) -> None:
-        """Decide how the run ended if a rank has ended badly; after each look, whoever ended."""
+        """Decide how the run ended if a rank has ended badly; after each poll, whoever ended."""
         self.rank_status.settle(is_hung=self.is_hung)
 
     def finish(self) -> None:

@@ -34,7 +34,7 @@ SHORTEST_WINDOW_S: Final = 5.0
 """In less the kernel's hundredths, and pauses between children, would count for too much."""
 BEATS_PER_WINDOW: Final = 30
 HELP_LEAST_S: Final = 1.0
-"""The table of processes is read once a second: it takes two looks."""
+"""The table of processes is read once a second: it takes two samples."""
 CHILDREN_SHARE: Final = 0.1
 """Children that used this share of one processor work: idle ones that poll use below 0.02."""
 IO_PER_S: Final = 64 << 10

@@ -39,7 +39,7 @@ Tensors = Mapping[str, GradientSum]
 
 
 class FirstSamples:
-    """Keeps the first look at the models of each rank."""
+    """Keeps the first sample of the models of each rank."""
 
     def __init__(self) -> None:
         """No rank has reported a model yet."""

@@ -81,7 +81,7 @@ class TokenTrace(Event, frozen=True, kw_only=True):
     `gathered_shape` is missing if nothing gathers.
     `scales` say by what the gradient of each token was multiplied on this rank, `attended` the same
     summed over the tokens that attend to it; NaN where its channels disagree. Empty are those
-    that were not looked at. `gradients` are those of random queries, keys and values that came to
+    that were not read. `gradients` are those of random queries, keys and values that came to
     this rank, one number for each token, and `due_gradients` those of plain attention over whole
     rows; both only where the output was that of plain attention. `functions` says where the program
     defines what was called, by stage. `error` is what one of them raised, in `stage`.

@@ -32,7 +32,7 @@ class Wiring:
 
     @property
     def is_light(self) -> bool:
-        """Whether only the beginning of a run is looked at closely."""
+        """Whether only the beginning of a run is sampled closely."""
         return self.config.profile == "light"
 
     @cached_property

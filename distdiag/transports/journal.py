@@ -4,7 +4,7 @@ With it and the ranks' own event files an engine can be led through a run once m
 records one after the other, each a length (4 bytes, the lowest first) and an event in its
 MessagePack form. It is appended to and never rewritten.
 
-Heartbeats and looks are many, and nearly all of them are followed by nothing. They are kept in
+Heartbeats and polls are many, and nearly all of them are followed by nothing. They are kept in
 memory and written before an event that tells that something has happened, and for a while after it.
 """
 
@@ -29,7 +29,7 @@ MOST_EVENT_BYTES: Final = 32 << 20
 _LENGTH: Final = struct.Struct("<I")
 
 AFTER_NS: Final = 3_000_000_000
-"""What an event leads to is concluded within a few looks of the engine, 0.2 s each."""
+"""What an event leads to is concluded within a few polls of the engine, 0.2 s each."""
 BEAT_EVERY_NS: Final = 1_000_000_000
 MOST_BEATS: Final = 60
 """The engine asks what a rank did in the last 30 s, or for as long as the user's threshold."""

@@ -65,7 +65,7 @@ def has_aux(windows: Iterable[LossWindow]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LossView(View):
-    """All steps of one optimizer that were looked at so far.
+    """All steps of one optimizer that were sampled so far.
 
     `has_wrapper`: a wrapper keeps the ranks together. `is_multiplied`: the program has multiplied
     gradients by more than one, between a backward pass and a step. `scalings` are all factors by

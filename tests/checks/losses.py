@@ -34,7 +34,7 @@ def part(num_counted, weight, *factors, **values):
 
 
 def aux(*inner, outer=(), **values):
-    """A balancing loss with these factors, the outer ones of which are those of the whole loss."""
+    """An auxiliary loss with these factors, the outer ones of which are those of the whole loss."""
     return AuxTerm("layers.0", (*outer, *inner), len(outer), values.pop("is_own_mean", True))
 
 

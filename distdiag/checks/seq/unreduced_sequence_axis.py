@@ -65,7 +65,7 @@ class UnreducedSequenceAxis(Check[SequenceView]):
             use = view.passes[-1][members[0]].uses[0]
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, but their "
-                f"gradients are not combined: over {len(view.losses)} steps that were looked at "
+                f"gradients are not combined: over {len(view.losses)} sampled steps "
                 "nothing was reduced between them, and one reduction in each step was expected",
                 ranks=RankSet(members),
                 step=last[members[0]].step,

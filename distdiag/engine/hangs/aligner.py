@@ -205,7 +205,7 @@ class CallAligner(Aligner):
         if not self.stall.due(now_ns) or not (self._has_left or self._is_anyone_idle()):
             return
         waits, states = self._waits(), self.job.states()
-        # Others may have failed alike since the events were read: the next look tells.
+        # Others may have failed alike since the events were read: the next poll shows.
         has_just_failed, self._has_just_failed = self._has_just_failed, False
         if self._has_left and not has_just_failed:
             yield from self._show_left(waits, states)

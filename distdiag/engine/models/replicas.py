@@ -122,7 +122,7 @@ class ParallelGroups:
             groups.append(event.ranks)
 
     def feed_call(self, call: Collective) -> None:
-        """Take note of what a group carries while models are looked at."""
+        """Take note of what a group carries while models are sampled."""
         if call.signature.peer is None and call.step <= FIRST_STEPS:
             ranks = tuple(sorted(call.group.ranks))
             size = carried_bytes(call, frozenset(ranks))

@@ -154,7 +154,7 @@ class RoutingAligner(Aligner):
 
 
 def _keep(known: _Known, event: AuxLoss) -> None:
-    """Keep the looks at a balancing loss until it is used."""
+    """Keep the samples of an auxiliary loss until it is used."""
     if event.num_used:
         known.used.setdefault(event.layer, event)
         for place in [place for place in known.aux if place[0] == event.layer]:

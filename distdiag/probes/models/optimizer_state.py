@@ -68,7 +68,7 @@ class StepCounts:
         self._steps[optimizer].zero += 1
 
     def sampled(self, optimizer: torch.optim.Optimizer, *, is_idle: bool) -> dict[str, Any]:
-        """Count a look at the gradients of an optimizer; return what all have shown."""
+        """Count a sample of the gradients of an optimizer; return what all have shown."""
         steps = self._steps[optimizer]
         steps.idle_samples = steps.idle_samples + 1 if is_idle else 0
         steps.was_fed = steps.was_fed or not is_idle

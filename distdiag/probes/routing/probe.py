@@ -1,6 +1,6 @@
 """Writes down how tokens are routed to experts, at the first steps of a model and every hundredth.
 
-Hooks of the modules that may route are there only while a step is looked at; within their forward
+Hooks of the modules that may route are there only while a step is sampled; within their forward
 passes a mode of torch's functions sees which calls choose.
 """
 
@@ -51,7 +51,7 @@ from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal, Unsubscribe
 
-# At which steps of a model its routing is looked at.
+# At which steps of a model its routing is sampled.
 
 FIRST_STEPS: Final = 4
 FIRST_STEPS_IN_LIGHT: Final = 2
@@ -67,7 +67,7 @@ class SampledSteps:
         self._num_first = FIRST_STEPS_IN_LIGHT if is_light else FIRST_STEPS
 
     def is_due(self, step: int, first: int) -> bool:
-        """Say whether to look at a step of a model that began at step `first`."""
+        """Say whether to sample a step of a model that began at step `first`."""
         if step < first + self._num_first or step % EVERY == 0:
             return True
         # What is used every other step is met before a hundredth one, if not at it.

@@ -226,7 +226,7 @@ AnyFunction = Callable[..., Any]
 class Functions(NamedTuple):
     """What a program does to a sequence. `attention` takes query, key and value of one part.
 
-    Without a `gather` the parts are looked at, and neither attention nor gradients.
+    Without a `gather` the parts are compared, and neither attention nor gradients.
     """
 
     split: AnyFunction
