@@ -40,6 +40,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "run_dir": str,
     "overwrite": bool,
     "report": tuple[str, ...],
+    "verbose": bool,
     "fail_on": FailOn,
     "hang_timeout": Literal["auto"] | Seconds,
     "on_hang": OnHang,
@@ -76,6 +77,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run_dir: Path | None = None
     overwrite: bool = False
     report: tuple[str, ...] = ("terminal", "json")
+    verbose: bool = False
     fail_on: FailOn = "error"
     hang_timeout_s: float | None = None
     on_hang: OnHang = "report"

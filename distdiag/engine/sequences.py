@@ -91,8 +91,9 @@ def _is_close(one: float, other: float) -> bool:
 
 # What ranks saw of numbered tokens, put side by side for each group of ranks.
 
-NOT_ASKED: Final = (
-    "no numbered tokens were sent: --verify-sequence does, or distdiag.sequence.verify"
+NOT_ASKED: Final = NothingThere(
+    "--verify-sequence",
+    "no numbered tokens were sent: --verify-sequence does, or distdiag.sequence.verify",
 )
 
 
@@ -118,7 +119,7 @@ class TokenTraceAligner(Aligner):
         if self._is_shown:
             return {}
         if not self._seen:
-            return {TokenTraceView: NothingThere(NOT_ASKED)}
+            return {TokenTraceView: NOT_ASKED}
         ranks = RankSet(self._seen).phrase()
         return {TokenTraceView: NotObserved(f"only {ranks} reported what became of the tokens")}
 
@@ -137,12 +138,15 @@ class TokenTraceAligner(Aligner):
 
 # ---
 
-_NONE: Final = NothingThere("no exchange between ranks was seen around attention")
+_NONE: Final = NothingThere(
+    "shared sequences", "no exchange between ranks was seen around attention"
+)
 _NO_POSITIONS: Final = NothingThere(
-    "no positions of tokens were given to a module with shared attention"
+    "shared sequences", "no positions of tokens were given to a module with shared attention"
 )
 _NO_MASKS: Final = NothingThere(
-    "no mask, causality or lengths that hide tokens were seen at shared attention"
+    "shared sequences",
+    "no mask, causality or lengths that hide tokens were seen at shared attention",
 )
 _MOST_PASSES: Final = 8
 _MOST_CALLS: Final = 256

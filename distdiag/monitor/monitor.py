@@ -23,6 +23,7 @@ from distdiag.checks import Check, load_checks
 from distdiag.config import Config
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.engine import Engine
+from distdiag.engine.aligner import DESELECTED
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import Monitored, NodeLost
 from distdiag.events.ranks import RankSet
@@ -110,9 +111,7 @@ class Monitor:
         catalogue: Mapping[str, type[Check[Any]]] = self._guarded(load_checks, MappingProxyType({}))
         self._growing = {code for code, check in catalogue.items() if Race in check.views}
         selects = config.selection.selects
-        self._left_out = {
-            code: "left out by --select or --ignore" for code in catalogue if not selects(code)
-        }
+        self._left_out = {code: DESELECTED.reason for code in catalogue if not selects(code)}
         self._engine = Engine(
             [check() for code, check in catalogue.items() if selects(code)],
             ranks,

@@ -114,7 +114,7 @@ class RunReporter:
     def show(self, report: Report) -> None:
         """Write the other forms of the report that were asked for, to stderr or to their files."""
         for kind in self._forms:
-            reporter = kind(width=_width(), color=_has_colours())
+            reporter = kind(width=_width(), color=_has_colours(), verbose=self._config.verbose)
             if reporter.file_name is None:
                 say(reporter.render(report))
             elif self._run_dir.root / reporter.file_name != self._run_dir.report:

@@ -71,6 +71,7 @@ def test_every_key_can_be_set_with_either_spelling():
         run{s}dir = "runs/1"
         overwrite = true
         report = ["json"]
+        verbose = true
         fail{s}on = "never"
         hang{s}timeout = 5
         on{s}hang = "abort"
@@ -89,6 +90,7 @@ def test_every_key_can_be_set_with_either_spelling():
         run_dir=Path("runs/1"),
         overwrite=True,
         report=("json",),
+        verbose=True,
         fail_on="never",
         hang_timeout_s=5.0,
         on_hang="abort",

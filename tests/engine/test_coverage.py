@@ -8,7 +8,7 @@ from distdiag.checks import load_checks
 from distdiag.checks.moe.aux_loss_scale import AuxLossScale
 from distdiag.checks.moe.duplicated_experts import DuplicatedExperts
 from distdiag.checks.rep.replica_mismatch import ReplicaMismatch
-from distdiag.engine.aligner import LeftOut, NothingThere, NotObserved
+from distdiag.engine.aligner import LeftOut, NothingThere, NotObserved, subjects
 from distdiag.engine.coverage import Coverage, Looked
 from distdiag.engine.models.aligner import ModelAligner
 from distdiag.engine.runner import CheckRunner
@@ -84,6 +84,13 @@ def test_a_check_whose_view_was_built_has_looked():
     assert of(ReplicaMismatch(), *DENSE) == Looked()
 
 
+def test_what_an_empty_run_holds_nothing_of_is_known_by_its_subject():
+    found = gaps()
+    assert len(found) > 60
+    assert {reason for reason in found.values() if reason not in subjects()} == set()
+    assert subjects()[found["MOE001"]] == subjects()[found["MOE003"]] == "experts"
+
+
 def test_a_check_has_looked_if_one_of_its_views_was_built():
     class Both(ReplicaMismatch):
         views = (*DuplicatedExperts.views, *ReplicaMismatch.views)
@@ -93,7 +100,7 @@ def test_a_check_has_looked_if_one_of_its_views_was_built():
 
 def test_a_check_whose_view_was_never_built_had_nothing_to_judge():
     reason = "no parameter was recognised as one of an expert"
-    assert of(DuplicatedExperts(), *DENSE) == NothingThere(reason)
+    assert of(DuplicatedExperts(), *DENSE) == NothingThere("experts", reason)
 
 
 def test_a_check_of_which_one_view_was_not_observed_may_have_missed_some():

@@ -149,7 +149,7 @@ def test_a_group_of_which_ranks_are_silent_is_not_judged():
 
 
 def test_without_any_token_trace_it_says_how_to_get_one():
-    assert traced([]) == ((), NOT_ASKED)
+    assert traced([]) == ((), NOT_ASKED.reason)
 
 
 def test_ranks_that_disagree_about_the_group_are_not_compared():

@@ -51,9 +51,9 @@ from distdiag.views.rank_states import (
 
 _LEAVING: Final = (Finished, Raised, Exited, NodeLost)
 _OF_CALLS: Final = (CollectiveView, OpenCollective, WorkView)
-_NO_CALL: Final = NothingThere("no collective was called")
-_NO_GROUP: Final = NothingThere("no creation of a process group was seen")
-_NO_STACKS: Final = NothingThere("no stacks of ranks were taken")
+_NO_CALL: Final = NothingThere("collectives", "no collective was called")
+_NO_GROUP: Final = NothingThere("process groups", "no creation of a process group was seen")
+_NO_STACKS: Final = NothingThere("hangs", "no stacks of ranks were taken")
 
 _MAIN: Final = "MainThread"
 

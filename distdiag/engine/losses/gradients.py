@@ -15,7 +15,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
 from distdiag.views.gradients import GradientSample, GradientView, Ranks
 
-_NO_EXCHANGE: Final = NothingThere("no gradient was seen that passes an all-to-all")
+_NO_EXCHANGE: Final = NothingThere("experts", "no gradient was seen that passes an all-to-all")
 _MOST_SAMPLES: Final = 8
 _MOST_OPEN: Final = 32
 _MOST_CALLS: Final = 4096

@@ -23,8 +23,10 @@ from distdiag.views.models import ScalingView
 
 # Puts the backward passes of one step on all ranks side by side.
 
-_NO_LOSS: Final = NothingThere("no loss was seen of a kind that can be weighed")
-_NO_AUX: Final = NothingThere("no auxiliary (load-balancing) loss was seen in a loss")
+_NO_LOSS: Final = NothingThere(
+    "losses over tokens", "no loss was seen of a kind that can be weighed"
+)
+_NO_AUX: Final = NothingThere("experts", "no auxiliary (load-balancing) loss was seen in a loss")
 MOST_OPEN: Final = 64
 MOST_WINDOWS: Final = 16
 

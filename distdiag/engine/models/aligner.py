@@ -108,22 +108,28 @@ class RandomStreams:
 
 # ---
 
-_NO_MODEL: Final = NothingThere("no model was seen")
-_NO_STEP: Final = NothingThere("no step of a model was compared")
-_NO_COPIES: Final = NothingThere("no two ranks hold a tensor that should be the same")
-_NO_PLAN: Final = NothingThere("no sharding plan was given, by a table or by the program")
+_NO_MODEL: Final = NothingThere("models", "no model was seen")
+_NO_STEP: Final = NothingThere("training steps", "no step of a model was compared")
+_NO_COPIES: Final = NothingThere("replicas", "no two ranks hold a tensor that should be the same")
+_NO_PLAN: Final = NothingThere(
+    "sharding plans", "no sharding plan was given, by a table or by the program"
+)
 _NEVER: Final[Mapping[type[View | Event], NothingThere]] = {
-    ModelView: NothingThere("nothing tells which ranks keep a model together"),
-    ContentView: NothingThere("not all ranks reported what their models hold at first"),
-    ExpertContents: NothingThere("no parameter was recognised as one of an expert"),
-    ScalingView: NothingThere("by what a model's gradients were scaled was not seen"),
+    ModelView: NothingThere("models", "nothing tells which ranks keep a model together"),
+    ContentView: NothingThere("models", "not all ranks reported what their models hold at first"),
+    ExpertContents: NothingThere("experts", "no parameter was recognised as one of an expert"),
+    ScalingView: NothingThere(
+        "gradient scaling", "by what a model's gradients were scaled was not seen"
+    ),
     StartReplicas: _NO_COPIES,
     GradientReplicas: _NO_STEP,
     StepReplicas: _NO_STEP,
-    RouterBiasReplicas: NothingThere("no bias was seen by which experts are chosen"),
+    RouterBiasReplicas: NothingThere("experts", "no bias was seen by which experts are chosen"),
     OptimizerView: _NO_STEP,
     UntrainedView: _NO_STEP,
-    RandomView: NothingThere("no two ranks draw where they should draw the same"),
+    RandomView: NothingThere(
+        "shared random draws", "no two ranks draw where they should draw the same"
+    ),
     RuleView: _NO_PLAN,
     ProgramPlanView: _NO_PLAN,
     PartialRead: _NO_MODEL,

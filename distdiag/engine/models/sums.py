@@ -32,7 +32,9 @@ from distdiag.views.experts import is_of_expert
 from distdiag.views.gradients import Ranks, Sum, SumsView
 
 _BLIND: Final = NotObserved("models, or what is sent between ranks, are not observed wholly")
-_NO_SUMS: Final = NothingThere("no gradients were compared but what wrappers combine")
+_NO_SUMS: Final = NothingThere(
+    "gradients reduced by hand", "no gradients were compared but what wrappers combine"
+)
 FIRST_STEPS: Final = 3
 FEWEST_STEPS: Final = 4
 """In a run that is over after fewer steps nothing can be known to be never summed."""

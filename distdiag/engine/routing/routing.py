@@ -29,9 +29,11 @@ _LAG: Final = 2
 
 Key = tuple[object, ...]
 
-_NO_CHOICE: Final = NothingThere("no choice of experts was seen")
-_NO_REPEAT: Final = NothingThere("no choice of experts was repeated by activation checkpointing")
-_NO_AUX: Final = NothingThere("no auxiliary (load-balancing) loss was seen")
+_NO_CHOICE: Final = NothingThere("experts", "no choice of experts was seen")
+_NO_REPEAT: Final = NothingThere(
+    "experts", "no choice of experts was repeated by activation checkpointing"
+)
+_NO_AUX: Final = NothingThere("experts", "no auxiliary (load-balancing) loss was seen")
 
 
 @dataclass(slots=True)
