@@ -28,7 +28,7 @@ def leave(exit_status: int) -> None:
     os._exit(exit_status)
 
 
-# ---
+# The probe that sees a hard exit.
 
 
 class HardExit(Probe):

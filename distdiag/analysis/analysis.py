@@ -215,7 +215,7 @@ def _sign_of_life(rank: int) -> Heartbeat:
     return Heartbeat(rank=rank, seq=-1, time_ns=0, phase=Phase.SCRIPT, beat_ns=0)
 
 
-# ---
+# The analysis itself: evidence in, one report out.
 
 _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""

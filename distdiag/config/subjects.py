@@ -1,4 +1,4 @@
-"""The ``[sequence]`` table: which functions of the program split and gather sequences, and how."""
+"""The tables of a configuration about one subject: ``[routing]``, ``[aux_loss]``, ``[sequence]``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def aux_loss_config_of(table: object) -> AuxLossConfig:
         raise ValueError(f'key "aux_loss": {error}') from None
 
 
-# ---
+# The ``[sequence]`` table: which functions split and gather sequences, and how to verify them.
 
 MOST_TOKENS: Final = 8192
 MOST_ATTENDING: Final = 1024

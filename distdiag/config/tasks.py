@@ -41,7 +41,7 @@ class RoutingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise UsageError(f"{path}: not the task of a recording: {error}") from None
 
 
-# ---
+# What the ranks of a parity run get, and what they report.
 
 Dropout = Literal["on", "off"]
 

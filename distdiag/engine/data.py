@@ -83,7 +83,7 @@ class LoneStepsAligner(Aligner):
         return LoneStepsView("step", ("first",), alone, self.job.world)
 
 
-# ---
+# The aligner: batches, passes over data sets, evaluations, schedules.
 
 _NO_FEED: Final = NothingThere("model inputs", "no model was seen to be fed")
 _NO_EPOCH: Final = NothingThere("passes over data sets", "no pass over a data set was seen")

@@ -136,7 +136,7 @@ class TokenTraceAligner(Aligner):
             yield alignment.show_as(TokenTraceView, {})
 
 
-# ---
+# The aligner of forward passes that share sequences.
 
 _NONE: Final = NothingThere(
     "shared sequences", "no exchange between ranks was seen around attention"

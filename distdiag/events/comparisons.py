@@ -72,7 +72,7 @@ class Divergence(Event, frozen=True, kw_only=True):
         return self.is_of_batches or bool(self.padded)
 
 
-# ---
+# Where two runs of one script route a token differently.
 
 
 class Nature(StrEnum):

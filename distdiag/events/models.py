@@ -60,7 +60,7 @@ class PlanPatterns(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
-# ---
+# How each tensor of a model is sharded, who owns it, and what it holds.
 
 MOST_NAMES: Final = 64
 """So many parameters an event names at most, of those that it only counts otherwise."""

@@ -121,7 +121,7 @@ class SequenceUnverified(Event, frozen=True, kw_only=True):
     reason: str
 
 
-# ---
+# What a forward pass with shared attention was given, and what it exchanged.
 
 UseKind = Literal["all_to_all", "ring", "all_gather"]
 

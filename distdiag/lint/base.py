@@ -43,7 +43,7 @@ class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
     related: tuple[Related, ...] = ()
 
 
-# ---
+# The rule.
 
 
 class Rule(ABC):

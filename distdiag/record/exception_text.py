@@ -35,7 +35,7 @@ def shortened(text: str, length: int) -> str:
     return f"{first}{gap}{last}"
 
 
-# ---
+# The text of an exception and its traceback.
 
 _LONGEST_PART: Final = 2_000
 """A frame needs 200 characters or less: what is longer is a message, or a line of data."""

@@ -277,7 +277,7 @@ def _bind(host: str) -> socket.socket:
     return server
 
 
-# ---
+# The source of the events of all other nodes.
 
 MOST_QUEUED_BYTES: Final = 64 << 20
 """What was received and not yet polled; beyond that the nodes have to wait."""

@@ -87,7 +87,7 @@ class ProgramPlanView(View):
 PlanView = RuleView | ProgramPlanView
 
 
-# ---
+# Plans, contents and gradients of models, side by side.
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class RoutingView(View):
         return self.model
 
 
-# ---
+# The views of routing.
 
 
 class RepeatedRouting(RoutingView):

@@ -256,7 +256,7 @@ def _phrase(groups: Iterable[tuple[int, ...]]) -> str:
     return "ranks in the group " + ", ".join(map(str, first))
 
 
-# ---
+# The check.
 
 
 class LossCountsModelRanks(Check[LossView | CombinedLossView]):

@@ -189,7 +189,7 @@ def _first_difference(windows: Mapping[int, GroupWindow], first: int, last: int)
     return first + low
 
 
-# ---
+# Puts the recordings of all ranks together as events.
 
 MOST_EVENTS: Final = 100_000
 LEAST_CONTEXT: Final = 64

@@ -158,7 +158,7 @@ class MissingFiles:
         return quoted[1] if quoted is not None else None
 
 
-# ---
+# The aligner.
 
 
 class FileAligner(Aligner):

@@ -191,7 +191,7 @@ class TimedAccess(Gate):
         return other.end is not None and self.stamp.known.get(other.rank, 0) >= other.end
 
 
-# ---
+# The accesses of two places of the program, until one race is known.
 
 MOST_PATHS: Final = 100
 _MOST_OPEN: Final = 256

@@ -276,7 +276,7 @@ class Steps:
         self._watch.end(access)
 
 
-# ---
+# The replay, which gives each event its clock.
 
 
 class HappensBefore:

@@ -382,7 +382,7 @@ def _until(
                 break
 
 
-# ---
+# The replay: whose event comes next.
 
 NEVER: Final = 1 << 63
 IDLE_NS: Final = 30_000_000_000

@@ -77,7 +77,7 @@ class LossWindows:
         )
 
 
-# ---
+# The aligner.
 
 
 class LossAligner:

@@ -106,7 +106,7 @@ class RandomStreams:
         return "state", count, event.moment, event.step, *event.members
 
 
-# ---
+# The aligner, and what it says of views that it never built.
 
 _NO_MODEL: Final = NothingThere("models", "no model was seen")
 _NO_STEP: Final = NothingThere("training steps", "no step of a model was compared")

@@ -117,7 +117,7 @@ class RankModels:
         return (*seen, count), list(parts)
 
 
-# ---
+# Compares plans, contents and gradients of all ranks.
 
 FEWEST: Final = 8
 MOST_OPEN: Final = 16

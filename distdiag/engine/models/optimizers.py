@@ -59,7 +59,7 @@ def _alignment(key: tuple[str, int], states: dict[int, OptimizerState]) -> Optim
     return Alignment("optimizer", key, states, RankSet(states))
 
 
-# ---
+# Finds parameters that never get a gradient.
 
 FEWEST_SAMPLES: Final = 2
 _COPIES: Final = (ReplicaEvidence.MESH, ReplicaEvidence.WRAPPER, ReplicaEvidence.REDUCED)

@@ -76,7 +76,7 @@ def _digests(copies: Copies) -> set[str]:
     return {content.digest for _, content in copies.values()}
 
 
-# Ranks whose gradients stay their own while the groups beside theirs reduce them.
+# Ranks whose gradients stay their own while other groups of the same split reduce theirs.
 
 FIRST_STEPS: Final = 3
 _LEAST_BYTES: Final = 256
@@ -261,7 +261,7 @@ def differs(
     return is_comparable and is_other and Disagreement(plan, by_rank).difference > rounding
 
 
-# Copies that nothing tells of, known by what lies beside them and is trained together.
+# Copies that are inferred, from the parameters of the same layer that ranks train together.
 #
 # A weight that several ranks train and that stays the same on all of them is one that they share.
 # So is a bias by which a router of theirs chooses experts, and so is a router that is marked as a
@@ -444,7 +444,7 @@ def _has_moved(
     return any(abs(b - factor * a) > _MOVED * peaks[1] for a, b in zip(*figures, strict=True))
 
 
-# ---
+# Finds copies between whose ranks nothing passes that would make them equal again.
 
 FEWEST_STEPS: Final = 4
 """A run that is over after fewer steps tells nothing."""

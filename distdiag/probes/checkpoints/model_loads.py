@@ -86,7 +86,7 @@ def _pattern(name: str) -> tuple[str, tuple[int, ...]]:
     return _NUMBER.sub("#", name), tuple(int(each) for each in _NUMBER.findall(name))
 
 
-# ---
+# Decides, when training begins, what the loads have left out.
 
 MOST_NAMES: Final = 32
 _MOST_BYTES: Final = 1 << 28

@@ -137,7 +137,7 @@ def _nodes_below(output: object) -> Iterator[Any]:
             waiting += [child for child, _ in node.next_functions if child is not None]
 
 
-# ---
+# Follows what a model is given, from the batch to its backward pass.
 
 _FIRST: Final = 6
 _EVERY: Final = 100

@@ -193,7 +193,7 @@ def _own(one: object) -> dict[str, Any]:
     return getattr(one, "__dict__", None) or {}
 
 
-# ---
+# The probe of data loaders and their samplers.
 
 _MOST_ROWS: Final = 512
 _MOST_STREAMS: Final = 256

@@ -92,7 +92,7 @@ def _asked(
             log.lookups.lookup(path, frame, row.api, found)
 
 
-# ---
+# The table of functions, and the probe that wraps them.
 
 
 class Call(NamedTuple):

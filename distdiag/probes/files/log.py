@@ -265,7 +265,7 @@ class FileLookups:
         return known
 
 
-# ---
+# The log that all probes of files write to.
 
 _LONGEST_ERROR: Final = 200
 

@@ -296,7 +296,7 @@ def _spaced(leaves: list[Leaf]) -> list[Leaf]:
     return leaves[::step]
 
 
-# ---
+# The probe.
 
 _MOST_MODELS: Final = 8
 _MOST_WAITING: Final = 16

@@ -146,7 +146,7 @@ class InjectedAux:
         self._num_awaited, self._found = 0, []
 
 
-# ---
+# The probe.
 
 MOST_PASSES: Final = 64
 _MOST_WAITING: Final = 8

@@ -54,7 +54,7 @@ def _times(module: DistributedDataParallel) -> list[int] | None:
     return None if is_in_python or is_delayed or read is None else list(read())
 
 
-# ---
+# Counts the steps of each model.
 
 FIRST_STEPS: Final = 3
 EVERY: Final = 100

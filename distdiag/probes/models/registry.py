@@ -43,7 +43,7 @@ class ModelNames:
         return name
 
 
-# ---
+# The registry of all models and optimizers.
 
 _NUMBERS = itertools.count()
 _NOTES: list[Callable[[object], None]] = []

@@ -252,7 +252,7 @@ class WrappedNames:
         return sum(not is_wrapped(each) for each in alike)
 
 
-# ---
+# The probe.
 
 CHUNK: Final = 256
 

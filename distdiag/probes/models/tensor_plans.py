@@ -78,7 +78,7 @@ def _heads(parts: list[tuple[str, nn.Module]], embedding: nn.Embedding) -> Itera
             yield part
 
 
-# ---
+# The plan of each tensor of a model.
 
 _SHARED: Final = "shared_embedding"
 """Megatron marks the embedding of the first stage and the head of the last one so."""

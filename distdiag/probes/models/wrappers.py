@@ -64,7 +64,7 @@ def _dtype(precision: object, name: str) -> str:
     return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-# ---
+# The wrapper of each module.
 
 _FSDP2: Final = "torch.distributed.fsdp._fully_shard._fully_shard"
 _FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"

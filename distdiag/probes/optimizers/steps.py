@@ -69,7 +69,7 @@ def _is_connected() -> bool:
     return has_group or bool(has_rpc)
 
 
-# ---
+# The clock.
 
 _MOST_STACKS: Final = 256
 

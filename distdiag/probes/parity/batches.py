@@ -178,7 +178,7 @@ def _joined_values(path: str, records: Sequence[Record]) -> object:
     return (first.values or (None,))[0]
 
 
-# ---
+# Records the batches, or replaces them.
 
 OWN: Final = 1_000_000
 """The number of the iterator that stands for the batches which the script makes itself."""

@@ -190,7 +190,7 @@ def _place(
     return (shape, tuple(at), local) if tuple(part) == local else None
 
 
-# ---
+# The probe.
 
 
 class ParityRecorder(Probe):

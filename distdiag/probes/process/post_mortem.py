@@ -60,7 +60,7 @@ def _error(reason: str) -> bytes:
     return msgspec.json.encode({"error": reason})
 
 
-# ---
+# The probe.
 
 # The ends of the real-time range are taken: the C library's threads, debuggers.
 _CANDIDATES: Final = range(signal.SIGRTMAX - 5, signal.SIGRTMIN + 8, -1)

@@ -371,7 +371,7 @@ class CapacitySearch:
                 each.capacity = max(capacity, 0)
 
 
-# ---
+# All passes that a thread is in, and the mode that notifies them.
 
 Tell = tuple[
     Callable[[Chosen], None],

@@ -210,7 +210,7 @@ class RoutingHooks:
         return leave
 
 
-# ---
+# The probe.
 
 _MOST_EVENTS: Final = 512
 """So many choices are written down in a step at most."""

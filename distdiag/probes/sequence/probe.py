@@ -137,7 +137,7 @@ def _words_of(code: CodeType) -> Iterator[str]:
         yield from name.lower().split("_")
 
 
-# ---
+# The probe.
 
 _KINDS: Final[dict[str, UseKind]] = {
     "all_to_all": "all_to_all",

@@ -218,7 +218,7 @@ def _by_token(spec: TokenSpec, gradient: Tensor) -> tuple[float, ...]:
     return tuple((channels @ weights).tolist())
 
 
-# ---
+# Sends the tokens through, forward and backward.
 
 AnyFunction = Callable[..., Any]
 
