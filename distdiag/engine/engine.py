@@ -11,7 +11,7 @@ from distdiag.config.placement_rules import PlacementRule
 from distdiag.engine.aligner import Aligner, CallOrder, Job, find_aligners
 from distdiag.engine.coverage import Coverage
 from distdiag.engine.hangs.aligner import CallAligner
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.engine.ranks import RankStates, RankTracker
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
@@ -51,7 +51,7 @@ class Engine:
         self._runner = CheckRunner(checks)
         self._trackers = {rank: RankTracker(rank, hang_timeout_s) for rank in world}
         self._now_ns = 0
-        self.rank_status = RankStatus(world)
+        self.rank_status = RankStatuses(world)
         job = Job(
             world,
             self.states,
@@ -111,7 +111,7 @@ class Engine:
 
     @property
     def unobserved(self) -> RankSet:
-        """The ranks of the job of which nothing is read, since nobody told of them at the start."""
+        """The ranks of the job that nobody reported at the start: nothing of them is read."""
         return self._coverage.unobserved
 
     def states(self) -> Mapping[int, RankState]:
@@ -150,7 +150,7 @@ class Engine:
             self._show(aligner.tick(now_ns, unseen))
 
     def settle(self) -> None:
-        """Decide how the run ended if a rank has ended badly; after each look, whoever ended."""
+        """Decide how the run ended if a rank has ended badly; after each poll, whoever ended."""
         self.rank_status.settle(is_hung=self.is_hung)
 
     def finish(self) -> None:

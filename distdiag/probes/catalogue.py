@@ -32,7 +32,7 @@ class Wiring:
 
     @property
     def is_light(self) -> bool:
-        """Whether only the beginning of a run is looked at closely."""
+        """Whether only the beginning of a run is sampled closely."""
         return self.config.profile == "light"
 
     @cached_property
@@ -87,8 +87,8 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
     if config.strict:
         gate = StrictGate(recorder.rank, config.strict_timeout_s, own_store())
     functional = FunctionalTap(recorder, signals.exchange_starting)
-    told = (signals.collective_recorded, signals.exchange_known)
-    taps = [kind(recorder, functional, *told, gate) for kind in (DispatcherTap, HookTap)]
+    call_signals = (signals.collective_recorded, signals.exchange_known)
+    taps = [kind(recorder, functional, *call_signals, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
     tap = next((tap for tap in taps if tap.can_observe()), taps[0])
     works = WorkProbe(recorder)

@@ -287,7 +287,7 @@ class _RankRecords:
             )
 
 
-# ---
+# The thread that sends.
 
 LOOK_S: Final = 0.05
 """So often it is looked whether there is something new to send."""

@@ -159,7 +159,7 @@ def test_the_demo_finds_the_sick_script_and_only_that(distdiag):
     done = distdiag("demo", OMP_NUM_THREADS="1")
     assert done.returncode == 0
     healthy, sick = done.stdout.split("demo: sick.py, ")
-    assert "nothing found by" in healthy
+    assert "nothing found; the run finished" in healthy
     assert "\nERROR " in sick
     assert done.stdout.endswith("demo: went as it should\n")
 

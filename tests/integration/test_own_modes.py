@@ -48,7 +48,7 @@ def test_modes_of_a_program_see_the_same(
     options = recording_options(tmp_path) if how == "recorded" else ["--profile", how]
     checked = run_checked(SCRIPT, ["--way", "eager", "--out", str(out)], options=options)
     assert read_records(out) == plain_records, checked.describe()
-    assert checked.told() == {}
+    assert checked.reported() == {}
     if how == "recorded":
         for recording in ("parity", "routing"):
             assert any((tmp_path / recording).iterdir()), checked.describe()

@@ -28,7 +28,7 @@ def both_wait(report):
     return all("#1" in info.last for info in report.run.ranks)
 
 
-def fates(report):
+def statuses(report):
     return {info.rank: info.fate for info in report.run.ranks}
 
 
@@ -49,7 +49,7 @@ def test_a_healthy_run_is_finished_silent_and_complete(tmp_path):
     assert report.complete
     assert report.run.outcome is Outcome.FINISHED
     assert codes(report) == set()
-    assert fates(report) == {0: "finished", 1: "finished"}
+    assert statuses(report) == {0: "finished", 1: "finished"}
     assert "all_reduce #0 in default_pg at train.py:10 (waited)" in report.run.ranks[1].last
     assert report.run.torch == "2.13.0"
     assert job.verdict().exit_status == 0
@@ -110,7 +110,7 @@ def test_a_killed_rank_is_the_first_cause_and_its_peer_is_dumped(tmp_path):
     assert report.run.outcome is Outcome.KILLED
     (finding,) = [finding for finding in report.findings if finding.code == "HNG002"]
     assert list(finding.ranks) == [1]
-    assert fates(report) == {0: "died", 1: "died"}
+    assert statuses(report) == {0: "died", 1: "died"}
     assert "all_reduce #1" in report.run.ranks[1].last
 
 
@@ -182,7 +182,7 @@ def test_on_hang_abort_kills_the_ranks_and_their_children_and_completes_the_repo
     report = job.report()
     assert report.complete
     assert report.run.outcome is Outcome.ABORTED
-    assert fates(report) == {0: "aborted", 1: "aborted"}
+    assert statuses(report) == {0: "aborted", 1: "aborted"}
     assert "HNG002" not in codes(report)
     assert job.verdict().exit_status == 1
 
@@ -319,7 +319,7 @@ def test_a_damaged_event_file_is_told_and_the_rest_is_judged(tmp_path):
         job.wait()
     report = job.report()
     assert report.complete
-    assert fates(report)[0] == "finished"
+    assert statuses(report)[0] == "finished"
     assert "claims" in report.not_checked["rank 1"]
 
 

@@ -11,7 +11,7 @@ from distdiag.record.event_file import segment_path
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import RunDir
 from distdiag.record.status_page import DETACHED, EVENTS_STOPPED, FINISHED, RAISED, StatusPage
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.files import BATCH, LocalFiles
 
 SECOND = 1_000_000_000
@@ -42,7 +42,7 @@ class Node:
         self.now_ns = 1 << 62  # later than what the ranks write with the real clock
         self.processes = []
         self.source = LocalFiles(
-            self.run_dir, (0, 1), self.watch, Canon(), clock=lambda: self.now_ns
+            self.run_dir, (0, 1), self.watch, Interner(), clock=lambda: self.now_ns
         )
 
     def watch(self, pid, start_ticks):
@@ -134,7 +134,9 @@ def test_a_death_that_came_before_anybody_looked_is_not_put_before_what_others_d
         process.is_gone = True
         return process
 
-    node.source = LocalFiles(node.run_dir, (0, 1), watch_late, Canon(), clock=lambda: node.now_ns)
+    node.source = LocalFiles(
+        node.run_dir, (0, 1), watch_late, Interner(), clock=lambda: node.now_ns
+    )
     (exited,) = node.poll(Exited)
     assert exited.time_ns == node.now_ns
 

@@ -67,7 +67,7 @@ class AuxLosses:
     ) -> None:
         """Nothing was computed yet; `module` is the one that routes now, if it is looked at.
 
-        `injected` is told the nodes of auxiliary losses that are injected.
+        `injected` gets the nodes of auxiliary losses that are injected.
         """
         self._module = module
         self._site = site

@@ -6,7 +6,7 @@ from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, event_of, signature
 from tests.checks.verdicts import codes, findings, serious
 
@@ -20,12 +20,16 @@ def judged(job):
 
 def die(job, rank, left_ns, status=None, oom_kills=0):
     exited = event_of(Exited, rank, time_ns=left_ns, status=status, oom_kills=oom_kills)
-    job.set(rank, fate=Fate.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0)
+    job.set(
+        rank, status=RankStatus.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0
+    )
 
 
 def leave(job, rank, left_ns, status, frame=LINE):
     finished = event_of(Finished, rank, exit_status=status, frames=(frame,))
-    job.set(rank, fate=Fate.FINISHED, left_ns=left_ns, exit_status=status, finished=finished)
+    job.set(
+        rank, status=RankStatus.FINISHED, left_ns=left_ns, exit_status=status, finished=finished
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -205,5 +209,5 @@ def test_both_ways_to_see_it_give_one_finding():
 
 def test_ranks_that_finished_are_silent():
     job = Job()
-    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(0, 1, status=RankStatus.FINISHED)
     assert not judged(job)

@@ -1,4 +1,4 @@
-"""What is a hang, what is none, when it is told, and when it is taken back."""
+"""What is a hang, what is none, when it is reported, and when it is taken back."""
 
 import pytest
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from distdiag.config.tasks import RankSummary
-from distdiag.events.models import Basis, TensorPlan
+from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.probes.models.tensor_plans import Held
 from distdiag.probes.parity.recorder import TensorRecorder, _rounded_to
 from distdiag.record.recording import Kind, RecordingWriter, read_index
@@ -24,11 +24,20 @@ def test_few_elements_and_zeros_tell_nothing():
 
 
 @pytest.mark.parametrize(
-    ("basis", "is_written"), [(Basis.WORLD, True), (Basis.WRAPPER, False)], ids=lambda v: str(v)
+    ("evidence", "is_written"),
+    [(ReplicaEvidence.WORLD, True), (ReplicaEvidence.WRAPPER, False)],
+    ids=lambda v: str(v),
 )
-def test_ranks_of_which_nobody_knows_that_they_hold_the_same_all_write(tmp_path, basis, is_written):
+def test_ranks_of_which_nobody_knows_that_they_hold_the_same_all_write(
+    tmp_path, evidence, is_written
+):
     plan = TensorPlan(
-        name="up", shape=(4,), dtype="float32", is_parameter=True, replicas=(0, 1), basis=basis
+        name="up",
+        shape=(4,),
+        dtype="float32",
+        is_parameter=True,
+        replicas=(0, 1),
+        evidence=evidence,
     )
     writer = RecordingWriter(tmp_path, 1)
     held = [("Net/up", Held(plan, torch.ones(4)))]
