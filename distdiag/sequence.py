@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 import torch
@@ -108,12 +108,12 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
             process groups were used and none is named.
 
     """
-    functions = Functions(split, gather, attention)
-    members = _members(group)
-    where = torch.device(device) if device is not None else _device(group)
-    agent = RankAgent.current
-    main_script = agent.recorder.main_script if agent is not None else None
-    site = CallSite(frames_of(sys._getframe(1), main_script))
+    trial = _Trial(
+        Functions(split, gather, attention),
+        _members(group),
+        torch.device(device) if device is not None else _device(group),
+        CallSite(frames_of(sys._getframe(1), _main_script())),
+    )
     faults: list[TokenFault] = []
     for dtype in dtypes:
         config = SequenceConfig(
@@ -121,21 +121,43 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
             batch=batch,
             heads=heads,
             hidden=hidden,
+            dim=dim,
             dtype=_name_of(dtype),
             causal=causal,
             documents=tuple(documents),
             reduction=reduction,
             backward=backward,
         )
-        trace = trace_of(functions, spec_of(config, 1, dim, functions), where, members)
-        trace["functions"] = definitions(functions, main_script)
-        name = label_of(functions)
+        faults += _compared(_exchanged(trial.run(config), group))
+    return SequenceVerdict(tuple(dict.fromkeys(faults)), trial.members or _all_ranks(group))
+
+
+class _Trial(NamedTuple):
+    """Functions that tokens are sent through, on this rank; `site` is where the user asks for it.
+
+    `members` are the ranks of the group, None if the functions themselves show which one they use.
+    """
+
+    functions: Functions
+    members: tuple[int, ...] | None
+    device: torch.device
+    site: CallSite
+
+    def run(self, config: SequenceConfig) -> TokenTrace:
+        """Send tokens through once; what came of them also goes to the agent, if there is one."""
+        spec = spec_of(config, 1, config.dim, self.functions)
+        trace = trace_of(self.functions, spec, self.device, self.members)
+        trace["functions"] = definitions(self.functions, _main_script())
+        name = label_of(self.functions)
+        agent = RankAgent.current
         if agent is not None and not agent.recorder.closed:
-            write_trace(agent.recorder, name, site, trace)
+            write_trace(agent.recorder, name, self.site, trace)
         rank = dist.get_rank() if _has_group() else 0
-        own = TokenTrace(rank=rank, seq=0, time_ns=0, name=name, number=0, site=site, **trace)
-        faults += _compared(_exchanged(own, group))
-    return SequenceVerdict(tuple(dict.fromkeys(faults)), members or _all_ranks(group))
+        return TokenTrace(rank=rank, seq=0, time_ns=0, name=name, number=0, site=self.site, **trace)
+
+
+def _main_script() -> str | None:
+    return RankAgent.current.recorder.main_script if RankAgent.current is not None else None
 
 
 def _name_of(dtype: torch.dtype) -> Dtype:

@@ -1,4 +1,4 @@
-"""The tables of a configuration about one subject: ``[routing]``, ``[aux_loss]``, ``[sequence]``."""
+"""The tables of a configuration that name functions or numbers of the program."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _is_close(one: float, other: float) -> bool:
 # What ranks saw of numbered tokens, put side by side for each group of ranks.
 
 NOT_ASKED: Final = NothingThere(
-    "--verify-sequence",
+    "numbered tokens",
     "no numbered tokens were sent: --verify-sequence does, or distdiag.sequence.verify",
 )
 

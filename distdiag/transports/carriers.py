@@ -29,7 +29,7 @@ Backend = Literal["nccl", "gloo"]
 
 _LEFT_OUT: Final = (
     "CUDA_LAUNCH_BLOCKING",
-    "NCCL_COMM_ID",  # the training's own meeting point
+    "NCCL_COMM_ID",  # the training's own rendezvous
     "NCCL_DEBUG",
     "TORCHELASTIC_",
     "TORCH_DISTRIBUTED_DEBUG",

@@ -121,7 +121,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class UnfitExchange(View):
-    """An exchange of tokens in which what some rank sends is not what another one expects."""
+    """An all-to-all of tokens in which what some rank sends is not what another one expects."""
 
     by_rank: Mapping[int, Exchange]
 

@@ -182,7 +182,7 @@ def test_a_report_is_shown_again_from_its_file_or_directory(distdiag, tmp_path, 
 
 def test_a_terminal_without_the_letters_still_gets_the_report(distdiag, tmp_path):
     write_report(tmp_path / "report.json", REPORT)
-    done = distdiag("report", ".", PYTHONIOENCODING="latin-1")
+    done = distdiag("report", ".", "--verbose", PYTHONIOENCODING="latin-1")
     assert done.returncode == 0
     assert "\\u65e5\\u672c" in done.stdout
 

@@ -69,7 +69,7 @@ class PartedStacks(Check[StackView]):
 
     ## What you see
     Some ranks are inside a function of torch.distributed; the ranks that are elsewhere are probably
-    those that they wait for. One look cannot tell a wait from a passing moment.
+    those that they wait for. One sample cannot tell a wait from a passing moment.
 
     ## Example
         # wrong: seven ranks are in the all_reduce, rank 3 is in an evaluation of its own

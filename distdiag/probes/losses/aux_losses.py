@@ -82,7 +82,7 @@ class AuxLosses:
 
     @property
     def has_unused(self) -> bool:
-        """Whether a layer has a auxiliary loss that no backward pass has come by so far."""
+        """Whether a layer has an auxiliary loss that no backward pass has come by so far."""
         return not all(self._has_used.values())
 
     @property

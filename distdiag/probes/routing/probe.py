@@ -59,7 +59,7 @@ _IN_A_ROW: Final = 16
 
 
 class SampledSteps:
-    """The first steps, each hundredth, and more of them while a auxiliary loss was never used."""
+    """The first steps, each hundredth, and more of them while an auxiliary loss was never used."""
 
     def __init__(self, aux: AuxLosses, *, is_light: bool) -> None:
         """Ask whether auxiliary losses are used; fewer first steps are due if it `is_light`."""

@@ -103,7 +103,7 @@ class VerifySequence(Probe):
 
     def _verify(self, pair: _Pair, device: torch.device) -> None:
         spec = spec_of(pair.config, _world_size(), pair.config.dim, pair.functions)
-        # Nobody is to take the exchange of tokens for that of gradients or parameters.
+        # Nobody is to take the all-to-alls of tokens for those of gradients or parameters.
         with self._moments.shared.muted():
             trace = trace_of(pair.functions, spec, device, pair.members)
         trace["is_form_sure"] = pair.is_form_sure

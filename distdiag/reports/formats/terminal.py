@@ -22,7 +22,7 @@ LABEL_WIDTH: Final = 11
 MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
 MOST_UNSEEN: Final = 6
-LONGEST_CLAUSE: Final = 60
+LONGEST_CLAUSE: Final = 100
 """So many causes of what was not observed are shown, and so much of each: the rest is details."""
 CODE: Final = re.compile(r"[A-Z]+\d*")
 """A check's code; other keys of `not_checked` are words for what a probe does not see."""

@@ -52,7 +52,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_auxiliary_loss_that_grows_is_found(name):
+def test_an_auxiliary_loss_that_grows_is_found(name):
     passes, times_, reason = WRONG[name]
     (finding,) = found(passes, passes)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
@@ -75,7 +75,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_auxiliary_loss_that_does_not_is_silent(name):
+def test_an_auxiliary_loss_that_does_not_is_silent(name):
     assert not found(RIGHT[name], RIGHT[name])
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_said_where_it_is_not_known_who_averages(options):
     assert not found(passes, passes, **options)
 
 
-def test_a_rank_tells_by_itself_that_a_auxiliary_loss_is_not_divided_by_its_passes():
+def test_a_rank_tells_by_itself_that_an_auxiliary_loss_is_not_divided_by_its_passes():
     passes = apart(over(1), COEFFICIENT)
     (finding,) = found(passes, passes, has_wrapper=False, divisor=0.0)
     assert finding.severity is Severity.WARNING

@@ -101,5 +101,5 @@ def test_layers_are_told_together():
     assert "layers.0, layers.1, layers.2 and 2 more" in finding.message
 
 
-def test_routing_without_a_auxiliary_loss_is_silent():
+def test_routing_without_an_auxiliary_loss_is_silent():
     assert not judged()

@@ -19,7 +19,7 @@ def judged(**values):
 def test_ranks_between_which_nothing_is_reduced_are_named():
     (finding,) = judged(is_reduced=False)
     assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
-    assert "over 3 steps" in finding.message
+    assert "over 3 sampled steps" in finding.message
     assert "ranks 0,2, ranks 1,3, each by itself" in finding.evidence[0].summary
 
 

@@ -23,7 +23,7 @@ def test_a_step_is_shown_when_all_ranks_have_told_it_with_those_before():
     assert [window.step for window in first.windows] == [0]
     assert [window.step for window in second.windows] == [0, 1]
     assert [each.num_counted for _, each in second.windows[1].passes()] == [4, 6]
-    assert second.is_told
+    assert second.has_wrapper
 
 
 def test_optimizers_and_groups_are_kept_apart():
@@ -39,7 +39,7 @@ def test_optimizers_and_groups_are_kept_apart():
 
 def test_without_members_a_step_waits_for_the_world():
     (view,) = fed(reported(0, [mean(3)], members=()), reported(1, [mean(3)], members=()))
-    assert not view.is_told
+    assert not view.has_wrapper
 
 
 def test_only_the_newest_steps_are_kept():

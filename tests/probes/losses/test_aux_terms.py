@@ -78,7 +78,7 @@ def factors(term: AuxTerm) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("aux", [switch, summed, z_loss])
-def test_the_factors_of_a_auxiliary_loss_are_told(
+def test_the_factors_of_an_auxiliary_loss_are_told(
     aux: Callable[[Tensor, Tensor], Tensor], observed: Observed
 ) -> None:
     found = read(observed, lambda x, *scores: (entropy(x) + COEFFICIENT * aux(*scores)) * 2)
