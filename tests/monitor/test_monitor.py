@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from distdiag.findings.finding import Outcome
-from distdiag.record.event_file import segment_path
+from distdiag.record.event_file import START, segment_path
 from tests.fake_ranks import FakeJob
 
 FINISH = "rank.all_reduce(); rank.finish()\n"
@@ -310,12 +310,13 @@ def test_findings_of_an_earlier_attempt_stay_in_the_report_but_not_in_the_verdic
 
 
 def test_a_damaged_event_file_is_told_and_the_rest_is_judged(tmp_path):
-    with FakeJob(tmp_path / "run", [FINISH, "rank.all_reduce(); time.sleep(2)\n" + FINISH]) as job:
-        path = segment_path(job.run_dir.folder, 1, 0)
-        job.until(path.exists)
-        with path.open("r+b") as file:
-            file.seek(16)
+    with FakeJob(tmp_path / "run", [FINISH, FINISH], is_monitored=False) as job:
+        # Damage is seen only where the writer does not write any more and nobody has read yet.
+        job.ranks[1].wait(20)
+        with segment_path(job.run_dir.folder, 1, 0).open("r+b") as file:
+            file.seek(START)
             file.write(b"\xff\xff\xff\x7f")
+        job.start_monitor()
         job.wait()
     report = job.report()
     assert report.complete
