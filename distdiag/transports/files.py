@@ -287,6 +287,7 @@ class _RankFiles:
             step=status.step,
             reason="the process is gone",
             status=self._process.exit_status if self._process is not None else None,
+            gone_ns=now_ns,
         )
 
 

@@ -48,12 +48,13 @@ def distdiag(tmp_path):
     return run
 
 
-def test_the_package_is_the_command(tmp_path):
+@pytest.mark.parametrize("package", ["distdiag", "distdiag.cli"])
+def test_the_package_is_the_command(package, tmp_path):
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
     def ask(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "distdiag.cli", *arguments],
+            [sys.executable, "-m", package, *arguments],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": paths},
             capture_output=True,
@@ -61,7 +62,7 @@ def test_the_package_is_the_command(tmp_path):
             timeout=100,
         )
 
-    usage = "Usage: python -m distdiag.cli"
+    usage = f"Usage: python -m {package}"
     assert ask("--help").stdout.startswith(f"{usage} [OPTIONS] COMMAND [ARGS]...")
     assert ask("explain", "--help").stdout.startswith(f"{usage} explain [OPTIONS]")
     assert "silent-rank" in ask("explain", "DIA002").stdout

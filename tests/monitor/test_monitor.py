@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from distdiag.findings.finding import Outcome
-from distdiag.record.event_file import segment_path
+from distdiag.record.event_file import START, segment_path
 from tests.fake_ranks import FakeJob
 
 FINISH = "rank.all_reduce(); rank.finish()\n"
@@ -132,14 +132,19 @@ def test_a_rank_that_raised_waits_only_until_its_peers_are_dumped(tmp_path):
 
 def test_a_death_comes_before_the_exception_that_it_causes(tmp_path):
     # Rank 0 raises within a millisecond of the death of rank 1, long before anybody can look.
-    dying = "rank.all_reduce(); time.sleep(1); os.kill(os.getpid(), 9)\n"
     watching = (
-        "rank.all_reduce(); pid = int(open(sys.argv[1] + '/pid1').read())\n"
-        "fd = os.pidfd_open(pid)\nimport select\n"
-        "select.select([fd], [], []); rank.fail('Connection closed by peer', inside_torch=True)\n"
+        "import select\nrank.all_reduce()\n"
+        "while not os.path.exists(sys.argv[1] + '/pid1'): time.sleep(0.01)\n"
+        "fd = os.pidfd_open(int(open(sys.argv[1] + '/pid1').read()))\n"
+        "rank.all_reduce(done=False); select.select([fd], [], [])\n"
+        "rank.fail('Connection closed by peer', inside_torch=True)\n"
     )
-    named = "open(sys.argv[1] + '/pid1', 'w').write(str(os.getpid()))\n" + dying
-    with FakeJob(tmp_path / "run", [f"time.sleep(0.5)\n{watching}", named]) as job:
+    with FakeJob(tmp_path / "run", [watching, TRAIN_FOR_EVER]) as job:
+        named = tmp_path / "run" / "pid1"
+        named.with_suffix(".new").write_text(str(job.ranks[1].pid))
+        named.with_suffix(".new").rename(named)
+        job.until_report(both_wait)
+        job.ranks[1].kill()
         for process in job.ranks:
             process.wait(30)
         job.wait()
@@ -310,12 +315,13 @@ def test_findings_of_an_earlier_attempt_stay_in_the_report_but_not_in_the_verdic
 
 
 def test_a_damaged_event_file_is_told_and_the_rest_is_judged(tmp_path):
-    with FakeJob(tmp_path / "run", [FINISH, "rank.all_reduce(); time.sleep(2)\n" + FINISH]) as job:
-        path = segment_path(job.run_dir.folder, 1, 0)
-        job.until(path.exists)
-        with path.open("r+b") as file:
-            file.seek(16)
+    with FakeJob(tmp_path / "run", [FINISH, FINISH], is_monitored=False) as job:
+        # Damage is seen only where the writer does not write any more and nobody has read yet.
+        job.ranks[1].wait(20)
+        with segment_path(job.run_dir.folder, 1, 0).open("r+b") as file:
+            file.seek(START)
             file.write(b"\xff\xff\xff\x7f")
+        job.start_monitor()
         job.wait()
     report = job.report()
     assert report.complete

@@ -65,7 +65,7 @@ EVENTS = [
     Finished(**COMMON, exit_status=3),
     ProbeDisabled(**COMMON, probe="p", reason="r"),
     Heartbeat(**COMMON, phase=Phase.BACKWARD, beat_ns=7),
-    Exited(**COMMON, reason="SIGKILL"),
+    Exited(**COMMON, reason="SIGKILL", gone_ns=8),
     Monitored(**COMMON, act="aborted"),
     Stacks(**COMMON, source="py-spy", threads=(ThreadStack("MainThread", (FRAME,)),)),
     Observed(**COMMON, source="process", summary="it sleeps", values={"rss_bytes": 5}),

@@ -122,7 +122,7 @@ def test_a_death_is_dated_to_when_the_process_was_last_seen_alive(node):
     node.now_ns += SECOND
     node.processes[0].is_gone = True
     (exited,) = node.poll(Exited)
-    assert (exited.time_ns, exited.status) == (seen_ns, -9)
+    assert (exited.time_ns, exited.gone_ns, exited.status) == (seen_ns, node.now_ns, -9)
 
 
 def test_a_death_that_came_before_anybody_looked_is_not_put_before_what_others_did(node):
@@ -138,7 +138,7 @@ def test_a_death_that_came_before_anybody_looked_is_not_put_before_what_others_d
         node.run_dir, (0, 1), watch_late, Interner(), clock=lambda: node.now_ns
     )
     (exited,) = node.poll(Exited)
-    assert exited.time_ns == node.now_ns
+    assert exited.time_ns == exited.gone_ns == node.now_ns
 
 
 def test_heartbeats_come_twice_a_second_or_when_the_rank_moved_on(node):

@@ -161,10 +161,14 @@ def test_times_are_those_of_the_reporters_clock(tmp_path):
         there = before - FAR_NS
         beat = Heartbeat(rank=2, seq=-1, time_ns=there, phase=Phase.SCRIPT, beat_ns=there - SECOND)
         node.forwarder.put(beat)
-        node.until(lambda: node.has(Heartbeat))
+        node.forwarder.put(Exited(rank=2, seq=-1, time_ns=there, gone_ns=there + SECOND))
+        node.until(lambda: node.has(Exited))
         (event,) = node.has(Heartbeat)
         assert abs(event.time_ns - before) < SECOND // 10
         assert event.time_ns - event.beat_ns == SECOND
+        (event,) = node.has(Exited)
+        assert abs(event.time_ns - before) < SECOND // 10
+        assert event.gone_ns - event.time_ns == SECOND
     finally:
         node.close()
 

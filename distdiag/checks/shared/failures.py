@@ -35,14 +35,16 @@ _SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store
 TOGETHER_NS: Final = 1_000_000_000
 """Ranks that one signal to the whole job ends are gone within this time.
 
-Launchers that end the others of a rank that was killed do so by SIGTERM first.
+It is chosen, not measured: who sends the signal does so in one loop, but a process is gone only
+when the kernel has taken its memory apart. Launchers that end the others of a rank that was killed
+do so by SIGTERM first, so that a longer time would join only what somebody else killed alike.
 """
 GRACE_NS: Final = 30_000_000_000
-"""Launchers and schedulers kill a rank that has not obeyed by then; what fails later is another
-matter."""
+"""torchelastic and Slurm (KillWait) kill a rank that has not obeyed by then; what fails later is
+another matter."""
 UNKNOWN_TOGETHER_NS: Final = 100_000_000
 """The same where the signal is not known: torchelastic looks at its ranks this often."""
-SETTLED_S: Final = 1.0
+SETTLED_S: Final = TOGETHER_NS / 1e9
 """So long after a rank has left or was killed it is clear which others do so as well."""
 
 States = Mapping[int, RankState]
@@ -157,13 +159,15 @@ def _may_be_killed_by_launcher(state: RankState) -> bool:
 def _may_be_first(killed: RankState, first: RankState) -> bool:
     """Say whether a killed rank may be the cause of the end that comes first in the records.
 
-    A busy monitor sees the killed rank and those that the launcher has ended because of it in one
-    look, and knows of each only when it was last alive. No launcher loses patience that soon.
+    A busy monitor finds the killed rank and those that the launcher has ended because of it gone at
+    once, and knows of each only when it was last alive: the killed one may have ended before the
+    first was found gone. Who did not obey was alive then, for launchers wait before they kill.
     """
     if killed.left_ns == first.left_ns:
         return True
     is_launchers = (killed.exit_status, first.exit_status) == (-signal.SIGKILL, -signal.SIGTERM)
-    return is_launchers and killed.left_ns - first.left_ns <= TOGETHER_NS
+    gone_ns = first.exited.gone_ns if first.exited is not None else 0
+    return is_launchers and killed.left_ns <= gone_ns
 
 
 def _ended_alike(first: RankState, other: RankState) -> bool:

@@ -195,13 +195,8 @@ class CallAligner(Aligner):
         self.job.order.doubt(min(event.time_ns for event in alignment.by_rank.values()))
 
     def tick(self, now_ns: int, unseen: Collection[int]) -> Shown:
-        """Let time pass: look at ranks that left, at cycles and at stalls.
-
-        Nothing can be heard now of the ranks in `unseen`, so they do not count as standing still.
-        """
+        """Let time pass: look at ranks that left, at cycles and at stalls."""
         self._now_ns = now_ns
-        for tracker in self.job.trackers.values():
-            tracker.look(now_ns, is_seen=tracker.rank not in unseen)
         if not self.stall.due(now_ns) or not (self._has_left or self._is_anyone_idle()):
             return
         waits, states = self._waits(), self.job.states()

@@ -308,10 +308,11 @@ class ParityRecorder(Probe):
                 return original(*args, **kwargs)
             self._is_in_backward = True
             try:
-                self._before_backward(args[0] if args else ())
+                is_pass = self._before_backward(args[0] if args else ())
                 result = original(*args, **kwargs)
-                self._micro += 1
-                self._calls.clear()
+                if is_pass:
+                    self._micro += 1
+                    self._calls.clear()
                 return result
             finally:
                 self._is_in_backward = False
@@ -319,13 +320,17 @@ class ParityRecorder(Probe):
         return run_backward
 
     @guarded
-    def _before_backward(self, roots: Untyped) -> None:
+    def _before_backward(self, roots: Untyped) -> bool:
+        """Record the losses; return False of a pass over what has no values (fake tensors)."""
+        readable = [root for root in roots if is_readable(local_part(root))]
+        if not readable:
+            return False
         self._end_step()
         self._start()
         if self._rng_at_batch and _random_state() != self._rng_at_batch:
             self._draws = True
         self._rng_at_batch = b""
-        losses = [local_part(root).detach() for root in roots if root.numel() == 1]
+        losses = [local_part(root).detach() for root in readable if root.numel() == 1]
         for number, loss in enumerate(losses):
             kind = str(loss.dtype).removeprefix("torch.")
             name = f"loss#{number}" if number else "loss"
@@ -333,6 +338,7 @@ class ParityRecorder(Probe):
             self._writer.write(
                 Record(Kind.LOSS, self._step, self._micro, name, kind, values=values)
             )
+        return True
 
     def _around_clipping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -348,7 +354,7 @@ class ParityRecorder(Probe):
 
     @guarded
     def _write_norm(self, norm: object) -> None:
-        if isinstance(norm, torch.Tensor) and not is_dtensor(norm):
+        if isinstance(norm, torch.Tensor) and not is_dtensor(norm) and is_readable(norm):
             values = (float(norm.detach()),)
             self._writer.write(Record(Kind.NORM, self._step, 0, "norm", values=values))
 

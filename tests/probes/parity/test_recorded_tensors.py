@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from distdiag.config.tasks import RankSummary
+from distdiag.config.tasks import ParityTask, RankSummary
+from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.probes.models.tensor_plans import Held
 from distdiag.probes.parity.recorder import TensorRecorder, _rounded_to
@@ -52,3 +54,19 @@ def test_the_rest_of_sums_that_cancel_out_is_no_coarse_dtype():
     generator = torch.Generator().manual_seed(3)
     multiples = torch.randn(64, generator=generator).mul(12).round()
     assert _rounded_to(multiples * 2.0**-36) == ""
+
+
+def test_a_pass_over_fake_tensors_is_no_pass_of_the_training(observed, tmp_path):
+    folder, path = tmp_path / "recording", tmp_path / "task.json"
+    folder.mkdir()
+    ParityTask(folder=str(folder), num_steps=9).write(path)
+    (probe,) = observed.install("parity", parity_task=str(path))
+    for value in (3.0, 5.0):
+        with FakeTensorMode():
+            torch.ones(2, requires_grad=True).sum().backward()
+        torch.full((1,), value, requires_grad=True).sum().backward()
+    probe.flush()
+
+    assert observed.events(ProbeDisabled) == []
+    losses = [each for each in read_index(folder / "rank-0.index") if each.kind == Kind.LOSS]
+    assert [(each.micro, each.values) for each in losses] == [(0, (3.0,)), (1, (5.0,))]
