@@ -28,8 +28,9 @@ def settled(dumps: Sequence[RankDump], ranks: Sequence[int | None]) -> tuple[lis
     """Return what remains of ends when the parts are read together, with their ranks.
 
     A traceback that nobody signed belongs to the one rank that left with a failing status and has
-    no other; a failing status of a local rank to the one rank of its node that raised. What repeats a traceback of a known rank goes, and so do vague ends beside others. A
-    process that SIGKILL ended while the kernel killed for want of memory was killed for that.
+    no other; a failing status of a local rank to the one rank of its node that raised. What repeats
+    a traceback of a known rank goes, and so do vague ends beside others. A process that SIGKILL
+    ended while the kernel killed for want of memory was killed for that.
     """
     given = _signed(dumps, ranks)
     is_certain = any(_ended(d) and not (d.is_vague or d.is_whole_job) for d in dumps)

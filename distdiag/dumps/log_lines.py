@@ -65,6 +65,7 @@ class Log:
             self.prefixes = Prefixes(self.data)
         self._spans: dict[Speaker, array[int]] = {}
         self._ranks: dict[str, int] | None = None
+        self._places: dict[bytes, list[int]] = {}
 
     def lines_with(self, words: Iterable[bytes]) -> Iterator[PlacedLine]:
         """Yield the lines that hold one of the words, without a look at the others."""
@@ -119,6 +120,12 @@ class Log:
         end = max(data.rfind(each, 0, start) for each in (b"\n", b"\r"))
         begin = max(data.rfind(each, 0, max(end, 0)) for each in (b"\n", b"\r")) + 1
         return begin, max(end, begin)
+
+    def places(self, word: bytes) -> list[int]:
+        """Return where a word begins, in the order of the file."""
+        if word not in self._places:
+            self._places[word] = [end + 1 - len(word) for end in _places(self.data, word)]
+        return self._places[word]
 
     def text(self, start: int, end: int) -> str:
         """Return a part of a line as it is shown."""

@@ -19,6 +19,9 @@ from typing import Final, NamedTuple
 MOST_TEMPLATES: Final = 64
 """So many kinds of prefix are told apart in one file, the most frequent ones."""
 LONGEST_PREFIX: Final = 256
+_LONGEST_GLUED: Final = 128
+"""So long is a prefix at most that is looked for behind something else: the search is slow."""
+_MOST_GLUED: Final = 1_000
 _MOST_ANCHORS: Final = 20_000
 _PROBED_BYTES: Final = 1 << 20
 _NUM_PROBED: Final = 200
@@ -113,14 +116,22 @@ class Prefixes:
         place = data.find(_HEAD)
         while place >= 0:
             start = _line_start(data, place)
-            ends = [*self._at_end, _RANK_AT_END, _TEE_AT_END]
-            text = data[start:place]
-            while match := next((m for end in ends if (m := end.search(text)) and m[0]), None):
-                text = text[: match.start()]
-            if text and start + len(text) < place:
-                found.append(start + len(text))
+            if start < place and self.read(start, place)[1] < place:
+                text = data[max(start, place - _LONGEST_GLUED) : place]
+                cut = place - len(text) + len(self._without_end(text))
+                if start < cut < place:
+                    found.append(cut)
+                if len(found) >= _MOST_GLUED:
+                    return found
             place = data.find(_HEAD, place + len(_HEAD))
         return found
+
+    def _without_end(self, text: bytes) -> bytes:
+        """Return a text without the prefixes at its end."""
+        ends = [*self._at_end, _RANK_AT_END, _TEE_AT_END]
+        while match := next((m for end in ends if (m := end.search(text)) and m[0]), None):
+            text = text[: match.start()]
+        return text
 
     def _speaker(self, prefix: bytes) -> Speaker:
         found = self._speakers.get(prefix)
@@ -159,12 +170,12 @@ def _learned(data: bytes) -> list[bytes]:
             counts[template] += 1
     if not counts:
         return []
-    heads = list(islice(_before_heads(data), _MOST_ANCHORS))
+    heads = list(islice(_before_heads(data), _NUM_PROBED))
     found = []
     for template, count in counts.most_common(MOST_TEMPLATES):
         # A bar of progress without an end may stand before the prefix of a head.
         at_end = re.compile(b"(?:" + template + b")$")
-        if count + sum(at_end.search(_outer(head)) is not None for head in heads) >= 2:
+        if count >= 2 or any(at_end.search(_outer(head)) for head in heads):
             found.append(template)
     return sorted(found, key=len, reverse=True)
 
@@ -184,7 +195,7 @@ def _before_heads(data: bytes) -> Iterator[bytes]:
     while place >= 0:
         start = _line_start(data, place)
         if start < place:
-            yield data[max(start, place - 2 * LONGEST_PREFIX) : place]
+            yield data[max(start, place - _LONGEST_GLUED) : place]
         place = data.find(_HEAD, place + len(_HEAD))
 
 

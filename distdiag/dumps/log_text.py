@@ -24,7 +24,8 @@ _MARKS: Final = {
     b"\xfe\xff": "utf-16",
     b"\xef\xbb\xbf": "utf-8-sig",
 }
-_PRINTABLE: Final = bytes([9, 10, 13, 27, *range(32, 127)])
+LEAST_ASCII: Final = 0.2
+"""Bytes of something else, read as two bytes a character, are letters of all scripts."""
 
 
 def plain(dump: Dump) -> Dump:
@@ -52,16 +53,17 @@ def _recoded(data: bytes, encoding: str) -> bytes:
 
 
 def _unmarked(head: bytes) -> str:
-    """Return the encoding of text whose every other byte is 0, or nothing."""
-    head = head[: len(head) // 2 * 2]
-    # Text of another script has no such bytes, and no file of a few bytes shows a pattern.
-    if len(head) < 16 or 0 not in head[:2]:
+    """Return the encoding of text of two bytes a character, or nothing."""
+    if 0 not in head[:64] or len(head) < 16:
         return ""
-    for encoding, zeros, letters in (
-        ("utf-16-le", head[1::2], head[::2]),
-        ("utf-16-be", head[::2], head[1::2]),
-    ):
-        if not zeros.strip(b"\0") and not letters.translate(None, _PRINTABLE):
+    for encoding in ("utf-16-le", "utf-16-be"):
+        try:
+            text = head[: len(head) // 2 * 2].decode(encoding)
+        except UnicodeDecodeError:
+            continue  # bytes of something else, or half a character at the end
+        num_ascii = sum(character.isascii() for character in text)
+        is_text = all(each.isprintable() or each in "\t\r\n\x1b" for each in text)
+        if is_text and num_ascii >= LEAST_ASCII * len(text):
             return encoding
     return ""
 

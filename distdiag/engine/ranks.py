@@ -165,8 +165,8 @@ class RankTracker:
                 self._leave(Fate.FINISHED, event.time_ns)
             case Exited():
                 self._exited = _fuller(self._exited, event)
-                if self._finished is None:
-                    self._exit_status = self._exited.status
+                status = self._exited.status
+                self._exit_status = status if self._finished is None else self._exit_status
                 self._leave(Fate.DIED, event.time_ns)
             case Signalled():
                 self._signalled = event

@@ -115,8 +115,8 @@ def json_lines(key="log", block=FAULT, **more):
 
 
 LOGURU = (
-    "2025-01-01 10:00:00.000 | ERROR    | __main__:<module>:9 - An error has been caught in function "
-    "'<module>', process 'MainProcess' (31), thread 'MainThread' (140):",
+    "2025-01-01 10:00:00.000 | ERROR    | __main__:<module>:9 - An error has been caught in "
+    "function '<module>', process 'MainProcess' (31), thread 'MainThread' (140):",
     HEAD,
     "",
     '> File "/work/train.py", line 9, in <module>',
@@ -265,8 +265,8 @@ FAILED = {
             '  File "/opt/venv/bin/accelerate", line 8, in <module>',
             f'  File "{LIBRARY}/accelerate/commands/launch.py", line 763, in simple_launcher',
             "    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)",
-            "subprocess.CalledProcessError: Command '['/opt/python', 'train.py']' returned non-zero "
-            "exit status 1.",
+            "subprocess.CalledProcessError: Command '['/opt/python', 'train.py']' returned "
+            "non-zero exit status 1.",
         ),
         raised_by("a process in"),
     ),
@@ -283,7 +283,8 @@ FAILED = {
     "deepspeed, with a traceback": (
         lines(
             *with_prefix("[rank2]: "),
-            "[2025-01-01 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 31",
+            "[2025-01-01 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess "
+            "31",
             "[2025-01-01 10:00:01,000] [ERROR] [launch.py:325:sigkill_handler] ['/opt/python', "
             "'-u', 'train.py', '--local_rank=2', '--deepspeed'] exits with return code = 1",
         ),
@@ -357,8 +358,8 @@ FAILED = {
     ),
     "slurm, memory of the step": (
         lines(
-            "slurmstepd: error: Detected 2 oom-kill event(s) in StepId=47.0. Some of your processes "
-            "may have been killed by the cgroup out-of-memory handler.",
+            "slurmstepd: error: Detected 2 oom-kill event(s) in StepId=47.0. Some of your "
+            "processes may have been killed by the cgroup out-of-memory handler.",
             "srun: error: node1: task 2: Killed",
         ),
         died(2, "SIGKILL", "want of memory"),

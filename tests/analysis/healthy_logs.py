@@ -23,9 +23,9 @@ HEALTHY = {
     "warnings of torch": lines(
         f"{LIBRARY}/torch/utils/data/dataloader.py:665: UserWarning: 'pin_memory' argument is set",
         "  warnings.warn(warn_msg)",
-        "[rank0]:[W101 10:00:00.000000 ProcessGroupNCCL.cpp:4718] [PG ID 0 PG GUID 0 Rank 0]  using "
-        "GPU 0 as device used by this process is currently unknown. This can potentially cause a "
-        "hang if this rank to GPU mapping is incorrect.",
+        "[rank0]:[W101 10:00:00.000000 ProcessGroupNCCL.cpp:4718] [PG ID 0 PG GUID 0 Rank 0]  "
+        "using GPU 0 as device used by this process is currently unknown. This can potentially "
+        "cause a hang if this rank to GPU mapping is incorrect.",
         *STEPS,
     ),
     "an exception that was caught and tried again": lines(

@@ -50,6 +50,10 @@ _GOES_ON: Final = re.compile(
     r"|skip(?:ping|ped)?|ignor(?:ing|ed)|continu(?:e|ing)|recover(?:ed|ing)|caught)\b",
     re.IGNORECASE,
 )
+# The same, in words that no message of an exception uses.
+_TRIES_AGAIN: Final = re.compile(
+    r"^\W{0,4}(?:re-?trying|will (?:try|retry)|trying again|falling back)\b", re.IGNORECASE
+)
 _NUMBERS: Final = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _COUNTED: Final = "#"
 _BAR: Final = re.compile(r"\s{0,8}(?:.{0,40}: )?\s{0,3}\d{1,3}%\|")
@@ -82,8 +86,10 @@ def has_survived(
     alive = [line for line in following if not _NOT_ALIVE.match(line)]
     if len(alive) >= ALIVE_LINES:
         return True
+    if any(_GOES_ON.search(line) for line in alive[:ALIVE_LINES]):
+        return True
     following = [*message(), *alive]
-    if any(_GOES_ON.search(line) for line in following[:ALIVE_LINES]):
+    if any(_TRIES_AGAIN.search(line) for line in following[:ALIVE_LINES]):
         return True
     earlier = {_form(line) for line in before()}
     return any((form := _form(line)) in earlier and _COUNTED in form for line in following)

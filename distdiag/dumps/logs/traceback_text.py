@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 from distdiag.dumps.log_lines import Log, Speaker, open_log
 from distdiag.dumps.log_prefixes import speaker_in, untimed
 from distdiag.dumps.logs.survival import SURVIVED_AFTER, has_failed, has_survived
-from distdiag.dumps.logs.tracebacks import HEAD, Chain, chains, text_of
+from distdiag.dumps.logs.tracebacks import HEAD, Chain, chain_at, text_of
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import MAIN_THREAD
 from distdiag.events.lifecycle import Raised
@@ -118,7 +119,7 @@ class _Stream:
         is_pure = self._speaker != Speaker()
         last: dict[Speaker, Chain] = {}
         threads: list[tuple[str, Chain]] = []
-        for chain in chains(self._lines(), is_pure=is_pure):
+        for chain in self._chains(is_pure=is_pure):
             thread = _THREAD.match(chain.before)
             if not chain.last.type or chain.before.startswith(_IGNORED) or _is_launchers(chain):
                 continue
@@ -132,6 +133,20 @@ class _Stream:
                 yield self._found(owner, chain, MAIN_THREAD)
         for name, chain in threads[:MOST_THREADS]:
             yield self._found(self._speaker, chain, name)
+
+    def _chains(self, *, is_pure: bool) -> Iterator[Chain]:
+        """Yield the tracebacks, without a look at the lines that belong to none."""
+        spans = self._spans
+        starts = spans[::2]
+        end = 0
+        for place in self._log.places(HEAD.encode()):
+            number = bisect_right(starts, place) - 1
+            if number < end or place >= spans[2 * number + 1]:
+                continue  # in a traceback that has been read, or in a line of somebody else
+            above = next(self._lines(number - 1, number), "") if number > end else ""
+            chain = chain_at(self._lines(number), above, number, is_pure=is_pure)
+            yield chain
+            end = max(chain.end, number + 1)
 
     def _owner(self, chain: Chain) -> Speaker:
         if spawned := _SPAWNED.match(chain.before):

@@ -20,7 +20,10 @@ LONGEST_MESSAGE: Final = 2_000
 _FRAME: Final = re.compile(r'[\s>]*File "(.{0,1000}?)", line (\d{1,9})(?:, in (.{1,500}))?$')
 # What stands before the lines of an exception group.
 _MARGIN: Final = re.compile(r"\s{1,40}\| ")
-_EXCEPTION: Final = re.compile(r"([A-Za-z_][\w.]{0,300})(?::\s?(.*))?$")
+# One without a message is a name as classes have it; other words may be half a prefix.
+_EXCEPTION: Final = re.compile(
+    r"((?:\w{1,100}\.){0,20}[A-Z_]\w{0,200}(?=$)|[A-Za-z_][\w.]{0,300}(?=:))(?::\s?(.*))?$"
+)
 # Ray: the exception of a worker, with the worker; its traceback follows without a head.
 _RAY: Final = re.compile(
     r"ray\.exceptions\.RayTaskError(?:\(([\w.]{1,200})\))?: (ray::.{1,400}?\(pid=.{1,300})$"
@@ -74,10 +77,10 @@ class Chain:
 class _Cursor:
     """Lines with a look at the next one."""
 
-    def __init__(self, lines: Iterator[str]) -> None:
+    def __init__(self, lines: Iterator[str], index: int = 0) -> None:
         self._lines = lines
         self.line = next(lines, None)
-        self.index = 0
+        self.index = index
         self.indent = 0
 
     def take(self) -> str:
@@ -110,6 +113,11 @@ def chains(lines: Iterator[str], *, is_pure: bool) -> Iterator[Chain]:
             before = ""
         else:
             before = cursor.take()
+
+
+def chain_at(lines: Iterator[str], before: str, start: int, *, is_pure: bool) -> Chain:
+    """Return the traceback that begins with these lines; its head is the process's line `start`."""
+    return _chain(_Cursor(lines, start), before, is_pure=is_pure)
 
 
 def text_of(lines: Iterable[str]) -> str:
@@ -157,7 +165,7 @@ def _frames(cursor: _Cursor, text: list[str], block: Block) -> None:
     while cursor.line is not None and HEAD not in cursor.line:
         line = _without_margin(cursor.inner)
         match = _FRAME.match(line)
-        if match is None and not (line.startswith("  ") or _DRAWN.match(line)):
+        if match is None and not (line[:1].isspace() or _DRAWN.match(line)):
             _exception(cursor, text, block, line.strip())
             return
         text.append(cursor.take())
