@@ -24,7 +24,7 @@ _MARKS: Final = {
     b"\xfe\xff": "utf-16",
     b"\xef\xbb\xbf": "utf-8-sig",
 }
-LEAST_ASCII: Final = 0.2
+LEAST_ASCII: Final = 0.5
 """Bytes of something else, read as two bytes a character, are letters of all scripts."""
 
 
