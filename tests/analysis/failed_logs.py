@@ -257,6 +257,32 @@ FAILED = {
         ),
         RAISED_2,
     ),
+    "torchrun, nobody signed, the peers' words come last": (
+        lines(
+            "step 1 loss 2.0",
+            *FAULT,
+            "step 2 loss 1.9",
+            *PEER_GONE,
+            CLOSING,
+            *LAUNCHERS_OWN,
+            *summary(2, 1, others=[(0, 1, "")]),
+        ),
+        RAISED_2,
+    ),
+    "torchrun, nobody signed, and one was caught before": (
+        lines(
+            "step 1 loss 2.0",
+            *FAULT[:-1],
+            "OSError: cannot open the cache",
+            "retrying without the cache",
+            "step 2 loss 1.9",
+            *FAULT,
+            CLOSING,
+            *LAUNCHERS_OWN,
+            *summary(2, 1),
+        ),
+        RAISED_2,
+    ),
     # accelerate and deepspeed
     "accelerate launch": (
         lines(
@@ -530,6 +556,27 @@ FAILED = {
         RAISED_2,
     ),
     "loguru": (lines(*LOGURU), raised_by("a process in")),
+    "a message of several lines": (
+        lines(
+            "step 1 loss 2.0",
+            *FAULT[:-1],
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "CUDA kernel errors might be asynchronously reported at some other API call.",
+            "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+            "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+        ),
+        Truth("HNG001", "a process in", ("device-side assert", "/work/train.py:9")),
+    ),
+    "words of a tracker at exit": (
+        lines(
+            "step 1 loss 2.0",
+            *FAULT,
+            "wandb: Waiting for W&B process to finish... (failed 1).",
+            "wandb: Run summary:",
+            "wandb:  loss 2.0",
+        ),
+        raised_by("a process in"),
+    ),
     "a bar of progress before the head": (
         lines(f"{BAR}\r{BAR}[rank2]: {FAULT[0]}", *with_prefix("[rank2]: ", FAULT[1:])),
         RAISED_2,

@@ -144,10 +144,16 @@ def is_consequence(state: RankState, states: States) -> bool:
         return aborted_in_collective(state)
     if not _inside_torch(state):
         return False
-    text = f"{state.raised.type}: {_EXPLANATION.sub('', state.raised.message)}"
+    text = f"{state.raised.type}: {state.raised.message}"
     if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
-    return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
+    is_gone = says_peer_is_gone(state.raised.type, state.raised.message)
+    return is_gone or contradicting_rank(state, states) is not None
+
+
+def says_peer_is_gone(kind: str, message: str) -> bool:
+    """Say whether an exception tells that a peer has gone, or did not come."""
+    return _PEER_IS_GONE.search(f"{kind}: {_EXPLANATION.sub('', message)}") is not None
 
 
 def aborted_in_collective(state: RankState) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from distdiag.dumps.log_lines import Log
+from distdiag.dumps.logs.tracebacks import LOG_LINE
 
 SURVIVED_AFTER: Final = 50
 """A process that wrote so many lines after a traceback has survived it, whatever they say."""
 ALIVE_LINES: Final = 3
-"""So many lines of Python are more than what exit handlers write as a rule (one or two)."""
+"""So many lines of output are more than what exit handlers write as a rule (one or two)."""
 
 # What launchers, schedulers and containers write when a process has failed.
 _FAILURES: Final = (
@@ -82,9 +84,10 @@ def has_survived(
     if len(following) >= SURVIVED_AFTER and (is_known or not failed):
         return True
     if failed and not is_known:
-        return len(following) >= 2 * SURVIVED_AFTER
+        tries = [line for line in [*message(), *following][:ALIVE_LINES] if _GOES_ON.search(line)]
+        return bool(tries) or len(following) >= 2 * SURVIVED_AFTER
     alive = [line for line in following if not _NOT_ALIVE.match(line)]
-    if len(alive) >= ALIVE_LINES:
+    if len(_output(alive)) >= ALIVE_LINES:
         return True
     if any(_GOES_ON.search(line) for line in alive[:ALIVE_LINES]):
         return True
@@ -93,6 +96,19 @@ def has_survived(
         return True
     earlier = {_form(line) for line in before()}
     return any((form := _form(line)) in earlier and _COUNTED in form for line in following)
+
+
+def _output(lines: list[str]) -> list[str]:
+    """Return the lines that a program writes as it goes on, and no message of an exception holds.
+
+    They begin as lines of a logger do, or several have one form with other numbers.
+    """
+    forms = Counter(_form(line) for line in lines)
+    return [
+        line
+        for line in lines
+        if LOG_LINE.match(line) or (forms[form := _form(line)] > 1 and _COUNTED in form)
+    ]
 
 
 def _form(line: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from distdiag.checks.shared.failures import says_peer_is_gone
 from distdiag.dumps.log_lines import Log, Speaker, open_log
 from distdiag.dumps.log_prefixes import speaker_in, untimed
 from distdiag.dumps.logs.survival import SURVIVED_AFTER, has_failed, has_survived
@@ -117,7 +118,7 @@ class _Stream:
     def raised(self) -> Iterator[_Found]:
         """Yield what ended the process, and what ended threads of it."""
         is_pure = self._speaker != Speaker()
-        last: dict[Speaker, Chain] = {}
+        last: dict[Speaker, list[Chain]] = {}
         threads: list[tuple[str, Chain]] = []
         for chain in self._chains(is_pure=is_pure):
             thread = _THREAD.match(chain.before)
@@ -126,13 +127,25 @@ class _Stream:
             if thread is not None:
                 threads.append((thread[1], chain))
             else:
-                last[self._owner(chain)] = chain
-        for owner, chain in last.items():
+                last.setdefault(self._owner(chain), []).append(chain)
+        for owner, found in last.items():
+            chain = self._cause_of(found) if owner == Speaker() else found[-1]
             # A driver goes on, or not, after what it passes on; its worker does not.
             if owner.label != self._speaker.label or not self._has_survived(chain):
                 yield self._found(owner, chain, MAIN_THREAD)
         for name, chain in threads[:MOST_THREADS]:
             yield self._found(self._speaker, chain, name)
+
+    def _cause_of(self, found: list[Chain]) -> Chain:
+        """Return the exception that counts among those that nobody signed.
+
+        Of one process it is the last. Where a launcher saw a failure they may be those of several
+        ranks: then it is the first that is no consequence of another, if none was caught.
+        """
+        if not self._failed:
+            return found[-1]
+        own = (c for c in found if not says_peer_is_gone(c.last.type, c.last.message))
+        return next((c for c in own if not self._has_survived(c)), found[-1])
 
     def _chains(self, *, is_pure: bool) -> Iterator[Chain]:
         """Yield the tracebacks, without a look at the lines that belong to none."""

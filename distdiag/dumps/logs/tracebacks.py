@@ -35,7 +35,7 @@ _CONNECTORS: Final = (
 # A worker's traceback, which the parent's exception carries as a part of its message.
 _CARRIED: Final = re.compile(r"\s*(?:Original Traceback|Traceback) \(most recent call last\):$")
 # What begins a line of a log that is no continuation of a message.
-_LOG_LINE: Final = re.compile(
+LOG_LINE: Final = re.compile(
     r"\[?[IWEF]\d{3,4} |\[?\d{4}-\d\d-\d\d|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[rank"
     r"|\[[IWEF] |srun: |slurmstepd: |Root Cause \(|-{10}|={10}"
 )
@@ -252,12 +252,12 @@ def _rest_of_message(cursor: _Cursor, block: Block, text: list[str], *, is_pure:
         is_ours = (
             is_pure
             or _NCCL_REST.match(line) is not None
-            or (block.message.endswith("Last error:") and not _LOG_LINE.match(line))
+            or (block.message.endswith("Last error:") and not LOG_LINE.match(line))
         )
         if _CARRIED.match(line) and block.message.startswith("Caught "):
             carried = _block(cursor, text)
             block.message += f" ({carried.type}: {carried.message})"
-        elif not is_ours or HEAD in line or _LOG_LINE.match(line):
+        elif not is_ours or HEAD in line or LOG_LINE.match(line):
             break
         else:
             text.append(cursor.take())
