@@ -238,7 +238,12 @@ def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
     """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
     if not _may_be_killed_by_launcher(first) or len(states) < 2:
         return False
-    return ranks == _still_there(states.values()) and not any(s.oom_kills for s in states.values())
+    is_short = any(s.oom_kills or _was_short_of_memory(s) for s in states.values())
+    return ranks == _still_there(states.values()) and not is_short
+
+
+def _was_short_of_memory(state: RankState) -> bool:
+    return state.exited is not None and state.exited.cause == "out-of-memory"
 
 
 def _running(states: States) -> list[RankState]:
