@@ -329,9 +329,12 @@ def _exited(ending: Ending) -> Exited:
 def _endings(log: Log) -> Iterator[Ending]:
     is_launched = any(word in log.data for word in _LAUNCHERS)
     for line in log.lines_with({row.word for row in ROWS}):
+        window = ""
         for row in ROWS:
-            text = _window(log, line) if row.goes_on else line.text
-            if row.word.decode() in line.text and (match := row.pattern.search(text)):
+            if row.word.decode() not in line.text:
+                continue
+            window = window or (_window(log, line) if row.goes_on else "")
+            if match := row.pattern.search(window if row.goes_on else line.text):
                 yield from _of_match(log, line, row, match, is_launched=is_launched)
                 break
 
