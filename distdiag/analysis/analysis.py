@@ -171,6 +171,19 @@ class Timeline:
         self._beats |= {beat.rank: beat for beat in beats}
         self._exits.extend(ends)
 
+    @property
+    def is_anyone_left(self) -> bool:
+        """Whether a rank is known to have lived on after its last event."""
+        return bool(self._alive or self._beats)
+
+    def bury(self) -> None:
+        """Feed the ends of ranks of which nothing else is known: they cannot stand still."""
+        known = self._alive | self._beats.keys()
+        for event in self._exits:
+            if event.rank not in known:
+                self._engine.feed(event)
+        self._exits = [event for event in self._exits if event.rank in known]
+
     def stand_still(self, pause_s: float) -> None:
         """Let so much time pass in which no event comes, in seconds."""
         for rank in self._alive - self._beats.keys():
@@ -263,7 +276,9 @@ def analyze(
     else:
         for folder in evidence.folders:
             timeline.keep(folder.beats, folder.ends)
-        timeline.stand_still(evidence.pause_s())
+        timeline.bury()
+        if timeline.is_anyone_left:
+            timeline.stand_still(evidence.pause_s())
         timeline.end()
     gaps = evidence.gaps | _left_out(catalogue, selection) | engine.not_checked
     if evidence.recorded is not None:
@@ -329,7 +344,7 @@ def _report(
         run=Run(
             id=", ".join(str(folder.run_dir.root.name) for folder in evidence.folders) or "dumps",
             command=facts.command,
-            world_size=max([*members, *engine.unobserved]) + 1,
+            world_size=_world_size([*members, *engine.unobserved], evidence.labels),
             ranks=tuple(
                 _rank_info(state, len(members), is_aborted=engine.rank_status.is_aborted)
                 for state in states.values()
@@ -346,6 +361,12 @@ def _report(
             [*silent, *(r for r, s in states.items() if s.status is RankStatus.SILENT)]
         ),
     )
+
+
+def _world_size(ranks: Collection[int], labels: Collection[int]) -> int:
+    """Return how many ranks there were at least; processes without a rank may be among them."""
+    known = max((rank for rank in ranks if rank not in labels), default=-1) + 1
+    return max(known, len(labels))
 
 
 def _outcome(engine: Engine) -> Outcome:
@@ -365,4 +386,5 @@ def _rank_info(state: RankState, world_size: int, *, is_aborted: bool) -> RankIn
         pid=started.pid if started else 0,
         fate="aborted" if is_aborted and state.status is RankStatus.RUNNING else state.status,
         last=last_act(state),
+        label=state.label,
     )

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from distdiag.analysis.order import in_order
 from distdiag.analysis.reading import read_files
 from distdiag.analysis.run_folders import (
     RunFolder,
@@ -25,6 +26,7 @@ from distdiag.dumps.ranks import resolve_ranks
 from distdiag.dumps.reading import RankDump
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.events.lifecycle import ProcessNamed
 from distdiag.events.ranks import RankSet
 from distdiag.record.wire import Interner
 
@@ -40,7 +42,7 @@ class Evidence:
     """What is left of one job.
 
     `problems` is one line for each file that could not be used; `gaps` says the same and more by
-    name and reason.
+    name and reason. `labels` are the names of processes whose ranks are not known.
     """
 
     folders: tuple[RunFolder, ...]
@@ -49,6 +51,7 @@ class Evidence:
     recordings: Mapping[int, RecordingDump]
     problems: Sequence[str] = ()
     gaps: dict[str, str] = field(default_factory=dict)
+    labels: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def observed(self) -> RankSet:
@@ -120,19 +123,23 @@ def gather(
         raise UsageError(f"{missing[0]} does not exist")
     folders = find_run_folders(paths)
     contents = read_files(paths, skip_folder=is_run_folder, progress=progress)
-    resolved = resolve_ranks(contents.dumps, ranks_by_file)
+    resolved = resolve_ranks(contents.dumps, ranks_by_file, siblings=contents.foreign)
     problems = [*contents.problems, *resolved.problems]
     gaps = _as_gaps(problems, contents.foreign)
     recordings = _newest_recordings(resolved.dumps)
     if recordings and folders:
         gaps["flight-recorder dumps"] = "not used: the event files of the run know more"
         recordings = {}
-    events: dict[int, list[Event]] = {}
-    for dump in resolved.dumps:
+    events: dict[int, list[Event]] = {
+        rank: [ProcessNamed(rank=rank, seq=-1, time_ns=0, label=label)]
+        for rank, label in resolved.labels.items()
+    }
+    for dump in in_order(resolved.dumps):
         if dump.rank is not None and dump.events:
             events.setdefault(dump.rank, []).extend(dump.events)
     recorded = _recorded(recordings)
-    evidence = Evidence(folders, recorded, events, recordings, problems, gaps)
+    labels = resolved.labels
+    evidence = Evidence(folders, recorded, events, recordings, problems, gaps, labels)
     if not evidence.observed:
         reasons = "; ".join(f"{what}: {why}" for what, why in gaps.items())
         raise UsageError(f"nothing that can be checked was found{': ' if gaps else ''}{reasons}")

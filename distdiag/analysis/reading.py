@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from distdiag.dumps.files import Refused, walk
+from distdiag.dumps.log_text import plain
 from distdiag.dumps.reading import Dump, DumpReader, RankDump, load_readers
 from distdiag.events.errors import DamagedFileError
 
@@ -65,6 +66,7 @@ def read_dump(dump: Dump) -> Contents:
     used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + MOST_CPU_S, hard))
+    dump = plain(dump)
     readers = [reader for reader in _readers() if reader.recognises(dump)]
     contents = Contents(foreign=[] if readers else [dump.path])
     for reader in readers:

@@ -17,6 +17,7 @@ from distdiag.events.lifecycle import (
     Heartbeat,
     NodeLost,
     ProbeDisabled,
+    ProcessNamed,
     Raised,
     RankStarted,
     Signalled,
@@ -67,6 +68,8 @@ class RankTracker:
         self.is_over = False
         self._has_just_left = False
         self.incomplete = ""
+        self.label = ""
+        self._has_own_events = False
         self.last_call: Collective | None = None
         self.last_call_state = ""
         self.stacks: Stacks | None = None
@@ -115,9 +118,11 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost):
+        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost | ProcessNamed):
             self._live(now_ns)
         self._lost = event if isinstance(event, NodeLost) else self._lost
+        self._has_own_events |= event.seq >= 0
+        self.label = event.label if isinstance(event, ProcessNamed) else self.label
         self._step = max(self._step, event.step)
         match event:
             case Collective():
@@ -159,8 +164,9 @@ class RankTracker:
                 self._finished, self._exit_status = event, event.exit_status
                 self._leave(RankStatus.FINISHED, event.time_ns)
             case Exited():
-                self._exited = event
-                self._exit_status = event.status if self._finished is None else self._exit_status
+                self._exited = _fuller(self._exited, event)
+                status = self._exited.status
+                self._exit_status = status if self._finished is None else self._exit_status
                 self._leave(RankStatus.DIED, event.time_ns)
             case Signalled():
                 self._signalled = event
@@ -233,6 +239,8 @@ class RankTracker:
             help=self._help(idle_s) if here and not waiting else None,
             gil_held=here and not self.is_unseen and _is_silent(beat, now_ns),
             incomplete=self.incomplete,
+            label=self.label,
+            is_reported_only=not self._has_own_events,
             left_ns=self.left_ns,
             left_hang=self.left_hang,
             started=self._started,
@@ -278,6 +286,13 @@ class RankStates(Mapping[int, RankState]):
 
     def __len__(self) -> int:
         return len(self._trackers)
+
+
+def _fuller(known: Exited | None, event: Exited) -> Exited:
+    """Return what says more of one end, where a launcher and a scheduler both have seen it."""
+    if known is None or not (known.cause or event.status is None):
+        return event
+    return known
 
 
 def _is_silent(beat: Heartbeat | None, now_ns: int) -> bool:

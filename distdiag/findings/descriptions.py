@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from signal import Signals
 
 from distdiag.events.base import Frame, Phase
 from distdiag.events.collectives import Collective
+from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Location
 from distdiag.findings.source import location_of
 from distdiag.views.rank_states import Help, RankState, RankStatus, was_asked_to_end
 
+LAST_ERROR = "Last error:"
+"""NCCL's own words for what went wrong come after it, on a line of their own."""
+MOST_NAMED = 4
+"""Of processes that have names only, so many are named."""
 MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
 """Less than this would show as 0.0 in a message, and is left out."""
+
+
+def who(ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
+    """Return ``rank 3`` or ``ranks 0-2``, with the names of processes whose ranks are not known."""
+    named = {rank: states[rank].label for rank in ranks if rank in states and states[rank].label}
+    known = RankSet(set(ranks) - named.keys())
+    names = [*([known.phrase()] if known else []), *sorted(named.values())[:MOST_NAMED]]
+    more = len(named) - MOST_NAMED
+    return ", ".join(names) + (f" and {more} more processes" if more > 0 else "")
 
 
 def call_phrase(call: Collective) -> str:
@@ -121,9 +135,17 @@ def raised_phrase(state: RankState) -> str:
     """Return ``ValueError: bad batch``: the first line of what a rank raised, shortened."""
     if state.raised is None:
         return "an exception"
-    first_line = state.raised.message.strip().split("\n", maxsplit=1)[0]
+    first_line = cause_line(state.raised.message)
     text = f"{state.raised.type}: {first_line}" if first_line else state.raised.type
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def cause_line(message: str) -> str:
+    """Return the line of a message that says what was wrong: the first, or NCCL's last error."""
+    lines = [line.strip() for line in message.strip().split("\n")]
+    if LAST_ERROR in lines[:-1]:
+        return lines[lines.index(LAST_ERROR) + 1]
+    return lines[0]
 
 
 def exit_phrase(status: int | None) -> str:

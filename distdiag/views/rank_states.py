@@ -78,7 +78,10 @@ class RankState:
     been declared hung, so that somebody or something ended it for that. `observed` holds the last
     word of each source that looks at the rank from outside, by the name of the source.
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
-    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent.
+    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent. `label`
+    is the name of a process whose rank is not known: then `rank` only numbers it.
+    `is_reported_only`: the rank recorded nothing itself, so logs and launchers tell what is known,
+    and there may have been more ranks.
     """
 
     rank: int
@@ -92,6 +95,8 @@ class RankState:
     help: Help | None = None
     gil_held: bool = False
     incomplete: str = ""
+    label: str = ""
+    is_reported_only: bool = False
     left_ns: int = 0
     left_hang: bool = False
     started: RankStarted | None = None
@@ -154,11 +159,15 @@ def _place(frame: Frame | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobView(View):
-    """The job as a whole: when it stands still, when a rank left badly, and at the end."""
+    """The job as a whole: when it stands still, when a rank left badly, and at the end.
+
+    `is_unexplained`: the run is over, ranks have failed, and no check has found why.
+    """
 
     is_of_one_rank: ClassVar[bool] = True
 
     states: Mapping[int, RankState]
+    is_unexplained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,3 +244,14 @@ def test_the_surroundings_do_not_change_the_lines(monkeypatch):
     for name, value in {"COLUMNS": "30", "FORCE_COLOR": "1", "TERM": "xterm-256color"}.items():
         monkeypatch.setenv(name, value)
     assert render(report) == before
+
+
+def test_processes_without_a_rank_have_their_names():
+    named = RankInfo(
+        rank=3, local_rank=-1, world_size=4, hostname="", pid=0, label="worker pid=7", last="x"
+    )
+    run = make_run()
+    report = Report(run=make_run(ranks=(*run.ranks, named)), findings=(shape_mismatch(),))
+    text = TerminalReporter(width=100).render(report)
+    assert "culprit    worker pid=7" in text
+    assert "worker pid=7: running" in text

@@ -226,6 +226,8 @@ class CallAligner(Aligner):
             if any(not states[rank].incomplete for rank in wait.awaited if rank in states):
                 yield from self._show_open(wait.alignment, Trigger.ENDED, states)
         yield from _job(states)
+        if not self.job.store.alarms() and any(state.has_failed for state in states.values()):
+            yield JobView(states, is_unexplained=True)
 
     # What is shown
 
