@@ -9,7 +9,12 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from distdiag.events.base import CallSite, Frame, Phase
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.collectives import (
+    Collective,
+    CollectiveState,
+    GroupCreated,
+    GroupProgress,
+)
 from distdiag.events.lifecycle import (
     Exited,
     Finished,
@@ -79,6 +84,8 @@ class RankState:
     word of each source that looks at the rank from outside, by the name of the source.
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
     the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent.
+    `progress` is how far it is in a process group, by the group's name, where dumps or messages of
+    the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
     """
 
     rank: int
@@ -109,12 +116,33 @@ class RankState:
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
     observed: Mapping[str, Observed] = field(default_factory=dict)
+    progress: Mapping[str, GroupProgress] = field(default_factory=dict)
+    is_idle_assumed: bool = False
 
     @property
     def has_failed(self) -> bool:
         """It raised, died, or left with a status that says failure."""
         is_bad = self.fate in (Fate.RAISED, Fate.DIED)
         return is_bad or (self.fate is Fate.FINISHED and bool(self.exit_status))
+
+    def has_reached(self, call: Collective) -> bool:
+        """Say whether it made this call of a group, or a later one."""
+        progress = self.progress.get(call.group.name)
+        enqueued = progress.enqueued if progress is not None else None
+        if enqueued is not None and enqueued >= call.collective_seq_id:
+            return True
+        return any(
+            other.group.name == call.group.name
+            and other.group.generation == call.group.generation
+            and other.collective_seq_id >= call.collective_seq_id
+            for other in self.recent
+        )
+
+    def is_known_in(self, call: Collective) -> bool:
+        """Say whether the group itself told that this call of the rank has not ended."""
+        progress = self.progress.get(call.group.name)
+        completed = progress.completed if progress is not None else None
+        return completed is not None and completed < call.collective_seq_id
 
     @property
     def oom_kills(self) -> int:

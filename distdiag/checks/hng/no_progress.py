@@ -12,6 +12,7 @@ from distdiag.findings.descriptions import (
     blocking_call,
     each_whereabouts,
     frames_of,
+    idle_phrase,
     user_location,
 )
 from distdiag.findings.finding import Finding, Grade, Severity
@@ -69,7 +70,7 @@ class NoProgress(Check[JobView]):
         running = [state for state in states.values() if state.fate is Fate.RUNNING]
         is_late = all(is_busy(states[rank]) for rank in odd)
         yield self.finding(
-            f"nothing has moved for {min(s.idle_s for s in running):.0f} s: "
+            f"nothing has moved{idle_phrase(min(running, key=lambda s: s.idle_s))}: "
             f"{each_whereabouts([states[rank] for rank in odd])}",
             ranks=odd,
             step=states[min(odd)].step,

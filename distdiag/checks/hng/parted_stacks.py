@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.hng.stuck_rank import agree, outside_evidence
+from distdiag.checks.hng.stuck_rank import outside_evidence
 from distdiag.checks.shared.activities import doing_by_stack
 from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
-from distdiag.findings.descriptions import main_stack, user_location
+from distdiag.findings.descriptions import agree, main_stack, user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.rank_states import Fate, RankState, StackView
 

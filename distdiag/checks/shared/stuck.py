@@ -9,7 +9,6 @@ from distdiag.checks.shared.activities import Activity, common_activity, is_busy
 from distdiag.checks.shared.culprits import all_work, blame_missing
 from distdiag.checks.shared.explanations import explain, state_of
 from distdiag.checks.shared.failures import has_contradiction
-from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call
 from distdiag.views.alignment import Alignment, Trigger
@@ -66,15 +65,6 @@ def _waits_for_one(state: RankState, states: Mapping[int, RankState]) -> bool:
     """
     return any(
         call.collective_seq_id < 0
-        or any(not _has_reached(states[peer], call) for peer in call.group.ranks if peer in states)
+        or any(not states[peer].has_reached(call) for peer in call.group.ranks if peer in states)
         for call in state.waiting
-    )
-
-
-def _has_reached(state: RankState, call: Collective) -> bool:
-    return any(
-        other.group.name == call.group.name
-        and other.group.generation == call.group.generation
-        and other.collective_seq_id >= call.collective_seq_id
-        for other in state.recent
     )
