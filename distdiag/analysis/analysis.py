@@ -11,13 +11,13 @@ from typing import Final, Self
 
 import msgspec
 
-from distdiag.analysis.evidence import Evidence, gather
+from distdiag.analysis.evidence import Evidence, Pause, gather
 from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
 from distdiag.events.base import Event, Phase
-from distdiag.events.collectives import Collective
+from distdiag.events.collectives import Collective, GroupProgress
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, RankStarted, TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
@@ -158,7 +158,7 @@ class Timeline:
                 self._exits.append(event)
             case Heartbeat():
                 self._beats[event.rank] = event
-            case Collective() | Stacks(error="") if event.rank not in self._beats:
+            case Collective() | GroupProgress() | Stacks(error="") if event.rank not in self._beats:
                 # Whose stacks were dumped was alive, and so was who made a call.
                 self._beats[event.rank] = _sign_of_life(event.rank)
                 self._engine.feed(event)
@@ -171,12 +171,14 @@ class Timeline:
         self._beats |= {beat.rank: beat for beat in beats}
         self._exits.extend(ends)
 
-    def stand_still(self, pause_s: float) -> None:
-        """Let so much time pass in which no event comes, in seconds."""
+    def stand_still(self, pause: Pause) -> None:
+        """Let so much time pass in which no event comes."""
+        if not pause.is_known:
+            self._engine.assume_time()
         for rank in self._alive - self._beats.keys():
             self._beats[rank] = _sign_of_life(rank)
         self._beat()
-        self._now_ns += int(pause_s * 1e9)
+        self._now_ns += int(pause.seconds * 1e9)
         self._beat()
         self._engine.tick(self._now_ns)
         for rank in self._engine.evidence_wanted:
@@ -263,7 +265,7 @@ def analyze(
     else:
         for folder in evidence.folders:
             timeline.keep(folder.beats, folder.ends)
-        timeline.stand_still(evidence.pause_s())
+        timeline.stand_still(evidence.pause())
         timeline.end()
     gaps = evidence.gaps | _left_out(catalogue, selection) | engine.not_checked
     if evidence.recorded is not None:
@@ -319,6 +321,7 @@ def _report(
     silent = RankSet({*members, *engine.unobserved} - set(evidence.observed))
     if silent:
         gaps[silent.phrase()] = "nothing of them was found"
+    named = {rank for finding in engine.findings for rank in finding.ranks}
     for rank, state in states.items():
         if state.incomplete:
             gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
@@ -342,7 +345,11 @@ def _report(
         findings=engine.findings,
         checked=tuple(code for code in engine.checked if code not in gaps),
         not_checked=gaps,
-        silent_ranks=RankSet([*silent, *(r for r, s in states.items() if s.fate is Fate.SILENT)]),
+        silent_ranks=RankSet(
+            rank
+            for rank in [*silent, *(r for r, s in states.items() if s.fate is Fate.SILENT)]
+            if rank not in named
+        ),
     )
 
 

@@ -112,9 +112,9 @@ class CollectiveState(Event, frozen=True, kw_only=True):
 class GroupProgress(Event, frozen=True, kw_only=True):
     """How far a rank is in a process group, as the group itself told; no rank writes it.
 
-    Dumps and messages of a group say it, and what else is read of the rank comes after it. The
-    rank has called the collectives up to number `enqueued`, whether there are records of them or
-    not; those after `completed` have not ended on it. None: that is not known.
+    Dumps and messages of a group say it. The collectives after number `completed` have not ended on
+    the rank: said before they come. It has called those up to number `enqueued`, whether there are
+    records of them or not: said when no more of them come. None: that is not known.
     """
 
     group: ProcessGroup

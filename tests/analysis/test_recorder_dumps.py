@@ -185,7 +185,7 @@ def test_a_call_that_timed_out_tells_how_long_it_had_waited(tmp_path):
     for recorder in ranks:
         recorder.call(state="started", retired=True, timeout_ms=1_800_000)
     report = judge(tmp_path / "dumps", ranks)
-    (finding,) = [finding for finding in report.findings if finding.code == "HNG003"]
+    (finding,) = [finding for finding in report.findings if finding.code == "HNG016"]
     assert "for 180" in finding.message
     assert finding.grade is Grade.LIKELY
 
