@@ -22,12 +22,14 @@ from distdiag.config import Config
 from distdiag.dumps.flight_recorder.recording import Recording, RecordingDump
 from distdiag.dumps.flight_recorder.run import RecordedRun
 from distdiag.dumps.logs.group_reports import ReportDump, ReportedRun
-from distdiag.dumps.ranks import resolve_ranks
+from distdiag.dumps.ranks import Resolved, resolve_ranks
 from distdiag.dumps.reading import RankDump
 from distdiag.engine.hangs.stall import MIN_THRESHOLD_S, SAME_CALL_PATIENCE
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError, UsageError
+from distdiag.events.lifecycle import ProcessNamed
 from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Observed, Stacks
 from distdiag.record.wire import Canon
 
 LONG_S: Final = SAME_CALL_PATIENCE * MIN_THRESHOLD_S
@@ -51,7 +53,7 @@ class Evidence:
     """What is left of one job.
 
     `problems` is one line for each file that could not be used; `gaps` says the same and more by
-    name and reason.
+    name and reason. `labels` are the names of processes whose ranks are not known.
     """
 
     folders: tuple[RunFolder, ...]
@@ -59,6 +61,7 @@ class Evidence:
     reported: ReportedRun
     events: Mapping[int, Sequence[Event]]
     recordings: Mapping[int, RecordingDump]
+    labels: Mapping[int, str] = field(default_factory=dict)
     problems: Sequence[str] = ()
     gaps: dict[str, str] = field(default_factory=dict)
 
@@ -78,6 +81,15 @@ class Evidence:
             if (file := folder.launch_file) is not None:
                 ranks |= set(range(file.launch.world_size))
         return RankSet(ranks)
+
+    @property
+    def has_only_stacks(self) -> bool:
+        """Whether nothing tells what the ranks did, except for where they stood at one moment."""
+        if self.folders or self.recordings or self.reported.ranks:
+            return False
+        events = [event for own in self.events.values() for event in own]
+        is_seen = any(isinstance(event, Stacks) and not event.error for event in events)
+        return is_seen and all(isinstance(e, Stacks | Observed | ProcessNamed) for e in events)
 
     @property
     def config(self) -> Config:
@@ -148,13 +160,18 @@ def gather(
     if recordings and folders:
         gaps["flight-recorder dumps"] = "not used: the event files of the run know more"
         recordings = {}
-    events: dict[int, list[Event]] = {}
+    events: dict[int, list[Event]] = {
+        rank: [ProcessNamed(rank=rank, seq=-1, time_ns=0, label=label)]
+        for rank, label in resolved.labels.items()
+    }
     for dump in resolved.dumps:
         if dump.rank is not None and dump.events:
             events.setdefault(dump.rank, []).extend(dump.events)
     recorded = _recorded(recordings)
-    reported = _reported(resolved.dumps, folders, recordings)
-    evidence = Evidence(folders, recorded, reported, events, recordings, problems, gaps)
+    reported = _reported(resolved, folders, recordings)
+    evidence = Evidence(
+        folders, recorded, reported, events, recordings, resolved.labels, problems, gaps
+    )
     if not evidence.observed:
         reasons = "; ".join(f"{what}: {why}" for what, why in gaps.items())
         raise UsageError(f"nothing that can be checked was found{': ' if gaps else ''}{reasons}")
@@ -162,14 +179,15 @@ def gather(
 
 
 def _reported(
-    dumps: Sequence[RankDump],
+    resolved: Resolved,
     folders: Sequence[RunFolder],
     recordings: Mapping[int, RecordingDump],
 ) -> ReportedRun:
     """Return what logs say of calls, of which event files and flight recorders know more."""
-    reports = [] if folders or recordings else [d for d in dumps if isinstance(d, ReportDump)]
-    ranks = {dump.rank for dump in dumps if dump.rank is not None} if reports else set()
-    return ReportedRun(reports, ranks)
+    is_known_better = folders or recordings
+    reports = [d for d in resolved.dumps if isinstance(d, ReportDump) and not is_known_better]
+    ranks = {dump.rank for dump in resolved.dumps if dump.rank is not None} if reports else set()
+    return ReportedRun(reports, ranks, resolved.labels)
 
 
 def _recorded(recordings: Mapping[int, RecordingDump]) -> RecordedRun | None:

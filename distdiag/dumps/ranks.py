@@ -123,10 +123,15 @@ def _candidates(family: list[str]) -> Iterator[tuple[int, ...]]:
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """Dumps that all have a rank, and one line for each reason why others were left out."""
+    """Dumps that all have a rank, and one line for each reason why others were left out.
+
+    `labels` are the names of processes whose ranks nothing tells, by the numbers that they have in
+    the place of ranks, which come after the known ones.
+    """
 
     dumps: tuple[RankDump, ...]
     problems: tuple[str, ...] = ()
+    labels: dict[int, str] = {}
 
 
 def resolve_ranks(dumps: Sequence[RankDump], told: Mapping[str, int] | None = None) -> Resolved:
@@ -138,10 +143,28 @@ def resolve_ranks(dumps: Sequence[RankDump], told: Mapping[str, int] | None = No
     places = _Places(dumps, told or {})
     ranks = [places.rank(dump) for dump in dumps]
     ranks, problems = _without_contradictions(dumps, ranks, places)
-    known = (_with_rank(d, rank) for d, rank in zip(dumps, ranks, strict=True) if rank is not None)
-    return Resolved(
-        dumps=tuple(known), problems=(*problems, *_questions(dumps, ranks, places, problems))
+    labels, numbered = _numbered(dumps, ranks)
+    known = (
+        _with_rank(d, rank) for d, rank in zip(dumps, numbered, strict=True) if rank is not None
     )
+    return Resolved(
+        dumps=tuple(known),
+        problems=(*problems, *_questions(dumps, numbered, places, problems)),
+        labels=labels,
+    )
+
+
+def _numbered(
+    dumps: Sequence[RankDump], ranks: Sequence[int | None]
+) -> tuple[dict[int, str], list[int | None]]:
+    """Give numbers to the processes that have a name but no rank, after the known ranks."""
+    first = max((rank for rank in ranks if rank is not None), default=-1) + 1
+    numbers: dict[str, int] = {}
+    numbered = list(ranks)
+    for place, (dump, rank) in enumerate(zip(dumps, ranks, strict=True)):
+        if rank is None and dump.label:
+            numbered[place] = numbers.setdefault(dump.label, first + len(numbers))
+    return {number: label for label, number in numbers.items()}, numbered
 
 
 class _Root(NamedTuple):

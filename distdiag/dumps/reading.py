@@ -66,6 +66,9 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     until then the events have the rank `UNKNOWN_RANK`. `local_rank` and `pid` are set where the
     content says them. `source` is the name of the reader.
 
+    `label` is what the process is called where no rank is known in the end; a dump with neither is
+    left out.
+
     The events' `seq` is -1, as for all that is seen from outside of a process. `time_ns` is the
     wall clock since 1970 where the text tells it, else 0. The order is that of the file.
     """
@@ -76,6 +79,7 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     local_rank: int | None = None
     pid: int | None = None
+    label: str = ""
 
 
 class DumpReader:

@@ -22,6 +22,7 @@ from distdiag.events.lifecycle import (
     Heartbeat,
     NodeLost,
     ProbeDisabled,
+    ProcessNamed,
     Raised,
     RankStarted,
     Signalled,
@@ -76,6 +77,7 @@ class RankTracker:
         self.last_call: Collective | None = None
         self.last_call_state = ""
         self.stacks: Stacks | None = None
+        self.label = ""
         self._observed: dict[str, Observed] = {}
         self._reached: dict[str, GroupProgress] = {}
         self._heartbeat: Heartbeat | None = None
@@ -122,10 +124,11 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost):
+        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost | ProcessNamed):
             self._live(now_ns)
         self._lost = event if isinstance(event, NodeLost) else self._lost
         self._step = max(self._step, event.step)
+        self.label = event.label if isinstance(event, ProcessNamed) else self.label
         match event:
             case Collective():
                 self.last_call, self.last_call_state = event, "scheduled"
@@ -264,6 +267,7 @@ class RankTracker:
             waiting=waiting,
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
+            label=self.label,
             observed=MappingProxyType(self._observed),
             progress=MappingProxyType(self._reached),
             is_idle_assumed=self.is_time_assumed,

@@ -84,6 +84,16 @@ class Finished(Event, frozen=True, kw_only=True):
     message: str = ""
 
 
+class ProcessNamed(Event, frozen=True, kw_only=True):
+    """Nothing tells which rank a process is: `rank` only numbers it, `label` names it.
+
+    Labels are what logs and dumps have: ``TrainWorker pid=31, ip=10.0.0.1``, ``worker-2``, the name
+    of a file.
+    """
+
+    label: str
+
+
 class ProbeDisabled(Event, frozen=True, kw_only=True):
     """A probe failed or could not observe and was switched off."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from signal import Signals
 
 from distdiag.events.base import Frame, Phase
@@ -17,6 +17,8 @@ MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
 """Less than this would show as 0.0 in a message, and is left out."""
 
+MOST_NAMED = 4
+"""Of processes that have names only, so many are named."""
 MOST_GROUPS = 3
 """So many groups are named in which a rank has come to some call."""
 
@@ -66,6 +68,15 @@ def call_location(call: Collective) -> Location | None:
     """Return the innermost line of the user's code that made the call."""
     frame = call.site.location
     return location_of(frame) if frame is not None else None
+
+
+def who(ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
+    """Return ``rank 3`` or ``ranks 0-2``, with the names of processes whose ranks are not known."""
+    named = {rank: states[rank].label for rank in ranks if rank in states and states[rank].label}
+    known = RankSet(set(ranks) - named.keys())
+    names = [*([known.phrase()] if known else []), *sorted(named.values())[:MOST_NAMED]]
+    more = len(named) - MOST_NAMED
+    return ", ".join(names) + (f" and {more} more processes" if more > 0 else "")
 
 
 def at(location: Location | None) -> str:

@@ -95,7 +95,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a rank is. `axes` holds its mesh coordinates by axis name, where known."""
+    """Who a rank is. `axes` holds its mesh coordinates by axis name, where known.
+
+    `label` is the name of a process whose rank nothing tells; `rank` is only its number then.
+    """
 
     rank: int
     local_rank: int
@@ -105,6 +108,7 @@ class RankInfo(msgspec.Struct, frozen=True, kw_only=True):
     axes: dict[str, int] = {}
     fate: str = "running"
     last: str = ""
+    label: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,7 +83,8 @@ class RankState:
     been declared hung, so that somebody or something ended it for that. `observed` holds the last
     word of each source that looks at the rank from outside, by the name of the source.
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
-    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent.
+    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent. `label`
+    is the name of a process whose rank is not known: then `rank` only numbers it.
     `progress` is how far it is in a process group, by the group's name, where dumps or messages of
     the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
     """
@@ -116,6 +117,7 @@ class RankState:
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
     observed: Mapping[str, Observed] = field(default_factory=dict)
+    label: str = ""
     progress: Mapping[str, GroupProgress] = field(default_factory=dict)
     is_idle_assumed: bool = False
 

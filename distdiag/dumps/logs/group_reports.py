@@ -7,7 +7,7 @@ how far each has come. They become the events that flight recorders become, as f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -197,8 +197,16 @@ class _Group:
 class ReportedRun:
     """The messages of all ranks of a job."""
 
-    def __init__(self, dumps: Iterable[ReportDump], ranks: Iterable[int] = ()) -> None:
-        """Take the messages; `ranks` are all ranks of which something else is known."""
+    def __init__(
+        self,
+        dumps: Iterable[ReportDump],
+        ranks: Iterable[int] = (),
+        labelled: Collection[int] = (),
+    ) -> None:
+        """Take the messages; `ranks` are all of which something is known.
+
+        Those in `labelled` only number processes whose ranks are not known.
+        """
         self._groups: dict[_Key, _Group] = {}
         dumps = [dump for dump in dumps if dump.rank is not None]
         known = {dump.rank for dump in dumps if dump.rank is not None} | set(ranks)
@@ -215,7 +223,7 @@ class ReportedRun:
                 if rank is not None:
                     group.add(rank, report)
                     known.add(rank)
-        self._num_ranks = max(self._num_ranks, max(known, default=-1) + 1)
+        self._num_ranks = max(self._num_ranks, *(r + 1 for r in known - set(labelled)), 0)
         self._made = {key: self._process_group(group) for key, group in self._groups.items()}
 
     def _group(self, report: GroupReport) -> _Group:

@@ -42,6 +42,7 @@ class _Seen:
     """What was seen of one rank: messages, each once, and where its collective was called."""
 
     speaker: Speaker
+    label: str = ""
     by_key: dict[tuple[Value, ...], Sighting] = field(default_factory=dict)
     frames: list[Frame] = field(default_factory=list)
     reports: list[GroupReport] = field(default_factory=list)
@@ -115,22 +116,23 @@ class NcclLog(DumpReader):
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield what was said of each rank, in the order in which it was said first."""
-        seen: dict[Speaker, _Seen] = {}
+        seen: dict[tuple[Speaker, str], _Seen] = {}
         stack = _FailedCollective()
-        writer = Speaker()
+        writer = Speaker(), ""
         for line in lines_with(dump, (*WORDS, _STACK_HEAD.encode(), b"\n#")):
             if line.text.startswith("#") and stack.take(line.text):
                 continue
             # A line of a report that names nobody goes on with the report of the writer before.
             writer = _writer(line, writer)
-            of_writer = _seen(seen, writer)
+            of_writer = seen.setdefault(writer, _Seen(*writer))
             if _STACK_HEAD in line.text:
                 stack.begin(of_writer.frames)
             elif (found := of_writer.take(line.text)) is not None:
                 _name(line.text, found)
                 of_writer.add(found)
-        if any(each.speaker != Speaker() and each.by_key for each in seen.values()):
-            seen.pop(Speaker(), None)  # what nobody signed repeats what somebody did
+        if any(speaker != Speaker() and each.by_key for (speaker, _), each in seen.items()):
+            # What nobody signed repeats what somebody did.
+            seen = {key: each for key, each in seen.items() if key[0] != Speaker()}
         num_ranks = max((int(match[1]) for match in _WRITER.finditer(dump.data)), default=-1) + 1
         for rank in seen.values():
             if rank.by_key or rank.reports:
@@ -154,6 +156,7 @@ class NcclLog(DumpReader):
             ),
             path=path,
             source=self.name,
+            label=seen.label,
             reports=seen.located(),
             num_ranks=num_ranks,
         )
@@ -186,19 +189,20 @@ class _FailedCollective:
         return True
 
 
-def _seen(seen: dict[Speaker, _Seen], speaker: Speaker) -> _Seen:
-    return seen.setdefault(speaker, _Seen(speaker))
+def _writer(line: Line, before: tuple[Speaker, str]) -> tuple[Speaker, str]:
+    """Return whose line it is, by its prefix, else by the group that it names, else as before.
 
-
-def _writer(line: Line, before: Speaker) -> Speaker:
-    """Return whose line it is: by its prefix, else by the default group, else as before."""
-    if line.speaker.rank is not None or line.speaker.local_rank is not None:
-        return line.speaker
+    The place in a group that is not the default one is no rank, but it names the process.
+    """
+    if line.speaker != Speaker():
+        return line.speaker, ""
     named = group_in(line.text)
     if named is None:
-        return before if line.text[:1].isspace() else line.speaker
+        return before if line.text[:1].isspace() else (line.speaker, "")
     group, place = named
-    return Speaker(place) if group.is_default else line.speaker
+    if group.is_default:
+        return Speaker(place), ""
+    return line.speaker, f"rank {place} of group {group.desc or group.name}"
 
 
 def _name(line: str, found: Sighting) -> None:

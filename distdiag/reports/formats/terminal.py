@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from io import StringIO
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -44,7 +44,8 @@ class TerminalReporter(Reporter):
 
     def render(self, report: Report) -> str:
         """Return the whole report as lines."""
-        page = _Page(self.width, color=self.color)
+        labels = {info.rank: info.label for info in report.run.ranks if info.label}
+        page = _Page(self.width, color=self.color, labels=labels)
         _write_verdict(page, report)
         for finding in sorted(report.findings, key=lambda finding: -finding.severity.weight):
             _write_finding(page, finding)
@@ -56,8 +57,9 @@ class TerminalReporter(Reporter):
 class _Page:
     """Lines of text within a width. What is written is taken literally: no markup, no controls."""
 
-    def __init__(self, width: int, *, color: bool) -> None:
+    def __init__(self, width: int, *, color: bool, labels: Mapping[int, str]) -> None:
         self._width = width
+        self._labels = labels
         self._file = StringIO()
         self._console = Console(
             file=self._file,
@@ -67,6 +69,14 @@ class _Page:
             color_system="standard" if color else None,
             legacy_windows=False,
         )
+
+    def who(self, ranks: RankSet) -> str:
+        """Return ranks as a phrase, with the names of processes whose ranks are not known."""
+        named = [self._labels[rank] for rank in ranks if rank in self._labels]
+        known = RankSet(rank for rank in ranks if rank not in self._labels)
+        more = f" and {len(named) - MOST_GROUPS} more" if len(named) > MOST_GROUPS else ""
+        names = ", ".join([*([_phrase(known)] if known else []), *named[:MOST_GROUPS]])
+        return f"{names}{more}" if named else _phrase(ranks)
 
     def blank(self) -> None:
         """Write an empty line."""
@@ -128,12 +138,12 @@ def _write_finding(page: _Page, finding: Finding) -> None:
     page.write(head, indent=0, style=STYLES[finding.severity])
     page.write(finding.message)
     _write_location(page, finding.location, indent=2)
-    page.write_label("culprit", _phrase(finding.ranks) if finding.ranks else "not known")
+    page.write_label("culprit", page.who(finding.ranks) if finding.ranks else "not known")
     page.write_label("certainty", f"{finding.grade} ({finding.confidence:.0%})")
     if finding.step is not None:
         page.write_label("step", str(finding.step))
     page.write_label("subjects", ", ".join(finding.subjects))
-    for ranks, entries in _grouped(finding):
+    for ranks, entries in _grouped(finding, page.who):
         _write_evidence(page, ranks, entries)
     page.write_label("why", finding.why)
     page.write_label("fix", finding.fix)
@@ -169,7 +179,9 @@ def _end_of(value: str) -> str:
     return "\n".join(lines)
 
 
-def _grouped(finding: Finding) -> Iterator[tuple[str, list[Evidence]]]:
+def _grouped(
+    finding: Finding, who: Callable[[RankSet], str]
+) -> Iterator[tuple[str, list[Evidence]]]:
     """Yield what is said of the same ranks together, and once what is said of many ranks alike."""
     alike = _ranks_by_key(
         ((entry.summary, entry.location, tuple(entry.values.items())), entry.ranks)
@@ -184,7 +196,7 @@ def _grouped(finding: Finding) -> Iterator[tuple[str, list[Evidence]]]:
         order = sorted(by_ranks, key=lambda r: (r.isdisjoint(finding.ranks), -len(r)))
         by_ranks = {ranks: by_ranks[ranks] for ranks in order}
     for ranks, entries in islice(by_ranks.items(), MOST_GROUPS):
-        yield _phrase(ranks), entries
+        yield who(ranks), entries
     if len(by_ranks) > MOST_GROUPS:
         rest = _count(len(by_ranks) - MOST_GROUPS, "more group")
         yield f"and {rest} of ranks: see report.json", []
@@ -228,7 +240,7 @@ def _write_run(page: _Page, report: Report) -> None:
     page.write_label("checked", ", ".join(report.checked) or "nothing")
     fates = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
     for (fate, last), ranks in islice(fates.items(), MOST_GROUPS):
-        page.write(f"{_phrase(ranks)}: {fate}{_sentence('; last: ', last)}")
+        page.write(f"{page.who(ranks)}: {fate}{_sentence('; last: ', last)}")
     if len(fates) > MOST_GROUPS:
         page.write(
             f"and {_count(len(fates) - MOST_GROUPS, 'more group')} of ranks: see report.json"
