@@ -147,6 +147,14 @@ class RankState:
         return completed is not None and completed < call.collective_seq_id
 
     @property
+    def is_in_unrecorded_call(self) -> bool:
+        """Whether some group says that the rank is in one of its calls, and no record which."""
+        return any(
+            p.enqueued is not None and p.completed is not None and p.enqueued > p.completed
+            for p in self.progress.values()
+        )
+
+    @property
     def oom_kills(self) -> int:
         """So many processes had the kernel ended for want of memory when this rank was killed."""
         return self.exited.oom_kills if self.exited is not None else 0

@@ -87,6 +87,8 @@ class MissingFromCollective(Check[OpenCollective]):
             return
         if _is_message_deadlock(alignment):
             return  # COL012 reports that
+        if _is_consequence(alignment):
+            return  # it is reported whom the missing ranks wait for
         if is_late(alignment) or activity_of_missing(alignment) is not None:
             return
         if not alignment.missing_ranks & alignment.states.keys():
@@ -135,6 +137,21 @@ class MissingFromCollective(Check[OpenCollective]):
             why=_WHY_UNRECORDED,
             fix=_FIX_UNRECORDED,
         )
+
+
+def _is_consequence(alignment: Alignment[Collective]) -> bool:
+    """Say whether all missing ranks wait elsewhere for a rank that has not come there, either."""
+    if alignment.trigger is not Trigger.STALLED:
+        return False
+    states = alignment.states
+    calls = [blocking_call(state_of(alignment, rank)) for rank in alignment.missing_ranks]
+    return all(
+        call is not None
+        and call.group != alignment.any_event.group
+        and call.collective_seq_id >= 0
+        and any(not states[r].has_reached(call) for r in call.group.ranks if r in states)
+        for call in calls
+    )
 
 
 def _is_message_deadlock(alignment: Alignment[Collective]) -> bool:

@@ -75,25 +75,31 @@ class EndlessCollective(Check[JobView]):
         """Judge a job that stands still with all its ranks in one call."""
         states = view.states
         ranks = odd_ranks(states)
-        calls = [call for rank in ranks if (call := blocking_call(states[rank])) is not None]
-        if not calls or len(calls) < len(ranks) or len({_key(call) for call in calls}) > 1:
+        found = {rank: call for rank in ranks if (call := blocking_call(states[rank])) is not None}
+        calls = list(found.values())
+        if not calls or len({_key(call) for call in calls}) > 1:
             return
         call = calls[0]
+        if not all(rank in found or states[rank].has_reached(call) for rank in ranks):
+            return
         absent = RankSet(set(call.group.ranks) - states.keys())
         if 0 < len(absent) < len(ranks):
             return  # COL001 reports that
         unread = f"; {absent.phrase()} left no record" if absent else ""
         is_from_outside = bool(states[call.rank].progress)
+        # How many ranks there were is not known where one alone was heard of.
+        is_note = bool(absent) or (is_from_outside and len(ranks) == 1)
+        alike = ", all with matching arguments" if len(calls) > 1 else ""
         yield self.finding(
             f"{ranks.phrase()} {agree('waits', ranks)} in {call_phrase(call)}"
-            f"{at(call_location(call))}, all with matching arguments, and it has not ended"
+            f"{at(call_location(call))}{alike}, and it has not ended"
             f"{idle_phrase(states[call.rank])}{unread}",
             ranks=ranks,
             step=call.step,
             location=call_location(call),
             subjects=(call.group.label,),
-            grade=Grade.NOTE if absent else Grade.LIKELY,
-            confidence=0.4 if absent else 0.7,
+            grade=Grade.NOTE if is_note else Grade.LIKELY,
+            confidence=0.4 if is_note else 0.7,
             evidence=(
                 Evidence(
                     ranks=RankSet(ranks),

@@ -50,7 +50,9 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
         return RankSet()
     if has_contradiction(states) or any(_waits_for_one(s, states) for s in running):
         return RankSet()
-    waiting = RankSet(s.rank for s in running if blocking_call(s) is not None)
+    waiting = RankSet(
+        s.rank for s in running if blocking_call(s) is not None or s.is_in_unrecorded_call
+    )
     silent = RankSet(s.rank for s in states.values() if s.fate is Fate.SILENT)
     free = RankSet(s.rank for s in running if s.rank not in waiting)
     asleep = RankSet(rank for rank in free if not is_busy(states[rank]))

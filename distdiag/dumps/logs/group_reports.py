@@ -188,6 +188,13 @@ class _Group:
             self.is_unclear |= place != rank
         self.is_unclear |= self.ranks.setdefault(place, rank) != rank
 
+    @property
+    def heard(self) -> tuple[int, ...]:
+        """The ranks whose calls or counters can be compared."""
+        if self.is_unclear:
+            return ()
+        return tuple(r for r, m in self.members.items() if m.calls or not self.has_messages)
+
     def add(self, rank: int, report: GroupReport) -> None:
         self.has_messages |= report.op in MESSAGES
         if report.op not in MESSAGES:
@@ -249,12 +256,7 @@ class ReportedRun:
     @property
     def ranks(self) -> RankSet:
         """The ranks of which a message told something."""
-        return RankSet(
-            rank
-            for group in self._groups.values()
-            if not group.is_unclear
-            for rank in group.members
-        )
+        return RankSet(rank for group in self._groups.values() for rank in group.heard)
 
     @property
     def members(self) -> RankSet:
@@ -277,7 +279,7 @@ class ReportedRun:
         seq = first_seq
         for key, group in self._groups.items():
             member = group.members.get(rank)
-            if member is None or group.is_unclear:
+            if member is None or rank not in group.heard:
                 continue
             made = self._made[key]
             counts = member.is_consistent and not group.has_messages
@@ -295,8 +297,8 @@ class ReportedRun:
                 max((n for n in member.calls if n != UNNUMBERED), default=-1),
                 self._met(group),
             )
-            if enqueued >= 0 or first is None:
-                yield _progress(rank, made, completed=completed, enqueued=max(enqueued, 0))
+            if enqueued >= 0:
+                yield _progress(rank, made, completed=completed, enqueued=enqueued)
 
     @staticmethod
     def _met(group: _Group) -> int:

@@ -123,7 +123,8 @@ def _helper(threads: Sequence[ThreadStack]) -> str:
 def _labels(processes: Sequence[DumpedProcess], path: str) -> Iterator[str]:
     """Yield what each process is called: by its title, else its number, else the file."""
     places = [_PLACE_IN_TITLE.search(process.title) for process in processes]
-    is_telling = len({match[0] for match in places if match}) == len(processes)
+    placed = [match[0] for match in places if match]
+    is_telling = len(set(placed)) == len(placed)
     file = posixpath.basename(path.replace("!", "/"))
     for number, (process, place) in enumerate(zip(processes, places, strict=True), 1):
         if place is not None and is_telling:

@@ -91,10 +91,16 @@ class GroupStream:
         completed = progress.completed if progress is not None else None
         return completed is not None and completed < seq_id
 
+    def _has_left(self, rank: int, seq_id: int) -> bool:
+        """Whether a call is known to have ended on a rank, so that others do not wait in it."""
+        completed = self._progress[rank].completed
+        return completed is not None and completed >= seq_id
+
     def _settle(self, seq_id: int, by_rank: dict[int, Collective]) -> CollectiveAlignment | None:
         """Judge a call that all ranks have come to; return it if they disagree on it."""
         del self._open[seq_id]
-        if any(self._is_in(rank, seq_id) for rank in by_rank):
+        is_over = any(self._has_left(rank, seq_id) for rank in self._progress)
+        if not is_over and any(self._is_in(rank, seq_id) for rank in by_rank):
             self._unended[seq_id] = by_rank
         if self.broken or self._agree(by_rank):
             return None
