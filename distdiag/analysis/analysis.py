@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from distdiag.analysis.evidence import Evidence, Pause, gather
+from distdiag.analysis.evidence import Evidence, gather
 from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
 from distdiag.checks.base import Check
@@ -183,14 +183,14 @@ class Timeline:
         self._beats |= {beat.rank: beat for beat in beats}
         self._exits.extend(ends)
 
-    def stand_still(self, pause: Pause) -> None:
-        """Let so much time pass in which no event comes."""
-        if not pause.is_known:
+    def stand_still(self, pause_s: float, *, is_known: bool = True) -> None:
+        """Let so much time pass in which no event comes, in seconds; it may be assumed."""
+        if not is_known:
             self._engine.assume_time()
         for rank in self._alive - self._beats.keys():
             self._beats[rank] = _sign_of_life(rank)
         self._beat()
-        self._now_ns += int(pause.seconds * 1e9)
+        self._now_ns += int(pause_s * 1e9)
         self._beat()
         self._engine.tick(self._now_ns)
         for rank in self._engine.evidence_wanted:
@@ -280,7 +280,8 @@ def analyze(
     else:
         for folder in evidence.folders:
             timeline.keep(folder.beats, folder.ends)
-        timeline.stand_still(evidence.pause())
+        pause = evidence.pause()
+        timeline.stand_still(pause.seconds, is_known=pause.is_known)
         timeline.end()
     gaps = evidence.gaps | unable | _left_out(catalogue, selection) | engine.not_checked
     if evidence.recorded is not None:
