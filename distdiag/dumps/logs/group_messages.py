@@ -96,6 +96,17 @@ MESSAGES: Final = (
     ),
     _message("nccl-warning", "nccl-log", r"NCCL WARN (?P<error>.{1,300})"),
     _message(
+        "xid",
+        "kernel-log",
+        r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{4,20})\): (?P<xid>\d{1,4}),? ?"
+        r"(?P<error>.{0,200})",
+    ),
+    _message(
+        "nvlink",
+        "kernel-log",
+        r"(?P<error>NVLink\d{0,2}: .{0,80}?(?:fatal|inactive|link down|CRC|error).{0,100})",
+    ),
+    _message(
         "hccl-error",
         "hccl-log",
         r"(?:EI0002|The wait execution of the Notify register times out).{0,300}?"
@@ -151,6 +162,8 @@ WORDS: Final = (
     b"NCCL WARN",
     b"NCCL error",
     b"NCCL communicator",
+    b"NVRM: Xid",
+    b"NVLink",
     b"Notify register",
     b"monitoredBarrier",
     b" by peer",

@@ -183,8 +183,7 @@ def _lldb_frame(match: re.Match[str]) -> Frame:
     """Return a frame with its source file, else its library; offsets and arguments are left out."""
     library, text = match.groups()
     place = _LLDB_PLACE.search(text, max(0, len(text) - 1100))
-    name = _function((text[: place.start()] if place else text).partition(" + ")[0])
-    name = name if "(" not in name else _before_arguments(name)
+    name = _before_arguments((text[: place.start()] if place else text).partition(" + ")[0])
     if place is None:
         return Frame(library, 0, name, user=False)
     return Frame(place[1], line_number(place[2]), name, user=False)
@@ -195,9 +194,10 @@ def _before_arguments(text: str) -> str:
     depth = 0
     for place, character in enumerate(text):
         depth += (character == "<") - (character == ">")
-        if character == "(" and depth <= 0 and place and not text.startswith("(anonymous", place):
-            return text[:place]
-    return text
+        is_name = text.startswith("(anonymous", place) or text.endswith("operator", 0, place)
+        if character == "(" and depth <= 0 and place and not is_name:
+            return text[:place][:_LONGEST_NAME]
+    return text[:_LONGEST_NAME]
 
 
 def _function(text: str) -> str:
