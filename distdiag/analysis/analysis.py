@@ -7,23 +7,24 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
 from distdiag.analysis.evidence import Evidence, gather
 from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
+from distdiag.checks.base import Check
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
 from distdiag.events.base import Event, Phase
-from distdiag.events.collectives import Collective
+from distdiag.events.collectives import Collective, GroupProgress
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, RankStarted, TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.reports.builder import say
-from distdiag.views.rank_states import RankState, RankStatus, last_act
+from distdiag.views.rank_states import RankState, RankStatus, StackView, last_act
 
 # Say on stderr how far a long analysis is, and what it could not use.
 
@@ -85,11 +86,17 @@ READ_LATE_NS: Final = 250_000_000
 class Timeline:
     """Feeds an engine what a job did until it was over."""
 
-    def __init__(self, engine: Engine, on_event: Callable[[Event], None]) -> None:
-        """Begin where nothing has happened yet; `on_event` is shown every event."""
+    def __init__(
+        self, engine: Engine, on_event: Callable[[Event], None], *, has_records: bool = True
+    ) -> None:
+        """Begin where nothing has happened yet; `on_event` is shown every event.
+
+        Without `has_records` stacks are all that is known: they are no sign of what came before.
+        """
         self.was_concluded = False
         """A monitor has seen the whole run: nothing is left to be assumed."""
         self._engine = engine
+        self._has_records = has_records
         self._on_event = on_event
         self._exits: list[Exited] = []
         self._beats: dict[int, Heartbeat] = {}
@@ -158,13 +165,18 @@ class Timeline:
                 self._exits.append(event)
             case Heartbeat():
                 self._beats[event.rank] = event
-            case Collective() | Stacks(error="") if event.rank not in self._beats:
+            case Collective() | GroupProgress() | Stacks(error="") if self._is_first(event):
                 # Whose stacks were dumped was alive, and so was who made a call.
                 self._beats[event.rank] = _sign_of_life(event.rank)
                 self._engine.feed(event)
             case _:
                 self._engine.feed(event)
         return True
+
+    def _is_first(self, event: Event) -> bool:
+        """Whether an event is the first sign of life of its rank, and shows that it lived on."""
+        is_sign = self._has_records or not isinstance(event, Stacks)
+        return is_sign and event.rank not in self._beats
 
     def keep(self, beats: Iterable[Heartbeat], ends: Iterable[Exited]) -> None:
         """Take in what ranks did last and that they are gone, where no monitor has seen it."""
@@ -184,8 +196,10 @@ class Timeline:
                 self._engine.feed(event)
         self._exits = [event for event in self._exits if event.rank in known]
 
-    def stand_still(self, pause_s: float) -> None:
-        """Let so much time pass in which no event comes, in seconds."""
+    def stand_still(self, pause_s: float, *, is_known: bool = True) -> None:
+        """Let so much time pass in which no event comes, in seconds; it may be assumed."""
+        if not is_known:
+            self._engine.assume_time()
         for rank in self._alive - self._beats.keys():
             self._beats[rank] = _sign_of_life(rank)
         self._beat()
@@ -232,6 +246,8 @@ def _sign_of_life(rank: int) -> Heartbeat:
 
 _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""
+_OF_AGENTS: Final = ("DIA002",)
+"""They judge whether ranks were observed by an agent."""
 
 
 def analyze(
@@ -259,18 +275,19 @@ def analyze(
     for problem in evidence.problems:
         complain(problem)
     config = evidence.config
+    unable = _unable(evidence, catalogue)
     engine = Engine(
-        [check() for code, check in catalogue.items() if selection.selects(code)],
+        [c() for code, c in catalogue.items() if selection.selects(code) and code not in unable],
         evidence.observed,
         hang_timeout_s=config.hang_timeout_s,
         rules=config.plan,
         only_start=config.profile == "light",
     )
     facts = _Facts()
-    timeline = Timeline(engine, facts.feed)
+    timeline = Timeline(engine, facts.feed, has_records=not evidence.has_only_stacks)
     timeline.replay(evidence.of_runs())
     timeline.feed(evidence.sources())
-    if timeline.was_concluded:
+    if timeline.was_concluded or evidence.has_only_stacks:
         engine.finish()
         engine.settle()
     else:
@@ -278,13 +295,29 @@ def analyze(
             timeline.keep(folder.beats, folder.ends)
         timeline.bury()
         if timeline.is_anyone_left:
-            timeline.stand_still(evidence.pause_s())
+            pause = evidence.pause()
+            timeline.stand_still(pause.seconds, is_known=pause.is_known)
         timeline.end()
-    gaps = evidence.gaps | _left_out(catalogue, selection) | engine.not_checked
+    gaps = evidence.gaps | unable | _left_out(catalogue, selection) | engine.not_checked
     if evidence.recorded is not None:
         gaps |= facts.gaps(engine.checked)
     outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
     return _report(evidence, engine, facts, gaps, outcome)
+
+
+def _unable(evidence: Evidence, catalogue: Mapping[str, type[Check[Any]]]) -> dict[str, str]:
+    """Return the checks that need what was not given, and what that is."""
+    if evidence.has_only_stacks:
+        # As for stacks that were taken of a running job: the others would take a rank without
+        # records for one that was never heard of.
+        return {
+            code: "needs more than stacks"
+            for code, check in catalogue.items()
+            if StackView not in check.views
+        }
+    if not evidence.folders:
+        return {code: "needs a run directory" for code in _OF_AGENTS if code in catalogue}
+    return {}
 
 
 def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -334,6 +367,7 @@ def _report(
     silent = RankSet({*members, *engine.unobserved} - set(evidence.observed))
     if silent:
         gaps[silent.phrase()] = "nothing of them was found"
+    named = {rank for finding in engine.findings for rank in finding.ranks}
     for rank, state in states.items():
         if state.incomplete:
             gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
@@ -358,9 +392,17 @@ def _report(
         checked=tuple(code for code in engine.checked if code not in gaps),
         not_checked=gaps,
         silent_ranks=RankSet(
-            [*silent, *(r for r, s in states.items() if s.status is RankStatus.SILENT)]
+            rank
+            for rank in [*silent, *(r for r, s in states.items() if _is_unknown(s))]
+            if rank not in named
         ),
     )
+
+
+def _is_unknown(state: RankState) -> bool:
+    """Whether nothing was read of a rank, nor seen of it from outside."""
+    is_seen = state.stacks is not None and not state.stacks.error
+    return state.status is RankStatus.SILENT and not is_seen and not state.observed
 
 
 def _world_size(ranks: Collection[int], labels: Collection[int]) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,19 +22,31 @@ from distdiag.analysis.run_folders import (
 from distdiag.config import Config
 from distdiag.dumps.flight_recorder.recording import Recording, RecordingDump
 from distdiag.dumps.flight_recorder.run import RecordedRun
-from distdiag.dumps.ranks import resolve_ranks
+from distdiag.dumps.logs.group_reports import ReportDump, ReportedRun
+from distdiag.dumps.ranks import Resolved, resolve_ranks
 from distdiag.dumps.reading import RankDump
+from distdiag.engine.hangs.stall import MIN_THRESHOLD_S, SAME_CALL_PATIENCE
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.events.lifecycle import ProcessNamed
 from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Observed, Stacks
 from distdiag.record.wire import Interner
 
+LONG_S: Final = SAME_CALL_PATIENCE * MIN_THRESHOLD_S
+"""Ranks that all wait in one call, and have done so for this long, count as standing still."""
 ASSUMED_PAUSE_S: Final = 600.0
 """Where nothing tells how long the ranks had stood still: the default timeout of NCCL, in s."""
 MOVING_S: Final = 5.0
 """A job that was dumped so soon after its last call had not stood still, in seconds."""
 MOST_NAMED: Final = 5
+
+
+class Pause(NamedTuple):
+    """How long the ranks had stood still, in seconds; where nobody knows it, it is assumed."""
+
+    seconds: float
+    is_known: bool
 
 
 @dataclass(slots=True)
@@ -47,28 +59,38 @@ class Evidence:
 
     folders: tuple[RunFolder, ...]
     recorded: RecordedRun | None
+    reported: ReportedRun
     events: Mapping[int, Sequence[Event]]
     recordings: Mapping[int, RecordingDump]
+    labels: Mapping[int, str] = field(default_factory=dict)
     problems: Sequence[str] = ()
     gaps: dict[str, str] = field(default_factory=dict)
-    labels: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def observed(self) -> RankSet:
         """The ranks of which anything is known."""
         of_folders = (rank for folder in self.folders for rank in folder.ranks)
-        return RankSet([*of_folders, *self.recordings, *self.events])
+        return RankSet([*of_folders, *self.recordings, *self.events, *self.reported.ranks])
 
     @property
     def members(self) -> RankSet:
         """The ranks that the job had, as far as its parts name them."""
-        ranks = set(self.observed)
+        ranks = {*self.observed, *self.reported.members}
         if self.recorded is not None:
             ranks |= set(self.recorded.members)
         for folder in self.folders:
             if (file := folder.launch_file) is not None:
                 ranks |= set(range(file.launch.world_size))
         return RankSet(ranks)
+
+    @property
+    def has_only_stacks(self) -> bool:
+        """Whether nothing tells what the ranks did, except for where they stood at one moment."""
+        if self.folders or self.recordings or self.reported.ranks:
+            return False
+        events = [event for own in self.events.values() for event in own]
+        is_seen = any(isinstance(event, Stacks) and not event.error for event in events)
+        return is_seen and all(isinstance(e, Stacks | Observed | ProcessNamed) for e in events)
 
     @property
     def config(self) -> Config:
@@ -92,19 +114,28 @@ class Evidence:
         yield from (iter(events) for events in self.events.values())
         if self.recorded is not None:
             yield from (self.recorded.events(rank) for rank in self.recordings)
+        yield from (self.reported.events(rank) for rank in self.reported.ranks)
 
-    def pause_s(self) -> float:
+    def pause(self) -> Pause:
         """Return how long the ranks had stood still; ask when all events have been read."""
         known = [folder.pause_s for folder in self.folders]
+        timed_out_s = self.reported.lasted_s
+        guessed = []
         if self.recorded is not None:
-            pause_s = _recorded_pause_s(self.recordings) if self.recorded.is_waiting else 0.0
-            known += [] if pause_s is None else [pause_s]
-        if known:
-            return max(known)
-        self.gaps["duration of the standstill"] = (
-            f"the files do not say; {ASSUMED_PAUSE_S:.0f} s are assumed"
-        )
-        return ASSUMED_PAUSE_S
+            timed_out_s = max(timed_out_s, _timed_out_s(self.recordings))
+            if not self.recorded.is_waiting:
+                known.append(0.0)
+            elif not timed_out_s:
+                written_s = _written_after_s(self.recordings)
+                guessed += [] if written_s is None else [written_s]
+        if timed_out_s >= LONG_S:
+            known.append(timed_out_s)
+        elif timed_out_s:
+            guessed.append(ASSUMED_PAUSE_S)  # too short to count as a stall by itself, and it was
+        if known and max(known) >= max(guessed, default=0.0):
+            return Pause(max(known), is_known=True)
+        self.gaps["duration of the standstill"] = "the files do not say it"
+        return Pause(max(guessed, default=ASSUMED_PAUSE_S), is_known=False)
 
 
 def gather(
@@ -138,12 +169,26 @@ def gather(
         if dump.rank is not None and dump.events:
             events.setdefault(dump.rank, []).extend(dump.events)
     recorded = _recorded(recordings)
-    labels = resolved.labels
-    evidence = Evidence(folders, recorded, events, recordings, problems, gaps, labels)
+    reported = _reported(resolved, folders, recordings)
+    evidence = Evidence(
+        folders, recorded, reported, events, recordings, resolved.labels, problems, gaps
+    )
     if not evidence.observed:
         reasons = "; ".join(f"{what}: {why}" for what, why in gaps.items())
         raise UsageError(f"nothing that can be checked was found{': ' if gaps else ''}{reasons}")
     return evidence
+
+
+def _reported(
+    resolved: Resolved,
+    folders: Sequence[RunFolder],
+    recordings: Mapping[int, RecordingDump],
+) -> ReportedRun:
+    """Return what logs say of calls, of which event files and flight recorders know more."""
+    is_known_better = folders or recordings
+    reports = [d for d in resolved.dumps if isinstance(d, ReportDump) and not is_known_better]
+    ranks = {dump.rank for dump in resolved.dumps if dump.rank is not None} if reports else set()
+    return ReportedRun(reports, ranks, resolved.labels)
 
 
 def _recorded(recordings: Mapping[int, RecordingDump]) -> RecordedRun | None:
@@ -167,11 +212,15 @@ def _age(recording: Recording) -> tuple[int, bool]:
     return (recording.newest_ns, recording.has_stacks)
 
 
-def _recorded_pause_s(recordings: Mapping[int, RecordingDump]) -> float | None:
-    """Return how long after the last call of all the first dump was written, in s, if known."""
-    timed_out_s = max(dump.recording.timed_out_s for dump in recordings.values())
-    if timed_out_s > 0:
-        return timed_out_s
+def _timed_out_s(recordings: Mapping[int, RecordingDump]) -> float:
+    return max((dump.recording.timed_out_s for dump in recordings.values()), default=0.0)
+
+
+def _written_after_s(recordings: Mapping[int, RecordingDump]) -> float | None:
+    """Return how long after the last call of all the first dump was written, in seconds.
+
+    A file that was copied is younger than the dump, so that is at most a guess.
+    """
     newest_ns = max(dump.recording.newest_ns for dump in recordings.values())
     try:
         written_ns = min(Path(dump.path).stat().st_mtime_ns for dump in recordings.values())

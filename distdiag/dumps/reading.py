@@ -70,6 +70,9 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     left out. `node` is the host or pod whose local rank it is, if it is named. `place` is where in
     the file it begins, in bytes: it orders what has no time. `is_whole_job`: it is true of every
     process of the job. `is_vague`: it counts only where nothing else tells how a process ended.
+
+    The events' `seq` is -1, as for all that is seen from outside of a process. `time_ns` is the
+    wall clock since 1970 where the text tells it, else 0. The order is that of the file.
     """
 
     rank: int | None

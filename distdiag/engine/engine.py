@@ -149,6 +149,11 @@ class Engine:
         """Let the clock go on, and judge nothing: what is fed next comes at this time."""
         self._now_ns = max(self._now_ns, now_ns)
 
+    def assume_time(self) -> None:
+        """Take the time that passes from now on for assumed: nobody knows how long it was."""
+        for tracker in self._trackers.values():
+            tracker.is_time_assumed = True
+
     def tick(self, now_ns: int, unseen: Collection[int] = ()) -> None:
         """Let time pass. Nothing can be heard now of the ranks in `unseen`."""
         if self.rank_status.is_aborted:

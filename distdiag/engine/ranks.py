@@ -10,7 +10,12 @@ from types import MappingProxyType
 from typing import Final
 
 from distdiag.events.base import CallSite, Event, Phase
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.collectives import (
+    Collective,
+    CollectiveState,
+    GroupCreated,
+    GroupProgress,
+)
 from distdiag.events.lifecycle import (
     Exited,
     Finished,
@@ -62,6 +67,7 @@ class RankTracker:
         self.status = RankStatus.SILENT
         self.is_unseen = False
         self.has_agent = True
+        self.is_time_assumed = False
         self.progress_ns = 0
         self.left_ns = 0
         self.left_hang = False
@@ -74,6 +80,7 @@ class RankTracker:
         self.last_call_state = ""
         self.stacks: Stacks | None = None
         self._observed: dict[str, Observed] = {}
+        self._reached: dict[str, GroupProgress] = {}
         self._heartbeat: Heartbeat | None = None
         self._beats: deque[tuple[int, Heartbeat]] = deque()
         self._started: RankStarted | None = None
@@ -173,11 +180,19 @@ class RankTracker:
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
                 self.incomplete = self.incomplete or f"{event.probe}: {event.reason}"
                 self.has_agent = self.has_agent and event.probe != "agent"
+            case _:
+                self._see(event)
+
+    def _see(self, event: Event) -> None:
+        """Take in what others tell of the rank."""
+        match event:
             case Stacks(is_native=False):
                 if self.stacks is None or not event.error:  # what was once seen is kept
                     self.stacks = event
             case Observed():
                 self._observed[event.source] = event
+            case GroupProgress():
+                self._reached[event.group.name] = event
 
     def _leave(self, status: RankStatus, time_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
@@ -258,6 +273,8 @@ class RankTracker:
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
             observed=MappingProxyType(self._observed),
+            progress=MappingProxyType(self._reached),
+            is_idle_assumed=self.is_time_assumed,
         )
 
 

@@ -9,7 +9,12 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from distdiag.events.base import CallSite, Frame, Phase
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.collectives import (
+    Collective,
+    CollectiveState,
+    GroupCreated,
+    GroupProgress,
+)
 from distdiag.events.lifecycle import (
     Exited,
     Finished,
@@ -82,6 +87,8 @@ class RankState:
     is the name of a process whose rank is not known: then `rank` only numbers it.
     `is_reported_only`: the rank recorded nothing itself, so logs and launchers tell what is known,
     and there may have been more ranks.
+    `progress` is how far it is in a process group, by the group's name, where dumps or messages of
+    the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
     """
 
     rank: int
@@ -114,12 +121,41 @@ class RankState:
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
     observed: Mapping[str, Observed] = field(default_factory=dict)
+    progress: Mapping[str, GroupProgress] = field(default_factory=dict)
+    is_idle_assumed: bool = False
 
     @property
     def has_failed(self) -> bool:
         """It raised, died, or left with a status that says failure."""
         is_bad = self.status in (RankStatus.RAISED, RankStatus.DIED)
         return is_bad or (self.status is RankStatus.FINISHED and bool(self.exit_status))
+
+    def has_reached(self, call: Collective) -> bool:
+        """Say whether it made this call of a group, or a later one."""
+        progress = self.progress.get(call.group.name)
+        enqueued = progress.enqueued if progress is not None else None
+        if enqueued is not None and enqueued >= call.collective_seq_id:
+            return True
+        return any(
+            other.group.name == call.group.name
+            and other.group.generation == call.group.generation
+            and other.collective_seq_id >= call.collective_seq_id
+            for other in self.recent
+        )
+
+    def is_known_in(self, call: Collective) -> bool:
+        """Say whether the group itself told that this call of the rank has not ended."""
+        progress = self.progress.get(call.group.name)
+        completed = progress.completed if progress is not None else None
+        return completed is not None and completed < call.collective_seq_id
+
+    @property
+    def is_in_unrecorded_call(self) -> bool:
+        """Whether some group says that the rank is in one of its calls, and no record which."""
+        return any(
+            p.enqueued is not None and p.completed is not None and p.enqueued > p.completed
+            for p in self.progress.values()
+        )
 
     @property
     def oom_kills(self) -> int:

@@ -12,6 +12,7 @@ from distdiag.findings.descriptions import (
     blocking_call,
     each_whereabouts,
     frames_of,
+    idle_phrase,
     user_location,
 )
 from distdiag.findings.finding import Finding, Grade, Severity
@@ -64,12 +65,12 @@ class NoProgress(Check[JobView]):
         odd = odd_ranks(states)
         if not odd or common_activity(states[rank] for rank in odd) is not None:
             return
-        if all(blocking_call(states[rank]) is not None for rank in odd):
+        if all(blocking_call(s) or s.is_in_unrecorded_call for s in map(states.get, odd) if s):
             return  # HNG016 reports that
         running = [state for state in states.values() if state.status is RankStatus.RUNNING]
         is_late = all(is_busy(states[rank]) for rank in odd)
         yield self.finding(
-            f"nothing has moved for {min(s.idle_s for s in running):.0f} s: "
+            f"nothing has moved{idle_phrase(min(running, key=lambda s: s.idle_s))}: "
             f"{each_whereabouts([states[rank] for rank in odd])}",
             ranks=odd,
             step=states[min(odd)].step,

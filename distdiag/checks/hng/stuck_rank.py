@@ -13,11 +13,13 @@ from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed
 from distdiag.findings.descriptions import (
+    agree,
     at,
     call_location,
     call_phrase,
     frames_of,
     help_phrase,
+    idle_phrase,
     other_threads,
     user_location,
     whereabouts,
@@ -29,7 +31,6 @@ from distdiag.views.rank_states import JobView, RankState
 MOST_RANKS: Final = 8
 """What the kernel, the GPU and logs say is shown of so many ranks; more are stuck alike."""
 MOST_THREADS: Final = 4
-_PLURALS: Final = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
 
 
 def outside_evidence(states: Mapping[int, RankState], ranks: Iterable[int]) -> tuple[Evidence, ...]:
@@ -127,7 +128,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         sign = f" ({'; '.join(signs)})" if signs else ""
         return self.finding(
             f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
-            f"{agree('has', culprits)} not moved for {state.idle_s:.0f} s{sign}{others}",
+            f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{others}",
             ranks=culprits,
             step=state.step,
             location=location,
@@ -162,10 +163,3 @@ def _history(state: RankState) -> Iterator[Evidence]:
         yield Evidence(
             ranks=ranks, summary=f"its last call: {call_phrase(call)}", location=call_location(call)
         )
-
-
-def agree(words: str, ranks: RankSet) -> str:
-    """Put the verb that the words begin with into the plural for several ranks."""
-    verb, _, rest = words.partition(" ")
-    several = _PLURALS.get(verb, verb) if len(ranks) > 1 else verb
-    return f"{several} {rest}" if rest else several

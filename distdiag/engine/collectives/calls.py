@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 from distdiag.engine.clocks import Clock, Gate, Joiner, Stamp
 from distdiag.engine.collectives.sync_edges import Senders
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup
+from distdiag.events.collectives import Collective, GroupCreated, GroupProgress, ProcessGroup
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
 
@@ -52,6 +52,8 @@ class GroupStream:
         self.parted: CollectiveAlignment | None = None
         self._places = places
         self._open: dict[int, dict[int, Collective]] = {}
+        self._progress: dict[int, GroupProgress] = {}
+        self._unended: dict[int, dict[int, Collective]] = {}
         self._known: set[tuple[tuple[int, int, int], ...]] = set()
 
     def add(self, call: Collective) -> CollectiveAlignment | None:
@@ -59,9 +61,47 @@ class GroupStream:
         seq_id = call.collective_seq_id
         by_rank = self._open.setdefault(seq_id, {})
         by_rank[call.rank] = call
-        if len(by_rank) < len(self.ranks):
+        if len(by_rank) < len(self.ranks) and not self._is_whole(seq_id, by_rank):
             return None
+        return self._settle(seq_id, by_rank)
+
+    def advance(self, progress: GroupProgress) -> Iterator[CollectiveAlignment]:
+        """Take in how far a rank is; yield the alignments that it completes, as `add` does."""
+        self._progress[progress.rank] = progress
+        for seq_id in sorted(self._open):
+            if self._is_whole(seq_id, self._open[seq_id]):
+                alignment = self._settle(seq_id, self._open[seq_id])
+                if alignment is not None:
+                    yield alignment
+
+    def _is_whole(self, seq_id: int, by_rank: dict[int, Collective]) -> bool:
+        """Whether every rank has come, those included of which no record of this call is left."""
+        if not self._progress:
+            return False
+        return all(rank in by_rank or self._has_reached(rank, seq_id) for rank in self.ranks)
+
+    def _has_reached(self, rank: int, seq_id: int) -> bool:
+        progress = self._progress.get(rank)
+        enqueued = progress.enqueued if progress is not None else None
+        return enqueued is not None and enqueued >= seq_id
+
+    def _is_in(self, rank: int, seq_id: int) -> bool:
+        """Whether a call of a rank is known not to have ended there."""
+        progress = self._progress.get(rank)
+        completed = progress.completed if progress is not None else None
+        return completed is not None and completed < seq_id
+
+    def _has_left(self, rank: int, seq_id: int) -> bool:
+        """Whether a call is known to have ended on a rank, so that others do not wait in it."""
+        completed = self._progress[rank].completed
+        return completed is not None and completed >= seq_id
+
+    def _settle(self, seq_id: int, by_rank: dict[int, Collective]) -> CollectiveAlignment | None:
+        """Judge a call that all ranks have come to; return it if they disagree on it."""
         del self._open[seq_id]
+        is_over = any(self._has_left(rank, seq_id) for rank in self._progress)
+        if not is_over and any(self._is_in(rank, seq_id) for rank in by_rank):
+            self._unended[seq_id] = by_rank
         if self.broken or self._agree(by_rank):
             return None
         pattern = tuple(sorted((rank, id(c.signature), id(c.site)) for rank, c in by_rank.items()))
@@ -86,24 +126,48 @@ class GroupStream:
         elif self.parted is None:
             self.parted = alignment
 
-    def _alignment(self, seq_id: int, by_rank: dict[int, Collective]) -> CollectiveAlignment:
+    def _alignment(
+        self, seq_id: int, by_rank: dict[int, Collective], absent: Iterable[int] = ()
+    ) -> CollectiveAlignment:
+        expected: RankSet = self.ranks
+        if self._progress:
+            unknown = {r for r in expected if r not in by_rank and self._has_reached(r, seq_id)}
+            expected = RankSet({*expected, *absent} - unknown)
         return Alignment(
             kind="collective",
             key=(self.group.label, seq_id),
             by_rank=dict(sorted(by_rank.items())),
-            expected_ranks=self.ranks,
+            expected_ranks=expected,
             parted=self.parted,
         )
 
     def first_open(self) -> CollectiveAlignment | None:
-        """Return the first point that not all ranks have reached."""
-        if self.broken or not self._open:
+        """Return the first point that not all ranks have reached.
+
+        It may be one that all observed ranks have come to: where it is known that it has not ended,
+        the ranks of the group that left nothing are those that did not come.
+        """
+        if self.broken:
+            return None
+        unended = min(self._unended, default=None)
+        if unended is not None and unended < min(self._open, default=unended + 1):
+            absent = set(self.group.ranks) - self.ranks
+            return self._alignment(unended, self._unended[unended], absent) if absent else None
+        if not self._open:
             return None
         seq_id = min(self._open)
         return self._alignment(seq_id, self._open[seq_id])
 
     def waiting(self, rank: int) -> Iterator[Collective]:
-        """Yield the calls of a rank that other ranks have not made yet."""
+        """Yield the calls of a rank that other ranks have not made yet, or that have not ended.
+
+        What comes behind a call that has not ended waits for that one first.
+        """
+        in_call = [s for s, calls in self._unended.items() if rank in calls]
+        held = [seq_id for seq_id in in_call if self._is_in(rank, seq_id)]
+        if held:
+            yield self._unended[min(held)][rank]
+            return
         for by_rank in self._open.values():
             if rank in by_rank:
                 yield by_rank[rank]
