@@ -137,8 +137,8 @@ class Exited(Event, frozen=True, kw_only=True):
     reason: str = ""
     status: int | None = None
     oom_kills: int = 0
-    gone_ns: int = 0
     cause: Cause = ""
+    gone_ns: int = 0
 
 
 class ProcessNamed(Event, frozen=True, kw_only=True):

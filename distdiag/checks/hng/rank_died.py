@@ -29,7 +29,13 @@ from distdiag.findings.descriptions import (
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.alignment import OpenCollective
-from distdiag.views.rank_states import END_SIGNALS, JobView, RankState, RankStatus, was_asked_to_end
+from distdiag.views.rank_states import (
+    END_SIGNALS,
+    JobView,
+    RankState,
+    RankStatus,
+    was_asked_to_end,
+)
 
 
 def _story_of(end: FirstEnd, states: Mapping[int, RankState]) -> endings.Story | None:
