@@ -11,7 +11,9 @@ from typing import Final
 
 from distdiag.events.base import CallSite, Event, Phase
 from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
+    ChildEnded,
     Exited,
     Finished,
     Heartbeat,
@@ -85,6 +87,9 @@ class RankTracker:
         self._step_durations: deque[float] = deque(maxlen=50)
         self._recent: deque[Collective] = deque(maxlen=RECENT)
         self._site_counts: Counter[CallSite] = Counter()
+        self._asked: StoreAsked | None = None
+        self._published: deque[StoreCall] = deque(maxlen=RECENT)
+        self._dead_children: deque[ChildEnded] = deque(maxlen=RECENT)
 
     @property
     def has_left(self) -> bool:
@@ -170,8 +175,22 @@ class RankTracker:
             case Stacks(is_native=False):
                 if self.stacks is None or not event.error:  # what was once seen is kept
                     self.stacks = event
+            case _:
+                self._feed_sign(event)
+
+    def _feed_sign(self, event: Event) -> None:
+        """Take in what tells what the rank waits for."""
+        match event:
             case Observed():
                 self._observed[event.source] = event
+            case ChildEnded():
+                self._dead_children.append(event)
+            case StoreAsked(thread="MainThread"):
+                self._asked = event
+            case StoreCall(done=False):
+                self._published.append(event)
+            case StoreCall() if self._asked is not None and event.keys == self._asked.keys:
+                self._asked = None
 
     def _leave(self, fate: Fate, time_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
@@ -250,6 +269,9 @@ class RankTracker:
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
             observed=MappingProxyType(self._observed),
+            asked=self._asked,
+            published=tuple(self._published),
+            dead_children=tuple(self._dead_children),
         )
 
 

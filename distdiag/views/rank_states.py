@@ -10,7 +10,9 @@ from typing import ClassVar, Final
 
 from distdiag.events.base import CallSite, Frame, Phase
 from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
+    ChildEnded,
     Exited,
     Finished,
     NodeLost,
@@ -78,7 +80,9 @@ class RankState:
     been declared hung, so that somebody or something ended it for that. `observed` holds the last
     word of each source that looks at the rank from outside, by the name of the source.
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
-    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent.
+    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent. `asked`
+    is what its main thread waits for in the job's store, as far as its records tell; `published`
+    are the last keys that it set there; `dead_children` those of its processes that ended badly.
     """
 
     rank: int
@@ -109,6 +113,9 @@ class RankState:
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
     observed: Mapping[str, Observed] = field(default_factory=dict)
+    asked: StoreAsked | None = None
+    published: tuple[StoreCall, ...] = ()
+    dead_children: tuple[ChildEnded, ...] = ()
 
     @property
     def has_failed(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 import zlib
 from functools import partial
@@ -9,9 +10,10 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from torch._C import _distributed_c10d as c10d
 
-from distdiag.events.files import StoreCall
+from distdiag.events.base import Frame
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
-from distdiag.probes.call_sites import caller, is_own_file
+from distdiag.probes.call_sites import caller, frames_of, is_own_file
 from distdiag.record.recorder import Recorder
 
 
@@ -37,6 +39,12 @@ METHODS: Final = {
     "check": Method(publishes=False, learns=True),
 }
 """A `check` that found nothing has learnt nothing: it is not written."""
+
+WAITING: Final = frozenset({"get", "multi_get", "queue_pop", "wait"})
+"""What waits until somebody sets the key: written before it waits, too."""
+
+MOST_FRAMES: Final = 3
+"""The line that waits or sets, and who called it: a store call is written with its names."""
 
 _PLURAL: Final = {"multi_set": "set", "multi_get": "get"}
 
@@ -76,6 +84,8 @@ class StoreCalls(Probe):
             given = (*args, *kwargs.values())
             if method.publishes:
                 self._write(action, self_, given, _published(action, given), done=False)
+            if name in WAITING:
+                self._ask(action, self_, given)
             result = original(self_, *args, **kwargs)
             if method.learns and (name != "check" or result):
                 self._write(action, self_, given, _digest(result), done=True)
@@ -90,15 +100,33 @@ class StoreCalls(Probe):
             place = self._place_of(store)
             if place is None or not given:
                 return
-            keys = [given[0]] if isinstance(given[0], str) else given[0]
             self.recorder.event(
                 StoreCall,
                 action=action,
                 store=place.store,
-                keys=tuple(_printable(place.prefix + key) for key in keys),
+                keys=_keys(place, given),
                 value=value,
                 done=done,
+                frames=() if done else self._user_frames(),
             )
+
+    def _ask(self, action: str, store: object, given: tuple[Any, ...]) -> None:
+        with self.guard:
+            place = self._place_of(store)
+            if place is None or not given:
+                return
+            self.recorder.event(
+                StoreAsked,
+                action=action,
+                store=place.store,
+                keys=_keys(place, given),
+                frames=self._user_frames(),
+                thread=self.recorder.here.context.name or "MainThread",
+            )
+
+    def _user_frames(self) -> tuple[Frame, ...]:
+        frames = frames_of(sys._getframe(3), self.recorder.main_script)
+        return tuple(frame for frame in frames if frame.user)[:MOST_FRAMES]
 
     # Which store it is
 
@@ -159,6 +187,11 @@ class _Place(NamedTuple):
 
     store: str
     prefix: str
+
+
+def _keys(place: _Place, given: tuple[Any, ...]) -> tuple[str, ...]:
+    keys = [given[0]] if isinstance(given[0], str) else given[0]
+    return tuple(_printable(place.prefix + key) for key in keys)
 
 
 def _published(action: str, given: tuple[Any, ...]) -> str:
