@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.hng.stuck_rank import outside_evidence, where_all_are
-from distdiag.checks.shared.activities import common_activity, is_busy
+from distdiag.checks.shared.activities import common_activity, will_come
 from distdiag.checks.shared.holders import holder_of
 from distdiag.checks.shared.stuck import odd_ranks
 from distdiag.findings.descriptions import (
@@ -68,7 +68,7 @@ class NoProgress(Check[JobView]):
         if all(blocking_call(states[rank]) is not None for rank in odd):
             return  # HNG016 reports that
         running = [state for state in states.values() if state.fate is Fate.RUNNING]
-        is_late = all(is_busy(states[rank]) for rank in odd)
+        is_late = all(will_come(states[rank], states) for rank in odd)
         holder = holder_of(states[min(odd)], states)
         yield self.finding(
             f"nothing has moved for {min(s.idle_s for s in running):.0f} s: "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.activities import Activity, common_activity, doing_of, is_busy
+from distdiag.checks.shared.activities import Activity, common_activity, doing_of, will_come
 from distdiag.checks.shared.culprits import all_work, blame_missing, is_reliable, missing_evidence
 from distdiag.checks.shared.holders import holder_of
 from distdiag.checks.shared.stuck import activity_of_missing, odd_ranks
@@ -108,7 +108,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         ranks = odd_ranks(states)
         if not ranks or common_activity(states[rank] for rank in ranks) not in self.activities:
             return
-        is_note = all(is_busy(states[rank]) for rank in ranks)
+        is_note = all(will_come(states[rank], states) for rank in ranks)
         yield self._stuck(ranks, states, "", where_all_are(states), is_note=is_note)
 
     def _stuck(

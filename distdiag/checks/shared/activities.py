@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from distdiag.checks.shared.holders import is_in_store
+from distdiag.checks.shared.holders import holding_ranks, is_in_store
 from distdiag.events.base import Frame, Phase
 from distdiag.findings.descriptions import blocking_call, main_stack
 from distdiag.views.rank_states import Fate, RankState
@@ -217,6 +217,25 @@ def is_busy(state: RankState) -> bool:
         return any(": running" in child for child in _children(state))
     is_ready = _kernel(state, "state") == "R"
     return (state.is_working or is_ready) and not state.gil_held
+
+
+def will_come(state: RankState, states: Mapping[int, RankState]) -> bool:
+    """Say whether a rank is busy, or waits for what a busy rank has.
+
+    That is the lock of a file, as far as it is known whose it is; and the end of a build, whose
+    lock file names nobody, where another rank builds.
+    """
+    if is_busy(state):
+        return True
+    ahead = [states[rank] for rank in holding_ranks(state) if rank in states]
+    if _compiles(state):
+        ahead += [other for other in states.values() if _compiles(other)]
+    return any(other.fate is Fate.RUNNING and is_busy(other) for other in ahead)
+
+
+def _compiles(state: RankState) -> bool:
+    doing = doing_by_stack(state)
+    return doing is not None and doing.activity is Activity.COMPILATION
 
 
 def is_helped(state: RankState) -> bool:

@@ -52,6 +52,15 @@ def holder_of(state: RankState, states: States) -> Holder | None:
     return found
 
 
+def holding_ranks(state: RankState) -> RankSet:
+    """Return the ranks that have, or started a process that has, what a rank waits for."""
+    seen = state.observed.get(HOLDERS)
+    if seen is None or ("asked_file" in seen.values and not _is_asking_here(state, seen)):
+        return RankSet()
+    owners = ((p.rank, p.parent_rank) for p in seen.processes if p.has_it)
+    return RankSet(rank for pair in owners for rank in pair if rank not in (None, state.rank))
+
+
 # The job's store
 
 _NUMBER: Final = re.compile(r"\d+")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distdiag.checks.shared.activities import Activity, common_activity, is_busy
+from distdiag.checks.shared.activities import Activity, common_activity, will_come
 from distdiag.checks.shared.culprits import all_work, blame_missing
 from distdiag.checks.shared.explanations import explain, state_of
 from distdiag.checks.shared.failures import has_contradiction
@@ -54,7 +54,7 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
     waiting = RankSet(s.rank for s in running if blocking_call(s) is not None)
     silent = RankSet(s.rank for s in states.values() if s.fate is Fate.SILENT)
     free = RankSet(s.rank for s in running if s.rank not in waiting)
-    asleep = RankSet(rank for rank in free if not is_busy(states[rank]))
+    asleep = RankSet(rank for rank in free if not will_come(states[rank], states))
     return silent or asleep or free or waiting
 
 
