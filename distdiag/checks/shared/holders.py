@@ -175,7 +175,7 @@ def _locked(seen: Observed, states: States, path: str) -> Holder:
     first = who[0]
     text = f"{path} is locked by {_described(first, states)}"
     if taker:
-        text += f", which inherited the open file from process {taker}"
+        text += f"; it inherited the open file from {_by_pid(int(taker), states)}"
         return Holder(
             text,
             "Close the file, or unlock it, before processes are started; or start them by spawn: "
@@ -190,6 +190,12 @@ def _locked(seen: Observed, states: States, path: str) -> Holder:
     else:
         fix = f"Let process {first.pid} release the lock, or end it; give the wait a timeout."
     return Holder(text, fix, evidence)
+
+
+def _by_pid(pid: int, states: States) -> str:
+    started = (state.started for state in states.values())
+    ranks = [each.rank for each in started if each is not None and each.pid == pid]
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"process {pid}"
 
 
 def _left_file(seen: Observed, states: States, path: str) -> Holder:
