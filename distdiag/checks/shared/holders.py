@@ -318,7 +318,7 @@ def _by_child(state: RankState, processes: Iterable[ProcessSeen]) -> Holder | No
     first = children[0]
     evidence = tuple(_process_evidence(state.rank, each) for each in children[:MOST_SHOWN])
     more = f" (one of {len(children)} child processes)" if len(children) > 1 else ""
-    text = f"its child process {first.pid}{more} `{first.command}` is {_what_it_does(first)}"
+    text = f"its child process {_name_of(first)}{more} is {_what_it_does(first)}"
     return Holder(text, _fix_of_child(first), evidence)
 
 
@@ -327,7 +327,7 @@ def _dead_child(state: RankState, processes: Iterable[ProcessSeen]) -> Holder | 
     zombies = [p for p in processes if p.exit_status and p.parent_rank == state.rank]
     if zombies:
         first = zombies[0]
-        who, status = f"{first.pid} `{first.command}`", first.exit_status
+        who, status = _name_of(first), first.exit_status
     elif state.dead_children:
         who, status = str(state.dead_children[-1].pid), state.dead_children[-1].status
     else:
@@ -389,9 +389,14 @@ def _described(process: ProcessSeen, states: States) -> str:
     """Return who a process is and what it does."""
     if process.rank is not None and process.rank in states:
         return f"rank {process.rank}, which {whereabouts(states[process.rank])}"
-    whose = f", started by rank {process.parent_rank}," if process.parent_rank is not None else ""
-    text = f"process {process.pid} `{process.command}`{whose or ','} which is"
-    return f"{text} {_what_it_does(process)}"
+    way = "forked from" if process.is_forked else "started by"
+    whose = f" ({way} rank {process.parent_rank})" if process.parent_rank is not None else ""
+    return f"process {_name_of(process)}{whose}, which is {_what_it_does(process)}"
+
+
+def _name_of(process: ProcessSeen) -> str:
+    """Return the pid and the command; a fork has that of its rank, which says nothing."""
+    return str(process.pid) if process.is_forked else f"{process.pid} `{process.command}`"
 
 
 def _process_evidence(rank: int, process: ProcessSeen) -> Evidence:
@@ -399,8 +404,8 @@ def _process_evidence(rank: int, process: ProcessSeen) -> Evidence:
     stacks = {f"stack of {thread.name}": stack_text(thread) for thread in process.threads}
     return Evidence(
         ranks=RankSet([rank]),
-        summary=f"process {process.pid} `{process.command}` {what}: {process.doing}",
-        values={"pid": process.pid, **stacks},
+        summary=f"process {_name_of(process)} {what}: {process.doing}",
+        values={"pid": process.pid, "command": process.command, **stacks},
         location=_place_of(process),
     )
 

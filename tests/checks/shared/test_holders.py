@@ -75,7 +75,7 @@ def test_a_lock_of_a_rank():
 def test_a_lock_that_was_inherited():
     seen = outside("lock", PATH, process(has_it=True, parent_rank=0), locked_by_pid=70)
     found = told(rank(observed=seen))
-    assert "process 77 `python prepare.py`, started by rank 0, which is sleeping" in found.text
+    assert "process 77 `python prepare.py` (started by rank 0), which is sleeping" in found.text
     assert found.text.endswith("; it inherited the open file from process 70")
     assert "by spawn" in found.fix
 
