@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from distdiag.checks.shared.holders import holding_ranks, is_in_store
 from distdiag.events.base import Frame, Phase
 from distdiag.findings.descriptions import blocking_call, main_stack
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 KERNEL: Final = "kernel"
 """The source of `Observed` that has the system call of a rank's main thread."""
@@ -171,7 +171,7 @@ _BY_PHASE: Final = {
 
 def doing_of(state: RankState) -> Doing | None:
     """Return what a running rank does outside of collectives, or None if it is not known."""
-    if state.fate is not Fate.RUNNING or blocking_call(state) is not None:
+    if state.status is not RankStatus.RUNNING or blocking_call(state) is not None:
         return None
     purpose = _purpose(state)
     if purpose is not None:
@@ -230,7 +230,7 @@ def will_come(state: RankState, states: Mapping[int, RankState]) -> bool:
     ahead = [states[rank] for rank in holding_ranks(state) if rank in states]
     if _compiles(state):
         ahead += [other for other in states.values() if _compiles(other)]
-    return any(other.fate is Fate.RUNNING and is_busy(other) for other in ahead)
+    return any(other.status is RankStatus.RUNNING and is_busy(other) for other in ahead)
 
 
 def _compiles(state: RankState) -> bool:

@@ -16,7 +16,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed, ProcessSeen, Stacks, ThreadStack
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate, Help, RankState
+from distdiag.views.rank_states import Help, RankState, RankStatus
 from tests.checks.streams import Job, Program, event_of, kernel, library, stacks
 from tests.checks.verdicts import all_findings, findings, serious
 
@@ -138,7 +138,7 @@ def test_a_rank_that_waits_for_the_lock_of_a_busy_rank_is_late(tmp_path):
     seen = event_of(Observed, 1, source="holders", values=values, processes=(holder,))
     job = stuck_job(tmp_path, observed=kernel(1, "flock", "/data/cache.lock") | {"holders": seen})
     states = job.alignment(trigger=Trigger.STALLED).states
-    busy = RankState(2, Fate.RUNNING, is_working=True)
+    busy = RankState(2, RankStatus.RUNNING, is_working=True)
     assert will_come(states[1], {**states, 2: busy})
     assert not will_come(states[1], {**states, 2: replace(busy, is_working=False)})
 
@@ -266,7 +266,7 @@ def test_a_thread_that_keeps_the_process_alive_is_named_with_its_line(tmp_path):
     main = ThreadStack("MainThread", (library("threading.py", "_shutdown"),))
     other = ThreadStack("watcher", (p.frame("sleep"),))
     job = Job()
-    job.set(0, fate=Fate.FINISHED)
+    job.set(0, status=RankStatus.FINISHED)
     seen = event_of(Stacks, 1, source="py-spy", threads=(main, other))
     job.set(1, idle_s=31.0, stacks=seen)
     (finding,) = findings(StuckTeardown, job.view())

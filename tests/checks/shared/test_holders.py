@@ -8,7 +8,7 @@ from distdiag.events.base import Frame
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import ChildEnded
 from distdiag.events.stacks import Observed, ProcessSeen, Stacks, ThreadStack
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 from tests.checks.streams import Program, event_of, kernel, library, stacks
 
 PATH = "/data/cache.lock"
@@ -38,7 +38,7 @@ def thread(*frames, name="MainThread"):
 def rank(*frames, observed=None, **values):
     return RankState(
         1,
-        Fate.RUNNING,
+        RankStatus.RUNNING,
         idle_s=31.0,
         stacks=stacks(1, *(frames or (MINE,))),
         observed=observed or {},
@@ -66,7 +66,7 @@ def test_a_lock_of_a_stranger():
 
 
 def test_a_lock_of_a_rank():
-    holder = RankState(0, Fate.RUNNING, stacks=stacks(0, Frame("train.py", 40, "main")))
+    holder = RankState(0, RankStatus.RUNNING, stacks=stacks(0, Frame("train.py", 40, "main")))
     found = told(rank(observed=outside("lock", PATH, process(rank=0, has_it=True))), holder)
     assert found.text == f"{PATH} is locked by rank 0, which is at train.py:40 in phase starting"
     assert "Release the lock before the collective" in found.fix
@@ -208,13 +208,13 @@ def test_a_lock_of_another_thread(tmp_path):
     writer = thread(library("queue.py", "get"), p.frame("queue.get()"), name="writer")
     main = thread(p.frame("with self.lock:"))
     both = event_of(Stacks, 1, source="py-spy", threads=(main, writer))
-    state = RankState(1, Fate.RUNNING, stacks=both)
+    state = RankState(1, RankStatus.RUNNING, stacks=both)
     found = told(state)
     assert found.text.startswith("its thread writer has the lock `self.lock`, and is at ")
     assert found.evidence[0].location.line == 3
     elsewhere = thread(p.frame("done()"), name="writer")
     alone = event_of(Stacks, 1, source="py-spy", threads=(main, elsewhere))
-    assert told(RankState(1, Fate.RUNNING, stacks=alone)) is None
+    assert told(RankState(1, RankStatus.RUNNING, stacks=alone)) is None
 
 
 # The store
@@ -230,7 +230,7 @@ def put(key, line=40, store="host:1", action="set"):
 
 
 def publisher(*calls):
-    return RankState(0, Fate.RUNNING, published=calls)
+    return RankState(0, RankStatus.RUNNING, published=calls)
 
 
 def test_a_key_that_nobody_set():
