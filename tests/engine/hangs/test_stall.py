@@ -325,3 +325,34 @@ def test_a_hang_that_nobody_ended_stays_when_the_watch_ends():
     job.engine.finish()
     assert job.codes == ["COL001"]
     assert job.engine.is_hung
+
+
+# Keys of the store
+
+AT_LINE_12 = (Frame("train.py", 12, "main"),)
+
+
+def test_a_rank_that_waits_for_a_key_says_which_and_who_set_one_like_it():
+    job = waiting_job()
+    job.sets(0, "step/4")
+    job.asks(1, "step/5")
+    job.passes(8, at={1: AT_LINE_12})
+    (finding,) = job.alarms
+    assert finding.code == "HNG020"
+    assert 'the key "step/5" of the store s, which no rank has set; rank 0 set "step/4" at ' in (
+        finding.message
+    )
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_rank_that_has_its_key_or_whose_thread_waits_for_one_waits_for_something_else(
+    is_answered,
+):
+    job = waiting_job()
+    if is_answered:
+        job.asks(1, "step/5")
+        job.gets(1, "step/5")
+    else:
+        job.asks(1, "step/5", thread="reader")
+    job.passes(8, at={1: AT_LINE_12})
+    assert job.codes == ["COL001"]
