@@ -8,7 +8,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -80,23 +80,20 @@ def parse_owner(text: str) -> Owner:
 
 
 def _read_small(path: str) -> tuple[str, os.stat_result] | None:
-    """Return what a small regular file holds; empty text for a larger one, None if there is none.
+    """Return what a small regular file holds, empty text of anything else, None if it is not there.
 
-    The rank has just asked for it and was answered, so its file system does not keep us waiting.
+    The rank has just asked for it and was answered, so its file system does not keep us waiting. A
+    pipe is not opened: somebody may wait for just that.
     """
+    data = b""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+        status = os.lstat(path)
     except OSError:
-        return "", os.lstat(path)
-    try:
-        status = os.fstat(descriptor)
-        is_small = stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST_LOCK_FILE
-        data = os.read(descriptor, LARGEST_LOCK_FILE) if is_small else b""
-        return data.decode("utf-8", "replace"), status
-    finally:
-        os.close(descriptor)
+        return None
+    if stat.S_ISREG(status.st_mode) and 0 < status.st_size <= LARGEST_LOCK_FILE:
+        with suppress(OSError), open(path, "rb", buffering=0) as file:
+            data = file.read(LARGEST_LOCK_FILE) or b""
+    return data.decode("utf-8", "replace"), status
 
 
 # ---
@@ -111,6 +108,11 @@ _LOCK_CALLS: Final = frozenset({"flock", "fcntl"})
 _PIPE: Final = "pipe:["
 _TERMINALS: Final = ("/dev/pts/", "/dev/tty", "/dev/console")
 _STDIN: Final = 0
+_TIMERS: Final = frozenset({"nanosleep", "clock_nanosleep", "select", "pselect6"})
+"""How `time.sleep` waits, by the version of Python."""
+
+SHARE: Final = 0.5
+"""Of the time for an answer, so that what was found in that time is not too late."""
 
 
 class _Awaited(NamedTuple):
@@ -120,6 +122,76 @@ class _Awaited(NamedTuple):
     name: str = ""
     holders: tuple[int, ...] = ()
     more: Mapping[str, Value] = {}
+
+
+class _Search:
+    """Looks for processes that have something: first where it is likely, then among all."""
+
+    def __init__(self, pid: int, near: Iterable[int], deadline: float) -> None:
+        """Look for the process `pid`, among those `near` it first, until the deadline."""
+        self.pid = pid
+        self._near = tuple(near)
+        self._deadline = deadline
+
+    def __call__(self, first: Iterable[int], has_it: Callable[[int], bool]) -> tuple[int, ...]:
+        """Return who has it: of `first` and those near it, or else of all processes."""
+        seen = {os.getpid()}
+        found: list[int] = []
+        for group in ((*first, *self._near), _all_pids()):
+            for pid in group:
+                if time.monotonic() > self._deadline:
+                    return tuple(found)
+                if pid not in seen and has_it(pid):
+                    found.append(pid)
+                seen.add(pid)
+            if set(found) - {self.pid}:
+                break
+        return tuple(found)
+
+
+def _lock(main: Task, search: _Search) -> _Awaited:
+    locks = read_locks()
+    awaited = lock_of_descriptor(main.pid, main.call.descriptor, locks)
+    if awaited is None:
+        return _Awaited("lock", main.call.target)
+    file = awaited.file
+    named = [lock.pid for lock in locks if lock.file == file and not lock.waits and lock.pid > 0]
+    found = search(named, lambda pid: has_lock(pid, file))
+    # Where we may not look at the descriptors of others, the table must do.
+    holders = found or tuple(pid for pid in named if read_process(pid) is not None)
+    taker = next((pid for pid in named if pid not in holders), 0)
+    return _Awaited("lock", main.call.target, holders, {"locked_by_pid": taker} if taker else {})
+
+
+def _pipe(main: Task, search: _Search) -> _Awaited:
+    call = main.call
+    writes = call.name == "read"  # the end that is looked for is the other one
+    holders = search((), lambda pid: has_pipe(pid, call.target, writes=writes))
+    what = "input" if call.descriptor == _STDIN and writes else "pipe"
+    others = tuple(pid for pid in holders if pid != main.pid)
+    return _Awaited(what, call.target, others, {"way": call.name, "is_own": main.pid in holders})
+
+
+def _polled(asked: FileAccess, search: _Search) -> _Awaited:
+    frame = asked.site.location
+    more: dict[str, Value] = {}
+    if frame is not None:
+        more = {"asked_file": frame.file, "asked_line": frame.line}
+    found = _read_small(asked.path)
+    if found is None:
+        return _Awaited("file", asked.path, (), more)
+    text, status = found
+    file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    named = [lock.pid for lock in read_locks() if lock.file == file and lock.pid > 0]
+    holders = search(named, lambda pid: has_lock(pid, file)) if named else ()
+    if holders:
+        return _Awaited("lock", asked.path, holders, more)
+    owner = parse_owner(text)
+    is_here = owner.pid > 0 and owner.host in ("", platform.node())
+    is_alive = is_here and owner.pid != search.pid and read_process(owner.pid) is not None
+    more |= {"age_s": round(max(0.0, time.time() - status.st_mtime))}
+    more |= {"owner_pid": owner.pid, "owner_host": owner.host} if owner.pid else {}
+    return _Awaited("lock-file", asked.path, (owner.pid,) if is_alive else (), more)
 
 
 class Holders(RankDumpSource):
@@ -138,12 +210,13 @@ class Holders(RankDumpSource):
 
     def observe_rank(self, rank: int, pid: int, timeout_s: float) -> Observed:
         """Tell what a rank waits for, who has that, and what its children do."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s * SHARE
         main = Task(pid)
         if not main.state:
             return self.observed(rank, error="the process is gone")
-        awaited = self._awaited(rank, pid, main, deadline)
         children = descendants(pid)
+        near = (*self._ranks().values(), *(child.pid for child in children))
+        awaited = self._awaited(rank, main, _Search(pid, near, deadline))
         seen = self._processes(rank, pid, awaited.holders, children, deadline)
         values: dict[str, Value] = {}
         if awaited.what:
@@ -152,88 +225,20 @@ class Holders(RankDumpSource):
 
     # What it is
 
-    def _awaited(self, rank: int, pid: int, main: Task, deadline: float) -> _Awaited:
+    def _awaited(self, rank: int, main: Task, search: _Search) -> _Awaited:
         call = main.call
         if call.name in _LOCK_CALLS:
-            return self._lock(pid, call.target, call.descriptor, deadline)
+            return _lock(main, search)
         if call.name == "read" and call.target.startswith(_TERMINALS):
             return _Awaited("terminal", call.target)
         if call.name in ("read", "write") and call.target.startswith(_PIPE):
-            return self._pipe(pid, main, deadline)
+            return _pipe(main, search)
         if call.name == "read" and call.descriptor == _STDIN:
             return _Awaited("input", call.target)
         # Who is in another call for a file is not answered, and neither would we be.
-        is_polling = main.state == "R" or "nanosleep" in call.name or call.name in _TIMERS
+        is_polling = main.state == "R" or call.name in _TIMERS
         asked = self.asked.last(rank) if is_polling else None
-        return self._polled(asked, pid, deadline) if asked is not None else _Awaited()
-
-    def _lock(self, pid: int, path: str, descriptor: int, deadline: float) -> _Awaited:
-        locks = read_locks()
-        awaited = lock_of_descriptor(pid, descriptor, locks)
-        if awaited is None:
-            return _Awaited("lock", path)
-        named = [lock.pid for lock in locks if lock.file == awaited.file and not lock.waits]
-        holders = self._holders(
-            (each for each in named if each > 0), pid, deadline, lambda p: has_lock(p, awaited.file)
-        )
-        # Where we may not look at the descriptors of others, the table must do.
-        known = holders or tuple(each for each in named if each > 0 and read_process(each))
-        taker = next((each for each in named if each > 0 and each not in known), 0)
-        return _Awaited("lock", path, known, {"locked_by_pid": taker} if taker else {})
-
-    def _pipe(self, pid: int, main: Task, deadline: float) -> _Awaited:
-        call = main.call
-        writes = call.name == "read"  # the end that is looked for is the other one
-        holders = self._holders(
-            (), -1, deadline, lambda each: has_pipe(each, call.target, writes=writes)
-        )
-        what = "input" if call.descriptor == _STDIN and writes else "pipe"
-        return _Awaited(
-            what,
-            call.target,
-            tuple(each for each in holders if each != pid),
-            {"way": call.name, "is_own": pid in holders},
-        )
-
-    def _polled(self, asked: FileAccess, pid: int, deadline: float) -> _Awaited:
-        frame = asked.site.location
-        more: dict[str, Value] = {}
-        if frame is not None:
-            more = {"asked_file": frame.file, "asked_line": frame.line}
-        found = _read_small(asked.path)
-        if found is None:
-            return _Awaited("file", asked.path, (), more)
-        text, status = found
-        file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        named = [each.pid for each in read_locks() if each.file == file and each.pid > 0]
-        holders = (
-            self._holders(named, pid, deadline, lambda each: has_lock(each, file)) if named else ()
-        )
-        if holders:
-            return _Awaited("lock", asked.path, holders, more)
-        owner = parse_owner(text)
-        is_here = owner.pid > 0 and owner.host in ("", platform.node())
-        is_alive = is_here and read_process(owner.pid) is not None and owner.pid != pid
-        more |= {"age_s": round(max(0.0, time.time() - status.st_mtime))}
-        more |= {"owner_pid": owner.pid, "owner_host": owner.host} if owner.pid else {}
-        return _Awaited("lock-file", asked.path, (owner.pid,) if is_alive else (), more)
-
-    def _holders(
-        self,
-        first: Iterable[int],
-        left_out: int,
-        deadline: float,
-        has_it: Callable[[int], bool],
-    ) -> tuple[int, ...]:
-        """Return who has it: looked for first where it is likely, then among all processes."""
-        likely = list(dict.fromkeys((*first, *self._ranks().values())))
-        found: list[int] = []
-        for pid in dict.fromkeys(chain(likely, _all_pids())):
-            if time.monotonic() > deadline:
-                break
-            if pid not in (left_out, os.getpid()) and has_it(pid):
-                found.append(pid)
-        return tuple(found)
+        return _polled(asked, search) if asked is not None else _Awaited()
 
     # Who it is
 
@@ -284,10 +289,6 @@ class Holders(RankDumpSource):
 
 
 MOST_ANCESTORS: Final = 64
-
-
-_TIMERS: Final = frozenset({"select", "pselect6"})
-"""How `time.sleep` waits in some versions of Python."""
 
 
 def _all_pids() -> Iterator[int]:

@@ -67,32 +67,32 @@ def has_lock(pid: int, file: str) -> bool:
     A process that inherited the open file has the lock as well: it is given back when the last one
     closes it.
     """
-    lines = (line for _, text in _descriptors(pid) for line in text.splitlines())
+    texts = (_fdinfo(pid, descriptor) for descriptor in _descriptors(pid))
+    lines = (line for text in texts for line in text.splitlines())
     found = (parse_locks(line.partition(":")[2]) for line in lines if line.startswith("lock:"))
     return any(lock.file == file for locks in found for lock in locks)
 
 
 def has_pipe(pid: int, pipe: str, *, writes: bool) -> bool:
     """Say whether a process has the writing (or else the reading) end of ``pipe:[4711]`` open."""
-    for descriptor, text in _descriptors(pid):
+    for descriptor in _descriptors(pid):
         try:
             is_it = os.readlink(f"/proc/{pid}/fd/{descriptor}") == pipe
         except OSError:
             continue
         if is_it:
-            mode = int(_field(text, "flags") or "0", 8) & os.O_ACCMODE
+            mode = int(_field(_fdinfo(pid, descriptor), "flags") or "0", 8) & os.O_ACCMODE
             if mode == os.O_RDWR or (mode == os.O_WRONLY) is writes:
                 return True
     return False
 
 
-def _descriptors(pid: int) -> Iterator[tuple[int, str]]:
-    """Yield the descriptors of a process and what the kernel says of each."""
+def _descriptors(pid: int) -> Iterator[int]:
     try:
         names = os.listdir(f"/proc/{pid}/fdinfo")
     except OSError:
         return
-    yield from ((int(name), _fdinfo(pid, int(name))) for name in names if name.isdigit())
+    yield from (int(name) for name in names if name.isdigit())
 
 
 def _fdinfo(pid: int, descriptor: int) -> str:
