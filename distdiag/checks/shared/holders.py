@@ -158,9 +158,17 @@ def _by_kernel(state: RankState, states: States, seen: Observed) -> Holder | Non
 
 
 def _is_asking_here(state: RankState, seen: Observed) -> bool:
-    here = user_location(main_stack(state.stacks))
+    """Say whether the function that sleeps is the one that asks for the file, from the same line.
+
+    Whoever has used a file and sleeps for another reason does so in another function.
+    """
+    stack = main_stack(state.stacks)
+    here = user_location(stack)
     asked = (seen.values.get("asked_file"), seen.values.get("asked_line"))
-    return here is not None and (here.file, here.line) == asked
+    if here is None or (here.file, here.line) != asked:
+        return False
+    by = str(seen.values.get("asked_by", "")).splitlines()
+    return f"{stack[0].file}:{stack[0].function}" in by
 
 
 def _locked(seen: Observed, states: States, path: str) -> Holder:

@@ -176,11 +176,14 @@ def _polled(asked: FileAccess, search: _Search) -> _Awaited:
     frame = asked.site.location
     more: dict[str, Value] = {}
     if frame is not None:
-        more = {"asked_file": frame.file, "asked_line": frame.line}
+        by = [f"{each.file}:{each.function}" for each in asked.site.frames[:MOST_FRAMES]]
+        more = {"asked_file": frame.file, "asked_line": frame.line, "asked_by": "\n".join(by)}
     found = _read_small(asked.path)
     if found is None:
         return _Awaited("file", asked.path, (), more)
     text, status = found
+    if not stat.S_ISREG(status.st_mode):
+        return _Awaited()
     file = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     named = [lock.pid for lock in read_locks() if lock.file == file and lock.pid > 0]
     holders = search(named, lambda pid: has_lock(pid, file)) if named else ()
@@ -236,8 +239,7 @@ class Holders(RankDumpSource):
         if call.name == "read" and call.descriptor == _STDIN:
             return _Awaited("input", call.target)
         # Who is in another call for a file is not answered, and neither would we be.
-        is_polling = main.state == "R" or call.name in _TIMERS
-        asked = self.asked.last(rank) if is_polling else None
+        asked = self.asked.last(rank) if call.name in _TIMERS else None
         return _polled(asked, search) if asked is not None else _Awaited()
 
     # Who it is

@@ -85,7 +85,8 @@ def test_a_lock_of_another_node():
     assert "no process of this node that can be seen" in found.text
 
 
-HERE = {"asked_file": "train.py", "asked_line": 12}
+BY = "\n".join(f"{frame.file}:{frame.function}" for frame in (POLL, MINE))
+HERE = {"asked_file": "train.py", "asked_line": 12, "asked_by": BY}
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,9 @@ def test_a_lock_file_whose_owner_lives():
 def test_a_file_that_was_asked_for_elsewhere_is_not_waited_for():
     seen = outside("lock-file", PATH, age_s=5, asked_file="train.py", asked_line=3)
     assert told(rank(POLL, MINE, observed=seen)) is None
+    elsewhere = outside("lock-file", PATH, age_s=5, **HERE)
+    sleeping = library("botocore/retry.py", "sleep")
+    assert told(rank(sleeping, MINE, observed=elsewhere)) is None
 
 
 def test_a_file_that_nobody_makes():

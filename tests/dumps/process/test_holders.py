@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from distdiag.dumps.process.holders import AskedFiles, Holders, Owner, parse_owner
+from distdiag.dumps.process.kernel import read_blocked_call
 from distdiag.dumps.stacks.py_spy import PySpy
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.files import FileAccess, FileAction
@@ -149,8 +150,17 @@ def test_a_lock_file_that_is_left_over(tmp_path):
     seen = polled(path)
     assert (seen.values["waits_for"], seen.processes) == ("lock-file", ())
     assert (seen.values["asked_file"], seen.values["asked_line"]) == ("train.py", 7)
+    assert seen.values["asked_by"] == "train.py:main"
     assert 0 <= seen.values["age_s"] < 60
     assert "owner_pid" not in seen.values
+
+
+def test_a_folder_is_no_lock_file(tmp_path):
+    with running(POLL) as process:
+        source = holders(process.pid)
+        source.asked.feed(access(FileAction.TEST, tmp_path))
+        until(lambda: read_blocked_call(process.pid), lambda call: "nanosleep" in call.name)
+        assert look(source, process).values == {}
 
 
 @pytest.mark.parametrize("host", [platform.node(), "node-7"])
