@@ -16,7 +16,9 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
 )
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
+    ChildEnded,
     Exited,
     Finished,
     Heartbeat,
@@ -95,6 +97,9 @@ class RankTracker:
         self._step_durations: deque[float] = deque(maxlen=50)
         self._recent: deque[Collective] = deque(maxlen=RECENT)
         self._site_counts: Counter[CallSite] = Counter()
+        self._asked: StoreAsked | None = None
+        self._published: deque[StoreCall] = deque(maxlen=RECENT)
+        self._dead_children: deque[ChildEnded] = deque(maxlen=RECENT)
 
     @property
     def has_left(self) -> bool:
@@ -189,10 +194,24 @@ class RankTracker:
             case Stacks(is_native=False):
                 if self.stacks is None or not event.error:  # what was once seen is kept
                     self.stacks = event
+            case _:
+                self._feed_sign(event)
+
+    def _feed_sign(self, event: Event) -> None:
+        """Take in what tells what the rank waits for."""
+        match event:
             case Observed():
                 self._observed[event.source] = event
             case GroupProgress():
                 self._reached[event.group.name] = event
+            case ChildEnded():
+                self._dead_children.append(event)
+            case StoreAsked(thread="MainThread"):
+                self._asked = event
+            case StoreCall(done=False):
+                self._published.append(event)
+            case StoreCall() if self._asked is not None and event.keys == self._asked.keys:
+                self._asked = None
 
     def _leave(self, status: RankStatus, time_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
@@ -275,6 +294,9 @@ class RankTracker:
             observed=MappingProxyType(self._observed),
             progress=MappingProxyType(self._reached),
             is_idle_assumed=self.is_time_assumed,
+            asked=self._asked,
+            published=tuple(self._published),
+            dead_children=tuple(self._dead_children),
         )
 
 

@@ -34,6 +34,16 @@ class ProcessesSpawned(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
+class ChildEnded(Event, frozen=True, kw_only=True):
+    """A process that the rank started by `multiprocessing` has ended badly, and it knows that.
+
+    `status` is its exit status, or minus the number of the signal that ended it.
+    """
+
+    pid: int
+    status: int
+
+
 class StepEnd(Event, frozen=True, kw_only=True):
     """The end of one optimizer step; `step` is the number of the step that ended."""
 

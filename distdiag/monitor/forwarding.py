@@ -212,4 +212,4 @@ def _kept(event: Event, path: Path) -> Event:
     error = f"it is kept on {platform.node()} in {path} (--dump-transport files)"
     if isinstance(event, Stacks):
         return msgspec.structs.replace(event, threads=(), error=error)
-    return msgspec.structs.replace(event, summary="", values={}, error=error)
+    return msgspec.structs.replace(event, summary="", values={}, processes=(), error=error)

@@ -53,6 +53,7 @@ class LocalRanks:
         self._sources = DumpSources(
             run_dir,
             main_script(launch_file.command, launch_file.cwd),
+            lambda: self.pids,
             may_ask_nccl=config.on_hang == "abort",
         )
         self._started_s = self._moved_s = time.monotonic()
@@ -77,6 +78,7 @@ class LocalRanks:
             if isinstance(event, Exited) and event.status == -signal.SIGKILL:
                 num_killed = count_oom_kills() - self._num_oom_kills
                 event = msgspec.structs.replace(event, oom_kills=num_killed)
+            self._sources.note(event)
             yield event
 
     def living(self, gone: RankSet) -> list[Process]:

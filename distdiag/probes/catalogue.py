@@ -305,6 +305,11 @@ PROBES: Final = (
         "process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")
     ),
     ProbeSpec("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnProbe")),
+    ProbeSpec(
+        "child-processes",
+        ("multiprocessing.popen_fork",),
+        _only("probes.process.children", "ChildEnds"),
+    ),
     ProbeSpec("collectives", ("torch", _C10D), _collectives),
     ProbeSpec("steps", ("torch",), _steps),
     ProbeSpec("random-states", ("torch",), _random_states),

@@ -15,7 +15,9 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
 )
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
+    ChildEnded,
     Exited,
     Finished,
     NodeLost,
@@ -89,6 +91,9 @@ class RankState:
     and there may have been more ranks.
     `progress` is how far it is in a process group, by the group's name, where dumps or messages of
     the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
+    `asked` is what its main thread waits for in the job's store, as far as its records tell;
+    `published` are the last keys that it set there; `dead_children` those of its processes that
+    ended badly.
     """
 
     rank: int
@@ -123,6 +128,9 @@ class RankState:
     observed: Mapping[str, Observed] = field(default_factory=dict)
     progress: Mapping[str, GroupProgress] = field(default_factory=dict)
     is_idle_assumed: bool = False
+    asked: StoreAsked | None = None
+    published: tuple[StoreCall, ...] = ()
+    dead_children: tuple[ChildEnded, ...] = ()
 
     @property
     def has_failed(self) -> bool:

@@ -17,6 +17,7 @@ from distdiag.events.collectives import (
     ProcessGroup,
     Signature,
 )
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks, ThreadStack
@@ -159,6 +160,24 @@ class Job:
                 num_batches=batches,
                 **family,
             )
+        )
+
+    def sets(self, rank: int, key: str, line: int = 20) -> None:
+        frames = (Frame("train.py", line, "main"),)
+        self.engine.feed(
+            StoreCall(**self._common(rank), action="set", store="s", keys=(key,), frames=frames)
+        )
+
+    def asks(self, rank: int, key: str, line: int = 12, *, thread: str = "MainThread") -> None:
+        frames = (Frame("train.py", line, "main"),)
+        asked = StoreAsked(
+            **self._common(rank), action="get", store="s", keys=(key,), frames=frames, thread=thread
+        )
+        self.engine.feed(asked)
+
+    def gets(self, rank: int, key: str) -> None:
+        self.engine.feed(
+            StoreCall(**self._common(rank), action="get", store="s", keys=(key,), done=True)
         )
 
     def finishes(self, rank: int, exit_status: int = 0) -> None:

@@ -29,7 +29,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def _sources(folder: Path) -> DumpSources:
     run_dir = RunDir(folder, 0)
     run_dir.folder.mkdir(parents=True)
-    return DumpSources(run_dir, None, may_ask_nccl=False)
+    return DumpSources(run_dir, None, dict, may_ask_nccl=False)
 
 
 def test_the_first_source_that_can_see_a_rank_is_used(
@@ -55,7 +55,7 @@ def test_everybody_else_is_asked_about_each_rank(
     sources = _sources(tmp_path)
     sources.meet(sleeper.pid)
     reported = {event.source: event for event in sources.outside({3: sleeper.pid}, 3.0)}
-    assert {"kernel", "stderr", "flight-recorder"} <= reported.keys()
+    assert {"kernel", "holders", "stderr", "flight-recorder"} <= reported.keys()
     assert "nccl-ras" not in reported
     assert reported["kernel"].values["state"] == "S"
     assert reported["flight-recorder"].error

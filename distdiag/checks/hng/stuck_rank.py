@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.activities import Activity, common_activity, doing_of, is_busy
+from distdiag.checks.shared.activities import Activity, common_activity, doing_of, will_come
 from distdiag.checks.shared.culprits import all_work, blame_missing, is_reliable, missing_evidence
+from distdiag.checks.shared.holders import holder_of
 from distdiag.checks.shared.stuck import activity_of_missing, odd_ranks
 from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.ranks import RankSet
@@ -108,7 +109,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         ranks = odd_ranks(states)
         if not ranks or common_activity(states[rank] for rank in ranks) not in self.activities:
             return
-        is_note = all(is_busy(states[rank]) for rank in ranks)
+        is_note = all(will_come(states[rank], states) for rank in ranks)
         yield self._stuck(ranks, states, "", where_all_are(states), is_note=is_note)
 
     def _stuck(
@@ -126,17 +127,21 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         signs = [doing.sign] if doing is not None and doing.sign else []
         signs += [help_phrase(state.help)] if state.help is not None else []
         sign = f" ({'; '.join(signs)})" if signs else ""
+        holder = holder_of(state, states)
+        who = f"; {holder.text}" if holder is not None else ""
         return self.finding(
             f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
-            f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{others}",
+            f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{who}{others}",
             ranks=culprits,
             step=state.step,
             location=location,
             grade=Grade.NOTE if is_note else Grade.LIKELY,
             confidence=0.4 if is_note else 0.85,
-            evidence=evidence
+            evidence=(holder.evidence if holder is not None else ())
+            + evidence
             + tuple(line for rank in culprits for line in _history(states[rank]))
             + outside_evidence(states, culprits),
+            fix=holder.fix if holder is not None else self.fix,
         )
 
 

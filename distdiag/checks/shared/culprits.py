@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from distdiag.checks.shared.activities import is_busy
+from distdiag.checks.shared.activities import will_come
 from distdiag.checks.shared.explanations import groups_by_place, skipping_ranks, state_of
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
@@ -117,7 +117,10 @@ def grade_of(alignment: Alignment[Any], verdict: Verdict) -> Grade:
 def all_work(alignment: Alignment[Any], ranks: RankSet) -> bool:
     """Say whether the ranks use the processor, or would, and so are late rather than stuck."""
     states = [state_of(alignment, rank) for rank in ranks]
-    return all(state.status is RankStatus.RUNNING and is_busy(state) for state in states)
+    return all(
+        state.status is RankStatus.RUNNING and will_come(state, alignment.states)
+        for state in states
+    )
 
 
 def location_in(alignment: Alignment[Any], ranks: RankSet) -> Location | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from distdiag.checks.shared.activities import Activity, common_activity, is_busy
+from distdiag.checks.shared.activities import Activity, common_activity, will_come
 from distdiag.checks.shared.culprits import all_work, blame_missing
 from distdiag.checks.shared.explanations import explain, state_of
 from distdiag.checks.shared.failures import has_contradiction
@@ -57,7 +57,7 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
     )
     silent = RankSet(s.rank for s in states.values() if s.status is RankStatus.SILENT)
     free = RankSet(s.rank for s in running if s.rank not in waiting)
-    asleep = RankSet(rank for rank in free if not is_busy(states[rank]))
+    asleep = RankSet(rank for rank in free if not will_come(states[rank], states))
     return silent or asleep or free or waiting
 
 
