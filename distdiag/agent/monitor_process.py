@@ -55,7 +55,6 @@ class MonitorProcess:
     """
 
     def __init__(self, run_dir: RunDir) -> None:
-        """Know of no monitor yet."""
         self._run_dir = run_dir
         self._tracer = 0
 

@@ -86,7 +86,6 @@ class Aligner:
     """What it yields, and the events of whose absence it knows the reason."""
 
     def __init__(self, job: Job) -> None:
-        """Nothing was observed yet."""
         self.job = job
 
     def feed(self, event: Event) -> Iterable[View]:

@@ -18,7 +18,6 @@ class Gate:
     __slots__ = ("waiters",)
 
     def __init__(self) -> None:
-        """Let nobody wait yet."""
         self.waiters: list[int] = []
 
 
@@ -44,7 +43,6 @@ class Joiner:
     """Puts together what several ranks know."""
 
     def __init__(self) -> None:
-        """Remember no result yet."""
         self._results: dict[tuple[int, int], tuple[Clock, Clock, Clock]] = {}
 
     def join(self, first: Clock, second: Clock) -> Clock:

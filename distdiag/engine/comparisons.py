@@ -23,7 +23,6 @@ class ComparisonAligner(Aligner):
     builds = (Divergence, RoutingDifference)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was compared yet."""
         super().__init__(job)
         self._has_compared = False
 

@@ -32,7 +32,6 @@ class Coverage:
     """
 
     def __init__(self, runner: CheckRunner, aligners: Iterable[Aligner], job: Job) -> None:
-        """Ask these aligners, and the runner for the checks that it switched off."""
         self.unobserved = RankSet()
         self._runner = runner
         self._aligners = tuple(aligners)

@@ -40,7 +40,6 @@ class LoneStepsAligner(Aligner):
     builds = (LoneStepsView,)
 
     def __init__(self, job: Job) -> None:
-        """Nobody has stepped yet."""
         super().__init__(job)
         self._alone: dict[int, SteppedAlone] = {}
         self._connected: set[int] = set()
@@ -128,7 +127,6 @@ class DataAligner(Aligner):
     builds = (FeedView, NormalisedFeeds, EpochView, ScheduleView, GatheredRowsView)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was fed yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._feeds = SideBySide(job.world)

@@ -29,7 +29,6 @@ class RankStatus:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        """Expect these ranks."""
         self.ranks = RankSet(ranks)
         self.exit_status: dict[int, int] = {}
         self.is_aborted = False

@@ -42,7 +42,6 @@ class FirstLooks:
     """Keeps the first look at the models of each rank."""
 
     def __init__(self) -> None:
-        """No rank has told of a model yet."""
         self._known: dict[int, dict[str, tuple[int, Tensors]]] = {}
 
     def feed(self, event: GradientSums) -> None:
@@ -103,7 +102,6 @@ class TokenTraceAligner(Aligner):
     builds = (TokenTraceView,)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was sent yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._seen: set[int] = set()
@@ -179,7 +177,6 @@ class SequenceAligner(Aligner):
     builds = (SequenceView, PositionedSequences, MaskedSequences)
 
     def __init__(self, job: Job) -> None:
-        """Know of no group yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._has_positions = False

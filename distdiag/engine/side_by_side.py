@@ -36,7 +36,6 @@ class SideBySide:
     """
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks where nothing tells who trains together."""
         self._world = world
         self._open: dict[Place, dict[int, Any]] = {}
         self._judged: dict[Place, set[int]] = {}

@@ -12,7 +12,6 @@ class RankSet(Set[int]):
     __slots__ = ("_ranks",)
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
-        """Keep the distinct ranks in ascending order."""
         self._ranks = tuple(sorted(set(ranks)))
 
     def __contains__(self, rank: object) -> bool:

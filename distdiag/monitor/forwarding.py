@@ -51,7 +51,6 @@ class ForwardingMonitor:
         config: Config,
         before: Takeover,
     ) -> None:
-        """Prepare to watch, and begin to look for the reporter."""
         self._run_dir = run_dir
         self._local = LocalRanks(run_dir, launch_file, config, Canon())
         self._status = RankStatus(self._local.ranks)
@@ -141,7 +140,6 @@ class Evidence:
     """What this node saw of a hang, on its way to the reporter."""
 
     def __init__(self, run_dir: RunDir, ranks: RankSet, forwarder: Forwarder) -> None:
-        """Send evidence of these ranks, over the forwarder unless it is told otherwise."""
         self._run_dir = run_dir
         self._ranks = ranks
         self._forwarder = forwarder

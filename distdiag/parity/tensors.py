@@ -76,7 +76,6 @@ class Rates:
     """The learning rates of all groups of parameters."""
 
     def __init__(self, reference: RecordedRun, candidate: RecordedRun) -> None:
-        """Compare these runs."""
         self._reference = reference
         self._candidate = candidate
 

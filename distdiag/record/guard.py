@@ -40,7 +40,6 @@ class Guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Go back to the program's part."""
         if error is None or not isinstance(error, self.kinds):
             return False
         self._fail(error)

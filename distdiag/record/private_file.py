@@ -157,7 +157,6 @@ class KeptDescriptor:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Move this descriptor up, as far as the limit of the process allows."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft, _HIGHEST)
         self.number = descriptor

@@ -53,7 +53,6 @@ class Site:
         is_own_call: bool,
         kept_alive: object,
     ) -> None:
-        """Keep alive the code objects whose ids are part of the key."""
         self.number = number
         self.frames = frames
         self.api = api
@@ -67,7 +66,6 @@ class Tables:
     __slots__ = ("frames", "groups", "signatures", "sites")
 
     def __init__(self) -> None:
-        """Know nothing."""
         self.groups: dict[Hashable, int] = {}
         self.signatures: dict[Hashable, int] = {}
         self.frames: dict[Frame, int] = {}

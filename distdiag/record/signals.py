@@ -26,7 +26,6 @@ class Signal(Generic[P]):
     __slots__ = ("_is_muted", "_known", "subscribers")
 
     def __init__(self) -> None:
-        """Have no subscriber."""
         self._known: dict[Callable[P, object], None] = {}
         self._is_muted = False
         self.subscribers: tuple[Callable[P, object], ...] = ()

@@ -79,7 +79,6 @@ class StatusPage:
     """The writing side, held by the rank."""
 
     def __init__(self, path: Path) -> None:
-        """Create the page, readable by the owner only, with its disk space reserved."""
         descriptor = create_private(path)
         try:
             os.posix_fallocate(descriptor, 0, _SIZE)

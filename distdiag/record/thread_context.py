@@ -33,7 +33,6 @@ class ThreadContext:
     )
 
     def __init__(self) -> None:
-        """Look up which thread this is, once."""
         # Not current_thread(): that would register a dummy for a thread of C++.
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         self.is_native = thread is None
@@ -52,7 +51,6 @@ class Here(threading.local):
     """The context of the thread that asks: one look-up where several things are needed."""
 
     def __init__(self) -> None:
-        """Begin the context of this thread."""
         self.context = ThreadContext()
 
 

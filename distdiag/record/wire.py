@@ -154,7 +154,6 @@ class Canon:
     """One object for each value, over all ranks, so that equal values are identical."""
 
     def __init__(self) -> None:
-        """Start with no values."""
         self._values: dict[Any, Any] = {}
 
     def __call__(self, value: T) -> T:

@@ -22,7 +22,6 @@ class Reporter:
     file_name: ClassVar[str | None] = None
 
     def __init__(self, *, width: int = 80, color: bool = False) -> None:
-        """Remember the columns of the surface and whether it shows colours."""
         self.width = width
         self.color = color
 

@@ -54,7 +54,6 @@ class RunReporter:
     def __init__(
         self, run_dir: RunDir, launch_file: LaunchFile, config: Config, rank_status: RankStatus
     ) -> None:
-        """Take over what earlier attempts found, and set some room aside on the disk."""
         self.rank_status = rank_status
         self.pids: Mapping[int, int] = {}
         self.lost = RankSet()

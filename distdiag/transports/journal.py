@@ -65,7 +65,6 @@ class Journal:
     """Append the events that a monitor made. A full disk loses them and nothing else."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file, readable by the owner only, or append to it."""
         self.stopped: OSError | None = None
         self._num_bytes = 0
         self._beats: dict[int, _Beats] = {}

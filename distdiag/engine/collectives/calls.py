@@ -29,7 +29,6 @@ class Places:
     """The part of a call site that two ranks are compared by: the user's frames and the module."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._by_site: dict[int, tuple[CallSite, tuple[tuple[Frame, ...], str | None]]] = {}
 
     def of(self, site: CallSite) -> tuple[tuple[Frame, ...], str | None]:
@@ -151,7 +150,6 @@ class Meeting(Gate):
     __slots__ = ("_clocks", "_wanted", "expected", "is_whole", "num_expected", "number", "stamps")
 
     def __init__(self, number: int, expected: RankSet, *, is_whole: bool = True) -> None:
-        """Wait for these ranks."""
         super().__init__()
         self.number = number
         self.expected = expected

@@ -55,7 +55,6 @@ class ExistenceTests:
     """
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks."""
         self._world = world
         self._current: dict[int, dict[_Test, FileAccess]] = {rank: {} for rank in world}
         self._counts: Counter[tuple[int, _Test]] = Counter()
@@ -123,7 +122,6 @@ class MissingFiles:
     """Remembers who wrote which file, and what each rank accessed last."""
 
     def __init__(self) -> None:
-        """Know of no file."""
         self._made: dict[str, dict[int, FileAccess]] = defaultdict(dict)
         self._recent: dict[int, deque[FileAccess]] = defaultdict(lambda: deque(maxlen=RECENT))
 
@@ -168,7 +166,6 @@ class FileAligner(Aligner):
     builds = (Race, FileTestView, MissingFile)
 
     def __init__(self, job: Job) -> None:
-        """No file was accessed yet."""
         super().__init__(job)
         self._is_alone = len(job.world) < 2
         self._races = FileRaces(job.world)

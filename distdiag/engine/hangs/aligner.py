@@ -87,7 +87,6 @@ class CallAligner(Aligner):
     )
 
     def __init__(self, job: Job) -> None:
-        """No rank has called anything yet."""
         super().__init__(job)
         self.stall = Stall(job.hang_timeout_s)
         self._streams = CollectiveStreams(job.world)

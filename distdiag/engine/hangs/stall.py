@@ -43,7 +43,6 @@ class Stall:
     """From "nobody has moved" over "their stacks are wanted" to "declared", and back."""
 
     def __init__(self, hang_timeout_s: float | None) -> None:
-        """Take the threshold of the user, in seconds, or None to derive it from the steps."""
         self._hang_timeout_s = hang_timeout_s
         self._looked_ns = 0
         self._wanted_since_ns = 0

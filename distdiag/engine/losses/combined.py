@@ -47,7 +47,6 @@ class CombinedLossAligner(Aligner):
     builds = (CombinedLossView, CombinedAuxLossView)
 
     def __init__(self, job: Job) -> None:
-        """Know of no step yet."""
         super().__init__(job)
         self._world = frozenset(job.world)
         self._groups: set[Ranks] = set()

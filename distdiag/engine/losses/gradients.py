@@ -39,7 +39,6 @@ class GradientAligner(Aligner):
     builds = (GradientView,)
 
     def __init__(self, job: Job) -> None:
-        """No gradient was seen yet."""
         super().__init__(job)
         self._world = frozenset(job.world)
         self._calls: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}

@@ -52,7 +52,6 @@ class SliceSaves:
     """Collect who saved its parts; that some did not is only certain at the end."""
 
     def __init__(self) -> None:
-        """Nothing was saved yet."""
         self._saves: dict[int, SliceSaved] = {}
 
     def add(self, event: SliceSaved) -> None:
@@ -80,7 +79,6 @@ class RandomStreams:
     """Collect events until all ranks that should agree have told theirs."""
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
         self._open: dict[tuple[str | int, ...], dict[int, _Event]] = {}
         self._counts: dict[tuple[str | int, ...], int] = {}
 
@@ -157,7 +155,6 @@ class ModelAligner(Aligner):
     builds = (*_NEVER, *LossAligner.builds)
 
     def __init__(self, job: Job) -> None:
-        """No model was seen yet."""
         super().__init__(job)
         self._apart = Apart()
         self._models = Models(self._apart.siblings)

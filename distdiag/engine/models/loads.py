@@ -50,7 +50,6 @@ class LoadAligner(Aligner):
     builds = (WeightsLoadedView, LoadWastedView, ResumeView, RankStateView)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was loaded or saved yet."""
         super().__init__(job)
         self._open: dict[_Key, dict[int, Event]] = {}
         self._expected: dict[_Key, RankSet] = {}

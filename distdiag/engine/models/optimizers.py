@@ -23,7 +23,6 @@ class OptimizerSteps:
     """Collect the states of optimizers until all ranks that keep the model have told theirs."""
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks where nothing tells who keeps a model."""
         self._world = world
         self._open: dict[tuple[str, int], dict[int, OptimizerState]] = {}
         self._judged: dict[tuple[str, int], set[int]] = {}
@@ -88,7 +87,6 @@ class Untrained:
     """Collect the looks; what never had a gradient is known at the end."""
 
     def __init__(self) -> None:
-        """Nothing was looked at yet."""
         self._seen: dict[str, dict[int, _Seen]] = {}
 
     def add(self, state: OptimizerState) -> None:

@@ -35,7 +35,6 @@ class UserPlans:
     """Collects plans; what a pattern matches is only known when all ranks have told."""
 
     def __init__(self, world: RankSet, rules: Sequence[PlacementRule]) -> None:
-        """Know of no plan but the user's table."""
         self._world = world
         self._rules = tuple(rules)
         self._places: dict[tuple[object, ...], _Place] = {}

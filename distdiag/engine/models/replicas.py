@@ -99,7 +99,6 @@ class Siblings:
     """
 
     def __init__(self) -> None:
-        """Know of no group yet."""
         self._families: dict[_Family, list[_Group]] = {}
         self._carried: dict[_Group, int] = {}
         self._reducing: set[_Group] = set()
@@ -273,7 +272,6 @@ class TrainedTogether:
     """Compares biases and routers beside weights that ranks train together."""
 
     def __init__(self) -> None:
-        """Know of no model yet."""
         self._starts: dict[str, dict[int, Held]] = {}
         self._looks: dict[str, tuple[int, dict[int, Held]]] = {}
         self._sites: dict[tuple[str, int], CallSite] = {}
@@ -476,7 +474,6 @@ class Apart:
     needs = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
 
     def __init__(self) -> None:
-        """Know of no copies that differ."""
         self.siblings = Siblings()
         self._traffic = Traffic()
         self._pending: dict[tuple[str, Basis, frozenset[int]], _Pending] = {}

@@ -45,7 +45,6 @@ class SumsAligner(Aligner):
     builds = (SumsView,)
 
     def __init__(self, job: Job) -> None:
-        """Know of no model yet."""
         super().__init__(job)
         self._models = {rank: RankModels() for rank in job.world}
         self._looks: dict[str, dict[_Look, dict[int, Held]]] = {}

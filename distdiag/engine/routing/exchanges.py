@@ -31,7 +31,6 @@ class ExchangeAligner(Aligner):
     builds = (UnfitExchange, RoundTrip)
 
     def __init__(self, job: Job) -> None:
-        """No tokens were sent yet."""
         super().__init__(job)
         self._calls: dict[int, deque[Collective]] = {
             rank: deque(maxlen=_MOST_CALLS) for rank in job.world

@@ -64,7 +64,6 @@ class RoutingAligner(Aligner):
     builds = (RoutingView, RepeatedRouting, AuxLossRouting, CountsHeld)
 
     def __init__(self, job: Job) -> None:
-        """No tokens were routed yet."""
         super().__init__(job)
         self._models: dict[str, _Known] = {}
         self._reached: dict[int, int] = dict.fromkeys(job.world, 0)

@@ -65,7 +65,6 @@ class Resumes:
     """What was loaded into optimizers and schedulers, and what the files with weights held."""
 
     def __init__(self, loads: ModelLoads, roots: Callable[[], list[nn.Module]]) -> None:
-        """Know of nothing that was loaded."""
         self._loads = loads
         self._roots = roots
         self._files: deque[_File] = deque(maxlen=_MOST_FILES)

@@ -154,7 +154,6 @@ class ModelLoads:
     """The loads of a process into its modules, and which of their tensors one has written."""
 
     def __init__(self) -> None:
-        """Nothing was loaded yet."""
         self._written: WeakMap[nn.Module, dict[str, int]]
         self._written = WeakMap()
         self._open: dict[int, _Load] = {}

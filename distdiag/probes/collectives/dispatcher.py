@@ -48,7 +48,6 @@ class DispatcherTap(Tap):
         exchange_known: Signal[[]],
         gate: StrictGate | None = None,
     ) -> None:
-        """Register nothing yet."""
         super().__init__(recorder, functional, recorded, exchange_known, gate)
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
         self._library: Any = None

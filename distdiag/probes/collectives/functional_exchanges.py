@@ -28,7 +28,6 @@ class ExchangeLayout:
     """How to read the arguments of one operator, as the installed torch declares it."""
 
     def __init__(self, name: str, schema: Untyped) -> None:
-        """Find the arguments."""
         self._public = name.removesuffix("_out").removesuffix("_")
         self._names = [argument.name for argument in schema.arguments]
         self.may_exchange = name.startswith(_EXCHANGES) and "group_name" in self._names

@@ -50,7 +50,6 @@ class StoreCalls(Probe):
     name: ClassVar[str] = "store-calls"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know no store yet."""
         super().__init__(recorder)
         self._places: dict[int, tuple[weakref.ref[object], _Place]] = {}
 

@@ -14,7 +14,6 @@ class UsedGroups:
     """Remembers the counters of all process groups of this rank."""
 
     def __init__(self) -> None:
-        """Look at the counters."""
         self._before = _counters()
 
     def members(self) -> tuple[int, ...]:

@@ -43,7 +43,6 @@ class Trained:
     """The parameters of one optimizer, kept by weak references: an id alone may be used again."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Remember these parameters."""
         self._parameters = [weakref.ref(each) for each in parameters]
 
     @classmethod

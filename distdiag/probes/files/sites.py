@@ -45,7 +45,6 @@ class FileSites:
     """The call sites of accesses, found again by the stack down to the user's own code."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know no code yet."""
         self._recorder = recorder
         self.kinds: dict[int, int] = {}  # of code objects, by their ids
         self._kept_alive: list[CodeType] = []

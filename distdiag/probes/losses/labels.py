@@ -46,7 +46,6 @@ class LabelTensors:
     """Tensors that may hold labels, as long as the program keeps them."""
 
     def __init__(self) -> None:
-        """Nothing was given yet."""
         self._seen: deque[weakref.ref[torch.Tensor]] = deque(maxlen=MOST_TENSORS)
         self._targets: Counts | None = None
 

@@ -105,7 +105,6 @@ class InjectedAux:
     """What forward passes have injected, and the gradients that the next pass gives it."""
 
     def __init__(self, fail: Callable[[Exception], None]) -> None:
-        """Nothing was injected yet."""
         self._fail = fail
         self._num_awaited = 0
         self._found: list[Aux] = []

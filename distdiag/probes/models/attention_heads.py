@@ -57,7 +57,6 @@ class HeadCounts:
     """Remembers how many heads each module had when it was first looked at."""
 
     def __init__(self) -> None:
-        """Nothing was looked at yet."""
         self._first: WeakMap[nn.Module, int] = WeakMap()
 
     def divided(self, tree: Tree) -> dict[int, int]:

@@ -50,7 +50,6 @@ class StepCounts:
     """How often each optimizer has stepped, and after how many backward passes."""
 
     def __init__(self) -> None:
-        """No step was taken yet."""
         self._steps: WeakMap[torch.optim.Optimizer, _Steps] = WeakMap()
 
     def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:

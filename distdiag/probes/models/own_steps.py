@@ -21,7 +21,6 @@ class IdleReducers:
     """Recognises, by the times that reducers keep of gradients, those that have not worked."""
 
     def __init__(self) -> None:
-        """Know of none yet."""
         self._before: WeakMap[DistributedDataParallel, list[int]] = WeakMap()
 
     def mark(self, modules: Iterable[DistributedDataParallel]) -> None:

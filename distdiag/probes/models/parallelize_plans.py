@@ -62,7 +62,6 @@ class ParallelMoments(Probe):
     name: ClassVar[str] = "parallel-moments"
 
     def __init__(self, recorder: Recorder, wrapped: Signal[Sequence[nn.Module]]) -> None:
-        """Tell by this signal."""
         super().__init__(recorder)
         self._wrapped = wrapped
 
@@ -89,7 +88,6 @@ class ParallelizePlans(PlanProbe):
     name: ClassVar[str] = "parallelize-plans"
 
     def __init__(self, recorder: Recorder, step_ended: Signal[[]]) -> None:
-        """Watch no parameter yet."""
         super().__init__(recorder)
         self._step_ended = step_ended
         self._is_inside = False

@@ -30,7 +30,6 @@ class PartialReads(Probe):
     def __init__(
         self, recorder: Recorder, shared: Signal[Any, Any], step_ended: Signal[[]]
     ) -> None:
-        """Know of no place yet."""
         super().__init__(recorder)
         self._shared = shared
         self._step_ended = step_ended

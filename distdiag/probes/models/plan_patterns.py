@@ -21,7 +21,6 @@ class PlanProbe(Probe):
     """Writes each outcome of a plan down once for each place that applies it."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know of no plan yet."""
         super().__init__(recorder)
         self._told: set[tuple[object, ...]] = set()
 

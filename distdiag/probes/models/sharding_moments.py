@@ -30,7 +30,6 @@ class ShardedForwards(Probe):
         started: Signal[object, nn.Module, object],
         ended: Signal[object, object],
     ) -> None:
-        """Tell by these signals of each forward pass that starts, and of each that ended."""
         super().__init__(recorder)
         self._started = started
         self._ended = ended

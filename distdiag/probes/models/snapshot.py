@@ -65,7 +65,6 @@ class Readings:
     """Readings in the order in which they were asked for."""
 
     def __init__(self) -> None:
-        """Nothing is being read."""
         self._waiting: deque[tuple[Reading, Pending, list[int]]] = deque()
 
     def add(self, reading: Reading, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -172,7 +171,6 @@ class SharedTensors:
     """Recognises parameters by the memory that a collective is given."""
 
     def __init__(self, roots: Callable[[], Iterable[nn.Module]]) -> None:
-        """Look among the parameters of these models."""
         self._roots = roots
         self._owners: dict[tuple[int, int], tuple[weakref.ref[nn.Parameter], bool]] = {}
         self._made_at: tuple[int, int] = (-1, -1)

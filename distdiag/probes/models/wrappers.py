@@ -197,7 +197,6 @@ class WrapTimes:
     """Which parameters were there when FSDP2 wrapped a module: later ones it does not know."""
 
     def __init__(self) -> None:
-        """Nothing was wrapped yet."""
         self._known: WeakMap[nn.Module, frozenset[str]] = WeakMap()
 
     def wrapped(self, module: nn.Module) -> None:

@@ -59,7 +59,6 @@ class Schedules(Probe):
     def __init__(
         self, recorder: Recorder, stepped: Signal[torch.optim.Optimizer], step_ended: Signal[[]]
     ) -> None:
-        """Know of no scheduler yet."""
         super().__init__(recorder)
         self._optimizer_stepped = stepped
         self._step_ended = step_ended

@@ -199,7 +199,6 @@ class ParityRecorder(Probe):
     name: ClassVar[str] = "parity"
 
     def __init__(self, recorder: Recorder, task: ParityTask) -> None:
-        """Record nothing yet."""
         super().__init__(recorder)
         self._task = task
         self._rank = recorder.rank

@@ -69,7 +69,6 @@ class SaveProbe(_SavePhase):
     name: ClassVar[str] = "save"
 
     def __init__(self, recorder: Recorder, saving: Signal[object, FrameType]) -> None:
-        """Tell by this signal of what is saved."""
         super().__init__(recorder)
         self._saving = saving
 

@@ -22,7 +22,6 @@ class PoisonedMemory(Probe):
     name: ClassVar[str] = "poison-empty"
 
     def __init__(self, recorder: Recorder, step_ended: Signal[[]]) -> None:
-        """Change nothing yet."""
         super().__init__(recorder)
         self._step_ended = step_ended
         self._before: tuple[bool, bool, bool] | None = None

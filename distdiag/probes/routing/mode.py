@@ -80,7 +80,6 @@ class RoutingMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Run the call."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not torch.compiler.is_compiling():

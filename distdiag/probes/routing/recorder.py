@@ -157,7 +157,6 @@ class CallMode(RoutingMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Run the call."""
         name = getattr(func, "__name__", "")
         if name in _NAMES and self._stack:
             self._stack[-1].ops[name] = None
@@ -170,7 +169,6 @@ class OpenCalls(threading.local):
     """The calls that a thread is in the middle of, the innermost last."""
 
     def __init__(self) -> None:
-        """Be in the middle of none."""
         self.stack: list[OpenCall] = []
         self.mode: CallMode | None = None
 
@@ -233,7 +231,6 @@ class RoutingRecorder(Probe):
     name: ClassVar[str] = "routing-recorder"
 
     def __init__(self, recorder: Recorder, task: RoutingTask) -> None:
-        """Record nothing yet."""
         super().__init__(recorder)
         self._task = task
         self._writer = RouteWriter(Path(task.folder), recorder.rank)

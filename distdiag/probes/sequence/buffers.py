@@ -20,7 +20,6 @@ class SequenceBuffers(Probe):
     name: ClassVar[str] = "sequence-buffers"
 
     def __init__(self, recorder: Recorder, cut: Signal[object, Sequence[torch.Tensor]]) -> None:
-        """Tell by this signal."""
         super().__init__(recorder)
         self._cut = cut
 

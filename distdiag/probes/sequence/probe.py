@@ -174,7 +174,6 @@ class SequenceProbe(Probe):
     name: ClassVar[str] = "sequence"
 
     def __init__(self, recorder: Recorder, moments: Moments) -> None:
-        """Nothing has happened yet."""
         super().__init__(recorder)
         self._moments = moments
         self._unsubscribe: Unsubscribe | None = None

@@ -31,7 +31,6 @@ class TokenCodes:
     """
 
     def __init__(self, spec: TokenSpec, dtype: torch.dtype, device: torch.device) -> None:
-        """Prepare for tensors of this form."""
         self._spec = spec
         self._dtype = dtype
         self._device = device
