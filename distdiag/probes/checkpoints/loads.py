@@ -410,7 +410,6 @@ class LoadProbe(Probe):
         self._wasted = WastedLoads(self._loads, models)
         self._resumes = Resumes(self._loads, models)
         self._inside = _Inside()
-        self._handles: list[Any] = []
         self._num_settled = 0
 
     def _install(self) -> None:
@@ -421,16 +420,10 @@ class LoadProbe(Probe):
             is_kind = isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
             if is_kind and "load_state_dict" in vars(kind):
                 self._tell_after(kind, self._scheduled)
-        self._patches.wrap_everywhere(torch.serialization, "load", self._around_read)
+        self._patches.wrap_everywhere(torch.serialization, "load", self._call_after(self._opened))
         self._subscribe(self._state_read, self._read)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
-
-    def uninstall(self) -> None:
-        """Remove the hooks."""
-        super().uninstall()
-        while self._handles:
-            self._handles.pop().remove()
+        self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
 
     def _site(self, frame: FrameType) -> CallSite:
         return CallSite(frames_of(frame, self.recorder.main_script))
@@ -474,16 +467,8 @@ class LoadProbe(Probe):
             self._wasted.wrote(module, self._site(frame))
 
     def _tell_after(self, kind: type, tell: Callable[..., None]) -> None:
-        def telling(original: AnyCallable) -> AnyCallable:
-            @wrap_like(original)
-            def load_state_dict(*args: object, **kwargs: object) -> object:
-                result = original(*args, **kwargs)
-                tell(*_arguments(*args, **kwargs))
-                return result
-
-            return load_state_dict
-
-        self._patches.wrap(kind, "load_state_dict", telling)
+        after = self._call_after(lambda _, *args, **kwargs: tell(*_arguments(*args, **kwargs)))
+        self._patches.wrap(kind, "load_state_dict", after)
 
     @guarded
     def _restored(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:
@@ -493,17 +478,8 @@ class LoadProbe(Probe):
     def _scheduled(self, scheduler: object, _: object) -> None:
         self._resumes.gave_schedule(scheduler)
 
-    def _around_read(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def load(*args: object, **kwargs: object) -> object:
-            result = original(*args, **kwargs)
-            self._opened(result)
-            return result
-
-        return load
-
     @guarded
-    def _opened(self, found: object) -> None:
+    def _opened(self, found: object, /, *_: object, **__: object) -> None:
         self._resumes.read_file(found)
 
     @guarded

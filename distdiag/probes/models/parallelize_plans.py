@@ -66,17 +66,10 @@ class ParallelMoments(Probe):
         self._wrapped = wrapped
 
     def _install(self) -> None:
-        self._patches.wrap_everywhere(api, "parallelize_module", self._telling)
+        self._patches.wrap_everywhere(api, "parallelize_module", self._call_after(self._tell))
 
-    def _telling(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def parallelize_module(module: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
-            result = original(module, *args, **kwargs)
-            if not self.is_off:
-                self._wrapped.emit((module,))
-            return result
-
-        return parallelize_module
+    def _tell(self, _: object, module: nn.Module, *__: object, **___: object) -> None:
+        self._wrapped.emit((module,))
 
 
 # Plans that are given to it.

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.events.base import CallSite
 from distdiag.events.models import Content, ModelPlan, ModelState, Moment, SliceSaved, TensorPlan
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
@@ -316,8 +316,9 @@ class ModelSnapshots(Probe):
     def _install(self) -> None:
         self._modules.watch(self._patches, self.fail)
         self._optimizer_registry.watch(self._patches, self.fail)
+        wrapping = self._call_after(self._before_forward)
         # Not the constructor: its warnings name the line of whoever calls it.
-        self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", self._after_wrapping)
+        self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", wrapping)
         moments = self._moments
         self._subscribe(moments.wrapped, self._after_wrap)
         self._subscribe(moments.cut, self._before_cut)
@@ -334,15 +335,6 @@ class ModelSnapshots(Probe):
         """Write down what has been read by now."""
         self._write_readings(self._readings.take())
         self._optimizers.settle()
-
-    def _after_wrapping(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def helper(*args: object, **kwargs: object) -> object:
-            result = original(*args, **kwargs)
-            self._before_forward()
-            return result
-
-        return helper
 
     # The moments
 
@@ -378,7 +370,7 @@ class ModelSnapshots(Probe):
             self.recorder.event(SliceSaved, names=names, members=members, site=site)
 
     @guarded
-    def _before_forward(self) -> None:
+    def _before_forward(self, /, *_: object, **__: object) -> None:
         """Look at models that were wrapped, and have not been used since."""
         for root in self._roots():
             if root not in self._started and is_wrapped(root):

@@ -13,9 +13,9 @@ from torch.optim import lr_scheduler
 
 from distdiag.events.base import CallSite
 from distdiag.events.data import ScheduleState
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guard, guarded
+from distdiag.probes.guard import guarded
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -71,7 +71,7 @@ class Schedules(Probe):
         kind = lr_scheduler.LRScheduler
         # The warnings of `step` name the line of its caller: it is left alone if possible.
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
-        self._patches.wrap(kind, name, self._wrapper)
+        self._patches.wrap(kind, name, self._call_after(self._advanced))
         self._subscribe(self._optimizer_stepped, self._stepped)
         self._subscribe(self._step_ended, self._after_step)
 
@@ -80,18 +80,8 @@ class Schedules(Probe):
         """Write down how far all have come."""
         self._write_all()
 
-    def _wrapper(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def step(self_: object, *args: object, **kwargs: object) -> object:
-            result = original(self_, *args, **kwargs)
-            if not self.is_off:
-                with guard(self.fail):
-                    self._advanced(self_)
-            return result
-
-        return step
-
-    def _advanced(self, scheduler: object) -> None:
+    @guarded
+    def _advanced(self, _: object, scheduler: object, /, *__: object, **___: object) -> None:
         course = self._courses.get(scheduler)
         rate = _rate(scheduler)
         if course is None:
@@ -101,7 +91,7 @@ class Schedules(Probe):
             course = _Course(
                 name if number == 1 else f"{name}#{number}",
                 weakref.ref(scheduler),
-                CallSite(frames_of(sys._getframe(2), self.recorder.main_script)),
+                CallSite(frames_of(sys._getframe(3), self.recorder.main_script)),
                 _num_planned(scheduler),
                 first_rate=rate,
                 peak_rate=rate,
@@ -111,7 +101,7 @@ class Schedules(Probe):
             self._all.append(course)
             return
         if course.num_advances == 0:
-            course.site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
+            course.site = CallSite(frames_of(sys._getframe(3), self.recorder.main_script))
         course.num_advances += 1
         course.num_since_step += 1
         course.see(rate)
