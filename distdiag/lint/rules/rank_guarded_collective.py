@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from distdiag.checks.col.rank_guarded_collective import RankGuardedCollective as Check
 from distdiag.findings.finding import Severity
-from distdiag.lint.base import LintFinding, Rule
-from distdiag.lint.guarded import call_text, guard_text, guarded_sites, places, severity_of
-from distdiag.lint.modules import Module
+from distdiag.lint.guarded import GuardRule
 from distdiag.lint.operations import Family
 
 
-class RankGuardedCollective(Rule):
+class RankGuardedCollective(GuardRule):
     """A collective stands under a condition that holds on some ranks only.
 
     ## What it detects
@@ -39,14 +35,4 @@ class RankGuardedCollective(Rule):
     code = Check.code
     name = Check.name
     severity = Severity.ERROR
-
-    def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the collectives that some ranks do not call."""
-        for found in guarded_sites(module, self.effects, Family.COLLECTIVE):
-            yield self.finding(
-                module,
-                found.site.call,
-                f"{call_text(found)} is not called by every rank: {guard_text(found)}",
-                severity=severity_of(found),
-                related=places(found),
-            )
+    family = Family.COLLECTIVE
