@@ -102,7 +102,7 @@ class SilentRank(Check[LaunchView | JobView]):
             f"{silent.phrase()} recorded no events",
             ranks=silent,
             confidence=1.0,
-            evidence=(Evidence(ranks=silent, summary="no event file, or an empty one"),),
+            evidence="no event file, or an empty one",
         )
 
 

@@ -11,7 +11,7 @@ from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
 from distdiag.events.models import Basis, TensorPlan
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.models import ModelView
 
 _BLOCK: Final = re.compile(r"(.*?)\.\d+\.(.*)")
@@ -85,16 +85,15 @@ class UnshardedParameter(Check[ModelView]):
     def _note(
         self, view: ModelView, ranks: RankSet, message: str, subjects: tuple[str, ...]
     ) -> Finding:
-        location = location_on(view, ranks)
         return self.finding(
             message,
             ranks=ranks,
             step=view.step,
-            location=location,
+            location=location_on(view, ranks),
             subjects=subjects,
             grade=Grade.NOTE,
             confidence=0.7,
-            evidence=(Evidence(ranks=ranks, summary=message, location=location),),
+            evidence=message,
         )
 
 
