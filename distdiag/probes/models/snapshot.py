@@ -257,18 +257,18 @@ CHUNK: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; `started` is told of each model that begins."""
+    """When to look, as `Signals` says; `model_started` is told of each model that begins."""
 
-    wrapped: Signal[Sequence[nn.Module]]
-    cut: Signal[object, Sequence[torch.Tensor]]
-    shared: Signal[Any, Any]
-    saving: Signal[object, FrameType]
-    first_forward: Signal[[]]
+    model_wrapped: Signal[Sequence[nn.Module]]
+    sequence_cut: Signal[object, Sequence[torch.Tensor]]
+    tensors_shared: Signal[Any, Any]
+    state_saving: Signal[object, FrameType]
+    before_first_forward: Signal[[]]
     before_backward: Signal[[]]
     backward_ended: Signal[bool]
-    stepping: Signal[Any, FrameType]
-    stepped: Signal[Any]
-    started: Signal[nn.Module]
+    optimizer_stepping: Signal[Any, FrameType]
+    optimizer_stepped: Signal[Any]
+    model_started: Signal[nn.Module]
 
 
 class ModelSnapshots(Probe):
@@ -320,15 +320,15 @@ class ModelSnapshots(Probe):
         # Not the constructor: its warnings name the line of whoever calls it.
         self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", wrapping)
         moments = self._moments
-        self._subscribe(moments.wrapped, self._after_wrap)
-        self._subscribe(moments.cut, self._before_cut)
-        self._subscribe(moments.shared, self._before_share)
-        self._subscribe(moments.saving, self._before_save)
-        self._subscribe(moments.first_forward, self._before_forward)
+        self._subscribe(moments.model_wrapped, self._after_wrap)
+        self._subscribe(moments.sequence_cut, self._before_cut)
+        self._subscribe(moments.tensors_shared, self._before_share)
+        self._subscribe(moments.state_saving, self._before_save)
+        self._subscribe(moments.before_first_forward, self._before_forward)
         self._subscribe(moments.before_backward, self._before_backward)
         self._subscribe(moments.backward_ended, self._after_backward)
-        self._subscribe(moments.stepping, self._before_step)
-        self._subscribe(moments.stepped, self._after_step)
+        self._subscribe(moments.optimizer_stepping, self._before_step)
+        self._subscribe(moments.optimizer_stepped, self._after_step)
 
     @guarded
     def flush(self) -> None:
@@ -432,7 +432,7 @@ class ModelSnapshots(Probe):
         self._started.add(root)
         self._steps.start(root)
         self._read(root, Moment.START, [h.tensor for h in self._write_plan(root, Moment.START)])
-        self._moments.started.emit(root)
+        self._moments.model_started.emit(root)
 
     def _look(self, root: nn.Module, *moments: Moment) -> None:
         """Look at a model; between the moments nothing of the program runs."""

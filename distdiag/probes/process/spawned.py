@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch.distributed as dist
 
 from distdiag.events.lifecycle import ProcessesSpawned
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import site_here
+
+_MODULE: Final = "torch.multiprocessing.spawn"
 
 
 class SpawnProbe(Probe):
@@ -23,16 +25,18 @@ class SpawnProbe(Probe):
 
     def _install(self) -> None:
         # As an attribute of its package it is hidden by the function of the same name.
-        module = sys.modules["torch.multiprocessing.spawn"]
-        self._signature = inspect.signature(module.start_processes)
-        self._patches.wrap_everywhere(module, "start_processes", self._call_before(self._before))
+        self._patches.wrap_everywhere(
+            sys.modules[_MODULE], "start_processes", self._call_before(self._before)
+        )
 
     def _before(self, *args: object, **kwargs: object) -> None:
         with self.guard:
             if dist.is_available() and dist.is_initialized():
                 return
             try:
-                given = self._signature.bind(*args, **kwargs)
+                given = inspect.signature(sys.modules[_MODULE].start_processes).bind(
+                    *args, **kwargs
+                )
                 given.apply_defaults()
                 number = int(given.arguments["nprocs"])
             except (TypeError, ValueError):
