@@ -262,6 +262,11 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     num_idle: int = 0
     was_fed: bool = False
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is the same on all ranks for the same step."""
+        return (self.optimizer, self.step)
+
 
 class PartialRead(Event, frozen=True, kw_only=True):
     """The program took a number out of a DTensor that is only this rank's part of a sum or norm.

@@ -8,9 +8,10 @@ from typing import Final
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.losses.losses import LossAligner
 from distdiag.engine.models.models import Models
-from distdiag.engine.models.optimizers import OptimizerSteps, Untrained
+from distdiag.engine.models.optimizers import Untrained
 from distdiag.engine.models.plans import UserPlans
 from distdiag.engine.models.replicas import Apart
+from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import ProbeDisabled, RankStarted
 from distdiag.events.losses import LossWeights
@@ -158,7 +159,7 @@ class ModelAligner(Aligner):
         super().__init__(job)
         self._apart = Apart()
         self._models = Models(self._apart.siblings)
-        self._optimizers = OptimizerSteps(job.world)
+        self._optimizers = SideBySide(job.world)
         self._untrained = Untrained()
         self._saves = SliceSaves()
         self._plans = UserPlans(job.world, job.rules)
