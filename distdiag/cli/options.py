@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final, TypedDict, TypeVar, get_args
 
@@ -156,16 +157,12 @@ _COMPARE_OPTIONS: Final = (
 
 def compare_options(command: F) -> F:
     """Give a click command the options of `CompareOptions`."""
-    for option in reversed(_COMPARE_OPTIONS):
-        command = option(command)
-    return command
+    return reduce(lambda given, option: option(given), reversed(_COMPARE_OPTIONS), command)
 
 
 def check_options(command: F) -> F:
     """Give a click command the options of a checked run, for `load_config`; None if not given."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return reduce(lambda given, option: option(given), reversed(_OPTIONS), command)
 
 
 def to_arguments(flags: Mapping[str, Any]) -> list[str]:

@@ -71,4 +71,4 @@ class SideBySide:
         self._open.clear()
 
     def _alignment(self, place: Place, by_rank: dict[int, Any]) -> Alignment[Any]:
-        return Alignment(place[0].__name__, place[1:], by_rank, RankSet(by_rank))
+        return Alignment("data", place[1:], by_rank, RankSet(by_rank))
