@@ -149,7 +149,6 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     num_steps: int
     least_pace: int
     greatest_pace: int
-    first_rate: float
     peak_rate: float
     last_rate: float
     settled_at: int

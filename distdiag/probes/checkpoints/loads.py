@@ -35,6 +35,7 @@ from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.bytes import is_readable, sample
 from distdiag.probes.tensors.content import Content, Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -80,7 +81,7 @@ class Resumes:
     def read_file(self, found: object) -> None:
         """Take note of what `torch.load` has returned."""
         states = max(_num_states(found, _DEEPEST), default=0)
-        addresses = (address_of(tensor) for tensor in _tensors(found, _DEEPEST))
+        addresses = (address_of(tensor) for tensor in tensors_in(found, _DEEPEST))
         few = [address for _, address in zip(range(_MOST_TENSORS), addresses, strict=False)]
         self._files.append(_File(frozenset(few) - {None}, states))  # type: ignore[arg-type]
 
@@ -165,18 +166,6 @@ def _num_states(value: object, depth: int) -> Iterator[int]:
         yield from _num_states(item, depth - 1)
         if isinstance(item, list | tuple):
             yield from (n for each in item for n in _num_states(each, depth - 1))
-
-
-def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
-    items: Sequence[object] | Iterator[object] = ()
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        items = iter(value.values())
-    elif depth and isinstance(value, list | tuple):
-        items = value
-    for item in items:
-        yield from _tensors(item, depth - 1)
 
 
 # Loads that come to nothing: read beside the model, or written over before training begins.

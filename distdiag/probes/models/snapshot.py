@@ -7,8 +7,9 @@ the first optimizer steps after that and then every hundredth.
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -41,6 +42,7 @@ from distdiag.probes.models.wrappers import (
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -111,9 +113,8 @@ def slices_in(saved: object, roots: Iterable[nn.Module]) -> tuple[tuple[str, ...
     if not shards:
         return (), ()
     found = {}
-    for count, tensor in enumerate(_tensors(saved, _DEEPEST)):
-        if count >= _MOST_TENSORS:
-            break
+    plain = (tensor for tensor in tensors_in(saved, _DEEPEST) if not is_dtensor(tensor))
+    for tensor in islice(plain, _MOST_TENSORS):
         name, shape, members = shards.get(address_of(tensor) or 0, ("", (), ()))
         if name and tuple(tensor.shape) == shape:
             found[name] = members
@@ -142,18 +143,6 @@ def _other_parts(tensor: Untyped) -> tuple[int, ...]:
     axes = zip(here, tensor.placements, strict=False)
     where = [slice(None) if each.is_shard() else at for at, each in axes]
     return tuple(mesh[tuple(where)].flatten().tolist())
-
-
-def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if not is_dtensor(value):
-            yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item, depth - 1)
 
 
 # Which parameters the program itself broadcasts, or reduces the gradients of, and over whom.

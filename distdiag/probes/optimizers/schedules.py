@@ -37,7 +37,6 @@ class _Course:
     least_pace: int = -1
     greatest_pace: int = -1
     last_pace: int = 0
-    first_rate: float = 0.0
     peak_rate: float = 0.0
     last_rate: float = 0.0
     settled_at: int = 0
@@ -91,7 +90,6 @@ class Schedules(Probe):
                 weakref.ref(scheduler),
                 CallSite(frames_of(sys._getframe(3), self.recorder.main_script)),
                 _num_planned(scheduler),
-                first_rate=rate,
                 peak_rate=rate,
                 last_rate=rate,
             )
@@ -145,7 +143,6 @@ class Schedules(Probe):
                 num_planned=course.num_planned,
                 least_pace=course.last_pace if is_new else course.least_pace,
                 greatest_pace=course.last_pace if is_new else course.greatest_pace,
-                first_rate=course.first_rate,
                 peak_rate=course.peak_rate,
                 last_rate=course.last_rate,
                 settled_at=course.settled_at,
