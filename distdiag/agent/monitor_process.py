@@ -1,5 +1,7 @@
 """Starts the monitor of a node, and tells whether it still lives."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import select

@@ -1,5 +1,7 @@
 """``distdiag demo``: a healthy and a sick script, and the report of each."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import click

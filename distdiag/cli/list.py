@@ -1,5 +1,7 @@
 """``distdiag list``: all checks, one a line."""
 
+from __future__ import annotations
+
 import click
 
 from distdiag.cli.explain import catalogue, documentation

@@ -1,5 +1,7 @@
 """``distdiag moe-determinism``: whether the same run routes tokens in the same way again."""
 
+from __future__ import annotations
+
 import sys
 import time
 from typing import Final, Unpack

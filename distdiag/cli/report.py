@@ -1,5 +1,7 @@
 """``distdiag report``: show the report of a run again."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import click

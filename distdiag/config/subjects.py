@@ -1,5 +1,7 @@
 """The ``[sequence]`` table: which functions of the program split and gather sequences, and how."""
 
+from __future__ import annotations
+
 from typing import Annotated, Final, Literal
 
 import msgspec

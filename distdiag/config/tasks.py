@@ -1,5 +1,7 @@
 """What the ranks of a parity run are told to do: what to record, and which batches to use."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Literal, Self
 

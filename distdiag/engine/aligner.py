@@ -1,5 +1,7 @@
 """The contract of an aligner, which puts events of ranks side by side."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module

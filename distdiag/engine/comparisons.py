@@ -1,5 +1,7 @@
 """Whether two runs were compared."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,5 +1,7 @@
 """Which checks have looked, which had nothing to judge, and which could not see."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final

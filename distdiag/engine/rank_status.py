@@ -1,5 +1,7 @@
 """Which ranks have begun and ended, and how the run ended: by how the first rank ended badly."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Final
 

@@ -1,5 +1,7 @@
 """Shows views to the checks that name their types, and keeps what they find."""
 
+from __future__ import annotations
+
 import traceback
 from collections.abc import Iterable
 from typing import Any

@@ -1,5 +1,7 @@
 """Puts events that ranks write about the same thing side by side."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 

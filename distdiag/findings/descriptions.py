@@ -1,5 +1,7 @@
 """How calls, places and the states of ranks read in the message of a finding."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from signal import Signals
 

@@ -1,5 +1,7 @@
 """The JSON form of reports, which other programs read."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import msgspec

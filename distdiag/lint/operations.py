@@ -1,5 +1,7 @@
 """Which calls need every rank: collectives, the making of groups, the saving of sharded state."""
 
+from __future__ import annotations
+
 import ast
 import re
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Which files are looked at, and their text."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterator, Sequence

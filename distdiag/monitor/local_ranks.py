@@ -1,5 +1,7 @@
 """The ranks of one node, as a process beside them sees and reaches them."""
 
+from __future__ import annotations
+
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping

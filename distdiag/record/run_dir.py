@@ -20,6 +20,8 @@
             verdict.json      what rank 0 waits for
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import shutil

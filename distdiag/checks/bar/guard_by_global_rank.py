@@ -1,5 +1,7 @@
 """BAR006: only one rank of the job writes a file that every node needs on its local disk."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,5 +1,7 @@
 """COL012: a send or a receive has no counterpart."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,5 +1,7 @@
 """COL010: an asynchronous collective is never waited for."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,5 +1,7 @@
 """DIA001: a check of distdiag failed and was switched off."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar

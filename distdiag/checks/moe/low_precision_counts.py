@@ -1,5 +1,7 @@
 """MOE006: counts of tokens are summed up in a type that cannot hold them."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Final
 

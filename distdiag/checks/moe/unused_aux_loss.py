@@ -1,5 +1,7 @@
 """MOE010: an auxiliary loss is computed, but no backward pass reaches it."""
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterable, Iterator
 from typing import Final

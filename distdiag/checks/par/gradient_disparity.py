@@ -1,5 +1,7 @@
 """PAR011: gradients on N ranks are not those of the same samples on one rank."""
 
+from __future__ import annotations
+
 from distdiag.checks.par.divergence import (
     DisparityCheck,
     figures,

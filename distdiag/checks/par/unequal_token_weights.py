@@ -1,5 +1,7 @@
 """PAR001: tokens weigh unequally between the ranks or micro-steps of one optimizer step."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,5 +1,7 @@
 """PAR012: an optimizer changes parameters otherwise on N ranks than on one."""
 
+from __future__ import annotations
+
 from distdiag.checks.par.divergence import (
     DisparityCheck,
     figures,

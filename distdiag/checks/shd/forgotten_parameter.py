@@ -1,5 +1,7 @@
 """SHD013: trainable parameters were made after the optimizers, and none of them holds them."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -3,6 +3,8 @@
 The thread needs the GIL for it: where that is held for ever there is no answer, and this is told.
 """
 
+from __future__ import annotations
+
 import time
 from pathlib import Path
 from typing import Final

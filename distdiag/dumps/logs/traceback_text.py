@@ -1,5 +1,7 @@
 """Python tracebacks in logs, those of several ranks in one log included."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from typing import Final

@@ -1,5 +1,7 @@
 """When a job counts as standing still, and the steps from there to a verdict."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 

@@ -1,5 +1,7 @@
 """What optimizers hold and never got a gradient for, over all looks at their steps."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final

@@ -1,5 +1,7 @@
 """BAR001: nothing orders what one rank writes and what another one reads."""
 
+from __future__ import annotations
+
 import ast
 import re
 from collections.abc import Iterator, Sequence

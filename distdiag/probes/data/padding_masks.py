@@ -4,6 +4,8 @@ Which id is padding is told by the batch: its mask hides one id, wherever that s
 else. However a program splits a sequence, that has to hold of each part.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 

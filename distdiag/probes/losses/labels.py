@@ -4,6 +4,8 @@ A loss of a causal model sees labels without the first one of each sequence. How
 valid can only be told by the tensor from which they were taken.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,7 @@
 """Numbers of attention heads that were divided by a mesh although the weights are whole."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,5 +1,7 @@
 """A hook of a module that no copy of the module and no file keeps."""
 
+from __future__ import annotations
+
 import contextlib
 import re
 import weakref

@@ -1,5 +1,7 @@
 """How often learning-rate schedulers are advanced for each optimizer step, and how far they are."""
 
+from __future__ import annotations
+
 import sys
 import weakref
 from collections import deque

@@ -1,5 +1,7 @@
 """The active mode ``--poison-empty``: memory that nobody writes holds NaN until the first step."""
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 import torch

@@ -1,5 +1,7 @@
 """Which modules may route tokens to experts, and what they say of it themselves."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final

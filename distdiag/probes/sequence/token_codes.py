@@ -1,5 +1,7 @@
 """Tensors whose elements are numbered, so that whatever happens to them can be read off exactly."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Final
 

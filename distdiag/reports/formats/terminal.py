@@ -1,5 +1,7 @@
 """The report for a person at a terminal: the verdict first, then what it rests on."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Iterable, Iterator
 from io import StringIO
 from itertools import chain, islice
