@@ -67,7 +67,7 @@ class HardExit(Probe):
     def __init__(
         self, recorder: Recorder, *, before_exit: Callable[[int, tuple[Frame, ...]], None]
     ) -> None:
-        """Call `before_exit` with status and stack, unless the end was told already."""
+        """Call `before_exit` with status and stack, unless the end was reported already."""
         super().__init__(recorder)
         self._before_exit = before_exit
 

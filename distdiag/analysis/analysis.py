@@ -23,7 +23,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.reports.builder import say
-from distdiag.views.rank_states import Fate, RankState, last_act
+from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 # Say on stderr how far a long analysis is, and what it could not use.
 
@@ -215,7 +215,7 @@ def _sign_of_life(rank: int) -> Heartbeat:
     return Heartbeat(rank=rank, seq=-1, time_ns=0, phase=Phase.SCRIPT, beat_ns=0)
 
 
-# ---
+# The analysis itself: evidence in, one report out.
 
 _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""
@@ -342,7 +342,9 @@ def _report(
         findings=engine.findings,
         checked=tuple(code for code in engine.checked if code not in gaps),
         not_checked=gaps,
-        silent_ranks=RankSet([*silent, *(r for r, s in states.items() if s.fate is Fate.SILENT)]),
+        silent_ranks=RankSet(
+            [*silent, *(r for r, s in states.items() if s.status is RankStatus.SILENT)]
+        ),
     )
 
 
@@ -361,6 +363,6 @@ def _rank_info(state: RankState, world_size: int, *, is_aborted: bool) -> RankIn
         world_size=started.world_size if started else world_size,
         hostname=started.hostname if started else "",
         pid=started.pid if started else 0,
-        fate="aborted" if is_aborted and state.fate is Fate.RUNNING else state.fate,
+        fate="aborted" if is_aborted and state.status is RankStatus.RUNNING else state.status,
         last=last_act(state),
     )

@@ -9,7 +9,7 @@ import click
 
 from distdiag.analysis import Progress, analyze
 from distdiag.cli.options import codes
-from distdiag.cli.show import reaches, report_option, show_report
+from distdiag.cli.show import reaches, report_option, show_report, verbose_option
 from distdiag.config.selection import Selection
 from distdiag.findings.finding import Severity
 
@@ -18,6 +18,7 @@ class _Options(TypedDict):
     paths: tuple[Path, ...]
     ranks_by_file: dict[str, int]
     report_format: str
+    verbose: bool
     select: tuple[str, ...]
     ignore: tuple[str, ...]
 
@@ -47,6 +48,7 @@ def _ranks_by_file(
     help="The rank of a dump, if neither the name nor the content of FILE says it.",
 )
 @report_option
+@verbose_option
 @click.option(
     "--select", default="", callback=codes, metavar="CODES", help="Run only these checks [ALL]."
 )
@@ -68,5 +70,5 @@ def command(**options: Unpack[_Options]) -> int:
             progress=progress.show,
             complain=progress.complain,
         )
-    show_report(report, options["report_format"])
+    show_report(report, options["report_format"], verbose=options["verbose"])
     return 1 if reaches(report, Severity.ERROR) else 0

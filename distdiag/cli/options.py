@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict, TypeVar, get_args
 import click
 import msgspec
 
-from distdiag.cli.show import report_option
+from distdiag.cli.show import report_option, verbose_option
 from distdiag.config import KEYS, DumpTransport, FailOn, OnHang, Profile, Seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,6 +78,12 @@ _OPTIONS: Final = (
         help="Show the report as: terminal,json [both]. report.json is always written.",
     ),
     click.option(
+        "-v",
+        "--verbose/--no-verbose",
+        default=None,
+        help="Show which checks looked, and why each of the others did not.",
+    ),
+    click.option(
         "--fail-on", type=_choice(FailOn), help="Exit with 1 at a finding this bad [error]."
     ),
     click.option(
@@ -125,6 +131,7 @@ class CompareOptions(TypedDict):
     timeout_s: float
     run_dir: Path | None
     report_format: str
+    verbose: bool
     script: Path
     script_args: tuple[str, ...]
 
@@ -150,6 +157,7 @@ _COMPARE_OPTIONS: Final = (
         "--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here."
     ),
     report_option,
+    verbose_option,
     click.argument("script", type=click.Path(path_type=Path)),
     click.argument("script_args", nargs=-1, type=click.UNPROCESSED),
 )

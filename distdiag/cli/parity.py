@@ -123,7 +123,7 @@ def command(**options: Unpack[_Options]) -> int:
     report = _report(outcomes, Comparing(MODE, tuple(sys.argv), folder, started, num_ranks))
     write_report(folder / "report.json", report)
     _show(outcomes)
-    show_report(report, options["report_format"])
+    show_report(report, options["report_format"], verbose=options["verbose"])
     return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a parity run are told to do: what to record, and which batches to use."""
+"""What the ranks of a parity run have to do: what to record, and which batches to use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RoutingTask(RecordingTask, frozen=True, kw_only=True, forbid_unknown_field
     seed: int | None = None
 
 
-# ---
+# What the ranks of a parity run get, and what they report.
 
 Dropout = Literal["on", "off"]
 
@@ -56,17 +56,16 @@ class ParityTask(RecordingTask, frozen=True, kw_only=True, forbid_unknown_fields
 
     `replayed` is the folder of a recorded run whose batches are used instead of the script's own:
     those of the ranks `sources`, one for each of its data coordinates, joined in this order and
-    dealt out evenly to the data coordinates of this run. `nudge` seeds a change of all initial
-    parameters by one unit of rounding, of `nudge_dtype` where that is the coarser one; None leaves
-    them. `padding` has the values by which batches
-    of unequal lengths are filled up, by the last part of the name. With `dropout` off nothing is
-    dropped.
+    dealt out evenly to the data coordinates of this run. `perturbation` seeds a change of all
+    initial parameters by one unit of rounding, of `perturbation_dtype` where that is the coarser
+    one; None leaves them. `padding` has the values by which batches of unequal lengths are filled
+    up, by the last part of the name. With `dropout` off nothing is dropped.
     """
 
     replayed: str = ""
     sources: tuple[int, ...] = ()
-    nudge: int | None = None
-    nudge_dtype: str = ""
+    perturbation: int | None = None
+    perturbation_dtype: str = ""
     padding: dict[str, float] = {}
     dropout: Dropout = "on"
     keeps_batches: bool = True

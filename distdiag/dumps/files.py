@@ -290,7 +290,7 @@ def _leaves(name: str, target: str) -> bool:
     return path.startswith(("/", "..")) or os.path.isabs(target)
 
 
-# ---
+# The walk over what was named, within its limits.
 
 
 class Refused(msgspec.Struct, frozen=True):

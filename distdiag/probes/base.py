@@ -115,7 +115,7 @@ class Probe(ABC):
         return make
 
     def _subscribe(self, signal: Signal[_P], callback: Callable[_P, object]) -> None:
-        """Be told of a moment until the probe is uninstalled; the callback is guarded."""
+        """Call back at a moment until the probe is uninstalled; the callback is guarded."""
         self._to_undo.append(signal.subscribe(callback))
 
     def fail(self, error: Exception) -> None:
@@ -186,7 +186,7 @@ class Patches:
     """
 
     def __init__(self, tell: Callable[[str, str], None] = lambda *_: None) -> None:
-        """Nothing is wrapped yet; `tell` is told what cannot be, and why."""
+        """Nothing is wrapped yet; `tell` gets what cannot be, and why."""
         self._tell = tell
         self._undo: list[Callable[[], None]] = []
         self.wrapped: list[tuple[object, str]] = []

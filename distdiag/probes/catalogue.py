@@ -18,6 +18,7 @@ from distdiag.record.signals import Signals
 
 if TYPE_CHECKING:
     from distdiag.probes.models.registry import LiveModels
+    from distdiag.probes.models.snapshot import ModelSnapshots
     from distdiag.probes.routing.passes import Biases
 
 
@@ -32,7 +33,7 @@ class Wiring:
 
     @property
     def is_light(self) -> bool:
-        """Whether only the beginning of a run is looked at closely."""
+        """Whether only the beginning of a run is sampled closely."""
         return self.config.profile == "light"
 
     @cached_property
@@ -87,8 +88,8 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
     if config.strict:
         gate = StrictGate(recorder.rank, config.strict_timeout_s, own_store())
     functional = FunctionalTap(recorder, signals.exchange_starting)
-    told = (signals.collective_recorded, signals.exchange_known)
-    taps = [kind(recorder, functional, *told, gate) for kind in (DispatcherTap, HookTap)]
+    call_signals = (signals.collective_recorded, signals.exchange_known)
+    taps = [kind(recorder, functional, *call_signals, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
     tap = next((tap for tap in taps if tap.can_observe()), taps[0])
     works = WorkProbe(recorder)
@@ -99,20 +100,29 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
 
 
 def _steps(wiring: Wiring) -> Sequence[Probe]:
-    from distdiag.probes.gradients import sums
-    from distdiag.probes.losses import probe as losses
-    from distdiag.probes.models import snapshot
-    from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
+    snapshots, clocks = _snapshots(wiring), _clocks(wiring)
+    if wiring.is_light:
+        return [snapshots, *clocks]
+    return [snapshots, _loss_weights(wiring, snapshots), _gradients(wiring, snapshots), *clocks]
 
-    recorder, signals = wiring.recorder, wiring.signals
-    snapshots = snapshot.ModelSnapshots(
-        recorder,
-        signals.pick(snapshot.Moments),
+
+def _snapshots(wiring: Wiring) -> ModelSnapshots:
+    from distdiag.probes.models import snapshot
+
+    return snapshot.ModelSnapshots(
+        wiring.recorder,
+        wiring.signals.pick(snapshot.Moments),
         wiring.models,
         wiring.routing_biases.has,
         only_start=wiring.is_light,
     )
-    clocks = [
+
+
+def _clocks(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
+
+    recorder, signals = wiring.recorder, wiring.signals
+    return [
         BackwardProbe(
             recorder, signals.before_backward, signals.backward_started, signals.backward_ended
         ),
@@ -120,21 +130,28 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
             recorder, signals.optimizer_stepping, signals.optimizer_stepped, signals.step_ended
         ),
     ]
-    if wiring.is_light:
-        return [snapshots, *clocks]
-    loss_weights = losses.LossProbe(
-        recorder,
-        signals.pick(losses.Moments),
+
+
+def _loss_weights(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
+    from distdiag.probes.losses import probe as losses
+
+    return losses.LossProbe(
+        wiring.recorder,
+        wiring.signals.pick(losses.Moments),
         snapshots.own_steps,
         wiring.config.aux_loss.coefficient,
     )
-    gradients = sums.GradientSumProbe(
-        recorder,
-        signals.pick(sums.Moments),
+
+
+def _gradients(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
+    from distdiag.probes.gradients import sums
+
+    return sums.GradientSumProbe(
+        wiring.recorder,
+        wiring.signals.pick(sums.Moments),
         wiring.models.roots,
         snapshots.name_of,
     )
-    return [snapshots, loss_weights, gradients, *clocks]
 
 
 def _random_states(wiring: Wiring) -> Sequence[Probe]:

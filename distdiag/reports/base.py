@@ -21,9 +21,10 @@ class Reporter:
     name: ClassVar[str]
     file_name: ClassVar[str | None] = None
 
-    def __init__(self, *, width: int = 80, color: bool = False) -> None:
+    def __init__(self, *, width: int = 80, color: bool = False, verbose: bool = False) -> None:
         self.width = width
         self.color = color
+        self.verbose = verbose
 
     def render(self, report: Report) -> str:
         """Return the text, which ends with a newline."""

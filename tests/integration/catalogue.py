@@ -18,6 +18,7 @@ UNWATCHED = {
     "async_overlap": "a callback of a future runs here or on a thread of gloo, as it comes",
     "ddp_compile": "torch compiles nothing within modes of a program",
     "fsdp2_compile": "torch compiles nothing within modes of a program",
+    "locked_cache": "the rank that takes a lock first makes what the others read",
     "own_modes": "it watches by itself, and compiles",
 }
 """The programs that are run without modes around them, and why."""
@@ -51,8 +52,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Return the name by which tests call this row."""
-        told = [arg for arg in self.args if not arg.startswith("-")]
-        return "-".join([self.name, *told, *([f"{self.nproc}-ranks"] if self.nproc != 2 else [])])
+        reported = [arg for arg in self.args if not arg.startswith("-")]
+        return "-".join(
+            [self.name, *reported, *([f"{self.nproc}-ranks"] if self.nproc != 2 else [])]
+        )
 
     @property
     def watch(self) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class UntrainedParameter(Check[UntrainedView]):
                 names,
                 ranks,
                 f"{first_and_more(names)} of {view.optimizer} had no gradient at any of the "
-                f"{view.num_looks} sampled steps on {ranks.phrase()}",
+                f"{view.num_samples} sampled steps on {ranks.phrase()}",
                 Grade.NOTE,
             )
 
@@ -84,7 +84,7 @@ class UntrainedParameter(Check[UntrainedView]):
         message: str,
         grade: Grade,
     ) -> Finding:
-        summary = f"`grad` was None at {view.num_looks} steps: {', '.join(names[:5])}"
+        summary = f"`grad` was None at {view.num_samples} steps: {', '.join(names[:5])}"
         return self.finding(
             message,
             ranks=ranks,

@@ -89,7 +89,7 @@ class ShardedForwards(Probe):
         return forward
 
 
-# ---
+# The probe.
 
 
 class ShardingMoments(Probe):

@@ -29,7 +29,7 @@ class TrainedModels:
     """Knows the models with trainable parameters, and how they are spread over the ranks."""
 
     def __init__(self, rank: int, fail: Callable[[Exception], None]) -> None:
-        """Know of none yet; `fail` is told what goes wrong here."""
+        """Know of none yet; `fail` gets what goes wrong here."""
         self._rank = rank
         self._fail = fail
         self._modules = LiveModels()
@@ -126,8 +126,8 @@ class TrainingRecorder(Probe):
         self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
 
     @abstractmethod
-    def _before_backward(self, roots: Untyped) -> None:
-        """Look at what a backward pass begins with; it is guarded."""
+    def _before_backward(self, roots: Untyped) -> bool | None:
+        """Look at what a backward pass begins with, guarded; return whether it counts."""
 
     @abstractmethod
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -145,10 +145,11 @@ class TrainingRecorder(Probe):
                 return original(*args, **kwargs)
             self._is_in_backward = True
             try:
-                self._before_backward(args[0] if args else ())
+                is_pass = self._before_backward(args[0] if args else ())
                 result = original(*args, **kwargs)
-                self._micro += 1
-                self._calls.clear()
+                if is_pass:
+                    self._micro += 1
+                    self._calls.clear()
                 return result
             finally:
                 self._is_in_backward = False

@@ -215,7 +215,7 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-# ---
+# The probe.
 
 
 class RoutingRecorder(TrainingRecorder):
@@ -270,8 +270,9 @@ class RoutingRecorder(TrainingRecorder):
         self._write(Seen.WEIGHTS, "weights", digests=digests)
 
     @guarded
-    def _before_backward(self, _: object) -> None:
+    def _before_backward(self, _: object) -> bool:
         self._end_step()
+        return True
 
     @guarded
     def _before_step(self, *_: object) -> None:
