@@ -1,7 +1,5 @@
 """Starts the monitor of a node, and tells whether it still lives."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

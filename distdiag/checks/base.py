@@ -1,7 +1,5 @@
 """The contract of a check."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``distdiag moe-determinism``: whether the same run routes tokens in the same way again."""
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Final, Unpack

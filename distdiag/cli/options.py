@@ -1,7 +1,5 @@
 """The options of a checked run on the command line, and how they are spelled there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from pathlib import Path

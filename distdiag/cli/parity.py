@@ -1,7 +1,5 @@
 """``distdiag parity``: whether a script on N ranks computes the same as on one."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the ranks of a parity run have to do: what to record, and which batches to use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, Self
 

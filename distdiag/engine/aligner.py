@@ -1,7 +1,5 @@
 """The contract of an aligner, which puts events of ranks side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@ Only events on files count, so ranks that touch none never change a clock, and r
 same share one object: most comparisons are comparisons of identities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Whether two runs were compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

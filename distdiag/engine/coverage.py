@@ -1,7 +1,5 @@
 """Which checks have looked, which had nothing to judge, and which could not see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial

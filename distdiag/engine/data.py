@@ -1,7 +1,5 @@
 """What the engine knows of the data that ranks are fed."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping

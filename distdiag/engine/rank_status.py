@@ -1,7 +1,5 @@
 """Which ranks have begun and ended, and how the run ended: by how the first rank ended badly."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

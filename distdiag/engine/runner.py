@@ -1,7 +1,5 @@
 """Shows views to the checks that name their types, and keeps what they find."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Finds the groups of ranks that share sequences, and what is known of their passes."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

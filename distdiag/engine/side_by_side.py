@@ -1,7 +1,5 @@
 """Puts events that ranks write about the same thing side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 

@@ -1,7 +1,5 @@
 """What probes observe of collectives and of the process groups in which they run."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """What probes observe of the data that each rank is fed."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event

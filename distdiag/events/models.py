@@ -1,7 +1,5 @@
 """What probes observe of models: how each tensor is sharded, who owns it, and what it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final

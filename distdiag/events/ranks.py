@@ -1,7 +1,5 @@
 """Sets of global ranks, and how they read to a person."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Set
 from itertools import count, groupby
 

@@ -1,7 +1,5 @@
 """How calls, places and the states of ranks read in the message of a finding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from signal import Signals
 

@@ -1,7 +1,5 @@
 """Tensor-parallel plans of models that transformers has loaded and sharded."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Calls that need every rank and that some ranks surely do not make."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

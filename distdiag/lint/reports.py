@@ -1,7 +1,5 @@
 """How the findings of `distdiag lint` are shown."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping

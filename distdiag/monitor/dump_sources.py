@@ -1,7 +1,5 @@
 """Everything that is asked about a node's ranks when they hang: first who is quick and safe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final

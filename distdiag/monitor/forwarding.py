@@ -3,8 +3,6 @@
 What it sends lies on this node's disk as well, and stays there if the other one is out of reach.
 """
 
-from __future__ import annotations
-
 import logging
 import platform
 import shutil

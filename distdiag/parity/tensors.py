@@ -1,7 +1,5 @@
 """Gradients and changes of parameters in two runs, tensor by tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@
 through that is no `Exception`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

@@ -6,8 +6,6 @@ belong to what it opens next. So nothing keeps a descriptor that can do without 
 keep one asks before each use whether it is still its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -4,8 +4,6 @@ Nothing here waits: no lock, no system call, no store. Values that repeat are wr
 then named by numbers; `tables` says which numbers are known at the moment.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable
 from itertools import count

@@ -4,8 +4,6 @@ The event file is the history, the status page the present. Writing costs a stor
 what was written is readable after SIGKILL and while the GIL is held for ever.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

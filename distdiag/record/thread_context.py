@@ -1,7 +1,5 @@
 """What one thread of a rank is in the middle of, so that one probe can tell another."""
 
-from __future__ import annotations
-
 import threading
 
 Calls = list[tuple[int, bool]]

@@ -1,7 +1,5 @@
 """The contract of a reporter, and how strings of strangers are made safe to show."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet

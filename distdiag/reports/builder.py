@@ -1,7 +1,5 @@
 """Builds the one report of a run, keeps it on disk while the run goes on, and gives the verdict."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """A node's end of the connection to the reporter: a thread that sends and never loses its place."""
 
-from __future__ import annotations
-
 import platform
 import secrets
 import select

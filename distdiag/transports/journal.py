@@ -8,8 +8,6 @@ Heartbeats and polls are many, and nearly all of them are followed by nothing. T
 memory and written before an event that tells that something has happened, and for a while after it.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections import deque

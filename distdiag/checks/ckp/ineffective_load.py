@@ -1,7 +1,5 @@
 """CKP004: a checkpoint was read, but the model that trains does not hold its values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

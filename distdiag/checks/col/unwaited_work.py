@@ -1,7 +1,5 @@
 """COL010: an asynchronous collective is never waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

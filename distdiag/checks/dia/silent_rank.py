@@ -1,7 +1,5 @@
 """DIA002: a rank of the job recorded no events."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 

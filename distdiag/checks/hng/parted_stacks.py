@@ -1,7 +1,5 @@
 """HNG017: by their stacks, some ranks wait in a collective that the others are not in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """HNG001: a rank raised an exception, and the others wait for it or fail in consequence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """PAR007: runs on different numbers of ranks are fed different samples."""
 
-from __future__ import annotations
-
 from distdiag.checks.par.divergence import DisparityCheck
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity

@@ -1,7 +1,5 @@
 """The sentences that the checks of a parity comparison share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import ClassVar

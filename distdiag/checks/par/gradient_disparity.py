@@ -1,7 +1,5 @@
 """PAR011: gradients on N ranks are not those of the same samples on one rank."""
 
-from __future__ import annotations
-
 from distdiag.checks.par.divergence import (
     DisparityCheck,
     figures,

@@ -1,7 +1,5 @@
 """PAR010: the loss over the ranks is not the loss of the same samples on one rank."""
 
-from __future__ import annotations
-
 from distdiag.checks.par.divergence import DisparityCheck, figures, reason
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity

@@ -1,7 +1,5 @@
 """PAR009: a module returns something else on N ranks than on one, for the same samples."""
 
-from __future__ import annotations
-
 from distdiag.checks.par.divergence import DisparityCheck, figures, reason, subjects_of
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity

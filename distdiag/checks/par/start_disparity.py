@@ -1,7 +1,5 @@
 """PAR008: runs on different numbers of ranks begin with different weights."""
 
-from __future__ import annotations
-
 from distdiag.checks.par.divergence import (
     DisparityCheck,
     figures,

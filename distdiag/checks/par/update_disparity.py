@@ -1,7 +1,5 @@
 """PAR012: an optimizer changes parameters otherwise on N ranks than on one."""
 
-from __future__ import annotations
-
 from distdiag.checks.par.divergence import (
     DisparityCheck,
     figures,

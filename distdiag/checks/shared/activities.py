@@ -1,7 +1,5 @@
 """What a rank does outside of collectives, by its stack, the kernel and its phase."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum

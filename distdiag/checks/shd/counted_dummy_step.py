@@ -1,7 +1,5 @@
 """SHD008: a step without gradients counts in the state of an optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """SHD012: the number of heads is divided by the mesh although the projection is whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

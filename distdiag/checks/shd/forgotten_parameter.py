@@ -1,7 +1,5 @@
 """SHD013: trainable parameters were made after the optimizers, and none of them holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

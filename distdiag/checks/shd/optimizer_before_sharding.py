@@ -1,7 +1,5 @@
 """SHD001: an optimizer holds the parameters that a model had before it was sharded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """SHD011: a program reads its own part of a sum or norm as if it were the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """SHD007: an optimizer keeps its state for parameters that it does not hold any more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

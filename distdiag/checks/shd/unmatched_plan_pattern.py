@@ -1,7 +1,5 @@
 """SHD014: a pattern of a sharding plan matches nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """SHD018: parts of a sharded model belong to no module that was wrapped, or all to one."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

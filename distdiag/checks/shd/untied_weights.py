@@ -1,7 +1,5 @@
 """SHD009: weights that a model's configuration calls tied are not one tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

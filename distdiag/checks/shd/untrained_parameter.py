@@ -1,7 +1,5 @@
 """SHD020: an optimizer holds parameters that never got a gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """What the NCCL watchdog, gloo and the store said in the logs of a training run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Python tracebacks in logs, those of several ranks in one log included."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,5 @@
 """The stacks that Python's faulthandler prints: on a fatal error, a signal, or a timeout."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the readers of stacks in text share: limits, and the event that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Align the calls that create process groups: all ranks of a scope must make them in one order."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How much a call carries, and which ranks get to know something of one another by it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Final

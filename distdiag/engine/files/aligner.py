@@ -1,7 +1,5 @@
 """What the engine knows of files: races, tests whether they exist, and files that are missing."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Decide whose events can be replayed next, and when it is known that a wait is in vain."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice

@@ -1,7 +1,5 @@
 """Find accesses to files that can harm one another and that nothing orders."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,5 @@
 """Aligns the calls by which ranks wait for one another, and finds those that cannot end."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Final
 

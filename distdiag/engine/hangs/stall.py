@@ -1,7 +1,5 @@
 """When a job counts as standing still, and the steps from there to a verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 

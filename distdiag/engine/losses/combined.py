@@ -1,7 +1,5 @@
 """Shows losses with what measured gradients tell: over which ranks they were combined, and how."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Iterator

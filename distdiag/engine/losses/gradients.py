@@ -1,7 +1,5 @@
 """Puts gradients of all ranks side by side, with the exchanges that their autograd nodes made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 

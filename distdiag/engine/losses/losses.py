@@ -1,7 +1,5 @@
 """Shows the losses of all ranks to the checks, and knows whether there were any."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What the engine knows of models, their optimizers and what is saved of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What ranks loaded and saved of a training's state, the same moment of all ranks side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 

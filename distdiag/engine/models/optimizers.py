@@ -1,7 +1,5 @@
 """What optimizers hold and never got a gradient for, over all samples at their steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final

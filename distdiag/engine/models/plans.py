@@ -1,7 +1,5 @@
 """Sharding plans put beside what is there: the user's table, and the plans of programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ Steps on gradients of one's own may be meant: weights are averaged now and then,
 change is sent round. Whoever means them sends something of the size of the model sooner or later.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

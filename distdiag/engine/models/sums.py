@@ -1,7 +1,5 @@
 """Finds gradients that ranks apply as they are while they sum those of other parameters by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 

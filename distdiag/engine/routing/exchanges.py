@@ -1,7 +1,5 @@
 """Puts exchanges of tokens side by side: the ranks of one, and both ways of one rank."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from typing import Final

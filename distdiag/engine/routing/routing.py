@@ -1,7 +1,5 @@
 """Puts choices of experts side by side: those of a repeated pass, and those of other ranks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """COL008: ranks create process groups differently, or in different order."""
 
-from __future__ import annotations
-
 from distdiag.checks.col.process_group_mismatch import ProcessGroupMismatch as Check
 from distdiag.findings.finding import Severity
 from distdiag.lint.guarded import GuardRule

@@ -1,7 +1,5 @@
 """CKP001: sharded state is saved or gathered on some ranks only."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from distdiag.findings.finding import Severity

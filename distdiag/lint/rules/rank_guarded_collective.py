@@ -1,7 +1,5 @@
 """COL009: a collective stands under a condition that holds on some ranks only."""
 
-from __future__ import annotations
-
 from distdiag.checks.col.rank_guarded_collective import RankGuardedCollective as Check
 from distdiag.findings.finding import Severity
 from distdiag.lint.guarded import GuardRule

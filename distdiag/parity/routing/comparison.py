@@ -1,7 +1,5 @@
 """Compares two recordings choice by choice, and finds the first one that differs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple

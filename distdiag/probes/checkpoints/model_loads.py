@@ -1,7 +1,5 @@
 """What loads into models have left out, decided when training begins."""
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """What a functional collective gives to other ranks, recorded as a call of a process group is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 

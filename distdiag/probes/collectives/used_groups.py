@@ -1,7 +1,5 @@
 """Which process groups were used meanwhile, by how far their own counters have come."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Where accesses to files are made: a key that is cheap to take, and the call site behind it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Hashable
 from pathlib import Path

@@ -4,8 +4,6 @@ A loss of a causal model sees labels without the first one of each sequence. How
 valid is known only from the tensor from which they were taken.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Numbers of attention heads that were divided by a mesh although the weights are whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What an optimizer holds when it is about to step, and whom its parameters belong to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How many steps each model has taken: ranks may step other things in between."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final

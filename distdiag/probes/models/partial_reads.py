@@ -1,7 +1,5 @@
 """Numbers that a program takes out of DTensors whose reduction is still to come."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from typing import Any, ClassVar, Final

@@ -1,7 +1,5 @@
 """What the patterns of a plan match in a model, as events say it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ It looks when a model has been wrapped, before the first backward pass of any ot
 the first optimizer steps after that and then every hundredth.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """What keeps the tensors of a model alike over ranks: DDP, FSDP, ZeRO, and their groups."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,5 @@
 """How often learning-rate schedulers are advanced for each optimizer step, and how far they are."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """The active mode ``--poison-empty``: memory that nobody writes holds NaN until the first step."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Processes that the script starts as ranks by itself, which no agent observes."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from typing import ClassVar, Final

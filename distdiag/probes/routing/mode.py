@@ -1,7 +1,5 @@
 """Sees, while a module routes, which of its calls choose experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 

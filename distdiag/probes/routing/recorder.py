@@ -4,8 +4,6 @@ This is an active mode: a rank waits for its own device when it records, and end
 that were asked for. It never waits for another rank, and the values of the run stay what they are.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

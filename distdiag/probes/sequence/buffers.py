@@ -1,7 +1,5 @@
 """Which tensors torch's context parallelism cuts, so that each rank has a part of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Writes down how attention over shared sequences exchanges them, in the first steps."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Tensors whose elements are numbered, so that whatever happens to them can be read off exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

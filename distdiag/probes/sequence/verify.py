@@ -1,7 +1,5 @@
 """The active mode ``--verify-sequence``: numbered tokens go through the program's own functions."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
