@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,14 +19,14 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from distdiag.agent.exit import HardExit, leave
 from distdiag.agent.monitor_process import MonitorProcess
 from distdiag.agent.rendezvous import Rendezvous, is_needed
 from distdiag.config import Config
 from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
 from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
-from distdiag.probes.base import Probe
+from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.call_sites import caller, frames_of
 from distdiag.probes.catalogue import ProbeSpec, Wiring, find_probes
 from distdiag.probes.patching.post_import import ImportHook
 from distdiag.probes.process.exceptions import ExceptionProbe
@@ -43,6 +44,46 @@ LAST_WORDS_S: Final = 3.0
 VERDICT_S: Final = 12.0
 """Rank 0 waits so long for the verdict after all other ranks have ended: a little longer than the
 monitor waits for ranks that never came."""
+
+
+def leave(exit_status: int) -> None:
+    """End the process with another status than the interpreter would."""
+    logging = sys.modules.get("logging")
+    if logging is not None:
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(exit_status)
+
+
+class HardExit(Probe):
+    """Tells that a script ends by `os._exit`, which runs no exit handler: status and line."""
+
+    name: ClassVar[str] = "hard-exit"
+
+    def __init__(
+        self, recorder: Recorder, *, before_exit: Callable[[int, tuple[Frame, ...]], None]
+    ) -> None:
+        """Call `before_exit` with status and stack, unless the end was reported already."""
+        super().__init__(recorder)
+        self._before_exit = before_exit
+
+    def _install(self) -> None:
+        self._patches.wrap(os, "_exit", self._leaving)
+
+    def _leaving(self, original: AnyCallable) -> AnyCallable:
+        def leave(status: int) -> None:
+            # In a forked child the recorder is closed: its end is not that of the rank.
+            if not self.is_off:
+                with self.guard:
+                    frames = frames_of(caller(), self.recorder.main_script)
+                    self._before_exit(status & 0xFF, frames)
+            original(status)
+
+        return leave
 
 
 class RankAgent:

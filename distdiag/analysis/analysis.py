@@ -1,7 +1,5 @@
 """From paths to one report."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

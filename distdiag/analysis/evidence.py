@@ -1,7 +1,5 @@
 """Everything that was found below some paths, by rank, and what could not be used and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Find run directories of the tool itself, whole or half-written, and read what is in them."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice

@@ -1,7 +1,5 @@
 """``distdiag analyze``: check what a job left behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TypedDict, Unpack
 

@@ -1,7 +1,5 @@
 """``distdiag explain``: what a check detects, why that matters and how to fix it."""
 
-from __future__ import annotations
-
 import inspect
 from difflib import get_close_matches
 from typing import Any

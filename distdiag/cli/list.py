@@ -1,7 +1,5 @@
 """``distdiag list``: all checks, one a line."""
 
-from __future__ import annotations
-
 import click
 
 from distdiag.cli.explain import catalogue, documentation

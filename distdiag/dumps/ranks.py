@@ -1,7 +1,5 @@
 """Give every dump its rank: from its content, from what else is known of its node, from names."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections import Counter

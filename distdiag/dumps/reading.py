@@ -5,8 +5,6 @@ the bytes that it is given: it opens, writes and runs nothing. A file may be rec
 readers (a log holds tracebacks, stacks and lines of the NCCL watchdog), and each reads its part.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

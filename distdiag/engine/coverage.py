@@ -1,7 +1,5 @@
 """Which checks have looked, which had nothing to judge, and which could not see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +32,6 @@ class Coverage:
     """
 
     def __init__(self, runner: CheckRunner, aligners: Iterable[Aligner], job: Job) -> None:
-        """Ask these aligners, and the runner for the checks that it switched off."""
         self.unobserved = RankSet()
         self._runner = runner
         self._aligners = tuple(aligners)

@@ -1,7 +1,5 @@
 """The engine: events in, findings out. It neither reads a clock nor waits for anything."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial

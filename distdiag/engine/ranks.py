@@ -1,7 +1,5 @@
 """What one rank has done so far, kept while its events arrive."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise

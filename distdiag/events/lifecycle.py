@@ -1,7 +1,5 @@
 """What is observed of a rank from its start to its end: steps, exceptions, signals, exit."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from distdiag.events.base import CallSite, Event, Frame, Phase

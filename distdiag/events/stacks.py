@@ -1,7 +1,5 @@
 """What is seen of a rank from outside: stacks of its threads, and facts of its process."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import Event, Frame, Value

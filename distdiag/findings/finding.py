@@ -1,7 +1,5 @@
 """What checks conclude, what each conclusion rests on, and the report that holds them."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec

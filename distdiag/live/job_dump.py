@@ -1,7 +1,5 @@
 """The stacks of the ranks of running jobs: taken on one node, put together over several."""
 
-from __future__ import annotations
-
 import platform
 import re
 import time

@@ -1,7 +1,5 @@
 """What is known of one rank at one moment."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """HNG003: the job makes no progress, and no collective explains it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

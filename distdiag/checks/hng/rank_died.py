@@ -1,7 +1,5 @@
 """HNG002: the process of a rank ended before its work was done, and it raised no exception."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """What the checks share that report where a rank is stuck while the job stands still."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final
 

@@ -1,7 +1,5 @@
 """Which rank ended first and by itself, and which ends are only consequences of another."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Which ranks keep the job from going on, when no contradiction of calls says why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Build a recording from the entries of a flight recorder, one after the other."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The summary of failures that torchrun prints when a job has failed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

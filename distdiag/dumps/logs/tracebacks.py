@@ -1,7 +1,5 @@
 """The tracebacks in the text of one process, with the exceptions that led to each of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Aligns the calls by which ranks wait for one another, and finds those that cannot end."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Final
 
@@ -106,7 +104,6 @@ class CallAligner(Aligner):
     )
 
     def __init__(self, job: Job) -> None:
-        """No rank has called anything yet."""
         super().__init__(job)
         self.stall = Stall(job.hang_timeout_s)
         self._streams = CollectiveStreams(job.world)

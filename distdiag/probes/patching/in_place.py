@@ -11,8 +11,6 @@ passes on what that returns or raises. The interpreter has no instruction of its
 functions, so that a call comes from the same instruction however often it was made.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """The report for a person at a terminal: the verdict first, then what it rests on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from io import StringIO
