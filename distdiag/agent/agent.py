@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
@@ -28,6 +28,7 @@ from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
 from distdiag.probes.base import AnyCallable, Probe
 from distdiag.probes.call_sites import caller, frames_of
 from distdiag.probes.catalogue import ProbeSpec, Wiring, find_probes
+from distdiag.probes.patching.in_place import all_at_once
 from distdiag.probes.patching.post_import import ImportHook
 from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.probes.process.post_mortem import PostMortem
@@ -176,10 +177,11 @@ class RankAgent:
         self._start_thread(self._beat)
         if is_needed(launch):
             self._start_thread(self._meet)
-        for probe in self.probes:
-            probe.install()
-        self._on_import("")  # some wait for nothing
-        self._imports.start()
+        with self._wrapping():
+            for probe in self.probes:
+                probe.install()
+            self._on_import("")  # some wait for nothing
+            self._imports.start()
 
     @property
     def is_inherited(self) -> bool:
@@ -213,22 +215,26 @@ class RankAgent:
     def _on_import(self, name: str) -> None:
         self._imported.add(name)
         ready = [spec for spec in self._specs if self._imported.issuperset(spec.needs)]
-        for spec in ready:
-            if spec in self._specs:  # installing one may import what another one waits for
-                self._specs.remove(spec)
-                self._install(spec)
+        with self._wrapping():
+            for spec in ready:
+                if spec in self._specs:  # installing one may import what another one waits for
+                    self._specs.remove(spec)
+                    self._install(spec)
+
+    def _wrapping(self) -> AbstractContextManager[None]:
+        return all_at_once(Guard(partial(self._miss, "functions of C")))
 
     def _install(self, spec: ProbeSpec) -> None:
         probes: Sequence[Probe] = ()
-        with Guard(partial(self._miss, spec)):  # another torch than we know
+        with Guard(partial(self._miss, spec.name)):  # another torch than we know
             probes = spec.make(self._wiring)
         for probe in probes:
             probe.install()
             self.probes.append(probe)
 
-    def _miss(self, spec: ProbeSpec, error: Exception) -> None:
+    def _miss(self, probe: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        self.recorder.event(ProbeDisabled, probe=spec.name, reason=reason)
+        self.recorder.event(ProbeDisabled, probe=probe, reason=reason)
 
     def _beat(self) -> None:
         while not self._stopping.wait(BEAT_S):
