@@ -1,5 +1,7 @@
 """Python tracebacks in logs, those of several ranks in one log included."""
 
+from __future__ import annotations
+
 import re
 from array import array
 from bisect import bisect_right
