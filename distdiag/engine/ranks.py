@@ -21,8 +21,9 @@ from distdiag.events.lifecycle import (
     RankStarted,
     Signalled,
     StepEnd,
+    TorchLoaded,
 )
-from distdiag.events.stacks import Observed, Stacks
+from distdiag.events.stacks import FaultLogged, Observed, Stacks
 from distdiag.views.rank_states import Fate, Help, RankState
 
 RECENT: Final = 64
@@ -80,6 +81,7 @@ class RankTracker:
         self._signalled: Signalled | None = None
         self._exit_status: int | None = None
         self._lost: NodeLost | None = None
+        self._torch = ""
         self._creates_group = False
         self._step = 0
         self._step_durations: deque[float] = deque(maxlen=50)
@@ -115,7 +117,7 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost):
+        if not isinstance(event, Stacks | Observed | FaultLogged | ProbeDisabled | NodeLost):
             self._live(now_ns)
         self._lost = event if isinstance(event, NodeLost) else self._lost
         self._step = max(self._step, event.step)
@@ -139,6 +141,8 @@ class RankTracker:
             case GroupCreated():
                 self._creates_group = not event.done
                 self._progress(now_ns)
+            case TorchLoaded():
+                self._torch = event.torch
             case _:
                 self._feed_rare(event, now_ns)
 
@@ -249,6 +253,7 @@ class RankTracker:
             waiting=waiting,
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
+            torch=self._torch,
             observed=MappingProxyType(self._observed),
         )
 

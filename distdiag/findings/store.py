@@ -70,9 +70,15 @@ _LATER: Final = "(the job went on later: it was slow, not stuck)"
 class FindingStore:
     """What the checks have concluded so far."""
 
-    def __init__(self, covers: Mapping[str, Collection[str]]) -> None:
-        """Begin with nothing; by code, `covers` says which codes tell of the same cause."""
+    def __init__(
+        self, covers: Mapping[str, Collection[str]], *, gives_way: Collection[str] = ()
+    ) -> None:
+        """Begin with nothing; by code, `covers` says which codes tell of the same cause.
+
+        Findings of the codes in `gives_way` are notes where something as severe is proven.
+        """
         self._covers = covers
+        self._gives_way = frozenset(gives_way)
         self._findings: dict[Identity, Finding] = {}
         self._withdrawn: set[Identity] = set()
         self._newly_withdrawn: list[Finding] = []
@@ -88,7 +94,19 @@ class FindingStore:
         for findings in self._revised.values():
             for finding in findings:
                 _take(found, finding)
-        return tuple(self._supported(each) for each in folded(found.values(), self._covers))
+        kept = folded(found.values(), self._covers)
+        proven = [
+            each.severity.weight
+            for each in kept
+            if each.grade is Grade.PROVEN and each.code not in self._gives_way
+        ]
+        most = max(proven, default=-1)
+        return tuple(self._supported(self._put_back(each, most)) for each in kept)
+
+    def _put_back(self, finding: Finding, proven_weight: int) -> Finding:
+        if finding.code not in self._gives_way or finding.severity.weight > proven_weight:
+            return finding
+        return msgspec.structs.replace(finding, severity=Severity.INFO, grade=Grade.NOTE)
 
     def add(self, finding: Finding) -> None:
         """Take in a finding; one that stands already stays, unless it was but a note."""

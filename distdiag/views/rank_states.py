@@ -79,6 +79,7 @@ class RankState:
     word of each source that looks at the rank from outside, by the name of the source.
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
     the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent.
+    `torch` is its version, where known.
     """
 
     rank: int
@@ -108,6 +109,7 @@ class RankState:
     waiting: tuple[Collective, ...] = ()
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
+    torch: str = ""
     observed: Mapping[str, Observed] = field(default_factory=dict)
 
     @property

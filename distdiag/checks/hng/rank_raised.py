@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.failures import first_end, is_interruption, was_setting_up
+from distdiag.checks.shared.failures import (
+    first_end,
+    is_interruption,
+    known_fault_of,
+    was_setting_up,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     at,
@@ -88,9 +93,13 @@ class RankRaised(Check[OpenCollective | JobView]):
             return
         state = states[min(first)]
         is_everybody = not others and len(first) > 1
-        is_note = not others or end.is_outside or is_interruption(state)
+        fault = known_fault_of(state)
+        is_own = fault is None or fault.whose == "program"
+        is_note = (not others and is_own) or end.is_outside or is_interruption(state)
         why, fix = self.why, self.fix
-        if was_setting_up(state):
+        if fault is not None:
+            why, fix = fault.cause, fault.fix
+        elif was_setting_up(state):
             why, fix = _WHY_SETUP, _FIX_SETUP
         elif is_everybody:
             why, fix = _WHY_ALL, _FIX_ALL
@@ -98,7 +107,8 @@ class RankRaised(Check[OpenCollective | JobView]):
         who = f"all {len(first)} ranks" if is_everybody else first.phrase()
         yield self.finding(
             f"{who} raised {raised_phrase(state)}{at(location)}"
-            + (f", before {others.phrase()} failed or waited in vain" if others else ""),
+            + (f", before {others.phrase()} failed or waited in vain" if others else "")
+            + (f": {fault.title} (known fault {fault.id})" if fault is not None else ""),
             ranks=first,
             step=state.step,
             location=location,
@@ -106,6 +116,7 @@ class RankRaised(Check[OpenCollective | JobView]):
             confidence=0.95,
             evidence=(
                 *_raised_evidence(states[rank] for rank in first),
+                *((fault.evidence(first),) if fault is not None else ()),
                 *(_evidence(states[rank]) for rank in others),
             ),
             why=why,

@@ -23,6 +23,7 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location
+from distdiag.findings.known_faults import KnownFault, fault_of_stack
 from distdiag.views.alignment import OpenCollective, OpenGroup
 from distdiag.views.rank_states import JobView, RankState
 
@@ -125,6 +126,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         signs = [doing.sign] if doing is not None and doing.sign else []
         signs += [help_phrase(state.help)] if state.help is not None else []
         sign = f" ({'; '.join(signs)})" if signs else ""
+        fault = _known_fault(state)
         return self.finding(
             f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
             f"{agree('has', culprits)} not moved for {state.idle_s:.0f} s{sign}{others}",
@@ -136,7 +138,16 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
             evidence=evidence
             + tuple(line for rank in culprits for line in _history(states[rank]))
             + outside_evidence(states, culprits),
+            why=fault.cause if fault is not None else self.why,
+            fix=fault.fix if fault is not None else self.fix,
         )
+
+
+def _known_fault(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank's stacks show, if they show one."""
+    threads = state.stacks.threads if state.stacks is not None else ()
+    rows = (fault_of_stack(thread.frames, {"torch": state.torch}) for thread in threads)
+    return next((row for row in rows if row is not None), None)
 
 
 def _name(event: Collective | GroupCreated) -> str:

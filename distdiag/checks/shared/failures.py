@@ -12,6 +12,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, user_location
 from distdiag.findings.finding import Location
+from distdiag.findings.known_faults import KnownFault, fault_of_exception
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 from distdiag.views.rank_states import TOLD_TO_END, Fate, RankState, says_told_to_end
@@ -107,7 +108,18 @@ def is_consequence(state: RankState, states: States) -> bool:
     text = f"{state.raised.type}: {state.raised.message}"
     if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
-    return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
+    fault = known_fault_of(state)
+    is_own = fault is not None and fault.role == "cause"
+    is_peers = bool(_PEER_IS_GONE.search(text)) and not is_own
+    return is_peers or contradicting_rank(state, states) is not None
+
+
+def known_fault_of(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank raised, if it is one."""
+    if state.raised is None:
+        return None
+    versions = {"torch": state.torch}
+    return fault_of_exception(state.raised.type, state.raised.message, versions)
 
 
 def is_interruption(state: RankState) -> bool:
