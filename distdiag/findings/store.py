@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -75,7 +75,8 @@ class FindingStore:
     ) -> None:
         """Begin with nothing; by code, `covers` says which codes tell of the same cause.
 
-        Findings of the codes in `gives_way` are notes where something as severe is proven.
+        Findings of the codes in `gives_way` are notes where something as severe is proven, and
+        their notes are left out where anything else is wrong.
         """
         self._covers = covers
         self._gives_way = frozenset(gives_way)
@@ -95,18 +96,23 @@ class FindingStore:
             for finding in findings:
                 _take(found, finding)
         kept = folded(found.values(), self._covers)
-        proven = [
-            each.severity.weight
-            for each in kept
-            if each.grade is Grade.PROVEN and each.code not in self._gives_way
-        ]
-        most = max(proven, default=-1)
-        return tuple(self._supported(self._put_back(each, most)) for each in kept)
+        return tuple(self._supported(each) for each in self._in_their_places(kept))
 
-    def _put_back(self, finding: Finding, proven_weight: int) -> Finding:
-        if finding.code not in self._gives_way or finding.severity.weight > proven_weight:
-            return finding
-        return msgspec.structs.replace(finding, severity=Severity.INFO, grade=Grade.NOTE)
+    def _in_their_places(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Yield the findings, those that give way to others as notes or not at all."""
+        others = [each for each in findings if each.code not in self._gives_way]
+        alarms = [each for each in others if each.severity is not Severity.INFO]
+        proven = [each.severity.weight for each in alarms if each.grade is Grade.PROVEN]
+        for each in findings:
+            if each.code not in self._gives_way:
+                yield each
+            elif each.grade is Grade.NOTE:
+                if not alarms:
+                    yield each
+            elif each.severity.weight > max(proven, default=-1):
+                yield each
+            else:
+                yield msgspec.structs.replace(each, severity=Severity.INFO, grade=Grade.NOTE)
 
     def add(self, finding: Finding) -> None:
         """Take in a finding; one that stands already stays, unless it was but a note."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -94,15 +95,20 @@ class KnownFault(Check[FaultView]):
         )
 
 
+_NUMBER = re.compile(r"\d+")
 _ROWS = {row.id: row for row in known_faults()}
 
 
 def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bool:
-    """Say whether the line is a part of what some rank raised, which HNG001 reports."""
+    """Say whether the line is a part of what some rank raised, which HNG001 reports.
+
+    So is a line that says less than the known fault of the exception.
+    """
     state = states.get(line.rank) if line.is_rank_known else None
     known = [state] if state is not None else list(states.values())
-    rows = (known_fault_of(each) for each in known)
-    return any(row is not None and row.id == line.fault for row in rows)
+    rows = (row for each in known if (row := known_fault_of(each)) is not None)
+    says_less = _ROWS[line.fault].role != "cause"
+    return any(row.id == line.fault or (says_less and row.role == "cause") for row in rows)
 
 
 def _is_cause(line: FaultLogged, states: Mapping[int, RankState]) -> bool:
@@ -140,12 +146,12 @@ def _reservation(row: Row, line: FaultLogged) -> str:
 
 
 def _evidence(row: Row, lines: list[FaultLogged]) -> Iterator[Evidence]:
-    by_text: dict[str, list[FaultLogged]] = {}
+    alike: dict[tuple[str, str], list[FaultLogged]] = {}
     for line in lines:
-        by_text.setdefault(line.text, []).append(line)
-    for text, same in list(by_text.items())[:MOST_LINES]:
+        alike.setdefault((line.file, _NUMBER.sub("#", line.text)), []).append(line)
+    for same in list(alike.values())[:MOST_LINES]:
         ranks = [line.rank for line in same if line.is_rank_known]
-        seen = row.evidence(ranks, said=text)
+        seen = row.evidence(ranks, said=same[0].text)
         yield Evidence(
             ranks=seen.ranks,
             summary=f"{seen.summary}, in {same[0].file}",
