@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
 import msgspec
 
+from distdiag.analysis.advice import what_to_collect
 from distdiag.analysis.evidence import Evidence, gather
 from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
@@ -224,12 +225,13 @@ _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 def analyze(
     paths: Sequence[Path],
     *,
+    stream: BinaryIO | None = None,
     ranks_by_file: Mapping[str, int] | None = None,
     selection: Selection | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
     complain: Callable[[str], None] = lambda problem: None,
 ) -> Report:
-    """Check what a job left below these paths.
+    """Check what a job left below these paths, and what `stream` says, such as a log in a pipe.
 
     `ranks_by_file` are the ranks of files whose names and content do not say it, by path or end
     of a path; `progress` gets how many files have been read, and `complain` one line for each that
@@ -242,7 +244,7 @@ def analyze(
     catalogue = load_checks()
     selection = selection or Selection()
     selection.validate(catalogue)
-    evidence = gather(paths, ranks_by_file or {}, progress)
+    evidence = gather(paths, ranks_by_file or {}, progress, stream)
     for problem in evidence.problems:
         complain(problem)
     config = evidence.config
@@ -265,11 +267,26 @@ def analyze(
             timeline.keep(folder.beats, folder.ends)
         timeline.stand_still(evidence.pause_s())
         timeline.end()
-    gaps = evidence.gaps | _left_out(catalogue, selection) | engine.not_checked
+    gaps = evidence.gaps | _left_out(catalogue, selection) | _not_checked(engine, evidence)
     if evidence.recorded is not None:
         gaps |= facts.gaps(engine.checked)
     outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
     return _report(evidence, engine, facts, gaps, outcome)
+
+
+def _not_checked(engine: Engine, evidence: Evidence) -> dict[str, str]:
+    """Return what was not observed. Of what no file can show it is not said that it was not there.
+
+    A run directory holds what all probes saw; logs and dumps hold nothing of most subjects.
+    """
+    gaps = engine.not_checked
+    if evidence.folders or not evidence.given:
+        return gaps
+    reason = (
+        f"only {evidence.given} were given: checks of models, data, routing and files, and others "
+        "that need a run directory, had nothing to look at"
+    )
+    return gaps | dict.fromkeys(sorted(engine.idle), reason)
 
 
 def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -343,6 +360,8 @@ def _report(
         checked=tuple(code for code in engine.checked if code not in gaps),
         not_checked=gaps,
         silent_ranks=RankSet([*silent, *(r for r, s in states.items() if s.fate is Fate.SILENT)]),
+        files=tuple(evidence.files),
+        next_time=what_to_collect(evidence, engine.findings, outcome),
     )
 
 

@@ -110,6 +110,11 @@ class Engine:
         return self._coverage.gaps()
 
     @property
+    def idle(self) -> frozenset[str]:
+        """The codes of the checks for which the run has nothing to judge."""
+        return self._coverage.idle
+
+    @property
     def unobserved(self) -> RankSet:
         """The ranks of the job of which nothing is read, since nobody told of them at the start."""
         return self._coverage.unobserved

@@ -11,7 +11,15 @@ from rich.console import Console
 from rich.text import Text
 
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
+from distdiag.findings.finding import (
+    Evidence,
+    Finding,
+    Location,
+    Outcome,
+    ReadFile,
+    Report,
+    Severity,
+)
 from distdiag.reports.base import Reporter, cut, short, visible
 
 K = TypeVar("K", bound=Hashable)
@@ -20,6 +28,8 @@ LABEL_WIDTH: Final = 11
 MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
 LONGEST_VALUE: Final = 200
+MOST_FILES: Final = 4
+"""More files of one kind in one folder are shown as one line."""
 LAST_LINES: Final = 9
 """Four frames with their source, and the line of the exception."""
 STYLES: Final = {
@@ -48,6 +58,8 @@ class TerminalReporter(Reporter):
         _write_verdict(page, report)
         for finding in sorted(report.findings, key=lambda finding: -finding.severity.weight):
             _write_finding(page, finding)
+        _write_next_time(page, report)
+        _write_files(page, report)
         _write_gaps(page, report)
         _write_run(page, report)
         return page.text()
@@ -212,7 +224,56 @@ def _write_gaps(page: _Page, report: Report) -> None:
     for code, reason in report.not_checked.items():
         codes_by_reason.setdefault(reason, []).append(code)
     for reason, codes in codes_by_reason.items():
-        page.write(f"{', '.join(codes)}: {reason}")
+        page.write(f"{_codes(report, codes)}: {reason}")
+
+
+def _codes(report: Report, codes: list[str]) -> str:
+    """Return the codes; those of a post-mortem to which its files show nothing are counted."""
+    is_many = bool(report.files) and len(codes) > MOST_GROUPS
+    return f"{len(codes)} checks" if is_many else ", ".join(codes)
+
+
+def _write_next_time(page: _Page, report: Report) -> None:
+    if not report.next_time:
+        return
+    page.blank()
+    page.write("What to collect next time", indent=0, style="bold")
+    for sentence in report.next_time:
+        page.write(sentence, indent=4, first="  -")
+
+
+def _write_files(page: _Page, report: Report) -> None:
+    """Write what was read, files of one kind in one folder together where they are many."""
+    if not report.files:
+        return
+    page.blank()
+    page.write("What was read", indent=0, style="bold")
+    alike: dict[tuple[object, ...], list[ReadFile]] = {}
+    for file in report.files:
+        key = (file.path.rpartition("/")[0], file.kinds, bool(file.num_lines), file.problem)
+        alike.setdefault(key, []).append(file)
+    for files in islice(alike.values(), MOST_GROUPS):
+        several = len(files) > MOST_FILES
+        for group in [files] if several else [[file] for file in files]:
+            more = f" and {len(group) - 1} more" if several else ""
+            page.write_whole(f"{group[0].path}{more}", indent=2)
+            page.write(_what_was_read(group), indent=6)
+    if len(alike) > MOST_GROUPS:
+        page.write(f"and {_count(len(alike) - MOST_GROUPS, 'more kind')}: see report.json")
+
+
+def _what_was_read(files: list[ReadFile]) -> str:
+    """Return ``log of ranks 0-3: 16 of 5,000 lines understood; only its end was read``."""
+    first = files[0]
+    ranks = RankSet(rank for file in files for rank in file.ranks)
+    whose = f" of {_phrase(ranks)}" if ranks else ""
+    understood = sum(file.num_understood for file in files)
+    num_lines = sum(file.num_lines for file in files)
+    how_much = f": {understood:,} of {num_lines:,} lines understood" if num_lines else ""
+    if understood and not num_lines:
+        how_much = f": {understood:,} entries understood"
+    what = f"{' and '.join(first.kinds)}{whose}{how_much}" if first.kinds else ""
+    return "; ".join(filter(None, [what, first.problem]))
 
 
 def _write_run(page: _Page, report: Report) -> None:
