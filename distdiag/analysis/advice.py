@@ -43,7 +43,9 @@ def _is_alarm(finding: Finding) -> bool:
 
 
 def _is_verdict(finding: Finding) -> bool:
-    return _is_alarm(finding) and finding.grade is Grade.PROVEN and bool(finding.ranks)
+    """Say whether a finding proves what went wrong in the run; one about the tool has no step."""
+    is_of_run = finding.step is not None or finding.location is not None
+    return _is_alarm(finding) and finding.grade is Grade.PROVEN and is_of_run
 
 
 def _missing(evidence: Evidence, kinds: Collection[str]) -> Iterator[str]:

@@ -220,6 +220,8 @@ def _sign_of_life(rank: int) -> Heartbeat:
 
 _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""
+_OF_AGENTS: Final = ("DIA002",)
+"""They judge whether ranks were observed by an agent."""
 
 
 def analyze(
@@ -248,8 +250,9 @@ def analyze(
     for problem in evidence.problems:
         complain(problem)
     config = evidence.config
+    unable = _unable(evidence, catalogue)
     engine = Engine(
-        [check() for code, check in catalogue.items() if selection.selects(code)],
+        [c() for code, c in catalogue.items() if selection.selects(code) and code not in unable],
         evidence.observed,
         hang_timeout_s=config.hang_timeout_s,
         rules=config.plan,
@@ -267,11 +270,19 @@ def analyze(
             timeline.keep(folder.beats, folder.ends)
         timeline.stand_still(evidence.pause_s())
         timeline.end()
-    gaps = evidence.gaps | _left_out(catalogue, selection) | _not_checked(engine, evidence)
+    gaps = evidence.gaps | unable | _left_out(catalogue, selection)
+    gaps |= _not_checked(engine, evidence)
     if evidence.recorded is not None:
         gaps |= facts.gaps(engine.checked)
     outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
     return _report(evidence, engine, facts, gaps, outcome)
+
+
+def _unable(evidence: Evidence, codes: Iterable[str]) -> dict[str, str]:
+    """Return the checks that need what was not given, and what that is."""
+    if evidence.folders:
+        return {}
+    return {code: "needs a run directory" for code in _OF_AGENTS if code in codes}
 
 
 def _not_checked(engine: Engine, evidence: Evidence) -> dict[str, str]:
@@ -359,10 +370,17 @@ def _report(
         findings=engine.findings,
         checked=tuple(code for code in engine.checked if code not in gaps),
         not_checked=gaps,
-        silent_ranks=RankSet([*silent, *(r for r, s in states.items() if s.fate is Fate.SILENT)]),
+        silent_ranks=RankSet([*silent, *_silent(states, evidence)]),
         files=tuple(evidence.files),
         next_time=what_to_collect(evidence, engine.findings, outcome),
     )
+
+
+def _silent(states: Mapping[int, RankState], evidence: Evidence) -> Iterator[int]:
+    """Yield the ranks of which nothing was read, not even a line of a log."""
+    for rank, state in states.items():
+        if state.fate is Fate.SILENT and rank not in evidence.events:
+            yield rank
 
 
 def _outcome(engine: Engine) -> Outcome:

@@ -28,7 +28,7 @@ from distdiag.dumps.reading import RankDump
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import FaultLogged
+from distdiag.events.stacks import FaultLogged, Observed
 from distdiag.findings.finding import ReadFile
 from distdiag.record.wire import Canon
 
@@ -189,10 +189,18 @@ def _problems_of(
     dumps: Sequence[RankDump], resolved: Resolved, ranks_by_file: Mapping[str, int]
 ) -> Sequence[str]:
     """Return what the user must tell; for lines of known faults a rank is not needed."""
-    others = [dump for dump in dumps if not _faults(dump)]
+    explained = {dump.path for dump in dumps if dump.rank is None and _faults(dump)}
+    others = [d for d in dumps if d.path not in explained or not _is_seen_from_outside(d)]
     if not resolved.problems or len(others) == len(dumps):
         return resolved.problems
     return resolve_ranks(others, ranks_by_file).problems
+
+
+def _is_seen_from_outside(dump: RankDump) -> bool:
+    """Say whether a dump holds only what the lines of known faults tell as well."""
+    if isinstance(dump, RecordingDump):
+        return False
+    return all(isinstance(event, FaultLogged | Observed) for event in dump.events)
 
 
 def _as_files(folders: Sequence[RunFolder]) -> Iterator[ReadFile]:
