@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from distdiag.dumps.log_lines import Speaker, lines_with, streams
 from distdiag.dumps.logs.traceback_text import SURVIVED_AFTER
@@ -18,7 +18,10 @@ MOST_FAULTS: Final = 20
 LONGEST_TEXT: Final = 300
 
 SIGNS: Final = (
-    b"rror",
+    b"Error",
+    b"ERROR",
+    b"error:",
+    b"errors.",
     b"xception",
     b"ncclInvalid",
     b"is lost",
@@ -36,11 +39,37 @@ SIGNS: Final = (
     b"oom",
     b"kill",
 )
-"""Each line of a fault holds one of these, so that 120 words need not be looked for everywhere.
+"""Each line of a fault holds one of these, so that most files need not be searched for 150 words.
 
 A test keeps that true.
 """
-_WORDS: Final = tuple(word for row in known_faults() for word in row.words)
+_HEAD: Final = 4096
+_PICKLE: Final = b"\x80"
+_WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
+_RECORDER: Final = b'"pg_config"'
+_WORDS: Final = tuple(word.encode() for row in known_faults() for word in row.words)
+
+
+def _any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
+    """Return a pattern of all words in which common beginnings stand once.
+
+    So it takes a fourth of the time of a plain list, and a tenth of that of a search for each.
+    """
+    tree: dict[int, Any] = {}
+    for word in words:
+        node = tree
+        for sign in word:
+            node = node.setdefault(sign, {})
+        node.clear()  # where a word begins with another one the shorter is found
+    return re.compile(_pattern(tree))
+
+
+def _pattern(tree: dict[int, Any]) -> bytes:
+    ways = [re.escape(bytes([sign])) + _pattern(below) for sign, below in tree.items()]
+    return ways[0] if len(ways) == 1 else b"(?:" + b"|".join(ways) + b")" if ways else b""
+
+
+_ANY_WORD: Final = _any_of(sorted(_WORDS, reverse=True))
 # Lines by which a process, or its launcher, dies. Whoever writes many others has survived.
 _DYING: Final = re.compile(
     r"rror|WARN|raceback|ail(?:ed|ure)|exit|kill|closing signal|SIG[A-Z]{3}"
@@ -64,15 +93,16 @@ class KnownFaultLines(DumpReader):
     name = "known-faults"
 
     def recognises(self, dump: Dump) -> bool:
-        """Look for a sign of trouble."""
+        """Look for a sign of trouble in what is not another kind of dump, which are many."""
+        head = dump.data[:_HEAD]
+        if head.startswith(_PICKLE) or (head.startswith(b"{") and _RECORDER in head):
+            return False
         return any(sign in dump.data for sign in SIGNS)
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield the faults of each speaker, each once, in the order of their first lines."""
         met: dict[Speaker, dict[str, _Met]] = {}
-        for place, line in enumerate(lines_with(dump, SIGNS)):
-            if not any(word in line.text for word in _WORDS):
-                continue
+        for place, line in enumerate(lines_with(dump, _words_in(dump.data))):
             fault = fault_of_line(line.text)
             if fault is not None:
                 _note(met.setdefault(line.speaker, {}), fault, line.text, place)
@@ -90,6 +120,13 @@ class KnownFaultLines(DumpReader):
                 path=dump.path,
                 source=self.name,
             )
+
+
+def _words_in(data: bytes) -> list[bytes]:
+    """Return the words of the table that a log holds."""
+    if data.startswith(_WIDE):
+        return list(_WORDS)  # text of two bytes a character, which `lines_with` recodes
+    return sorted({match.group() for match in _ANY_WORD.finditer(data)})
 
 
 def _note(faults: dict[str, _Met], fault: KnownFault, text: str, place: int) -> None:

@@ -128,7 +128,8 @@ def _write_verdict(page: _Page, report: Report) -> None:
         looked = _count(len(report.checked), "check")
         found = f"nothing found by {looked}" if report.checked else "nothing was checked"
     gaps = " Some of it was not looked at: see below." if _has_gaps(report) else ""
-    ending = ENDINGS[report.run.outcome]
+    is_open = report.run.outcome is Outcome.RUNNING and report.files
+    ending = "no file says how the run ended" if is_open else ENDINGS[report.run.outcome]
     page.write(f"distdiag: {found}; {ending}.{gaps}", indent=0, style="bold")
     if not report.complete and report.run.outcome is not Outcome.RUNNING:
         page.write("This report is provisional: the reporter was ended early.", indent=0)
@@ -196,7 +197,7 @@ def _grouped(finding: Finding) -> Iterator[tuple[str, list[Evidence]]]:
         order = sorted(by_ranks, key=lambda r: (r.isdisjoint(finding.ranks), -len(r)))
         by_ranks = {ranks: by_ranks[ranks] for ranks in order}
     for ranks, entries in islice(by_ranks.items(), MOST_GROUPS):
-        yield _phrase(ranks), entries
+        yield _phrase(ranks) if ranks else "rank not known", entries
     if len(by_ranks) > MOST_GROUPS:
         rest = _count(len(by_ranks) - MOST_GROUPS, "more group")
         yield f"and {rest} of ranks: see report.json", []
