@@ -166,8 +166,9 @@ def gather(
     files = (*_as_files(folders), *_with_ranks(contents, resolved.dumps))
     evidence = Evidence(folders, recorded, events, recordings, problems, gaps, files)
     if not evidence.observed:
-        reasons = "; ".join(f"{what}: {why}" for what, why in gaps.items())
-        raise UsageError(f"nothing that can be checked was found{': ' if gaps else ''}{reasons}")
+        known = {file.path: file.problem for file in files if file.path not in contents.foreign}
+        reasons = "; ".join(f"{what}: {why}" for what, why in (known | gaps).items())
+        raise UsageError(f"nothing that can be checked was found{': ' if reasons else ''}{reasons}")
     return evidence
 
 

@@ -48,7 +48,7 @@ class KnownFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     frames: tuple[str, ...] = ()
     library: str = ""
     versions: str = ""
-    role: Literal["cause", "general", "consequence", "harmless"] = "cause"
+    role: Literal["cause", "ambiguous", "general", "consequence", "harmless"] = "cause"
     where: Literal["logs", "exceptions", "kernel"] = "logs"
 
     @cached_property

@@ -95,6 +95,8 @@ class KnownFault(Check[FaultView]):
         )
 
 
+_CAUSES = ("cause", "ambiguous", "general")
+"""The roles of rows that may explain an end, those that explain it best first."""
 _NUMBER = re.compile(r"\d+")
 _ROWS = {row.id: row for row in known_faults()}
 
@@ -108,11 +110,12 @@ def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bo
     known = [state] if state is not None else list(states.values())
     rows = (row for each in known if (row := known_fault_of(each)) is not None)
     says_less = _ROWS[line.fault].role != "cause"
-    return any(row.id == line.fault or (says_less and row.role == "cause") for row in rows)
+    causes = [row.id for row in rows if row.role == "cause"]
+    return line.fault in causes or (says_less and bool(causes))
 
 
 def _is_cause(line: FaultLogged, states: Mapping[int, RankState]) -> bool:
-    if _ROWS[line.fault].role not in ("cause", "general"):
+    if _ROWS[line.fault].role not in _CAUSES:
         return False
     state = states.get(line.rank) if line.is_rank_known else None
     return not line.was_survived or (state is not None and state.has_failed)
@@ -121,17 +124,18 @@ def _is_cause(line: FaultLogged, states: Mapping[int, RankState]) -> bool:
 def _of_first_row(lines: list[FaultLogged]) -> list[FaultLogged]:
     """Return the lines of the fault that came first.
 
-    Lines of one file are in order, but a general row says less than any other of its file. Between
-    files the order is that of the table, in which special rows come first.
+    Lines of one file are in order, but what may be a consequence comes after what is a cause, and
+    general rows say least. Between files the order is that of the table, special rows first.
     """
     if not lines:
         return []
     is_one_file = len({line.file for line in lines}) == 1
     order = list(_ROWS)
 
-    def key(line: FaultLogged) -> tuple[bool, int]:
-        is_general = _ROWS[line.fault].role == "general"
-        return (is_general, line.place if is_one_file else order.index(line.fault))
+    def key(line: FaultLogged) -> tuple[int, int]:
+        role = _ROWS[line.fault].role
+        weight = _CAUSES.index(role) if role in _CAUSES else len(_CAUSES)
+        return (weight, line.place if is_one_file else order.index(line.fault))
 
     first = min(lines, key=key).fault
     return [line for line in lines if line.fault == first]

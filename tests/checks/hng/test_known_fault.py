@@ -95,3 +95,11 @@ def test_what_a_rank_raised_is_left_to_hng001():
 
 def test_nothing_in_the_log_is_silent():
     assert not judged()
+
+
+def test_what_may_come_of_a_lost_peer_comes_after_a_cause():
+    lost = line("ib-retry-exceeded", "NET/IB : Got completion with error 12", rank=0, place=1)
+    (finding,) = judged(lost, line("cuda-ecc-error", "uncorrectable ECC error", rank=1, place=9))
+    assert (finding.ranks, finding.subjects) == (RankSet([1]), ("cuda-ecc-error",))
+    (finding,) = judged(lost)
+    assert (finding.ranks, finding.severity) == (RankSet([0]), Severity.ERROR)

@@ -187,9 +187,19 @@ def test_a_known_consequence_hides_no_cause():
 
 def test_a_known_fault_is_a_cause_though_it_speaks_of_sockets():
     job = Job()
-    refused = "NCCL error: socketStartConnect: Connect to 10.0.0.2<5> failed : Connection refused"
-    job.fail(1, 3, TORCH, LINE, kind="DistBackendError", message=refused)
+    nowhere = "NCCL error, internal error\nLast error:\nBootstrap : no socket interface found"
+    job.fail(1, 3, TORCH, LINE, kind="DistBackendError", message=nowhere)
     job.lose_peer(0, 5)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([1])
     assert "NCCL_SOCKET_IFNAME" in finding.fix
+
+
+def test_what_may_come_of_a_lost_peer_hides_no_cause():
+    job = Job(3)
+    refused = "NCCL error: socketStartConnect: Connect to 10.0.0.2<5> failed : Connection refused"
+    job.fail(0, 3, TORCH, LINE, kind="DistBackendError", message=refused)
+    job.fail(2, 5, LINE)
+    job.lose_peer(1, 6)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([2])
