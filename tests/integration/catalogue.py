@@ -18,6 +18,7 @@ UNWATCHED = {
     "async_overlap": "a callback of a future runs here or on a thread of gloo, as it comes",
     "ddp_compile": "torch compiles nothing within modes of a program",
     "fsdp2_compile": "torch compiles nothing within modes of a program",
+    "locked_cache": "the rank that takes a lock first makes what the others read",
     "own_modes": "it watches by itself, and compiles",
 }
 """The programs that are run without modes around them, and why."""
