@@ -44,7 +44,8 @@ def test_a_consequence_does_not_hide_the_cause_before_or_after_it():
 
 def test_only_consequences_are_a_note():
     (finding,) = judged(line("nccl-remote-gone", GONE))
-    assert finding.severity is Severity.INFO
+    assert (finding.severity, finding.ranks) == (Severity.INFO, RankSet())
+    assert finding.message.startswith("rank 0 wrote")
     assert "follows from something else" in finding.message
 
 
