@@ -84,8 +84,8 @@ class Job:
         """Return the exit status of the launcher, or None when the time is up."""
         if not select.select([self._launcher], [], [], timeout_s)[0]:
             return None
-        told = self._launcher.recv(_MOST_BYTES)
-        return int(told) if told else -signal.SIGKILL
+        reported = self._launcher.recv(_MOST_BYTES)
+        return int(reported) if reported else -signal.SIGKILL
 
     def close(self) -> None:
         """End what still runs."""
@@ -398,9 +398,9 @@ def _watch(pids: dict[int, int], client: socket.socket, failures: str | None) ->
 
     Return the status of a process without a launcher, which has no folder for `failures`.
     """
-    told: list[int] = []
+    reported: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: told.append(number))
+        signal.signal(number, lambda number, _: reported.append(number))
     status = 0
     kill_s = float("inf")
     while pids:
@@ -410,16 +410,16 @@ def _watch(pids: dict[int, int], client: socket.socket, failures: str | None) ->
             ended = os.waitstatus_to_exitcode(how)
             if failures is None:
                 return ended
-            if ended and not told:
+            if ended and not reported:
                 status = 1
                 sys.stderr.write(f"rank {rank} failed, exitcode  : {ended} (pid: {pid})\n")
                 sys.stderr.write(_error_message(failures, rank))
-                told.append(signal.SIGTERM)
+                reported.append(signal.SIGTERM)
             continue
-        if told and kill_s == float("inf"):
+        if reported and kill_s == float("inf"):
             status = 1
             kill_s = time.monotonic() + TERMINATE_S
-            _signal(pids, told[0])
+            _signal(pids, reported[0])
         if time.monotonic() > kill_s:
             _signal(pids, signal.SIGKILL)
         if select.select([client], [], [], 0.01)[0]:  # nobody waits for them any more

@@ -28,7 +28,7 @@ def leave(exit_status: int) -> None:
     os._exit(exit_status)
 
 
-# ---
+# The probe that sees a hard exit.
 
 
 class HardExit(Probe):
@@ -39,7 +39,7 @@ class HardExit(Probe):
     def __init__(
         self, recorder: Recorder, *, before_exit: Callable[[int, tuple[Frame, ...]], None]
     ) -> None:
-        """Call `before_exit` with status and stack, unless the end was told already."""
+        """Call `before_exit` with status and stack, unless the end was reported already."""
         super().__init__(recorder)
         self._before_exit = before_exit
 

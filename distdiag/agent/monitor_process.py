@@ -31,7 +31,7 @@ _PR_GET_CHILD_SUBREAPER: Final = 37
 
 
 class Pid(NamedTuple):
-    """A process, told from later ones that have the same number."""
+    """A process, distinguished from later ones that have the same number."""
 
     number: int
     start_ticks: int

@@ -24,7 +24,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.reports.builder import say
-from distdiag.views.rank_states import Fate, RankState, last_act
+from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 # Say on stderr how far a long analysis is, and what it could not use.
 
@@ -216,7 +216,7 @@ def _sign_of_life(rank: int) -> Heartbeat:
     return Heartbeat(rank=rank, seq=-1, time_ns=0, phase=Phase.SCRIPT, beat_ns=0)
 
 
-# ---
+# The analysis itself: evidence in, one report out.
 
 _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""
@@ -279,10 +279,10 @@ def analyze(
 
 
 def _unable(evidence: Evidence, codes: Iterable[str]) -> dict[str, str]:
-    """Return the checks that need what was not given, and what that is."""
+    """Return the checks that need a run directory, where there is none."""
     if evidence.folders:
         return {}
-    return {code: "needs a run directory" for code in _OF_AGENTS if code in codes}
+    return dict.fromkeys((code for code in _OF_AGENTS if code in codes), _only(evidence))
 
 
 def _not_checked(engine: Engine, evidence: Evidence) -> dict[str, str]:
@@ -290,14 +290,16 @@ def _not_checked(engine: Engine, evidence: Evidence) -> dict[str, str]:
 
     A run directory holds what all probes saw; logs and dumps hold nothing of most subjects.
     """
-    gaps = engine.not_checked
-    if evidence.folders or not evidence.given:
-        return gaps
-    reason = (
+    if evidence.folders:
+        return engine.not_checked
+    return engine.not_checked | dict.fromkeys(sorted(engine.idle), _only(evidence))
+
+
+def _only(evidence: Evidence) -> str:
+    return (
         f"only {evidence.given} were given: checks of models, data, routing and files, and others "
         "that need a run directory, had nothing to look at"
     )
-    return gaps | dict.fromkeys(sorted(engine.idle), reason)
 
 
 def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -379,7 +381,7 @@ def _report(
 def _silent(states: Mapping[int, RankState], evidence: Evidence) -> Iterator[int]:
     """Yield the ranks of which nothing was read, not even a line of a log."""
     for rank, state in states.items():
-        if state.fate is Fate.SILENT and rank not in evidence.events:
+        if state.status is RankStatus.SILENT and rank not in evidence.events:
             yield rank
 
 
@@ -398,6 +400,6 @@ def _rank_info(state: RankState, world_size: int, *, is_aborted: bool) -> RankIn
         world_size=started.world_size if started else world_size,
         hostname=started.hostname if started else "",
         pid=started.pid if started else 0,
-        fate="aborted" if is_aborted and state.fate is Fate.RUNNING else state.fate,
+        fate="aborted" if is_aborted and state.status is RankStatus.RUNNING else state.status,
         last=last_act(state),
     )

@@ -30,7 +30,7 @@ from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import FaultLogged, Observed
 from distdiag.findings.finding import ReadFile
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 
 ASSUMED_PAUSE_S: Final = 600.0
 """Where nothing tells how long the ranks had stood still: the default timeout of NCCL, in s."""
@@ -97,7 +97,7 @@ class Evidence:
     def of_runs(self) -> Iterator[TimedEvent]:
         """Yield what the run directories hold, by one clock."""
         # What other files tell has the time of the wall clock.
-        yield from merged(self.folders, Canon(), by_wall_clock=bool(self.events))
+        yield from merged(self.folders, Interner(), by_wall_clock=bool(self.events))
         for folder in self.folders:
             if folder.problem:
                 self.gaps[f"what the monitor saw in {folder.run_dir.root}"] = folder.problem

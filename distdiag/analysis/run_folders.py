@@ -19,7 +19,7 @@ from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, ProbeDisabled, RankStarted
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.files import LocalFiles
 from distdiag.transports.forwarder import shifted
 from distdiag.transports.journal import read_journal
@@ -67,7 +67,7 @@ class RunFolder:
         file = self.launch_file
         return file.launch.started_s if file is not None else 0.0
 
-    def timed_events(self, canon: Canon) -> Iterator[TimedEvent]:
+    def timed_events(self, canon: Interner) -> Iterator[TimedEvent]:
         """Yield all events in the order of this node's clock, each with its time.
 
         They are those of the ranks, in their order, and what the monitor has noted. What cannot be
@@ -83,7 +83,7 @@ class RunFolder:
         streams = [self._of_rank(rank, canon, noted) for rank in self.ranks]
         yield from heapq.merge(*streams, _timed(noted), key=itemgetter(0))
 
-    def _of_rank(self, rank: int, canon: Canon, noted: Sequence[Event]) -> Iterator[TimedEvent]:
+    def _of_rank(self, rank: int, canon: Interner, noted: Sequence[Event]) -> Iterator[TimedEvent]:
         """Yield what a rank wrote, and what its files tell now and nobody has noted before."""
         known = {_kind(event) for event in noted if event.rank == rank}
         is_over = any(isinstance(e, Monitored) and e.act == "ended" for e in noted)
@@ -141,7 +141,7 @@ def _kind(event: Event) -> tuple[object, ...]:
 
 
 def merged(
-    folders: Sequence[RunFolder], canon: Canon, *, by_wall_clock: bool
+    folders: Sequence[RunFolder], canon: Interner, *, by_wall_clock: bool
 ) -> Iterator[TimedEvent]:
     """Yield the events of all nodes, by the clock of the first one, or by the wall clock."""
     streams = [_peeked(folder.timed_events(canon)) for folder in folders]

@@ -11,7 +11,7 @@ import click
 
 from distdiag.analysis import Progress, analyze, split_jobs
 from distdiag.cli.options import codes
-from distdiag.cli.show import reaches, report_option, show_report
+from distdiag.cli.show import reaches, report_option, show_report, verbose_option
 from distdiag.config.selection import Selection
 from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Report, Severity
@@ -23,6 +23,7 @@ class _Options(TypedDict):
     paths: tuple[Path, ...]
     ranks_by_file: dict[str, int]
     report_format: str
+    verbose: bool
     select: tuple[str, ...]
     ignore: tuple[str, ...]
 
@@ -52,6 +53,7 @@ def _ranks_by_file(
     help="The rank of a dump, if neither the name nor the content of FILE says it.",
 )
 @report_option
+@verbose_option
 @click.option(
     "--select", default="", callback=codes, metavar="CODES", help="Run only these checks [ALL]."
 )
@@ -72,7 +74,7 @@ def command(**options: Unpack[_Options]) -> int:
     with Progress() as progress:
         reports = list(_reports(jobs, piped, options, progress))
     for report in reports:
-        show_report(report, options["report_format"])
+        show_report(report, options["report_format"], verbose=options["verbose"])
     return 1 if any(reaches(report, Severity.ERROR) for report in reports) else 0
 
 

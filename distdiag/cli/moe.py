@@ -10,7 +10,7 @@ from typing import Final, TypedDict, Unpack
 import click
 
 from distdiag.checks.moe.routing_differences import cause_phrase, nature_phrase
-from distdiag.cli.show import report_option, run_progress, show_report, tell
+from distdiag.cli.show import report_option, run_progress, show_report, tell, verbose_option
 from distdiag.cli.torchrun import new_run_dir
 from distdiag.events.comparisons import Nature, RoutingDifference
 from distdiag.events.errors import UsageError
@@ -33,6 +33,7 @@ class _Options(TypedDict):
     timeout_s: float
     run_dir: Path | None
     report_format: str
+    verbose: bool
     script: Path
     script_args: tuple[str, ...]
 
@@ -71,6 +72,7 @@ class _Options(TypedDict):
 )
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here.")
 @report_option
+@verbose_option
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 def command(**options: Unpack[_Options]) -> int:
@@ -103,7 +105,7 @@ def command(**options: Unpack[_Options]) -> int:
     write_tables(folder / TABLES, result)
     click.echo(table(result), err=True)
     tell(MODE, _summary(result))
-    show_report(report, options["report_format"])
+    show_report(report, options["report_format"], verbose=options["verbose"])
     return _status(result)
 
 

@@ -76,6 +76,12 @@ _OPTIONS: Final = (
         help="Show the report as: terminal,json [both]. report.json is always written.",
     ),
     click.option(
+        "-v",
+        "--verbose/--no-verbose",
+        default=None,
+        help="Show which checks looked, and why each of the others did not.",
+    ),
+    click.option(
         "--fail-on", type=_choice(FailOn), help="Exit with 1 at a finding this bad [error]."
     ),
     click.option(

@@ -10,7 +10,14 @@ from typing import Final, TypedDict, Unpack
 
 import click
 
-from distdiag.cli.show import reaches, report_option, run_progress, show_report, tell
+from distdiag.cli.show import (
+    reaches,
+    report_option,
+    run_progress,
+    show_report,
+    tell,
+    verbose_option,
+)
 from distdiag.cli.torchrun import new_run_dir
 from distdiag.config.tasks import Dropout
 from distdiag.events.comparisons import Divergence
@@ -41,6 +48,7 @@ class _Options(TypedDict):
     timeout_s: float
     run_dir: Path | None
     report_format: str
+    verbose: bool
     script: Path
     script_args: tuple[str, ...]
 
@@ -116,6 +124,7 @@ class _Options(TypedDict):
 )
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here.")
 @report_option
+@verbose_option
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
 def command(**options: Unpack[_Options]) -> int:
@@ -150,7 +159,7 @@ def command(**options: Unpack[_Options]) -> int:
     report = _report(outcomes, Comparing(MODE, tuple(sys.argv), folder, started, num_ranks))
     write_report(folder / "report.json", report)
     _show(outcomes)
-    show_report(report, options["report_format"])
+    show_report(report, options["report_format"], verbose=options["verbose"])
     return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a parity run are told to do: what to record, and which batches to use."""
+"""What the ranks of a parity run have to do: what to record, and which batches to use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from distdiag.events.errors import UNDECODABLE, UsageError
 
-# What the ranks of a run are told whose choices of experts are compared with another run's.
+# What the ranks of a run get whose choices of experts are compared with another run's.
 
 
 class RoutingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class RoutingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise UsageError(f"{path}: not the task of a recording: {error}") from None
 
 
-# ---
+# What the ranks of a parity run get, and what they report.
 
 Dropout = Literal["on", "off"]
 
@@ -52,19 +52,18 @@ class ParityTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Each rank writes what it records below `folder`, and ends after `num_steps` optimizer steps.
     `replayed` is the folder of a recorded run whose batches are used instead of the script's own:
     those of the ranks `sources`, one for each of its data coordinates, joined in this order and
-    dealt out evenly to the data coordinates of this run. `nudge` seeds a change of all initial
-    parameters by one unit of rounding, of `nudge_dtype` where that is the coarser one; None leaves
-    them. `padding` has the values by which batches
-    of unequal lengths are filled up, by the last part of the name. With `dropout` off nothing is
-    dropped.
+    dealt out evenly to the data coordinates of this run. `perturbation` seeds a change of all
+    initial parameters by one unit of rounding, of `perturbation_dtype` where that is the coarser
+    one; None leaves them. `padding` has the values by which batches of unequal lengths are filled
+    up, by the last part of the name. With `dropout` off nothing is dropped.
     """
 
     folder: str
     num_steps: int
     replayed: str = ""
     sources: tuple[int, ...] = ()
-    nudge: int | None = None
-    nudge_dtype: str = ""
+    perturbation: int | None = None
+    perturbation_dtype: str = ""
     padding: dict[str, float] = {}
     dropout: Dropout = "on"
     keeps_batches: bool = True

@@ -297,7 +297,7 @@ def _leaves(name: str, target: str) -> bool:
     return path.startswith(("/", "..")) or os.path.isabs(target)
 
 
-# ---
+# The walk over what was named, within its limits.
 
 
 LOOKED_AT: Final = 1 << 20

@@ -41,7 +41,7 @@ def is_foreign_user_file(path: str) -> bool:
     return _STDLIB.search(path) is None and is_user_file(path, None)
 
 
-# ---
+# The contract of a reader, and what finds the readers.
 
 UNKNOWN_RANK = -1
 """What the `rank` of an event is while `RankDump.rank` is None."""

@@ -22,7 +22,7 @@ class Gate:
         self.waiters: list[int] = []
 
 
-# ---
+# The clocks.
 
 Clock = Mapping[int, int]
 """By rank, never changed once it is made; a rank that is not in it has 0."""

@@ -10,9 +10,12 @@ from distdiag.events.base import Event
 from distdiag.events.comparisons import Divergence, RoutingDifference
 from distdiag.views.base import View
 
-_ONE_RUN: Final = NothingThere("there is one run only: distdiag parity compares it with another")
+_ONE_RUN: Final = NothingThere(
+    "a second run", "there is one run only: distdiag parity compares it with another"
+)
 _ONE_ROUTING: Final = NothingThere(
-    "there is one run only: distdiag moe-determinism compares it with the same again"
+    "a second run",
+    "there is one run only: distdiag moe-determinism compares it with the same again",
 )
 
 

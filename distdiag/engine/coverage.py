@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from distdiag.checks.base import Check
@@ -13,6 +14,7 @@ from distdiag.events.base import Event
 from distdiag.events.collectives import GroupCreated
 from distdiag.events.lifecycle import ProcessesSpawned, Unobserved
 from distdiag.events.ranks import RankSet
+from distdiag.record.guard import attempt
 from distdiag.views.base import View
 
 _HERE: Final = (GroupCreated, ProcessesSpawned, Unobserved)
@@ -36,6 +38,7 @@ class Coverage:
         self.unobserved = RankSet()
         self._runner = runner
         self._aligners = tuple(aligners)
+        self._lost: dict[Aligner, NotObserved] = {}
         self._world = job.world
         self._is_member = False
         self._blind: dict[tuple[str, str, str], set[int]] = {}
@@ -56,6 +59,11 @@ class Coverage:
                 self.unobserved = RankSet({*before, *scope} - set(self._world))
             case ProcessesSpawned() if len(self._world) == 1 and not self._is_member:
                 self.unobserved = RankSet(range(max(event.number, len(self.unobserved))))
+
+    def lose(self, aligner: Aligner, error: Exception) -> None:
+        """Report that an aligner raised this: nobody sees what it would have shown."""
+        reason = self._runner.report_crash(f"aligner {type(aligner).__name__}", error)
+        self._lost[aligner] = NotObserved(reason)
 
     def of(self, check: Check[Any]) -> Looked | Gap:
         """Say whether a check has looked, and if not, why."""
@@ -93,7 +101,13 @@ class Coverage:
         return frozenset(code for code, gap in gaps if isinstance(gap, NothingThere))
 
     def _by_view(self) -> dict[type[View | Event], Gap]:
-        return {view: gap for aligner in self._aligners for view, gap in aligner.gaps().items()}
+        known: dict[type[View | Event], Gap] = {}
+        for aligner in self._aligners:
+            if aligner not in self._lost:
+                known |= attempt(partial(self.lose, aligner), aligner.gaps) or {}
+        for aligner, gap in self._lost.items():
+            known |= dict.fromkeys(aligner.builds, gap)
+        return known
 
     @property
     def _alone(self) -> str:

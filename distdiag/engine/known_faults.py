@@ -13,7 +13,7 @@ from distdiag.events.stacks import FaultLogged, Stacks
 from distdiag.findings.known_faults import fault_of_stack, known_faults
 from distdiag.views.base import View
 
-_NO_LINE: Final = NothingThere("no line of a known fault is in a log")
+_NO_LINE: Final = NothingThere("known faults", "no line of a known fault is in a log")
 
 
 class FaultAligner(Aligner):

@@ -24,7 +24,7 @@ from distdiag.events.lifecycle import (
     TorchLoaded,
 )
 from distdiag.events.stacks import FaultLogged, Observed, Stacks
-from distdiag.views.rank_states import Fate, Help, RankState
+from distdiag.views.rank_states import Help, RankState, RankStatus
 
 RECENT: Final = 64
 BUSY_SHARE: Final = 0.3
@@ -35,7 +35,7 @@ SHORTEST_WINDOW_S: Final = 5.0
 """In less the kernel's hundredths, and pauses between children, would count for too much."""
 BEATS_PER_WINDOW: Final = 30
 HELP_LEAST_S: Final = 1.0
-"""The table of processes is read once a second: it takes two looks."""
+"""The table of processes is read once a second: it takes two samples."""
 CHILDREN_SHARE: Final = 0.1
 """Children that used this share of one processor work: idle ones that poll use below 0.02."""
 IO_PER_S: Final = 64 << 10
@@ -44,12 +44,12 @@ HELP_PATIENCE_S: Final = 1800.0
 """The default timeout of process groups: for longer nobody's peers wait, whoever works for it."""
 GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
-    {"agent", "collectives", "collective-fronts", "event-file"}
+    {"agent", "collectives", "collective-wrappers", "event-file"}
     | {"functional-collectives", "process-groups"}
 )
 """Without one of these a rank may have made calls that nobody wrote down."""
 
-_LEFT: Final = {Fate.FINISHED, Fate.RAISED, Fate.DIED}
+_LEFT: Final = {RankStatus.FINISHED, RankStatus.RAISED, RankStatus.DIED}
 
 
 class RankTracker:
@@ -59,7 +59,7 @@ class RankTracker:
         """Know nothing of the rank yet; so far back it counts what the rank used, in seconds."""
         self.rank = rank
         self._window_ns = int(max(SHORTEST_WINDOW_S, window_s or WINDOW_S) * 1e9)
-        self.fate = Fate.SILENT
+        self.status = RankStatus.SILENT
         self.is_unseen = False
         self.has_agent = True
         self.progress_ns = 0
@@ -91,7 +91,7 @@ class RankTracker:
     @property
     def has_left(self) -> bool:
         """The rank finished, raised or died."""
-        return self.fate in _LEFT
+        return self.status in _LEFT
 
     @property
     def median_step_s(self) -> float:
@@ -148,8 +148,8 @@ class RankTracker:
 
     def _live(self, now_ns: int) -> None:
         self._lost = None
-        if self.fate is Fate.SILENT:
-            self.fate, self.progress_ns = Fate.RUNNING, now_ns
+        if self.status is RankStatus.SILENT:
+            self.status, self.progress_ns = RankStatus.RUNNING, now_ns
 
     def _feed_rare(self, event: Event, now_ns: int) -> None:
         match event:
@@ -158,14 +158,14 @@ class RankTracker:
                 self._progress(now_ns)
             case Raised() if event.thread == "MainThread":
                 self._raised = event
-                self._leave(Fate.RAISED, event.time_ns)
+                self._leave(RankStatus.RAISED, event.time_ns)
             case Finished():
                 self._finished, self._exit_status = event, event.exit_status
-                self._leave(Fate.FINISHED, event.time_ns)
+                self._leave(RankStatus.FINISHED, event.time_ns)
             case Exited():
                 self._exited = event
                 self._exit_status = event.status if self._finished is None else self._exit_status
-                self._leave(Fate.DIED, event.time_ns)
+                self._leave(RankStatus.DIED, event.time_ns)
             case Signalled():
                 self._signalled = event
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
@@ -177,10 +177,10 @@ class RankTracker:
             case Observed():
                 self._observed[event.source] = event
 
-    def _leave(self, fate: Fate, time_ns: int) -> None:
+    def _leave(self, status: RankStatus, time_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
         if not self.has_left:
-            self.fate, self.left_ns = fate, time_ns
+            self.status, self.left_ns = status, time_ns
             self._has_just_left = True
 
     def _progress(self, now_ns: int) -> None:
@@ -227,7 +227,7 @@ class RankTracker:
         here = not self.has_left
         return RankState(
             rank=self.rank,
-            fate=self.fate,
+            status=self.status,
             phase=beat.phase if beat else Phase.STARTING,
             step=self._step,
             num_batches=beat.num_batches if beat else 0,

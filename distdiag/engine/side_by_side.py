@@ -30,9 +30,9 @@ class Placed(Protocol):
 
 
 class SideBySide:
-    """Collect events until all ranks have told of the same `place`.
+    """Collect events until all ranks have reported the same `place`.
 
-    Ranks that train together are compared with one another as soon as all of them have told.
+    Ranks that train together are compared with one another as soon as all of them have reported.
     """
 
     def __init__(self, world: RankSet) -> None:
@@ -60,7 +60,7 @@ class SideBySide:
         return self._alignment(place, {rank: events[rank] for rank in sorted(group)})
 
     def rest(self) -> Iterator[Alignment[Any]]:
-        """Yield, at the end, what not all ranks have told."""
+        """Yield, at the end, what not all ranks have reported."""
         for place, events in self._open.items():
             judged = self._judged.get(place, set())
             groups: dict[tuple[int, ...], dict[int, Any]] = {}

@@ -122,6 +122,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
 class Exited(Event, frozen=True, kw_only=True):
     """The monitor saw the process of a rank gone, after all its events were read.
 
+    It ended between `time_ns`, when it was last known to live, and `gone_ns`, when the monitor did
+    not find it any more (0: at `time_ns`).
     `status` is its exit status, or minus the number of the signal that ended it, or None where
     nobody could see it. `oom_kills` counts the processes that the kernel's out-of-memory killer has
     ended around this one since the rank began.
@@ -130,6 +132,7 @@ class Exited(Event, frozen=True, kw_only=True):
     reason: str = ""
     status: int | None = None
     oom_kills: int = 0
+    gone_ns: int = 0
 
 
 class Monitored(Event, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from distdiag.events.models import Moment
 
 
 class GeneratorState(msgspec.Struct, frozen=True, array_like=True):
-    """One generator of a process. Equal states have equal digests; `seed` is -1 if it is not told.
+    """One generator of a process. Equal states have equal digests; `seed` is -1 if it is not known.
 
     `name` is ``cpu``, ``cuda``, ``numpy`` or ``python``.
     """

@@ -10,7 +10,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Location
 from distdiag.findings.source import location_of
-from distdiag.views.rank_states import Fate, Help, RankState, says_told_to_end
+from distdiag.views.rank_states import Help, RankState, RankStatus, was_asked_to_end
 
 MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
@@ -72,7 +72,7 @@ def other_threads(state: RankState) -> list[tuple[str, Location]]:
 
 def blocking_call(state: RankState) -> Collective | None:
     """Return the call that keeps the rank's host from going on, if one does."""
-    if state.fate is not Fate.RUNNING:
+    if state.status is not RankStatus.RUNNING:
         return None
     last = state.last_call or (state.waiting[-1] if state.waiting else None)
     if last is None or last.is_async or last.seq not in {call.seq for call in state.waiting}:
@@ -84,7 +84,7 @@ def frames_of(state: RankState) -> tuple[Frame, ...]:
     """Return where a rank is now or was last seen, innermost frame first; empty if unknown."""
     if state.raised is not None:
         return state.raised.frames
-    if state.fate in (Fate.FINISHED, Fate.SILENT):
+    if state.status in (RankStatus.FINISHED, RankStatus.SILENT):
         return ()
     call = blocking_call(state)
     return call.site.frames if call is not None else main_stack(state.stacks)
@@ -98,16 +98,16 @@ def user_location(frames: tuple[Frame, ...]) -> Location | None:
 def whereabouts(state: RankState) -> str:
     """Return what a rank does or what became of it, as the end of ``rank 3 …``."""
     status = state.exit_status
-    match state.fate:
-        case Fate.SILENT:
+    match state.status:
+        case RankStatus.SILENT:
             return "recorded no events"
-        case Fate.FINISHED:
+        case RankStatus.FINISHED:
             return f"exited{exit_phrase(status)}" if status else "has finished its script"
-        case Fate.RAISED:
+        case RankStatus.RAISED:
             return f"raised {raised_phrase(state)}"
-        case Fate.DIED:
-            return ("was ended" if says_told_to_end(status) else "died") + exit_phrase(status)
-        case Fate.RUNNING:
+        case RankStatus.DIED:
+            return ("was ended" if was_asked_to_end(status) else "died") + exit_phrase(status)
+        case RankStatus.RUNNING:
             return _activity(state)
 
 

@@ -60,7 +60,7 @@ def _with(finding: Finding, others: Sequence[Finding]) -> Finding:
     )
 
 
-# ---
+# The store.
 
 Identity = tuple[object, ...]
 

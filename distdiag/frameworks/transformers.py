@@ -50,8 +50,8 @@ class TransformersPlans(PlanProbe):
             return
         if isinstance(model, nn.Module) and getattr(model, "_device_mesh", None) is not None:
             site = CallSite(frames_of(frame, self.recorder.main_script))
-            told = _outcomes(model, plan, size)
-            self._tell(PlanSource.TRANSFORMERS, type(model).__name__, told, site)
+            outcomes = _outcomes(model, plan, size)
+            self._tell(PlanSource.TRANSFORMERS, type(model).__name__, outcomes, site)
 
 
 def _outcomes(model: nn.Module, plan: Mapping[str, object], size: int) -> Iterator[PatternMatches]:

@@ -54,12 +54,12 @@ def guarded_sites(module: Module, effects: Effects, family: Family) -> Iterator[
         if not mentions_ranks(function):
             continue
         units = _units(function, effects, family)
-        told: set[Site] = set()
+        reported: set[Site] = set()
         for unit in units:
             is_whole = unit.ranks in (EVERY, frozenset())
-            if is_whole or not unit.is_own or unit.site in told or _is_made_up_for(unit, units):
+            if is_whole or not unit.is_own or unit.site in reported or _is_made_up_for(unit, units):
                 continue
-            told.add(unit.site)
+            reported.add(unit.site)
             yield _guarded(unit)
 
 
@@ -114,7 +114,7 @@ def _is_made_up_for(unit: _Unit, units: Sequence[_Unit]) -> bool:
     return ranks == EVERY
 
 
-# How guarded calls are told.
+# How guarded calls are reported.
 
 _MAX_TEXT = 80
 _LEAVING = {ast.Return: "return", ast.Raise: "raise", ast.Break: "break", ast.Continue: "continue"}

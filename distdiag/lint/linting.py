@@ -41,7 +41,7 @@ def _silences(line: str, finding: LintFinding) -> bool:
     return bool(wanted & {finding.code.lower(), finding.name})
 
 
-# ---
+# Runs the rules on the files.
 
 
 @dataclass(frozen=True, slots=True)

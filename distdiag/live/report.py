@@ -54,5 +54,5 @@ def _rank_info(stacks: RankStacks, states: Mapping[int, RankState]) -> RankInfo:
         world_size=who.world_size,
         hostname=who.hostname,
         pid=who.pid,
-        fate=states[who.rank].fate,
+        fate=states[who.rank].status,
     )

@@ -62,16 +62,16 @@ class DumpSources:
         return tuple(seen.values())
 
     def outside(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Observed, ...]:
-        """Return what else can be told of ranks that hang, each source within `timeout_s`."""
-        told = observe_all(self._outside, pids, timeout_s=min(timeout_s, OUTSIDE_S))
-        return told + observe_all(self._nccl, pids, timeout_s=min(timeout_s, RAS_S))
+        """Return what else is known of ranks that hang, each source within `timeout_s`."""
+        observed = observe_all(self._outside, pids, timeout_s=min(timeout_s, OUTSIDE_S))
+        return observed + observe_all(self._nccl, pids, timeout_s=min(timeout_s, RAS_S))
 
     def native(self, pids: Mapping[int, int]) -> tuple[Stacks, ...]:
         """Return stacks with native frames. This takes long, and stops each process meanwhile."""
         return dump_ranks(self._native_source, pids, timeout_s=NATIVE_S)
 
     def no_process(self, rank: int) -> Stacks:
-        """Return what is told of a rank whose process is not there."""
+        """Return what is reported of a rank whose process is not there."""
         return self._stack_source.stacks(rank, error="there is no process")
 
 

@@ -44,7 +44,7 @@ def share_of(gradients: Sequence[Difference]) -> Share | None:
     )
 
 
-# ---
+# Compares the losses of two runs, pass by pass.
 
 _FIRST_STEPS: Final = 4
 

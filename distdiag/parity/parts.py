@@ -89,7 +89,7 @@ def _moments(run: RecordedRun, name: str) -> Moments | None:
     return Moments(len(values), float(values.sum()), float(squares.sum()), float(squares @ squares))
 
 
-# ---
+# Finds the place of each part.
 
 Spots = Mapping[tuple[int, str], Spot]
 """Where what a rank holds under a name belongs."""

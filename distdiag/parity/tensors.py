@@ -123,7 +123,7 @@ def _values(run: RecordedRun, step: int) -> dict[int, tuple[float, ...]]:
     }
 
 
-# ---
+# Compares the tensors of one step.
 
 MOST_EXPLAINED: Final = 24
 MOST_ELEMENTS: Final = 4_000_000

@@ -85,7 +85,7 @@ class Probe(ABC):
         self._patches.undo()
 
     def _subscribe(self, signal: Signal[_P], callback: Callable[_P, object]) -> None:
-        """Be told of a moment until the probe is uninstalled; the callback is guarded."""
+        """Call back at a moment until the probe is uninstalled; the callback is guarded."""
         self._subscriptions.append(signal.subscribe(callback))
 
     def fail(self, error: Exception) -> None:
@@ -156,7 +156,7 @@ class Patches:
     """
 
     def __init__(self, tell: Callable[[str, str], None] = lambda *_: None) -> None:
-        """Nothing is wrapped yet; `tell` is told what cannot be, and why."""
+        """Nothing is wrapped yet; `tell` gets what cannot be, and why."""
         self._tell = tell
         self._undo: list[Callable[[], None]] = []
         self.wrapped: list[tuple[object, str]] = []

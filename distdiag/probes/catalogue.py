@@ -18,6 +18,7 @@ from distdiag.record.signals import Signals
 
 if TYPE_CHECKING:
     from distdiag.probes.models.registry import LiveModels
+    from distdiag.probes.models.snapshot import ModelSnapshots
     from distdiag.probes.routing.passes import Biases
 
 
@@ -32,7 +33,7 @@ class Wiring:
 
     @property
     def is_light(self) -> bool:
-        """Whether only the beginning of a run is looked at closely."""
+        """Whether only the beginning of a run is sampled closely."""
         return self.config.profile == "light"
 
     @cached_property
@@ -87,8 +88,8 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
     if config.strict:
         gate = StrictGate(recorder.rank, config.strict_timeout_s, own_store())
     functional = FunctionalTap(recorder, signals.exchange_starting)
-    told = (signals.collective_recorded, signals.exchange_known)
-    taps = [kind(recorder, functional, *told, gate) for kind in (DispatcherTap, HookTap)]
+    call_signals = (signals.collective_recorded, signals.exchange_known)
+    taps = [kind(recorder, functional, *call_signals, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
     tap = next((tap for tap in taps if tap.can_observe()), taps[0])
     works = WorkProbe(recorder)
@@ -99,14 +100,18 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
 
 
 def _steps(wiring: Wiring) -> Sequence[Probe]:
-    from distdiag.probes.gradients import sums
-    from distdiag.probes.losses import probe as losses
-    from distdiag.probes.models import snapshot
-    from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
+    snapshots, clocks = _snapshots(wiring), _clocks(wiring)
+    if wiring.is_light:
+        return [snapshots, *clocks]
+    return [snapshots, _loss_weights(wiring, snapshots), _gradients(wiring, snapshots), *clocks]
 
-    recorder, signals = wiring.recorder, wiring.signals
-    snapshots = snapshot.ModelSnapshots(
-        recorder,
+
+def _snapshots(wiring: Wiring) -> ModelSnapshots:
+    from distdiag.probes.models import snapshot
+
+    signals = wiring.signals
+    return snapshot.ModelSnapshots(
+        wiring.recorder,
         snapshot.Moments(
             wrapped=signals.model_wrapped,
             cut=signals.sequence_cut,
@@ -123,7 +128,13 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
         wiring.routing_biases.has,
         only_start=wiring.is_light,
     )
-    clocks = [
+
+
+def _clocks(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
+
+    recorder, signals = wiring.recorder, wiring.signals
+    return [
         BackwardProbe(
             recorder, signals.before_backward, signals.backward_started, signals.backward_ended
         ),
@@ -131,10 +142,14 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
             recorder, signals.optimizer_stepping, signals.optimizer_stepped, signals.step_ended
         ),
     ]
-    if wiring.is_light:
-        return [snapshots, *clocks]
-    loss_weights = losses.LossProbe(
-        recorder,
+
+
+def _loss_weights(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
+    from distdiag.probes.losses import probe as losses
+
+    signals = wiring.signals
+    return losses.LossProbe(
+        wiring.recorder,
         losses.Moments(
             inputs_seen=signals.inputs_seen,
             backward_started=signals.backward_started,
@@ -148,8 +163,14 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
         snapshots.own_steps,
         wiring.config.aux_loss.coefficient,
     )
-    gradients = sums.GradientSumProbe(
-        recorder,
+
+
+def _gradients(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
+    from distdiag.probes.gradients import sums
+
+    signals = wiring.signals
+    return sums.GradientSumProbe(
+        wiring.recorder,
         sums.Moments(
             exchange_known=signals.exchange_known,
             backward_started=signals.backward_started,
@@ -159,7 +180,6 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
         wiring.models.roots,
         snapshots.name_of,
     )
-    return [snapshots, loss_weights, gradients, *clocks]
 
 
 def _random_states(wiring: Wiring) -> Sequence[Probe]:

@@ -21,7 +21,7 @@ from typing import Final
 from distdiag.record.private_file import Mapping, create_private
 from distdiag.record.wire import MAX_RECORD
 
-MAGIC: Final = b"ddevnt01"
+MAGIC: Final = b"ddevnt02"
 HEADER: Final = struct.Struct("<8sii")
 LENGTH: Final = struct.Struct("<I")
 START: Final = 16

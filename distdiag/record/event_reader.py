@@ -160,7 +160,9 @@ class EventReader:
                     return None  # created a moment ago
                 magic, _, _ = HEADER.unpack(header)
                 if magic != MAGIC:
-                    raise DamagedFileError(f"{path} is not an event file")
+                    raise DamagedFileError(
+                        f"{path} is not an event file of this version of distdiag"
+                    )
                 self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             return None

@@ -1,6 +1,6 @@
 """The guard around all parts of distdiag whose failure must not reach the program.
 
-`Exception` is caught here and nowhere else: a guard knows who is to be told, and lets everything
+`Exception` is caught here and nowhere else: a guard knows whom to notify, and lets everything
 through that is no `Exception`.
 """
 

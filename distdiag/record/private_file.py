@@ -65,7 +65,7 @@ def make_private_folder(path: Path) -> None:
     """
     path = path.absolute()
     for folder in reversed(path.parents):
-        with suppress(FileExistsError):  # a file in the way is told by what is made below it
+        with suppress(FileExistsError):  # a file in the way makes what is made below it fail
             if not folder.is_dir():
                 _make_folder(folder, 0o777)
     _make_folder(path, 0o700)
@@ -134,7 +134,7 @@ class Mapping:
         self.memory = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
     def close(self) -> None:
-        """Let go of the memory; whoever still writes to it is told by a ValueError."""
+        """Let go of the memory; whoever still writes to it gets a ValueError."""
         address, self._address = self._address, None
         if address is None:
             return

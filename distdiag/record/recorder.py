@@ -86,7 +86,7 @@ class Recorder:
         main_script: str | None = None,
         before_sync: Signal[[]] | None = None,
     ) -> None:
-        """Create the event file; `before_sync` is told of events that order what ranks do.
+        """Create the event file; `before_sync` gets events that order what ranks do.
 
         Raises:
             OSError: there is no room for it.

@@ -30,7 +30,7 @@ class Signal(Generic[P]):
         self._known: dict[Callable[P, object], None] = {}
         self._is_muted = False
         self.subscribers: tuple[Callable[P, object], ...] = ()
-        """Who is told now. Where microseconds count these are called without `emit`."""
+        """Who is notified now. Where microseconds count these are called without `emit`."""
 
     def subscribe(self, callback: Callable[P, object]) -> Unsubscribe:
         """Call this function each time, until what is returned is called."""

@@ -12,7 +12,7 @@ from distdiag.events.collectives import Collective, ProcessGroup
 from distdiag.events.errors import UsageError
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Report
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 
@@ -81,9 +81,9 @@ def _partings(root: Path, finding: Finding) -> Iterator[tuple[int, ProcessGroup,
 
 def _by_group(root: Path) -> dict[ProcessGroup, dict[int, list[Collective]]]:
     groups: dict[ProcessGroup, dict[int, list[Collective]]] = {}
-    canon = Canon()
+    interner = Interner()
     for folder in find_run_folders([root]):
-        for _, event in folder.timed_events(canon):
+        for _, event in folder.timed_events(interner):
             if isinstance(event, Collective) and event.collective_seq_id >= 0:
                 groups.setdefault(event.group, {}).setdefault(event.rank, []).append(event)
     return groups

@@ -138,7 +138,7 @@ def _list(tensors: list[str]) -> str:
     return f"[{', '.join(tensors)}]"
 
 
-# ---
+# Writes the test.
 
 WIDTH: Final = 88
 TIMEOUT_S: Final = 30

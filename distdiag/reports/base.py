@@ -21,10 +21,11 @@ class Reporter:
     name: ClassVar[str]
     file_name: ClassVar[str | None] = None
 
-    def __init__(self, *, width: int = 80, color: bool = False) -> None:
-        """Remember the columns of the surface and whether it shows colours."""
+    def __init__(self, *, width: int = 80, color: bool = False, verbose: bool = False) -> None:
+        """Remember the columns of the surface, whether it shows colours, and how much to say."""
         self.width = width
         self.color = color
+        self.verbose = verbose
 
     def render(self, report: Report) -> str:
         """Return the text, which ends with a newline."""

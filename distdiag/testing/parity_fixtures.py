@@ -70,7 +70,7 @@ def _run(command: Sequence[str]) -> tuple[int, str, str]:
     return process.returncode, written.strip(), errors.strip()
 
 
-# ---
+# The fixtures.
 
 StepFunction = Callable[[int, int], Any]
 """Called with the rank and the world size; returns what must be equal for all world sizes."""

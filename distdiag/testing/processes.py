@@ -43,7 +43,7 @@ def num_gpus() -> int:
     return min(num, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
-# ---
+# The processes of one test.
 
 POLL_S: Final = 0.05
 PEERS_S: Final = 6.0

@@ -40,7 +40,7 @@ class Gathering:
             wait_for_workers=False,
             master_listen_fd=errand.descriptor,
         )
-        # Under the token, so that nobody takes part who was not told.
+        # Under the token, so that nobody takes part who was not asked.
         self._store = PrefixStore(carriage.token, self._base)
         self._device = torch.device("cpu")
         if carriage.backend == "nccl":

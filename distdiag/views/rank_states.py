@@ -22,7 +22,7 @@ from distdiag.events.lifecycle import (
 from distdiag.events.stacks import Observed, Stacks
 from distdiag.views.base import View
 
-TOLD_TO_END: Final = frozenset(
+END_SIGNALS: Final = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 )
 """Signals that no fault of a program sends: a launcher, a scheduler or a person did."""
@@ -31,14 +31,14 @@ _SHELL_OFFSET: Final = 128
 """What shells, and programs that handle a signal, add to its number to make an exit status."""
 
 
-def says_told_to_end(status: int | None) -> bool:
+def was_asked_to_end(status: int | None) -> bool:
     """Say whether an exit status (minus the number, for a signal) tells of a signal to end."""
     if status is None:
         return False
-    return (-status if status < 0 else status - _SHELL_OFFSET) in TOLD_TO_END
+    return (-status if status < 0 else status - _SHELL_OFFSET) in END_SIGNALS
 
 
-class Fate(StrEnum):
+class RankStatus(StrEnum):
     """What became of a rank so far."""
 
     SILENT = "silent"  # no event was ever read
@@ -83,7 +83,7 @@ class RankState:
     """
 
     rank: int
-    fate: Fate = Fate.SILENT
+    status: RankStatus = RankStatus.SILENT
     phase: Phase = Phase.STARTING
     step: int = 0
     num_batches: int = 0
@@ -115,8 +115,8 @@ class RankState:
     @property
     def has_failed(self) -> bool:
         """It raised, died, or left with a status that says failure."""
-        is_bad = self.fate in (Fate.RAISED, Fate.DIED)
-        return is_bad or (self.fate is Fate.FINISHED and bool(self.exit_status))
+        is_bad = self.status in (RankStatus.RAISED, RankStatus.DIED)
+        return is_bad or (self.status is RankStatus.FINISHED and bool(self.exit_status))
 
     @property
     def oom_kills(self) -> int:
@@ -136,7 +136,7 @@ def last_act(state: RankState) -> str:
         place = _place(next((f for f in state.raised.frames if f.user), None))
         message = " ".join(state.raised.message.split())[:200]
         return f"raised {state.raised.type}{place} in step {state.step}: {message}"
-    if state.fate is Fate.SILENT:
+    if state.status is RankStatus.SILENT:
         return ""
     where = f"step {state.step}, phase {state.phase}"
     call = state.last_call
@@ -145,7 +145,7 @@ def last_act(state: RankState) -> str:
         place = _place(call.site.location)
         doing = f"{call.signature.op}{number} in {call.group.label}{place}"
         where = f"{doing} ({state.last_call_state}), {where}"
-    if state.fate is Fate.FINISHED:
+    if state.status is RankStatus.FINISHED:
         return f"finished with exit status {state.exit_status}; before that {where}"
     return where
 

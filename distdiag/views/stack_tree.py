@@ -213,7 +213,7 @@ def _order(num_ranks: int, ranks: RankSet) -> tuple[int, int]:
     return (-num_ranks, next(iter(ranks), -1))
 
 
-# ---
+# The MessagePack form of a tree.
 
 MOST_RANKS: Final = 1 << 20
 """No rank has a number as large as this; a larger one means a damaged tree."""

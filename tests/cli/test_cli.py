@@ -49,12 +49,13 @@ def distdiag(tmp_path):
     return run
 
 
-def test_the_package_is_the_command(tmp_path):
+@pytest.mark.parametrize("package", ["distdiag", "distdiag.cli"])
+def test_the_package_is_the_command(package, tmp_path):
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
     def ask(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "distdiag.cli", *arguments],
+            [sys.executable, "-m", package, *arguments],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": paths},
             capture_output=True,
@@ -62,7 +63,7 @@ def test_the_package_is_the_command(tmp_path):
             timeout=100,
         )
 
-    usage = "Usage: python -m distdiag.cli"
+    usage = f"Usage: python -m {package}"
     assert ask("--help").stdout.startswith(f"{usage} [OPTIONS] COMMAND [ARGS]...")
     assert ask("explain", "--help").stdout.startswith(f"{usage} explain [OPTIONS]")
     assert "silent-rank" in ask("explain", "DIA002").stdout
@@ -170,7 +171,7 @@ def test_the_demo_finds_the_sick_script_and_only_that(distdiag):
     done = distdiag("demo", OMP_NUM_THREADS="1")
     assert done.returncode == 0
     healthy, sick = done.stdout.split("demo: sick.py, ")
-    assert "nothing found by" in healthy
+    assert "nothing found; the run finished" in healthy
     assert "\nERROR " in sick
     assert done.stdout.endswith("demo: went as it should\n")
 
@@ -193,7 +194,7 @@ def test_a_report_is_shown_again_from_its_file_or_directory(distdiag, tmp_path, 
 
 def test_a_terminal_without_the_letters_still_gets_the_report(distdiag, tmp_path):
     write_report(tmp_path / "report.json", REPORT)
-    done = distdiag("report", ".", PYTHONIOENCODING="latin-1")
+    done = distdiag("report", ".", "--verbose", PYTHONIOENCODING="latin-1")
     assert done.returncode == 0
     assert "\\u65e5\\u672c" in done.stdout
 

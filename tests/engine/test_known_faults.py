@@ -53,7 +53,7 @@ def test_a_line_alone_is_the_finding():
 
 def test_a_line_is_no_sign_of_life():
     engine = engine_of(line(1))
-    assert engine.states()[1].fate == "silent"
+    assert engine.states()[1].status == "silent"
 
 
 def test_a_line_is_evidence_for_what_else_is_found_of_its_rank():

@@ -52,8 +52,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """Return the name by which tests call this row."""
-        told = [arg for arg in self.args if not arg.startswith("-")]
-        return "-".join([self.name, *told, *([f"{self.nproc}-ranks"] if self.nproc != 2 else [])])
+        reported = [arg for arg in self.args if not arg.startswith("-")]
+        return "-".join(
+            [self.name, *reported, *([f"{self.nproc}-ranks"] if self.nproc != 2 else [])]
+        )
 
     @property
     def watch(self) -> tuple[str, ...]:

@@ -106,6 +106,33 @@ def test_a_clean_run(snapshot):
     assert render(report) == snapshot
 
 
+def test_a_clean_run_says_in_one_sentence_what_was_not_there(snapshot):
+    report = Report(
+        complete=True,
+        run=make_run(),
+        checked=("COL001", "COL002", "HNG001"),
+        not_checked={
+            "MOE001": "no choice of experts was seen",
+            "MOE005": "no parameter was recognised as one of an expert",
+            "SEQ005": "no exchange between ranks was seen around attention",
+            "DAT001": "no pass over a data set was seen",
+            "BAR001": "probe files of rank 1 is off: PermissionError: /proc",
+            "COL010": "left out by --select or --ignore",
+            "functional collectives": "probe hooks of ranks 0-1 does not observe it: no hook",
+        },
+    )
+    assert render(report) == snapshot
+    assert render(report, verbose=True) == snapshot(name="verbose")
+
+
+def test_of_many_causes_only_the_first_are_shown():
+    report = Report(run=make_run(), not_checked={f"COL{n:03}": f"cause {n}" for n in range(1, 10)})
+    text = " ".join(render(report).split())
+    assert "0 checks looked; not observed: cause 1, cause 2, cause 3," in text
+    assert "cause 6 and 3 more." in text
+    assert "cause 7" in render(report, verbose=True)
+
+
 def test_the_worst_finding_comes_first_with_all_it_rests_on(snapshot):
     report = Report(
         complete=True,

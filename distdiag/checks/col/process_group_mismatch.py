@@ -23,7 +23,7 @@ from distdiag.findings.descriptions import at, frames_of, user_location, whereab
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.findings.source import rank_guards
 from distdiag.views.alignment import Alignment, GroupView, OpenGroup, Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 
 
 class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
@@ -96,8 +96,8 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
 
     def _missing_call(self, alignment: OpenGroup) -> Iterator[Finding]:
         missing = alignment.missing_ranks
-        fates = {state_of(alignment, rank).fate for rank in missing}
-        if fates & {Fate.RAISED, Fate.DIED}:
+        statuses = {state_of(alignment, rank).status for rank in missing}
+        if statuses & {RankStatus.RAISED, RankStatus.DIED}:
             return
         if activity_of_missing(alignment) not in (None, Activity.INITIALISATION):
             return

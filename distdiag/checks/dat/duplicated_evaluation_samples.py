@@ -74,7 +74,7 @@ def _drops(node: ast.AST) -> bool:
             return False
 
 
-# ---
+# The check.
 
 
 class DuplicatedEvaluationSamples(Check[GatheredRowsView]):

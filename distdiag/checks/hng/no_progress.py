@@ -15,7 +15,7 @@ from distdiag.findings.descriptions import (
     user_location,
 )
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.rank_states import Fate, JobView
+from distdiag.views.rank_states import JobView, RankStatus
 
 
 class NoProgress(Check[JobView]):
@@ -66,7 +66,7 @@ class NoProgress(Check[JobView]):
             return
         if all(blocking_call(states[rank]) is not None for rank in odd):
             return  # HNG016 reports that
-        running = [state for state in states.values() if state.fate is Fate.RUNNING]
+        running = [state for state in states.values() if state.status is RankStatus.RUNNING]
         is_late = all(is_busy(states[rank]) for rank in odd)
         yield self.finding(
             f"nothing has moved for {min(s.idle_s for s in running):.0f} s: "

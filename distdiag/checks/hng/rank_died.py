@@ -21,7 +21,7 @@ from distdiag.findings.descriptions import (
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.alignment import OpenCollective
-from distdiag.views.rank_states import TOLD_TO_END, Fate, JobView, RankState
+from distdiag.views.rank_states import END_SIGNALS, JobView, RankState, RankStatus
 
 
 class Story(NamedTuple):
@@ -73,7 +73,7 @@ _CRASHED: Final = Story(
 def _story_of(end: FirstEnd, states: Mapping[int, RankState]) -> Story | None:
     """Return what the exit status or signal tells; None if it is not known."""
     state = states[min(end.ranks)]
-    if state.fate is Fate.FINISHED and not end.is_outside:
+    if state.status is RankStatus.FINISHED and not end.is_outside:
         return _LEFT if end.ranks < states.keys() else _ALL_LEFT
     if any(states[rank].oom_kills for rank in end.ranks):
         return _OUT_OF_MEMORY
@@ -84,7 +84,7 @@ def _story_of(end: FirstEnd, states: Mapping[int, RankState]) -> Story | None:
             return None
         case status if status == -signal.SIGKILL:
             return _KILLED
-        case status if status < 0 and -status not in TOLD_TO_END:
+        case status if status < 0 and -status not in END_SIGNALS:
             return _CRASHED
         case _:
             return _ASKED_TO_END
@@ -146,7 +146,7 @@ class RankDied(Check[OpenCollective | JobView]):
             return
         state = states[min(end.ranks)]
         others = RankSet(states.keys() - end.ranks)
-        has_left = state.fate is Fate.FINISHED
+        has_left = state.status is RankStatus.FINISHED
         peer = contradicting_rank(state, states)
         is_consequence = peer is not None or state.left_hang
         is_note = is_consequence or end.is_outside or (has_left and not others)
@@ -177,7 +177,7 @@ def _message(
     if state.finished is not None:
         reason = state.finished.message.strip().split("\n", maxsplit=1)[0][:_LONGEST_REASON]
         reason = f" ({reason})" if reason else ""
-        others = RankSet(r for r, s in states.items() if s.fate is not Fate.FINISHED)
+        others = RankSet(r for r, s in states.items() if s.status is not RankStatus.FINISHED)
         before = f", before {others.phrase()} had finished" if others else ""
         return f"{who} {whereabouts(state)}{reason}{at(location)}{before}"
     call = state.last_call
@@ -196,7 +196,7 @@ def _line(state: RankState) -> Location | None:
 def _evidence(state: RankState) -> Evidence:
     values: dict[str, Value] = {}
     status = state.exit_status
-    if state.fate in (Fate.DIED, Fate.FINISHED) and status:
+    if state.status in (RankStatus.DIED, RankStatus.FINISHED) and status:
         values = {"signal": signal_name(-status)} if status < 0 else {"exit_status": status}
     if state.oom_kills:
         values["processes_killed_for_memory"] = state.oom_kills

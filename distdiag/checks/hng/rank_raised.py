@@ -22,7 +22,7 @@ from distdiag.findings.descriptions import (
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
 from distdiag.views.alignment import OpenCollective
-from distdiag.views.rank_states import Fate, JobView, RankState
+from distdiag.views.rank_states import JobView, RankState, RankStatus
 
 _WHY_ALL = (
     "Every rank came to the same line and raised there: this is a fault of the program, or of what "
@@ -82,7 +82,7 @@ class RankRaised(Check[OpenCollective | JobView]):
         states = view.states
         if isinstance(view, OpenCollective):
             missing = view.missing_ranks & states.keys()
-            if not any(states[rank].fate is Fate.RAISED for rank in missing):
+            if not any(states[rank].status is RankStatus.RAISED for rank in missing):
                 return
         end = first_end(states)
         if end is None or states[min(end.ranks)].raised is None:
@@ -126,7 +126,7 @@ class RankRaised(Check[OpenCollective | JobView]):
 
 def _may_raise_too(state: RankState) -> bool:
     """Say whether a rank still runs freely, so that it may be about to raise the same."""
-    is_free = state.fate is Fate.RUNNING and blocking_call(state) is None
+    is_free = state.status is RankStatus.RUNNING and blocking_call(state) is None
     return is_free and state.idle_s < 1.0 and not state.is_over
 
 

@@ -56,7 +56,7 @@ class DivergentRouterBias(Check[RouterBiasReplicas]):
 
     def check(self, view: RouterBiasReplicas) -> Iterator[Finding]:
         """Judge biases that were equal before."""
-        if view.alike_at is None or view.basis in NOT_REDUCED:
+        if view.alike_at is None or view.evidence in NOT_REDUCED:
             return
         tensors = [tensor for tensor in view.tensors if tensor.plan.is_routing_bias]
         if not tensors:

@@ -76,7 +76,7 @@ def _named(norms: tuple[NormStatistics, ...], name: str) -> NormStatistics | Non
     return next((each for each in norms if each.name == name), None)
 
 
-# ---
+# The check, and what counts as a spread beyond chance.
 
 _TINY: Final = 2
 _SMALL: Final = 4

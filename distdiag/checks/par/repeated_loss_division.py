@@ -94,7 +94,7 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
 
 def _found_in(window: LossWindow, view: LossView) -> str:
     num_passes, total = window.num_passes, total_weight(window)
-    if not total or not view.is_told:
+    if not total or not view.has_wrapper:
         return ""
     found = {_division(rank, each, window) for rank, each in window.passes() if each.num_counted}
     division = found.pop() if len(found) == 1 else ""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from distdiag.events.base import Frame, Phase
 from distdiag.findings.descriptions import blocking_call, main_stack
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 KERNEL: Final = "kernel"
 """The source of `Observed` that has the system call of a rank's main thread."""
@@ -166,7 +166,7 @@ _BY_PHASE: Final = {
 
 def doing_of(state: RankState) -> Doing | None:
     """Return what a running rank does outside of collectives, or None if it is not known."""
-    if state.fate is not Fate.RUNNING or blocking_call(state) is not None:
+    if state.status is not RankStatus.RUNNING or blocking_call(state) is not None:
         return None
     purpose = _purpose(state)
     if purpose is not None:

@@ -15,7 +15,7 @@ from distdiag.findings.finding import Location
 from distdiag.findings.known_faults import KnownFault, fault_of_exception
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
-from distdiag.views.rank_states import TOLD_TO_END, Fate, RankState, says_told_to_end
+from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, was_asked_to_end
 
 # What a rank's backend says when a peer of its has gone, or did not come.
 _PEER_IS_GONE = re.compile(
@@ -36,14 +36,16 @@ _SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store
 TOGETHER_NS: Final = 1_000_000_000
 """Ranks that one signal to the whole job ends are gone within this time.
 
-Launchers that end the others of a rank that was killed do so by SIGTERM first.
+It is chosen, not measured: who sends the signal does so in one loop, but a process is gone only
+when the kernel has taken its memory apart. Launchers that end the others of a rank that was killed
+do so by SIGTERM first, so that a longer time would join only what somebody else killed alike.
 """
 GRACE_NS: Final = 30_000_000_000
-"""Launchers and schedulers kill a rank that has not obeyed by then; what fails later is another
-matter."""
+"""torchelastic and Slurm (KillWait) kill a rank that has not obeyed by then; what fails later is
+another matter."""
 UNKNOWN_TOGETHER_NS: Final = 100_000_000
 """The same where the signal is not known: torchelastic looks at its ranks this often."""
-SETTLED_S: Final = 1.0
+SETTLED_S: Final = TOGETHER_NS / 1e9
 """So long after a rank has left or was killed it is clear which others do so as well."""
 
 States = Mapping[int, RankState]
@@ -84,7 +86,7 @@ def first_end(states: States) -> FirstEnd | None:
         return FirstEnd(RankSet(s.rank for s in ended), is_outside=is_all or len(ended) > 1)
     # All that is known then is who waited in vain for a peer to come, or that one went somehow.
     waited = [s for s in failed if s.raised is not None and was_setting_up(s)]
-    unknown = [s for s in failed if s.fate is Fate.DIED and s.exit_status is None]
+    unknown = [s for s in failed if s.status is RankStatus.DIED and s.exit_status is None]
     left = [*waited, *unknown]
     return FirstEnd(RankSet([left[0].rank])) if left else None
 
@@ -155,27 +157,29 @@ def _by_time(state: RankState) -> tuple[int, int]:
 def _was_asked_to_end(state: RankState) -> bool:
     """Say whether a rank ended because a signal asked it to, in whatever way it obeyed."""
     got = state.signalled
-    if got is not None and got.signal in TOLD_TO_END and state.left_ns - got.time_ns <= GRACE_NS:
+    if got is not None and got.signal in END_SIGNALS and state.left_ns - got.time_ns <= GRACE_NS:
         return True
-    if state.fate is Fate.RAISED:
+    if state.status is RankStatus.RAISED:
         return is_interruption(state)
-    return says_told_to_end(state.exit_status)
+    return was_asked_to_end(state.exit_status)
 
 
 def _may_be_killed_by_launcher(state: RankState) -> bool:
-    return state.fate is Fate.DIED and state.exit_status in (None, -signal.SIGKILL)
+    return state.status is RankStatus.DIED and state.exit_status in (None, -signal.SIGKILL)
 
 
 def _may_be_first(killed: RankState, first: RankState) -> bool:
     """Say whether a killed rank may be the cause of the end that comes first in the records.
 
-    A busy monitor sees the killed rank and those that the launcher has ended because of it in one
-    look, and knows of each only when it was last alive. No launcher loses patience that soon.
+    A busy monitor finds the killed rank and those that the launcher has ended because of it gone at
+    once, and knows of each only when it was last alive: the killed one may have ended before the
+    first was found gone. Who did not obey was alive then, for launchers wait before they kill.
     """
     if killed.left_ns == first.left_ns:
         return True
     is_launchers = (killed.exit_status, first.exit_status) == (-signal.SIGKILL, -signal.SIGTERM)
-    return is_launchers and killed.left_ns - first.left_ns <= TOGETHER_NS
+    gone_ns = first.exited.gone_ns if first.exited is not None else 0
+    return is_launchers and killed.left_ns <= gone_ns
 
 
 def _ended_alike(first: RankState, other: RankState) -> bool:
@@ -183,14 +187,14 @@ def _ended_alike(first: RankState, other: RankState) -> bool:
     if _end_key(first) != _end_key(other):
         return False
     together_ns = TOGETHER_NS if other.exit_status else UNKNOWN_TOGETHER_NS
-    return first.fate is not Fate.DIED or other.left_ns - first.left_ns <= together_ns
+    return first.status is not RankStatus.DIED or other.left_ns - first.left_ns <= together_ns
 
 
 def _end_key(state: RankState) -> EndKey:
     if state.raised is not None:
         return (state.raised.type, None, user_location(state.raised.frames))
     frames = state.finished.frames if state.finished is not None else ()
-    return (state.fate, state.exit_status, user_location(frames))
+    return (state.status, state.exit_status, user_location(frames))
 
 
 def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
@@ -202,12 +206,12 @@ def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
 
 def _running(states: States) -> list[RankState]:
     """Return the ranks of which more may be heard."""
-    return [s for s in states.values() if s.fate is Fate.RUNNING and not s.is_over]
+    return [s for s in states.values() if s.status is RankStatus.RUNNING and not s.is_over]
 
 
 def _still_there(states: Iterable[RankState]) -> RankSet:
     """Return the ranks that had not come to the end of their script."""
-    return RankSet(s.rank for s in states if s.has_failed or s.fate is Fate.RUNNING)
+    return RankSet(s.rank for s in states if s.has_failed or s.status is RankStatus.RUNNING)
 
 
 def _contradict(mine: Collective, theirs: Collective) -> bool:

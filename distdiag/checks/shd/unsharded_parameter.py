@@ -9,7 +9,7 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
-from distdiag.events.models import Basis, TensorPlan
+from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ModelView
@@ -99,11 +99,11 @@ class UnshardedParameter(Check[ModelView]):
 
 
 def _is_in(plan: TensorPlan) -> bool:
-    return plan.is_parameter and plan.keeper == "FSDP2"
+    return plan.is_parameter and plan.wrapper == "FSDP2"
 
 
 def _is_out(plan: TensorPlan) -> bool:
-    is_alone = not plan.keeper and plan.mesh is None and plan.basis is Basis.MODEL
+    is_alone = not plan.wrapper and plan.mesh is None and plan.evidence is ReplicaEvidence.MODEL
     return plan.is_parameter and plan.requires_grad and is_alone and not plan.is_late
 
 

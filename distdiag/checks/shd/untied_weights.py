@@ -51,7 +51,7 @@ class UntiedWeights(Check[ModelView]):
         pairs: dict[tuple[str, str], list[int]] = {}
         for rank, plans in view.by_rank.items():
             for plan in plans:
-                if plan.untied_from and plan.keeper != "FSDP1":
+                if plan.untied_from and plan.wrapper != "FSDP1":
                     pairs.setdefault((plan.name, plan.untied_from), []).append(rank)
         for (head, embedding), found in pairs.items():
             ranks = RankSet(found)

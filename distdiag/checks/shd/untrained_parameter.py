@@ -72,7 +72,7 @@ class UntrainedParameter(Check[UntrainedView]):
                 names,
                 ranks,
                 f"{first_and_more(names)} of {view.optimizer} had no gradient at any of the "
-                f"{view.num_looks} sampled steps on {ranks.phrase()}",
+                f"{view.num_samples} sampled steps on {ranks.phrase()}",
                 Grade.NOTE,
             )
 
@@ -85,7 +85,7 @@ class UntrainedParameter(Check[UntrainedView]):
         grade: Grade,
     ) -> Finding:
         location = user_location(view.sites[min(ranks)].frames)
-        summary = f"`grad` was None at {view.num_looks} steps: {', '.join(names[:5])}"
+        summary = f"`grad` was None at {view.num_samples} steps: {', '.join(names[:5])}"
         return self.finding(
             message,
             ranks=ranks,

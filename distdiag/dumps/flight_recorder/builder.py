@@ -212,7 +212,7 @@ def _num_numbers(signature: Signature) -> int:
     return sum(map(len, signature.input_sizes)) + sum(map(len, signature.output_sizes)) + 1
 
 
-# ---
+# Builds a recording, entry by entry.
 
 # Not every version and backend has these.
 _DEFAULTS: Final[dict[str, Any]] = {

@@ -111,7 +111,7 @@ def _without_gc() -> Iterator[None]:
             gc.enable()
 
 
-# ---
+# Reads a whole dump, whichever form it has.
 
 MOST_ENTRIES: Final = 500_000
 

@@ -153,7 +153,7 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-# ---
+# The source: which rank is on which GPU, and what the driver says of it.
 
 
 class Nvml(DumpSource):

@@ -130,7 +130,7 @@ def _value(text: str) -> Value:
     return int(text) if digits.isascii() and digits.isdecimal() else text.strip()
 
 
-# ---
+# The reader of whole logs.
 
 MOST_SIGHTINGS: Final = 100
 """So many different messages are kept of each rank."""

@@ -157,7 +157,7 @@ def _file_system(pid: int, path: str) -> str:
     return kind
 
 
-# ---
+# What all of it says of one rank.
 
 STATES: Final = {
     "R": "running",

@@ -375,7 +375,7 @@ def _alignment(lane: _Lane, index: int, *calls: Collective) -> MessageAlignment:
     )
 
 
-# ---
+# Aligns the calls that create process groups.
 
 GroupAlignment = Alignment[GroupCreated]
 _Scope = tuple[tuple[int, ...], int]

@@ -22,7 +22,7 @@ _FUNCTIONAL: Final = "torch/distributed/_functional_collectives.py"
 RECORDS_OF_ORDER: Final = frozenset(
     {
         "agent",
-        "collective-fronts",
+        "collective-wrappers",
         "collectives",
         "event-file",
         "functional-collectives",

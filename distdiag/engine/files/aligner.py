@@ -35,7 +35,7 @@ from distdiag.views.files import MissingFile, Race
 
 ExistenceAlignment = Alignment[FileAccess]
 
-_NO_FILE: Final = NothingThere("no access to a file was observed")
+_NO_FILE: Final = NothingThere("file accesses", "no access to a file was observed")
 _OTHERS: Final = frozenset(
     {LossWeights, ModelPlan, ModelState, OptimizerState, PartialRead, PlanPatterns}
     | {RandomDraw, RandomState, SliceSaved}
@@ -158,7 +158,7 @@ class MissingFiles:
         return quoted[1] if quoted is not None else None
 
 
-# ---
+# The aligner.
 
 
 class FileAligner(Aligner):

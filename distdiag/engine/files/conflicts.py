@@ -46,7 +46,7 @@ PREFERENCE: Final = (
     Conflict.USE_OF_REMOVED,
     Conflict.LIST_OF_CHANGED,
 )
-"""Where two accesses conflict in several ways, the first of these is told."""
+"""Where two accesses conflict in several ways, the first of these is reported."""
 
 _ROLES: Final = {
     FileAction.READ: Role.READ,
@@ -191,7 +191,7 @@ class TimedAccess(Gate):
         return other.end is not None and self.stamp.known.get(other.rank, 0) >= other.end
 
 
-# ---
+# The accesses of two places of the program, until one race is known.
 
 MOST_PATHS: Final = 100
 _MOST_OPEN: Final = 256

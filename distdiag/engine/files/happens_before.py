@@ -46,7 +46,7 @@ _NO_ACCESS: Final = frozenset({FileAction.TEST, FileAction.LOCK, FileAction.UNLO
 
 
 class AccessWatch(Protocol):
-    """Who is told of accesses to files, in the order of the replay."""
+    """Who is given accesses to files, in the order of the replay."""
 
     def begin(self, access: TimedAccess) -> None:
         """Take in an access that begins; its stamp is set."""
@@ -276,7 +276,7 @@ class Steps:
         self._watch.end(access)
 
 
-# ---
+# The replay, which gives each event its clock.
 
 
 class HappensBefore:

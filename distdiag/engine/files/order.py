@@ -161,7 +161,7 @@ class Replay:
     `queue` holds what could not be replayed yet, since its first item waits at `gate`. `soft` are
     calls that are over when the rank goes on, whoever waited for them; `held` those that somebody
     must be seen to wait for; `streamed` those that only the device has waited for. `fed_ns` is the
-    time of the last event that came, `sure_ns` the one at the last look. `has_group`: it has
+    time of the last event that came, `sure_ns` the one at the last poll. `has_group`: it has
     created a process group.
     """
 
@@ -382,7 +382,7 @@ def _until(
                 break
 
 
-# ---
+# The replay: whose event comes next.
 
 NEVER: Final = 1 << 63
 IDLE_NS: Final = 30_000_000_000
@@ -541,7 +541,7 @@ class Schedule:
     def doubt_rank(self, replay: Replay, since_ns: int, *, is_order: bool) -> None:
         """Note that not all accesses of a rank are recorded any more, or not all its waits.
 
-        That was noticed at `since_ns`. It may have begun after the last look before that.
+        That was noticed at `since_ns`. It may have begun after the last poll before that.
         """
         since_ns = min(since_ns, replay.sure_ns)
         if is_order:

@@ -213,7 +213,7 @@ def _key(access: TimedAccess, role: Role, *, is_open: bool | None = None) -> _Ke
     return (event.rank, event.action, role, id(event.site), number)
 
 
-# ---
+# Finds the races.
 
 MOST_RACES: Final = 1000
 _MOST_LISTINGS: Final = 100_000

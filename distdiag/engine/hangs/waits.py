@@ -157,7 +157,7 @@ def stalled(
     return True
 
 
-# ---
+# Finds the calls that cannot end.
 
 _ENDLESS: Final = frozenset({Aspect.OP, Aspect.ROOT, Aspect.SHAPE})
 """Ranks that differ in these wait for data that nobody sends. Other unlike calls may well end."""

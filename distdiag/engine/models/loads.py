@@ -36,8 +36,10 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
 
 _OF_LOADS: Final = (WeightsLoaded, LoadWasted, TrainingResumed)
 """A load is known by any of them: an optimizer that steps after a load tells of it."""
-_NO_LOAD: Final = NothingThere("nothing was loaded into a model or an optimizer")
-_NO_STATE: Final = NothingThere("no state of a rank was given to a distributed checkpoint")
+_NO_LOAD: Final = NothingThere("checkpoints", "nothing was loaded into a model or an optimizer")
+_NO_STATE: Final = NothingThere(
+    "checkpoints", "no state of a rank was given to a distributed checkpoint"
+)
 
 _Key = tuple[str | int, ...]
 

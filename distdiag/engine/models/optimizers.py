@@ -1,4 +1,4 @@
-"""What optimizers hold and never got a gradient for, over all looks at their steps."""
+"""What optimizers hold and never got a gradient for, over all samples at their steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from distdiag.events.base import CallSite
-from distdiag.events.models import MOST_NAMES, Basis, OptimizerState, TensorPlan
+from distdiag.events.models import MOST_NAMES, OptimizerState, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
 from distdiag.views.models import UntrainedView
@@ -20,7 +20,7 @@ OptimizerAlignment = Alignment[OptimizerState]
 
 
 class OptimizerSteps:
-    """Collect the states of optimizers until all ranks that keep the model have told theirs."""
+    """Collect the states of optimizers until all ranks that keep the model have reported theirs."""
 
     def __init__(self, world: RankSet) -> None:
         """Expect these ranks where nothing tells who keeps a model."""
@@ -59,10 +59,10 @@ def _alignment(key: tuple[str, int], states: dict[int, OptimizerState]) -> Optim
     return Alignment("optimizer", key, states, RankSet(states))
 
 
-# ---
+# Finds parameters that never get a gradient.
 
-FEWEST_LOOKS: Final = 2
-_COPIES: Final = (Basis.MESH, Basis.WRAPPER, Basis.REDUCED)
+FEWEST_SAMPLES: Final = 2
+_COPIES: Final = (ReplicaEvidence.MESH, ReplicaEvidence.WRAPPER, ReplicaEvidence.REDUCED)
 _UNKNOWN: Final = (-1,)
 _LEAVE_OUT: Final = ("FSDP1", "ZeRO")
 """Wrappers whose ranks may have gradients of parts only, or keep them elsewhere."""
@@ -74,25 +74,25 @@ class _Seen:
     at_times: set[str]
     site: CallSite
     members: tuple[int, ...]
-    num_looks: int = 1
+    num_samples: int = 1
 
     def add(self, state: OptimizerState) -> None:
         lacking = dict.fromkeys(state.without_gradient)
         self.never = {name: None for name in self.never if name in lacking}
         self.at_times.update(lacking)
         self.members = state.members
-        self.num_looks += 1
+        self.num_samples += 1
 
 
 class Untrained:
-    """Collect the looks; what never had a gradient is known at the end."""
+    """Collect the samples; what never had a gradient is known at the end."""
 
     def __init__(self) -> None:
         """Nothing was looked at yet."""
         self._seen: dict[str, dict[int, _Seen]] = {}
 
     def add(self, state: OptimizerState) -> None:
-        """Take in one look, if some of the parameters had a gradient that the others could have."""
+        """Take in a sample, if some of the parameters had a gradient that the others could have."""
         is_idle = state.num_without_gradient == state.num_parameters or not state.num_backwards
         if is_idle or state.num_foreign:
             return
@@ -112,7 +112,7 @@ class Untrained:
         for optimizer, ranks in self._seen.items():
             groups: dict[tuple[int, ...], dict[int, _Seen]] = {}
             for rank, seen in ranks.items():
-                if seen.num_looks >= FEWEST_LOOKS:
+                if seen.num_samples >= FEWEST_SAMPLES:
                     groups.setdefault(seen.members, {})[rank] = seen
             for group in groups.values():
                 if any(seen.never for seen in group.values()):
@@ -129,15 +129,15 @@ def _view(
             without = [rank for rank, seen in group.items() if name in seen.never]
             always = [rank for rank, seen in group.items() if name not in seen.at_times]
             # Who has no gradient may not have been seen to reduce it.
-            told = {held[rank].get(name, ()) for rank in always}
-            told |= {held[rank].get(name, ()) for rank in without} - {_UNKNOWN}
-            if always and len(told) == 1 and {*without, *always} <= set(*told):
+            holders = {held[rank].get(name, ()) for rank in always}
+            holders |= {held[rank].get(name, ()) for rank in without} - {_UNKNOWN}
+            if always and len(holders) == 1 and {*without, *always} <= set(*holders):
                 parted[name] = RankSet(always)
     return UntrainedView(
         optimizer,
         {rank: tuple(seen.never) for rank, seen in sorted(group.items())},
         parted,
-        min(seen.num_looks for seen in group.values()),
+        min(seen.num_samples for seen in group.values()),
         {rank: seen.site for rank, seen in sorted(group.items())},
     )
 
@@ -145,10 +145,10 @@ def _view(
 def _copies(optimizer: str, plans: Iterable[TensorPlan]) -> dict[str, tuple[int, ...]]:
     """Return the ranks that hold copies of each parameter of an optimizer, where that is known."""
     return {
-        plan.name: _UNKNOWN if plan.basis is Basis.WORLD else plan.replicas
+        plan.name: _UNKNOWN if plan.evidence is ReplicaEvidence.WORLD else plan.replicas
         for plan in plans
         if optimizer in plan.owners
-        and plan.basis in (*_COPIES, Basis.WORLD)
-        and plan.keeper not in _LEAVE_OUT
+        and plan.evidence in (*_COPIES, ReplicaEvidence.WORLD)
+        and plan.wrapper not in _LEAVE_OUT
         and not plan.is_late
     }

@@ -32,7 +32,7 @@ class _Place:
 
 
 class UserPlans:
-    """Collects plans; what a pattern matches is only known when all ranks have told."""
+    """Collects plans; what a pattern matches is only known when all ranks have reported."""
 
     def __init__(self, world: RankSet, rules: Sequence[PlacementRule]) -> None:
         """Know of no plan but the user's table."""
@@ -80,7 +80,7 @@ class UserPlans:
             for model, held in models.items():
                 for plan in held:
                     mesh = (plan.mesh.names, plan.mesh.sizes) if plan.mesh else ()
-                    key = (model, plan.name, plan.shape, plan.placements, mesh, plan.basis)
+                    key = (model, plan.name, plan.shape, plan.placements, mesh, plan.evidence)
                     tensors.setdefault(key, (model, plan, []))[2].append(rank)
                     axes.setdefault(model, set()).update(mesh[0] if mesh else ())
         return RuleView(

@@ -21,7 +21,7 @@ _MOST_CALLS: Final = 8
 _PAIR: Final = 2
 
 Key = tuple[object, ...]
-_NONE: Final = NothingThere("no all-to-all of tokens by a layer that routes was seen")
+_NONE: Final = NothingThere("experts", "no all-to-all of tokens by a layer that routes was seen")
 
 
 class ExchangeAligner(Aligner):

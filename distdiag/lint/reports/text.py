@@ -23,5 +23,5 @@ def _summary(result: LintResult) -> str:
     if not result.findings:
         return f"nothing found in {files}"
     counts = Counter(found.severity for found in result.findings)
-    told = (f"{counts[s]} {s}{'' if counts[s] == 1 else 's'}" for s in Severity if counts[s])
-    return f"found {', '.join(told)} in {files}".replace("infos", "info")
+    counted = (f"{counts[s]} {s}{'' if counts[s] == 1 else 's'}" for s in Severity if counts[s])
+    return f"found {', '.join(counted)} in {files}".replace("infos", "info")

@@ -25,25 +25,29 @@ _TOLERATED: Final = frozenset({"get_state_dict", "save_state"})
 class RankGuardedCheckpoint(Rule):
     """Sharded state is saved, loaded or gathered on some ranks only.
 
-    ## What it detects
-    `torch.distributed.checkpoint.save` and its like, `get_model_state_dict`, accelerate's
-    `save_state` and `get_state_dict`, `save_checkpoint` of a DeepSpeed engine and `fabric.save`,
-    themselves or through the given files, under a condition that holds on some ranks only.
-
-    ## Why it matters
-    Every rank holds a part of the state, and bringing it together is a collective. The rank that
-    saves alone waits for ever, or writes a checkpoint that has its own part only. accelerate's
-    `save_state` of a replicated model works, but keeps the random state of one rank: a warning.
+    ## What you see
+    The rank that saves alone waits for ever, or writes a checkpoint that has only its own part.
+    Every rank holds a part of the state, and bringing the parts together is a collective.
 
     ## Example
-    `if accelerator.is_main_process: accelerator.save_state(folder)`
+        # wrong
+        if accelerator.is_main_process:
+            accelerator.save_state(folder)
+        # right: accelerate lets one rank write where that is needed
+        accelerator.save_state(folder)
 
     ## How to fix
     Call it on all ranks. These functions let one rank write by themselves where that is needed.
 
+    ## When it is not a defect
+    Each rank holds the whole state, and what only one rank saves is enough to go on with.
+
+    accelerate's `save_state` of a replicated model is a warning: it works, but keeps the random
+    state of one rank. To silence a line, end it with `# distdiag: ignore[CKP001]`.
+
     ## References
-    - `torch.distributed.checkpoint.save`
-    - `accelerate.Accelerator.save_state`, `deepspeed.DeepSpeedEngine.save_checkpoint`
+    - https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    - https://huggingface.co/docs/accelerate/package_reference/accelerator
     """
 
     code = "CKP001"

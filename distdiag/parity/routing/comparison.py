@@ -302,7 +302,7 @@ def _tail(name: str) -> str:
     return rest or model
 
 
-# ---
+# Compares two recordings, choice by choice.
 
 _MOST_FLIPS: Final = 10_000
 

@@ -386,7 +386,7 @@ def _are_unlike(before: torch.Tensor, after: torch.Tensor) -> bool:
         return abs(float(one.dot(other) / (one.norm() * other.norm()))) < _UNLIKE
 
 
-# ---
+# The probe.
 
 
 class _Inside(threading.local):

@@ -42,7 +42,7 @@ class RankStates(Probe):
     name: ClassVar[str] = "rank-states"
 
     def __init__(self, recorder: Recorder, read: Signal[object, FrameType]) -> None:
-        """Nothing was saved yet; `read` is told of what is read."""
+        """Nothing was saved yet; `read` gets what is read."""
         super().__init__(recorder)
         self._read = read
         self._call = _Call()

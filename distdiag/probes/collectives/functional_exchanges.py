@@ -1,4 +1,4 @@
-"""What a functional collective gives to other ranks, told as a call of a process group is."""
+"""What a functional collective gives to other ranks, recorded as a call of a process group is."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class Layout:
         return tuple(values)
 
 
-# ---
+# The table of methods of a process group.
 
 Tensors = Any
 """A tensor, a list of tensors, or a list of lists: as the caller gave them."""

@@ -40,10 +40,10 @@ class CollectiveWrappers(Probe):
     """Lets the tap write each call down, and tells the work probe which Work came back.
 
     What goes on to collectives in C++ (the reducer of DDP and its helpers) does not come by here:
-    the tap is told before they begin.
+    the tap is notified before they begin.
     """
 
-    name: ClassVar[str] = "collective-fronts"
+    name: ClassVar[str] = "collective-wrappers"
 
     def __init__(
         self,

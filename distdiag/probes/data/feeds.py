@@ -83,7 +83,7 @@ class NormReading:
         if found is None:
             return None
         values = [math.nan if each is None else each.mean for each in found]
-        told, place = [], 0
+        feeds, place = [], 0
         for each in self._layers:
             width = each.num_channels
             means = values[place : place + width]
@@ -91,7 +91,7 @@ class NormReading:
             place += 2 * width
             variances = [1 / scale**2 - each.epsilon if scale else math.nan for scale in scales]
             if all(map(math.isfinite, (*means, *variances))):
-                told.append(
+                feeds.append(
                     NormStatistics(
                         each.name,
                         each.num_samples,
@@ -100,7 +100,7 @@ class NormReading:
                         tuple(max(value, 0.0) for value in variances),
                     )
                 )
-        return tuple(told)
+        return tuple(feeds)
 
 
 def _layers_of(output: object, layers: dict[str, nn.Module]) -> Iterator[_Layer]:
@@ -137,7 +137,7 @@ def _nodes_below(output: object) -> Iterator[Any]:
             waiting += [child for child, _ in node.next_functions if child is not None]
 
 
-# ---
+# Follows what a model is given, from the batch to its backward pass.
 
 _FIRST: Final = 6
 _EVERY: Final = 100
@@ -173,7 +173,7 @@ _Waiting = tuple[Pending, Pending | None, NormReading | None, dict[str, Any]]
 
 
 class Moments(NamedTuple):
-    """When to look, as `Signals` says; `inputs_seen` is told of batches and inputs."""
+    """When to look, as `Signals` says; `inputs_seen` gets batches and inputs."""
 
     forward_started: Signal[object, nn.Module, object]
     forward_ended: Signal[object, object]
@@ -393,4 +393,4 @@ def _digests(found: Sequence[Any]) -> tuple[str, ...]:
 
 
 _FEEDS: Final[list[StepFeeds]] = []
-"""Who is told of forward passes; a traced function may hold a list, but not a probe."""
+"""Who is notified of forward passes; a traced function may hold a list, but not a probe."""

@@ -1,6 +1,6 @@
 """Whether the mask that a module was given hides the padding among its token ids, and only that.
 
-Which id is padding is told by the batch: its mask hides one id, wherever that stands, and nothing
+The batch shows which id is padding: its mask hides one id, wherever that stands, and nothing
 else. However a program splits a sequence, that has to hold of each part.
 """
 

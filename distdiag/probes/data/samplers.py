@@ -193,7 +193,7 @@ def _own(one: object) -> dict[str, Any]:
     return getattr(one, "__dict__", None) or {}
 
 
-# ---
+# The probe of data loaders and their samplers.
 
 _MOST_ROWS: Final = 512
 _MOST_STREAMS: Final = 256
@@ -244,7 +244,7 @@ class SamplerProbe(Probe):
         stepping: Signal[torch.optim.Optimizer, FrameType],
         step_ended: Signal[[]],
     ) -> None:
-        """Know of no pass yet; `feeds` is told of each batch."""
+        """Know of no pass yet; `feeds` gets each batch."""
         super().__init__(recorder)
         self._feeds = feeds
         self._stepping = stepping

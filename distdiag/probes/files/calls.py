@@ -89,10 +89,10 @@ def _asked(
         if type(path) is not str:
             path = as_text(path)
         if path and not path.startswith(NO_FILES) and kwargs.get("dir_fd") is None:
-            log.looks.look(path, frame, row.api, found)
+            log.lookups.lookup(path, frame, row.api, found)
 
 
-# ---
+# The table of functions, and the probe that wraps them.
 
 
 class Call(NamedTuple):

@@ -89,7 +89,7 @@ def patch_class(original: AnyCallable, call: AnyCallable) -> ClassPatch:
     return made
 
 
-# ---
+# The table of libraries, and the probe that wraps their functions.
 
 
 class Library(NamedTuple):

@@ -56,7 +56,7 @@ def _method(original: AnyCallable, action: FileAction, log: FileLog) -> AnyCalla
     return method
 
 
-# ---
+# Follows the locks that a process holds.
 
 _DELETED: Final = " (deleted)"
 # What was opened with O_TMPFILE: nobody else can lock it.

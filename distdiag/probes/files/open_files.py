@@ -47,7 +47,7 @@ class OpenFiles:
         self._files.append(file)
 
     def remove(self, file: OpenFile) -> None:
-        """Forget a file whose end was told otherwise."""
+        """Forget a file whose end was reported otherwise."""
         if file in self._files:
             self._files.remove(file)
 

@@ -87,12 +87,12 @@ def aux_terms(root: object) -> list[Aux]:
 
 
 def parts_of(node: object) -> list[_Steps]:
-    """Return the factors of each part of a auxiliary loss that stands for itself."""
+    """Return the factors of each part of an auxiliary loss that stands for itself."""
     return _inner(node, 0, ())
 
 
 def _inner(node: object, index: int, steps: _Steps) -> list[_Steps]:
-    """Return the factors of each part of a auxiliary loss; parts that are alike once."""
+    """Return the factors of each part of an auxiliary loss; parts that are alike once."""
     found: list[_Steps] = []
     waiting: _Edges = [(node, index, steps)]
     for _ in range(MOST_NODES):

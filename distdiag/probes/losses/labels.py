@@ -1,7 +1,7 @@
 """The labels of whole sequences among what a model was given, and what a shift by one leaves out.
 
 A loss of a causal model sees labels without the first one of each sequence. How many of those were
-valid can only be told by the tensor from which they were taken.
+valid is known only from the tensor from which they were taken.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class InjectedAux:
         self._num_awaited, self._found = 0, []
 
 
-# ---
+# The probe.
 
 MOST_PASSES: Final = 64
 _MOST_WAITING: Final = 8
@@ -154,7 +154,7 @@ _MOST_WAITING: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; `aux_loss_used` is told of what is found."""
+    """When to look, as `Signals` says; `aux_loss_used` gets what is found."""
 
     inputs_seen: Signal[object]
     backward_started: Signal[object]

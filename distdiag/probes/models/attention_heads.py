@@ -48,7 +48,7 @@ def _counts(parent: object) -> set[int]:
     return {value for value in values if type(value) is int and value > 0}
 
 
-# ---
+# Counts of heads, and whether one was divided.
 
 _NAMES: Final = ("num_heads", "n_heads", "n_head", "num_attention_heads")
 

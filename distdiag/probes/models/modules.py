@@ -81,7 +81,7 @@ def slots_of(root: nn.Module) -> Iterator[tuple[str, Slot, torch.Tensor]]:
                 yield f"{path}.{name}" if path else name, Slot(here, name), tensor
 
 
-# ---
+# The hook.
 
 
 class ModuleHook:

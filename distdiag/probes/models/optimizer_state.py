@@ -42,7 +42,7 @@ class _Steps:
     zero: int = 0
     backwards: int = 0
     backwards_before: int = 0
-    idle_looks: int = 0
+    idle_samples: int = 0
     was_fed: bool = False
 
 
@@ -67,12 +67,12 @@ class StepCounts:
         """Count a step whose gradients are all zero."""
         self._steps[optimizer].zero += 1
 
-    def looked(self, optimizer: torch.optim.Optimizer, *, is_idle: bool) -> dict[str, Any]:
-        """Count a look at the gradients of an optimizer; return what all have shown."""
+    def sampled(self, optimizer: torch.optim.Optimizer, *, is_idle: bool) -> dict[str, Any]:
+        """Count a sample of the gradients of an optimizer; return what all have shown."""
         steps = self._steps[optimizer]
-        steps.idle_looks = steps.idle_looks + 1 if is_idle else 0
+        steps.idle_samples = steps.idle_samples + 1 if is_idle else 0
         steps.was_fed = steps.was_fed or not is_idle
-        return {"num_idle": steps.idle_looks, "was_fed": steps.was_fed}
+        return {"num_idle": steps.idle_samples, "was_fed": steps.was_fed}
 
     def fields(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
         """Return the counts before this step, as fields of an `OptimizerState`."""

@@ -42,8 +42,8 @@ class IdleReducers:
         if before is None or now != before:
             return False
         # With a static graph the first pass is reduced without these times.
-        is_told = any(now) or not module.static_graph
-        return is_told and any(each.grad is not None for each in module.parameters())
+        has_times = any(now) or not module.static_graph
+        return has_times and any(each.grad is not None for each in module.parameters())
 
 
 def _times(module: DistributedDataParallel) -> list[int] | None:
@@ -54,7 +54,7 @@ def _times(module: DistributedDataParallel) -> list[int] | None:
     return None if is_in_python or is_delayed or read is None else list(read())
 
 
-# ---
+# Counts the steps of each model.
 
 FIRST_STEPS: Final = 3
 EVERY: Final = 100

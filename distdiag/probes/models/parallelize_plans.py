@@ -140,7 +140,7 @@ class ParallelizePlans(PlanProbe):
         if site is None or not isinstance(plan, Mapping) or not isinstance(module, nn.Module):
             return []
         names = [name for name, _ in module.named_modules() if name]
-        resolved, told = [], []
+        resolved, outcomes = [], []
         for pattern, style in plan.items():
             found = _Resolved(pattern, type(style).__name__, _resolve(module, pattern))
             resolved.append(found)
@@ -150,8 +150,8 @@ class ParallelizePlans(PlanProbe):
                 for match in found.matches
                 if (text := _cut(match, style, mesh))
             ]
-            told.append(outcome(pattern, found.wanted, paths, names, faults))
-        self._tell(_SOURCE, type(module).__name__, told, site)
+            outcomes.append(outcome(pattern, found.wanted, paths, names, faults))
+        self._tell(_SOURCE, type(module).__name__, outcomes, site)
         return resolved
 
     @guarded

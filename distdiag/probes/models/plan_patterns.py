@@ -23,16 +23,18 @@ class PlanProbe(Probe):
     def __init__(self, recorder: Recorder) -> None:
         """Know of no plan yet."""
         super().__init__(recorder)
-        self._told: set[tuple[object, ...]] = set()
+        self._reported: set[tuple[object, ...]] = set()
 
     def _tell(
         self, source: PlanSource, model: str, patterns: Iterable[PatternMatches], site: CallSite
     ) -> None:
-        told = tuple(patterns)[:_MOST_PATTERNS]
-        key = (source, model, told, site.location)
-        if told and key not in self._told:
-            self._told.add(key)
-            self.recorder.event(PlanPatterns, source=source, model=model, patterns=told, site=site)
+        reported = tuple(patterns)[:_MOST_PATTERNS]
+        key = (source, model, reported, site.location)
+        if reported and key not in self._reported:
+            self._reported.add(key)
+            self.recorder.event(
+                PlanPatterns, source=source, model=model, patterns=reported, site=site
+            )
 
 
 def outcome(

@@ -43,11 +43,11 @@ class ModelNames:
         return name
 
 
-# ---
+# The registry of all models and optimizers.
 
 _NUMBERS = itertools.count()
 _NOTES: list[Callable[[object], None]] = []
-"""Who is told of new objects, by a number that a traced function may hold."""
+"""Who is notified of new objects, by a number that a traced function may hold."""
 
 
 class ObjectRegistry:
@@ -69,7 +69,7 @@ class ObjectRegistry:
         """The number of the last one."""
 
     def watch(self, patches: Patches, fail: Callable[[Exception], None]) -> None:
-        """Take note of each one that is made from now on; `fail` is told what goes wrong here."""
+        """Take note of each one that is made from now on; `fail` gets what goes wrong here."""
         for way in self._ways:
             if way in vars(self._kind):
                 patches.wrap(self._kind, way, lambda original: self._noting(original, fail))

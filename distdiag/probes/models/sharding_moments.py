@@ -90,7 +90,7 @@ class ShardedForwards(Probe):
         return forward
 
 
-# ---
+# The probe.
 
 
 class ShardingMoments(Probe):

@@ -252,14 +252,14 @@ class WrappedNames:
         return sum(not is_wrapped(each) for each in alike)
 
 
-# ---
+# The probe.
 
 CHUNK: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; `started` is told of each model that begins."""
+    """When to look, as `Signals` says; `started` gets each model that begins."""
 
     wrapped: Signal[Sequence[nn.Module]]
     cut: Signal[object, Sequence[torch.Tensor]]
@@ -479,9 +479,9 @@ class ModelSnapshots(Probe):
     def _surroundings(self, root: nn.Module, tree: Tree) -> Surroundings:
         world = tuple(range(dist.get_world_size()))
         # Asked of a frozen model only.
-        is_beside = not any(each.requires_grad for each in parameters_in(tree))
-        is_beside = is_beside and any(keeps(each, world) for each in self._started)
-        is_beside = is_beside and self._names.num_alike(root) == 1
+        is_frozen_copy = not any(each.requires_grad for each in parameters_in(tree))
+        is_frozen_copy = is_frozen_copy and any(keeps(each, world) for each in self._started)
+        is_frozen_copy = is_frozen_copy and self._names.num_alike(root) == 1
         return Surroundings(
             owners=owners_of(self._optimizers.alive(), self._optimizers.labels()),
             reduced=self._shared.reduced(self.recorder.num_backwards),
@@ -489,7 +489,7 @@ class ModelSnapshots(Probe):
             is_local=self._steps.is_local(root),
             is_bypassed=self._steps.is_bypassed(root),
             heads=self._heads,
-            beside=world if is_beside else (),
+            training_ranks=world if is_frozen_copy else (),
             world=world,
             wrap_times=self.wrap_times,
             is_cut=self._cut.__contains__,

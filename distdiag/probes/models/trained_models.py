@@ -19,7 +19,7 @@ class TrainedModels:
     """Knows the models with trainable parameters, and how they are spread over the ranks."""
 
     def __init__(self, rank: int, fail: Callable[[Exception], None]) -> None:
-        """Know of none yet; `fail` is told what goes wrong here."""
+        """Know of none yet; `fail` gets what goes wrong here."""
         self._rank = rank
         self._fail = fail
         self._modules = LiveModels()

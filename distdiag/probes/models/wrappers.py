@@ -16,7 +16,7 @@ from distdiag.probes.models.modules import clean_name, own_modules, own_paramete
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
 
-# How wrappers were told to compute with the parameters of a unit, and where to keep them.
+# How wrappers should compute with the parameters of a unit, and where they should keep them.
 
 _GATHERED: Final = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
 """The strategies of FSDP1 that keep parameters whole between forward and backward."""
@@ -64,7 +64,7 @@ def _dtype(precision: object, name: str) -> str:
     return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-# ---
+# The wrapper of each module.
 
 _FSDP2: Final = "torch.distributed.fsdp._fully_shard._fully_shard"
 _FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"

@@ -69,7 +69,7 @@ def _is_connected() -> bool:
     return has_group or bool(has_rpc)
 
 
-# ---
+# The clock.
 
 _MOST_STACKS: Final = 256
 
@@ -144,14 +144,14 @@ class StepClock(Probe):
 
     def _then_tell(self, closure: AnyCallable, optimizer: object, frame: FrameType) -> AnyCallable:
         """Return a closure that tells of the gradients that it has made, when first called."""
-        has_told = False
+        is_reported = False
 
         @functools.wraps(closure)  # it may be a partial, without a name
         def made(*args: object, **kwargs: object) -> object:
-            nonlocal has_told
+            nonlocal is_reported
             result = closure(*args, **kwargs)
-            if not has_told and not self.is_off:
-                has_told = True
+            if not is_reported and not self.is_off:
+                is_reported = True
                 self._stepping.emit(optimizer, frame)
             return result
 

@@ -25,7 +25,7 @@ from torch.optim.optimizer import (
 )
 
 from distdiag.config.tasks import ParityTask, RankSummary
-from distdiag.events.models import Basis
+from distdiag.events.models import ReplicaEvidence
 from distdiag.probes.base import AnyCallable, Patches, Probe, wrap_like
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.tensor_plans import Held, local_part
@@ -86,7 +86,7 @@ def _without_dropout(original: AnyCallable) -> AnyCallable:
 
 # Writes the tensors of models down in parts, each by one of the ranks that hold it.
 
-_GUESSED: Final = frozenset({Basis.WORLD, Basis.LONE, Basis.MODEL})
+_GUESSED: Final = frozenset({ReplicaEvidence.WORLD, ReplicaEvidence.LONE, ReplicaEvidence.MODEL})
 """Each rank may hold something of its own, such as other experts, so all of them write it."""
 _FEWEST: Final = 16
 _LEAST_FULL: Final = 0.2
@@ -122,7 +122,7 @@ class TensorRecorder:
     def _write_one(self, record: Record, held: Held, tensor: torch.Tensor) -> None:
         place = _place(tensor)
         local = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-        is_flat_part = held.plan.keeper in ("FSDP1", "ZeRO") and not is_dtensor(tensor)
+        is_flat_part = held.plan.wrapper in ("FSDP1", "ZeRO") and not is_dtensor(tensor)
         if place is None or not is_readable(local) or (is_flat_part and not local.numel()):
             self.unreadable[record.name] = f"a {type(tensor).__name__} whose part is not known"
             return
@@ -133,7 +133,7 @@ class TensorRecorder:
             if record.kind is Kind.GRADIENT:
                 self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))
         replicas = held.plan.replicas
-        is_known = held.plan.basis not in _GUESSED
+        is_known = held.plan.evidence not in _GUESSED
         is_writer = not (is_known and replicas) or self._rank == min(replicas)
         record = Record(
             record.kind,
@@ -145,7 +145,7 @@ class TensorRecorder:
             at=at,
             part=part,
             digest=xxhash.xxh3_128_hexdigest(data),
-            is_kept=held.plan.basis is Basis.WRAPPER and len(replicas) > 1,
+            is_kept=held.plan.evidence is ReplicaEvidence.WRAPPER and len(replicas) > 1,
             among=held.plan.mesh.ranks if held.plan.mesh is not None else (),
         )
         self._writer.write(record, data if is_writer else b"")
@@ -190,7 +190,7 @@ def _place(
     return (shape, tuple(at), local) if tuple(part) == local else None
 
 
-# ---
+# The probe.
 
 
 class ParityRecorder(Probe):
@@ -228,7 +228,7 @@ class ParityRecorder(Probe):
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._handles.append(hook)
-        if self._task.nudge is not None:
+        if self._task.perturbation is not None:
             before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
             self._handles.append(before)
         if self._task.dropout == "off":
@@ -293,11 +293,11 @@ class ParityRecorder(Probe):
         if self._has_started:
             return
         self._has_started = True
-        if self._task.nudge is not None:
+        if self._task.perturbation is not None:
             parts = [
                 local_part(held.tensor) for _, held in self._models.held() if not held.plan.tied_to
             ]
-            perturb_in_place(parts, self._task.nudge, self._task.nudge_dtype)
+            perturb_in_place(parts, self._task.perturbation, self._task.perturbation_dtype)
         self._tensors.write(Kind.START, 0, self._models.held(), lambda each: each.tensor)
 
     def _around_backward(self, original: AnyCallable) -> AnyCallable:
@@ -308,10 +308,11 @@ class ParityRecorder(Probe):
                 return original(*args, **kwargs)
             self._is_in_backward = True
             try:
-                self._before_backward(args[0] if args else ())
+                is_pass = self._before_backward(args[0] if args else ())
                 result = original(*args, **kwargs)
-                self._micro += 1
-                self._calls.clear()
+                if is_pass:
+                    self._micro += 1
+                    self._calls.clear()
                 return result
             finally:
                 self._is_in_backward = False
@@ -319,13 +320,17 @@ class ParityRecorder(Probe):
         return run_backward
 
     @guarded
-    def _before_backward(self, roots: Untyped) -> None:
+    def _before_backward(self, roots: Untyped) -> bool:
+        """Record the losses; return False of a pass over what has no values (fake tensors)."""
+        readable = [root for root in roots if is_readable(local_part(root))]
+        if not readable:
+            return False
         self._end_step()
         self._start()
         if self._rng_at_batch and _random_state() != self._rng_at_batch:
             self._draws = True
         self._rng_at_batch = b""
-        losses = [local_part(root).detach() for root in roots if root.numel() == 1]
+        losses = [local_part(root).detach() for root in readable if root.numel() == 1]
         for number, loss in enumerate(losses):
             kind = str(loss.dtype).removeprefix("torch.")
             name = f"loss#{number}" if number else "loss"
@@ -333,6 +338,7 @@ class ParityRecorder(Probe):
             self._writer.write(
                 Record(Kind.LOSS, self._step, self._micro, name, kind, values=values)
             )
+        return True
 
     def _around_clipping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -348,7 +354,7 @@ class ParityRecorder(Probe):
 
     @guarded
     def _write_norm(self, norm: object) -> None:
-        if isinstance(norm, torch.Tensor) and not is_dtensor(norm):
+        if isinstance(norm, torch.Tensor) and not is_dtensor(norm) and is_readable(norm):
             values = (float(norm.detach()),)
             self._writer.write(Record(Kind.NORM, self._step, 0, "norm", values=values))
 

@@ -61,9 +61,9 @@ class RoutingMode(TorchFunctionMode):
         *,
         fail: Callable[[Exception], None],
     ) -> None:
-        """Tell these; they raise nothing. `on_call` is told of each call, by its name.
+        """Notify these; they raise nothing. `on_call` gets each call, by its name.
 
-        `fail` is told what goes wrong here.
+        `fail` gets what goes wrong here.
         """
         super().__init__()
         self._fail = fail

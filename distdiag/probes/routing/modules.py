@@ -80,7 +80,7 @@ def expert_counts(module: nn.Module) -> frozenset[int]:
 
 
 def is_meant_random(module: nn.Module) -> bool:
-    """Say whether a gate is told to choose by random numbers while it trains.
+    """Say whether a gate is set to choose by random numbers while it trains.
 
     Options to choose at random which tokens are dropped, or a second expert, are not among them:
     with these the draw is seen if there is one, and some choices are made before it.

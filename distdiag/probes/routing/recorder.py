@@ -224,7 +224,7 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-# ---
+# The probe.
 
 
 class RoutingRecorder(Probe):

@@ -70,7 +70,7 @@ class Place(NamedTuple):
         return next((offset for (code, _), offset in known if code is scope), -1)
 
 
-# ---
+# Recognises which exchanges belong to attention.
 
 MOST_READ: Final = 8
 """The contents of so many exchanges are read in a forward pass."""

@@ -137,7 +137,7 @@ def _words_of(code: CodeType) -> Iterator[str]:
         yield from name.lower().split("_")
 
 
-# ---
+# The probe.
 
 _KINDS: Final[dict[str, UseKind]] = {
     "all_to_all": "all_to_all",
@@ -160,7 +160,7 @@ class _Thread(threading.local):
 
 
 class Moments(NamedTuple):
-    """When to look, as `Signals` says; `inputs_seen` is told of what attention is given."""
+    """When to look, as `Signals` says; `inputs_seen` gets what attention is given."""
 
     inputs_seen: Signal[object]
     exchange_starting: Signal[str, Sequence[torch.Tensor], Any, int, FrameType]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator
 from io import StringIO
 from itertools import chain, islice
@@ -10,6 +11,7 @@ from typing import Final, TypeVar
 from rich.console import Console
 from rich.text import Text
 
+from distdiag.engine.aligner import DESELECTED, LIGHT, subjects
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import (
     Evidence,
@@ -27,6 +29,11 @@ K = TypeVar("K", bound=Hashable)
 LABEL_WIDTH: Final = 11
 MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
+MOST_UNSEEN: Final = 6
+LONGEST_CLAUSE: Final = 100
+"""So many causes of what was not observed are shown, and so much of each: the rest is details."""
+CODE: Final = re.compile(r"[A-Z]+\d*")
+"""A check's code; other keys of `not_checked` are words for what a probe does not see."""
 LONGEST_VALUE: Final = 200
 MOST_FILES: Final = 4
 """More files of one kind in one folder are shown as one line."""
@@ -60,8 +67,13 @@ class TerminalReporter(Reporter):
             _write_finding(page, finding)
         _write_next_time(page, report)
         _write_files(page, report)
-        _write_gaps(page, report)
-        _write_run(page, report)
+        if report.files or not _is_healthy(report):
+            page.blank()
+        _write_coverage(page, report, verbose=self.verbose)
+        if self.verbose:
+            _write_gaps(page, report)
+        if self.verbose or not _is_healthy(report):
+            _write_run(page, report, verbose=self.verbose)
         return page.text()
 
 
@@ -125,12 +137,10 @@ def _write_verdict(page: _Page, report: Report) -> None:
     ]
     found = ", ".join(counts)
     if not report.findings:
-        looked = _count(len(report.checked), "check")
-        found = f"nothing found by {looked}" if report.checked else "nothing was checked"
-    gaps = " Some of it was not looked at: see below." if _has_gaps(report) else ""
+        found = "nothing found" if report.checked else "nothing was checked"
     is_open = report.run.outcome is Outcome.RUNNING and report.files
     ending = "no file says how the run ended" if is_open else ENDINGS[report.run.outcome]
-    page.write(f"distdiag: {found}; {ending}.{gaps}", indent=0, style="bold")
+    page.write(f"distdiag: {found}; {ending}.", indent=0, style="bold")
     if not report.complete and report.run.outcome is not Outcome.RUNNING:
         page.write("This report is provisional: the reporter was ended early.", indent=0)
 
@@ -210,28 +220,57 @@ def _ranks_by_key(pairs: Iterable[tuple[K, Iterable[int]]]) -> dict[K, RankSet]:
     return {key: RankSet(ranks) for key, ranks in found.items()}
 
 
-def _has_gaps(report: Report) -> bool:
-    return bool(report.not_checked or report.silent_ranks)
+def _is_healthy(report: Report) -> bool:
+    is_whole = report.complete and not report.silent_ranks
+    return is_whole and not report.findings and report.run.outcome is Outcome.FINISHED
+
+
+def _write_coverage(page: _Page, report: Report, *, verbose: bool) -> None:
+    """Write in one paragraph what looked, what the run has none of, and what was not observed."""
+    known = subjects()
+    reasons = _codes_by_reason(report)
+    meant = {each.reason: reasons.pop(each.reason, []) for each in (LIGHT, DESELECTED)}
+    absent = {known[reason]: None for reason in reasons if reason in known}
+    unseen = [f"{_phrase(report.silent_ranks)}"] if report.silent_ranks else []
+    unseen += {
+        _short_of(reason, codes): None for reason, codes in reasons.items() if reason not in known
+    }
+    parts = [f"{_count(len(report.checked), 'check')} looked"]
+    if absent:
+        parts.append(f"not present in this run: {', '.join(absent)}")
+    parts += [
+        f"{_count(len(codes), 'check')}: {reason}" for reason, codes in meant.items() if codes
+    ]
+    if unseen:
+        shown = ", ".join(unseen[:MOST_UNSEEN])
+        more = f" and {len(unseen) - MOST_UNSEEN} more" if len(unseen) > MOST_UNSEEN else ""
+        parts.append(f"not observed: {shown}{more}")
+    hint = " --verbose says why." if report.not_checked and not verbose else ""
+    page.write(f"{'; '.join(parts)}.{hint}", indent=0)
+
+
+def _short_of(reason: str, codes: Iterable[str]) -> str:
+    """Return what was not observed: what a probe says that it does not see, or the first clause."""
+    seen = [code for code in codes if not CODE.fullmatch(code)]
+    return ", ".join(seen) or cut(re.split("[:;] ", reason)[0], LONGEST_CLAUSE)
+
+
+def _codes_by_reason(report: Report) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for code, reason in report.not_checked.items():
+        found.setdefault(reason, []).append(code)
+    return found
 
 
 def _write_gaps(page: _Page, report: Report) -> None:
-    if not _has_gaps(report):
+    if not (report.not_checked or report.silent_ranks):
         return
     page.blank()
     page.write("Not looked at", indent=0, style="bold")
     if report.silent_ranks:
         page.write(f"{_phrase(report.silent_ranks)}: silent, no events were read")
-    codes_by_reason: dict[str, list[str]] = {}
-    for code, reason in report.not_checked.items():
-        codes_by_reason.setdefault(reason, []).append(code)
-    for reason, codes in codes_by_reason.items():
-        page.write(f"{_codes(report, codes)}: {reason}")
-
-
-def _codes(report: Report, codes: list[str]) -> str:
-    """Return the codes; those of a post-mortem to which its files show nothing are counted."""
-    is_many = bool(report.files) and len(codes) > MOST_GROUPS
-    return f"{len(codes)} checks" if is_many else ", ".join(codes)
+    for reason, codes in _codes_by_reason(report).items():
+        page.write(f"{', '.join(codes)}: {reason}")
 
 
 def _write_next_time(page: _Page, report: Report) -> None:
@@ -277,7 +316,7 @@ def _what_was_read(files: list[ReadFile]) -> str:
     return "; ".join(filter(None, [what, first.problem]))
 
 
-def _write_run(page: _Page, report: Report) -> None:
+def _write_run(page: _Page, report: Report, *, verbose: bool) -> None:
     run = report.run
     page.blank()
     page.write("The run", indent=0, style="bold")
@@ -287,13 +326,14 @@ def _write_run(page: _Page, report: Report) -> None:
     page.write_label("attempts", str(run.attempts) if run.attempts > 1 else "")
     page.write_label("active", ", ".join(run.active_modes))
     page.write_label("dumps by", run.dump_transport)
-    page.write_label("checked", ", ".join(report.checked) or "nothing")
-    fates = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
-    for (fate, last), ranks in islice(fates.items(), MOST_GROUPS):
-        page.write(f"{_phrase(ranks)}: {fate}{_sentence('; last: ', last)}")
-    if len(fates) > MOST_GROUPS:
+    if verbose:
+        page.write_label("checked", ", ".join(report.checked) or "nothing")
+    statuses = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
+    for (status, last), ranks in islice(statuses.items(), MOST_GROUPS):
+        page.write(f"{_phrase(ranks)}: {status}{_sentence('; last: ', last)}")
+    if len(statuses) > MOST_GROUPS:
         page.write(
-            f"and {_count(len(fates) - MOST_GROUPS, 'more group')} of ranks: see report.json"
+            f"and {_count(len(statuses) - MOST_GROUPS, 'more group')} of ranks: see report.json"
         )
 
 

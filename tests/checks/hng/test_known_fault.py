@@ -4,7 +4,7 @@ from distdiag.checks.hng.known_fault import FaultView, KnownFault
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import FaultLogged
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import TORCH, Job, event_of
 from tests.checks.verdicts import findings
 
@@ -55,7 +55,7 @@ def test_what_was_survived_is_a_note_unless_the_rank_failed():
     assert finding.severity is Severity.INFO
     assert "and went on" in finding.message
     job = Job()
-    job.set(0, fate=Fate.DIED, left_ns=9, exit_status=1)
+    job.set(0, status=RankStatus.DIED, left_ns=9, exit_status=1)
     (finding,) = judged(told, job=job)
     assert finding.severity is Severity.ERROR
 

@@ -6,7 +6,7 @@ from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, event_of, signature
 from tests.checks.verdicts import codes, findings, serious
 
@@ -18,14 +18,20 @@ def judged(job):
     return findings(RankDied, job.view())
 
 
-def die(job, rank, left_ns, status=None, oom_kills=0):
-    exited = event_of(Exited, rank, time_ns=left_ns, status=status, oom_kills=oom_kills)
-    job.set(rank, fate=Fate.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0)
+def die(job, rank, left_ns, status=None, oom_kills=0, gone_ns=0):
+    exited = event_of(
+        Exited, rank, time_ns=left_ns, status=status, oom_kills=oom_kills, gone_ns=gone_ns
+    )
+    job.set(
+        rank, status=RankStatus.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0
+    )
 
 
 def leave(job, rank, left_ns, status, frame=LINE):
     finished = event_of(Finished, rank, exit_status=status, frames=(frame,))
-    job.set(rank, fate=Fate.FINISHED, left_ns=left_ns, exit_status=status, finished=finished)
+    job.set(
+        rank, status=RankStatus.FINISHED, left_ns=left_ns, exit_status=status, finished=finished
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -56,7 +62,6 @@ def ended(*ends, **values):
     [
         ([(3, 5 * S, -9), (0, 8 * S, -15), (1, 8 * S, -15), (2, 40 * S, -9)], [3], "SIGKILL"),
         ([(0, 5, -15), (1, 9, -11)], [1], "died by SIGSEGV"),
-        ([(0, 5 * S, -15), (1, 5 * S + S // 2, -9)], [1], "SIGKILL"),
         (
             [(1, 5, 3), (0, 4, -15)],
             [1],
@@ -66,7 +71,6 @@ def ended(*ends, **values):
     ids=[
         "stopped by the launcher afterwards",
         "a crash, whenever it was seen",
-        "seen alive a little longer",
         "an exit status",
     ],
 )
@@ -74,6 +78,18 @@ def test_the_rank_whose_end_is_the_cause_is_named(ends, ranks, words):
     finding = ended(*ends)
     assert (finding.ranks, finding.severity) == (RankSet(ranks), Severity.ERROR)
     assert words in finding.message
+
+
+@pytest.mark.parametrize(("apart_ns", "cause"), [(20, [1]), (21, [0, 1])])
+def test_a_killed_rank_is_the_cause_if_it_may_have_ended_before_the_others_were_gone(
+    apart_ns, cause
+):
+    job = Job()
+    die(job, 0, 5, -15, gone_ns=25)
+    die(job, 1, 5 + apart_ns, -9, gone_ns=5 + apart_ns)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet(cause)
+    assert (finding.severity is Severity.ERROR) is (len(cause) == 1)
 
 
 def test_a_crash_is_explained_and_all_signals_are_evidence():
@@ -205,5 +221,5 @@ def test_both_ways_to_see_it_give_one_finding():
 
 def test_ranks_that_finished_are_silent():
     job = Job()
-    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(0, 1, status=RankStatus.FINISHED)
     assert not judged(job)

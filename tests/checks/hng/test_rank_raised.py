@@ -6,7 +6,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import TORCH, Job, library, plain_site, signature
 from tests.checks.verdicts import codes, findings
 
@@ -67,7 +67,7 @@ def test_a_rank_that_cannot_reach_the_master_is_the_cause_and_not_a_consequence(
     store = library("torch/distributed/rendezvous.py", "_create_c10d_store")
     message = "The client socket has timed out after 8000ms while trying to connect to (h, 9)."
     job.fail(1, 5, store, init, LINE, kind="torch.distributed.DistNetworkError", message=message)
-    job.set(0, fate=Fate.DIED, left_ns=7, exit_status=-15)
+    job.set(0, status=RankStatus.DIED, left_ns=7, exit_status=-15)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([1])
     assert "trying to connect to (h, 9)" in finding.message
@@ -80,7 +80,7 @@ def test_who_waited_in_vain_for_a_rank_to_join_is_told_where_nothing_else_is_kno
     init = library("torch/distributed/distributed_c10d.py", "init_process_group")
     message = "wait timeout after 8 s"
     job.fail(0, 5, init, LINE, kind="torch.distributed.DistStoreError", message=message)
-    job.set(1, fate=Fate.DIED, left_ns=7, exit_status=-15)
+    job.set(1, status=RankStatus.DIED, left_ns=7, exit_status=-15)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([0])
 
@@ -90,7 +90,7 @@ def test_a_long_traceback_keeps_its_last_frames_and_its_exception():
     frames = "".join(f'  File "lib.py", line {n}, in call\n    call({n})\n' for n in range(2_000))
     text = f"Traceback (most recent call last):\n{frames}ValueError: the end"
     job.fail(0, 5, LINE, traceback=text)
-    job.set(1, fate=Fate.DIED, left_ns=9)
+    job.set(1, status=RankStatus.DIED, left_ns=9)
     (finding,) = judged(job)
     shown = finding.evidence[0].values["traceback"]
     assert len(shown) <= LONGEST_TRACEBACK
@@ -102,14 +102,14 @@ def test_a_rank_that_still_runs_may_be_about_to_raise_the_same():
     job = Job()
     job.fail(0, 5, LINE)
     assert not judged(job)
-    job.set(1, fate=Fate.DIED, left_ns=9)
+    job.set(1, status=RankStatus.DIED, left_ns=9)
     assert judged(job)
 
 
 def test_an_interruption_by_the_user_is_a_note():
     job = Job()
     job.fail(0, 5, LINE, kind="KeyboardInterrupt", message="")
-    job.set(1, fate=Fate.DIED, left_ns=9)
+    job.set(1, status=RankStatus.DIED, left_ns=9)
     (finding,) = judged(job)
     assert finding.severity is Severity.INFO
 
@@ -145,7 +145,7 @@ def test_both_ways_to_see_it_give_one_finding():
 def test_no_exception_is_silent():
     job = Job()
     job.every()
-    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(0, 1, status=RankStatus.FINISHED)
     assert not judged(job)
 
 
@@ -159,7 +159,7 @@ FULL = (
 def test_a_known_fault_is_explained_by_its_row():
     job = Job()
     job.fail(0, 5, TORCH, LINE, kind="torch.distributed.DistBackendError", message=FULL)
-    job.set(1, fate=Fate.DIED, left_ns=7, exit_status=-15)
+    job.set(1, status=RankStatus.DIED, left_ns=7, exit_status=-15)
     (finding,) = judged(job)
     assert (finding.ranks, finding.severity) == (RankSet([0]), Severity.ERROR)
     assert "/dev/shm is full or too small (known fault nccl-shm-full)" in finding.message

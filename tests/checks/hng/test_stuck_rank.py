@@ -14,7 +14,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks, ThreadStack
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate, Help
+from distdiag.views.rank_states import Help, RankStatus
 from tests.checks.streams import Job, Program, event_of, kernel, library, stacks
 from tests.checks.verdicts import all_findings, findings, serious
 
@@ -231,7 +231,7 @@ def test_a_thread_that_keeps_the_process_alive_is_named_with_its_line(tmp_path):
     main = ThreadStack("MainThread", (library("threading.py", "_shutdown"),))
     other = ThreadStack("watcher", (p.frame("sleep"),))
     job = Job()
-    job.set(0, fate=Fate.FINISHED)
+    job.set(0, status=RankStatus.FINISHED)
     seen = event_of(Stacks, 1, source="py-spy", threads=(main, other))
     job.set(1, idle_s=31.0, stacks=seen)
     (finding,) = findings(StuckTeardown, job.view())

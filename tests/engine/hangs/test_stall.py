@@ -1,4 +1,4 @@
-"""What is a hang, what is none, when it is told, and when it is taken back."""
+"""What is a hang, what is none, when it is reported, and when it is taken back."""
 
 import pytest
 
@@ -220,9 +220,10 @@ def assert_taken_back(job, code):
     assert "slow, not stuck" in note.message
 
 
-def test_a_run_that_finishes_after_a_stall_had_no_hang():
-    job = waiting_job(hang_timeout_s=5.0)
-    job.passes(8)
+@pytest.mark.parametrize(("hang_timeout_s", "stall_s"), [(5.0, 8), (None, 45)])
+def test_a_run_that_finishes_after_a_stall_had_no_hang(hang_timeout_s, stall_s):
+    job = waiting_job(hang_timeout_s=hang_timeout_s)
+    job.passes(stall_s)
     assert job.codes == ["COL001"]
     job.call(1, line=14)
     job.finishes(0)

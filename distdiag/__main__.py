@@ -1,0 +1,8 @@
+"""``python -m distdiag`` is the command ``distdiag``."""
+
+from __future__ import annotations
+
+from distdiag.cli import main
+
+if __name__ == "__main__":
+    main(prog_name="python -m distdiag")
