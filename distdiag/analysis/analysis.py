@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import msgspec
 
+from distdiag.analysis.advice import what_to_collect
 from distdiag.analysis.evidence import Evidence, gather
 from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
@@ -251,12 +252,13 @@ _OF_AGENTS: Final = ("DIA002",)
 def analyze(
     paths: Sequence[Path],
     *,
+    stream: BinaryIO | None = None,
     ranks_by_file: Mapping[str, int] | None = None,
     selection: Selection | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
     complain: Callable[[str], None] = lambda problem: None,
 ) -> Report:
-    """Check what a job left below these paths.
+    """Check what a job left below these paths, and what `stream` says, such as a log in a pipe.
 
     `ranks_by_file` are the ranks of files whose names and content do not say it, by path or end
     of a path; `progress` gets how many files have been read, and `complain` one line for each that
@@ -269,7 +271,7 @@ def analyze(
     catalogue = load_checks()
     selection = selection or Selection()
     selection.validate(catalogue)
-    evidence = gather(paths, ranks_by_file or {}, progress)
+    evidence = gather(paths, ranks_by_file or {}, progress, stream)
     for problem in evidence.problems:
         complain(problem)
     config = evidence.config
@@ -296,7 +298,8 @@ def analyze(
             pause = evidence.pause()
             timeline.stand_still(pause.seconds, is_known=pause.is_known)
         timeline.end()
-    gaps = evidence.gaps | unable | _left_out(catalogue, selection) | engine.not_checked
+    gaps = evidence.gaps | unable | _left_out(catalogue, selection)
+    gaps |= _not_checked(engine, evidence)
     if evidence.recorded is not None:
         gaps |= facts.gaps(engine.checked)
     outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
@@ -314,8 +317,25 @@ def _unable(evidence: Evidence, catalogue: Mapping[str, type[Check[Any]]]) -> di
             if StackView not in check.views
         }
     if not evidence.folders:
-        return {code: "needs a run directory" for code in _OF_AGENTS if code in catalogue}
+        return dict.fromkeys((code for code in _OF_AGENTS if code in catalogue), _only(evidence))
     return {}
+
+
+def _not_checked(engine: Engine, evidence: Evidence) -> dict[str, str]:
+    """Return what was not observed. Of what no file can show it is not said that it was not there.
+
+    A run directory holds what all probes saw; logs and dumps hold nothing of most subjects.
+    """
+    if evidence.folders:
+        return engine.not_checked
+    return engine.not_checked | dict.fromkeys(sorted(engine.idle), _only(evidence))
+
+
+def _only(evidence: Evidence) -> str:
+    return (
+        f"only {evidence.given} were given: checks of models, data, routing and files, and others "
+        "that need a run directory, had nothing to look at"
+    )
 
 
 def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -394,6 +414,8 @@ def _report(
             for rank in [*silent, *(r for r, s in states.items() if _is_unknown(s))]
             if rank not in named
         ),
+        files=tuple(evidence.files),
+        next_time=what_to_collect(evidence, engine.findings, outcome),
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from distdiag.checks.base import Check
-from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NotObserved
+from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NothingThere, NotObserved
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
 from distdiag.events.collectives import GroupCreated
@@ -90,6 +90,12 @@ class Coverage:
             if not isinstance(gap, Looked):
                 found[check.code] = gap.reason
         return found
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """The codes of the checks for which the run has nothing to judge."""
+        gaps = ((check.code, self.of(check)) for check in self._runner.checks)
+        return frozenset(code for code, gap in gaps if isinstance(gap, NothingThere))
 
     def _by_view(self) -> dict[type[View | Event], Gap]:
         known: dict[type[View | Event], Gap] = {}

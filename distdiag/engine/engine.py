@@ -114,6 +114,11 @@ class Engine:
         return self._coverage.gaps()
 
     @property
+    def idle(self) -> frozenset[str]:
+        """The codes of the checks for which the run has nothing to judge."""
+        return self._coverage.idle
+
+    @property
     def unobserved(self) -> RankSet:
         """The ranks of the job that nobody reported at the start: nothing of them is read."""
         return self._coverage.unobserved

@@ -27,8 +27,9 @@ from distdiag.events.lifecycle import (
     RankStarted,
     Signalled,
     StepEnd,
+    TorchLoaded,
 )
-from distdiag.events.stacks import Observed, Stacks
+from distdiag.events.stacks import FaultLogged, Observed, Stacks
 from distdiag.views.rank_states import Help, RankState, RankStatus
 
 RECENT: Final = 64
@@ -90,6 +91,7 @@ class RankTracker:
         self._signalled: Signalled | None = None
         self._exit_status: int | None = None
         self._lost: NodeLost | None = None
+        self._torch = ""
         self._creates_group = False
         self._step = 0
         self._step_durations: deque[float] = deque(maxlen=50)
@@ -128,7 +130,8 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost | ProcessNamed):
+        outside = Stacks | Observed | FaultLogged | ProbeDisabled | NodeLost | ProcessNamed
+        if not isinstance(event, outside):
             self._live(now_ns)
         self._lost = event if isinstance(event, NodeLost) else self._lost
         self._has_own_events |= event.seq >= 0
@@ -154,6 +157,8 @@ class RankTracker:
             case GroupCreated():
                 self._creates_group = not event.done
                 self._progress(now_ns)
+            case TorchLoaded():
+                self._torch = event.torch
             case _:
                 self._feed_rare(event, now_ns)
 
@@ -289,6 +294,7 @@ class RankTracker:
             waiting=waiting,
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
+            torch=self._torch,
             observed=MappingProxyType(self._observed),
             progress=MappingProxyType(self._reached),
             is_idle_assumed=self.is_time_assumed,

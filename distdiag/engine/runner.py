@@ -18,7 +18,10 @@ class CheckRunner:
     def __init__(self, checks: Iterable[Check[Any]]) -> None:
         self.checks = tuple(checks)
         self.disabled: dict[str, str] = {}
-        self.store = FindingStore({check.code: check.covers for check in self.checks})
+        self.store = FindingStore(
+            {check.code: check.covers for check in self.checks},
+            gives_way={check.code for check in self.checks if check.gives_way},
+        )
         self._by_view: dict[type, tuple[Check[Any], ...]] = {}
 
     def judging(self, kind: type[View | Event]) -> tuple[Check[Any], ...]:

@@ -91,7 +91,7 @@ class RankState:
     the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
     `asked` is what its main thread waits for in the job's store, as far as its records tell;
     `published` are the last keys that it set there; `dead_children` those of its processes that
-    ended badly.
+    ended badly. `torch` is its version, where known.
     """
 
     rank: int
@@ -123,6 +123,7 @@ class RankState:
     waiting: tuple[Collective, ...] = ()
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
+    torch: str = ""
     observed: Mapping[str, Observed] = field(default_factory=dict)
     progress: Mapping[str, GroupProgress] = field(default_factory=dict)
     is_idle_assumed: bool = False

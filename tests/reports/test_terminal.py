@@ -13,6 +13,7 @@ from distdiag.findings.finding import (
     Location,
     Outcome,
     RankInfo,
+    ReadFile,
     Report,
     Run,
     Severity,
@@ -228,6 +229,37 @@ def test_hostile_strings_are_shown_and_not_obeyed():
     assert all(line.isprintable() for line in text.split("\n"))
     assert text.count("[bold red]x[/] [/nope] :smile: \\x1b]0;owned\\x07") >= 12
     text.encode()
+
+
+def test_what_was_read_and_what_to_collect(snapshot):
+    folder = "/runs/47"
+    dumps = [
+        ReadFile(
+            path=f"{folder}/nccl_trace_rank_{rank}",
+            kinds=("flight recorder",),
+            ranks=RankSet({rank}),
+            num_understood=2000,
+        )
+        for rank in range(64)
+    ]
+    files = (
+        *dumps,
+        ReadFile(
+            path=f"{folder}/train.log",
+            kinds=("log", "stacks"),
+            ranks=RankSet({0, 1, 2}),
+            num_lines=51_234,
+            num_understood=17,
+        ),
+        ReadFile(path="stdin", num_lines=3, problem="nothing in it is of a kind that is known"),
+    )
+    report = Report(
+        run=make_run(outcome=Outcome.HUNG),
+        checked=("COL003",),
+        files=files,
+        next_time=("set NCCL_DEBUG=WARN, so that NCCL says what failed",),
+    )
+    assert render(report) == snapshot
 
 
 def test_colours_change_nothing_but_the_colours():

@@ -10,6 +10,7 @@ from distdiag.checks.shared.failures import (
     FirstEnd,
     first_end,
     is_interruption,
+    known_fault_of,
     last_word,
     was_setting_up,
 )
@@ -118,15 +119,20 @@ class RankRaised(Check[OpenCollective | JobView]):
         others = RankSet(states.keys() - first)
         is_whole = not state.is_reported_only  # else more ranks may have been there
         is_everybody = not others and len(first) > 1
-        is_note = (not others and is_whole) or end.is_outside or is_interruption(state)
+        fault = known_fault_of(state)
+        is_own = fault is None or fault.whose == "program"
+        is_note = (not others and is_whole and is_own) or end.is_outside or is_interruption(state)
         is_sure = others and not end.tied
         why, fix = self._texts(state, is_everybody=is_everybody, has_others=bool(others))
+        if fault is not None:
+            why, fix = fault.cause, fault.fix
         location = _line(state)
         subject = f"all {len(first)} ranks" if is_everybody and is_whole else who(first, states)
         after = who(others - RankSet(r for t in end.tied for r in t), states) if others else ""
         return self.finding(
             f"{subject} raised {raised_phrase(state)}{at(location)}"
-            + (f", before {after} failed or waited in vain" if after and not end.tied else ""),
+            + (f", before {after} failed or waited in vain" if after and not end.tied else "")
+            + (f": {fault.title} (known fault {fault.id})" if fault is not None else ""),
             ranks=first,
             step=state.step,
             location=location,
@@ -134,6 +140,7 @@ class RankRaised(Check[OpenCollective | JobView]):
             confidence=0.95 if is_sure or is_note else 0.85,
             evidence=(
                 *_raised_evidence(states[rank] for rank in first),
+                *((fault.evidence(first),) if fault is not None else ()),
                 *(_evidence(states[rank]) for rank in others),
             ),
             why=why,

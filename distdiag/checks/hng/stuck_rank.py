@@ -24,6 +24,7 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location
+from distdiag.findings.known_faults import KnownFault, fault_of_stack
 from distdiag.views.alignment import OpenCollective, OpenGroup
 from distdiag.views.rank_states import JobView, RankState
 
@@ -127,6 +128,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         sign = f" ({'; '.join(signs)})" if signs else ""
         holder = holder_of(state, states)
         who = f"; {holder.text}" if holder is not None else ""
+        fault = _known_fault(state)
         return self.finding(
             f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
             f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{who}{others}",
@@ -139,8 +141,16 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
             + evidence
             + tuple(line for rank in culprits for line in _history(states[rank]))
             + outside_evidence(states, culprits),
-            fix=holder.fix if holder is not None else self.fix,
+            why=fault.cause if fault is not None else self.why,
+            fix=holder.fix if holder is not None else fault.fix if fault is not None else self.fix,
         )
+
+
+def _known_fault(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank's stacks show, if they show one."""
+    threads = state.stacks.threads if state.stacks is not None else ()
+    rows = (fault_of_stack(thread.frames, {"torch": state.torch}) for thread in threads)
+    return next((row for row in rows if row is not None), None)
 
 
 def _name(event: Collective | GroupCreated) -> str:

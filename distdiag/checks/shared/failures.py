@@ -10,6 +10,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, user_location
 from distdiag.findings.finding import Location
+from distdiag.findings.known_faults import KnownFault, fault_of_exception
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, was_asked_to_end
@@ -147,7 +148,9 @@ def is_consequence(state: RankState, states: States) -> bool:
     text = f"{state.raised.type}: {state.raised.message}"
     if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
-    is_gone = says_peer_is_gone(state.raised.type, state.raised.message)
+    fault = known_fault_of(state)
+    is_own = fault is not None and fault.role == "cause"
+    is_gone = says_peer_is_gone(state.raised.type, state.raised.message) and not is_own
     return is_gone or contradicting_rank(state, states) is not None
 
 
@@ -161,6 +164,14 @@ def aborted_in_collective(state: RankState) -> bool:
     seen = (state.observed[source] for source in _WATCHES & state.observed.keys())
     is_aborted = state.status is RankStatus.DIED and state.exit_status == -signal.SIGABRT
     return is_aborted and any(each.values.get("kind") in _TIMED_OUT for each in seen)
+
+
+def known_fault_of(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank raised, if it is one."""
+    if state.raised is None:
+        return None
+    versions = {"torch": state.torch}
+    return fault_of_exception(state.raised.type, state.raised.message, versions)
 
 
 def is_interruption(state: RankState) -> bool:
