@@ -1,7 +1,5 @@
 """Which rank of which launch this process is, as its environment tells it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

@@ -1,29 +1,29 @@
 """From paths to one report."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import msgspec
 
+from distdiag.analysis.advice import what_to_collect
 from distdiag.analysis.evidence import Evidence, gather
 from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
+from distdiag.checks.base import Check
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
 from distdiag.events.base import Event, Phase
-from distdiag.events.collectives import Collective
+from distdiag.events.collectives import Collective, GroupProgress
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, RankStarted, TorchLoaded
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.reports.builder import say
-from distdiag.views.rank_states import RankState, RankStatus, last_act
+from distdiag.views.rank_states import RankState, RankStatus, StackView, last_act
 
 # Say on stderr how far a long analysis is, and what it could not use.
 
@@ -85,11 +85,17 @@ READ_LATE_NS: Final = 250_000_000
 class Timeline:
     """Feeds an engine what a job did until it was over."""
 
-    def __init__(self, engine: Engine, on_event: Callable[[Event], None]) -> None:
-        """Begin where nothing has happened yet; `on_event` is shown every event."""
+    def __init__(
+        self, engine: Engine, on_event: Callable[[Event], None], *, has_records: bool = True
+    ) -> None:
+        """Begin where nothing has happened yet; `on_event` is shown every event.
+
+        Without `has_records` stacks are all that is known: they are no sign of what came before.
+        """
         self.was_concluded = False
         """A monitor has seen the whole run: nothing is left to be assumed."""
         self._engine = engine
+        self._has_records = has_records
         self._on_event = on_event
         self._exits: list[Exited] = []
         self._beats: dict[int, Heartbeat] = {}
@@ -158,7 +164,7 @@ class Timeline:
                 self._exits.append(event)
             case Heartbeat():
                 self._beats[event.rank] = event
-            case Collective() | Stacks(error="") if event.rank not in self._beats:
+            case Collective() | GroupProgress() | Stacks(error="") if self._is_first(event):
                 # Whose stacks were dumped was alive, and so was who made a call.
                 self._beats[event.rank] = _sign_of_life(event.rank)
                 self._engine.feed(event)
@@ -166,13 +172,33 @@ class Timeline:
                 self._engine.feed(event)
         return True
 
+    def _is_first(self, event: Event) -> bool:
+        """Whether an event is the first sign of life of its rank, and shows that it lived on."""
+        is_sign = self._has_records or not isinstance(event, Stacks)
+        return is_sign and event.rank not in self._beats
+
     def keep(self, beats: Iterable[Heartbeat], ends: Iterable[Exited]) -> None:
         """Take in what ranks did last and that they are gone, where no monitor has seen it."""
         self._beats |= {beat.rank: beat for beat in beats}
         self._exits.extend(ends)
 
-    def stand_still(self, pause_s: float) -> None:
-        """Let so much time pass in which no event comes, in seconds."""
+    @property
+    def is_anyone_left(self) -> bool:
+        """Whether a rank is known to have lived on after its last event."""
+        return bool(self._alive or self._beats)
+
+    def bury(self) -> None:
+        """Feed the ends of ranks of which nothing else is known: they cannot stand still."""
+        known = self._alive | self._beats.keys()
+        for event in self._exits:
+            if event.rank not in known:
+                self._engine.feed(event)
+        self._exits = [event for event in self._exits if event.rank in known]
+
+    def stand_still(self, pause_s: float, *, is_known: bool = True) -> None:
+        """Let so much time pass in which no event comes, in seconds; it may be assumed."""
+        if not is_known:
+            self._engine.assume_time()
         for rank in self._alive - self._beats.keys():
             self._beats[rank] = _sign_of_life(rank)
         self._beat()
@@ -219,17 +245,20 @@ def _sign_of_life(rank: int) -> Heartbeat:
 
 _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""
+_OF_AGENTS: Final = ("DIA002",)
+"""They judge whether ranks were observed by an agent."""
 
 
 def analyze(
     paths: Sequence[Path],
     *,
+    stream: BinaryIO | None = None,
     ranks_by_file: Mapping[str, int] | None = None,
     selection: Selection | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
     complain: Callable[[str], None] = lambda problem: None,
 ) -> Report:
-    """Check what a job left below these paths.
+    """Check what a job left below these paths, and what `stream` says, such as a log in a pipe.
 
     `ranks_by_file` are the ranks of files whose names and content do not say it, by path or end
     of a path; `progress` gets how many files have been read, and `complain` one line for each that
@@ -242,34 +271,71 @@ def analyze(
     catalogue = load_checks()
     selection = selection or Selection()
     selection.validate(catalogue)
-    evidence = gather(paths, ranks_by_file or {}, progress)
+    evidence = gather(paths, ranks_by_file or {}, progress, stream)
     for problem in evidence.problems:
         complain(problem)
     config = evidence.config
+    unable = _unable(evidence, catalogue)
     engine = Engine(
-        [check() for code, check in catalogue.items() if selection.selects(code)],
+        [c() for code, c in catalogue.items() if selection.selects(code) and code not in unable],
         evidence.observed,
         hang_timeout_s=config.hang_timeout_s,
         rules=config.plan,
         only_start=config.profile == "light",
     )
     facts = _Facts()
-    timeline = Timeline(engine, facts.feed)
+    timeline = Timeline(engine, facts.feed, has_records=not evidence.has_only_stacks)
     timeline.replay(evidence.of_runs())
     timeline.feed(evidence.sources())
-    if timeline.was_concluded:
+    if timeline.was_concluded or evidence.has_only_stacks:
         engine.finish()
         engine.settle()
     else:
         for folder in evidence.folders:
             timeline.keep(folder.beats, folder.ends)
-        timeline.stand_still(evidence.pause_s())
+        timeline.bury()
+        if timeline.is_anyone_left:
+            pause = evidence.pause()
+            timeline.stand_still(pause.seconds, is_known=pause.is_known)
         timeline.end()
-    gaps = evidence.gaps | _left_out(catalogue, selection) | engine.not_checked
+    gaps = evidence.gaps | unable | _left_out(catalogue, selection)
+    gaps |= _not_checked(engine, evidence)
     if evidence.recorded is not None:
         gaps |= facts.gaps(engine.checked)
     outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
     return _report(evidence, engine, facts, gaps, outcome)
+
+
+def _unable(evidence: Evidence, catalogue: Mapping[str, type[Check[Any]]]) -> dict[str, str]:
+    """Return the checks that need what was not given, and what that is."""
+    if evidence.has_only_stacks:
+        # As for stacks that were taken of a running job: the others would take a rank without
+        # records for one that was never heard of.
+        return {
+            code: "needs more than stacks"
+            for code, check in catalogue.items()
+            if StackView not in check.views
+        }
+    if not evidence.folders:
+        return dict.fromkeys((code for code in _OF_AGENTS if code in catalogue), _only(evidence))
+    return {}
+
+
+def _not_checked(engine: Engine, evidence: Evidence) -> dict[str, str]:
+    """Return what was not observed. Of what no file can show it is not said that it was not there.
+
+    A run directory holds what all probes saw; logs and dumps hold nothing of most subjects.
+    """
+    if evidence.folders:
+        return engine.not_checked
+    return engine.not_checked | dict.fromkeys(sorted(engine.idle), _only(evidence))
+
+
+def _only(evidence: Evidence) -> str:
+    return (
+        f"only {evidence.given} were given: checks of models, data, routing and files, and others "
+        "that need a run directory, had nothing to look at"
+    )
 
 
 def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -319,6 +385,7 @@ def _report(
     silent = RankSet({*members, *engine.unobserved} - set(evidence.observed))
     if silent:
         gaps[silent.phrase()] = "nothing of them was found"
+    named = {rank for finding in engine.findings for rank in finding.ranks}
     for rank, state in states.items():
         if state.incomplete:
             gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
@@ -329,7 +396,7 @@ def _report(
         run=Run(
             id=", ".join(str(folder.run_dir.root.name) for folder in evidence.folders) or "dumps",
             command=facts.command,
-            world_size=max([*members, *engine.unobserved]) + 1,
+            world_size=_world_size([*members, *engine.unobserved], evidence.labels),
             ranks=tuple(
                 _rank_info(state, len(members), is_aborted=engine.rank_status.is_aborted)
                 for state in states.values()
@@ -343,9 +410,25 @@ def _report(
         checked=tuple(code for code in engine.checked if code not in gaps),
         not_checked=gaps,
         silent_ranks=RankSet(
-            [*silent, *(r for r, s in states.items() if s.status is RankStatus.SILENT)]
+            rank
+            for rank in [*silent, *(r for r, s in states.items() if _is_unknown(s))]
+            if rank not in named
         ),
+        files=tuple(evidence.files),
+        next_time=what_to_collect(evidence, engine.findings, outcome),
     )
+
+
+def _is_unknown(state: RankState) -> bool:
+    """Whether nothing was read of a rank, nor seen of it from outside."""
+    is_seen = state.stacks is not None and not state.stacks.error
+    return state.status is RankStatus.SILENT and not is_seen and not state.observed
+
+
+def _world_size(ranks: Collection[int], labels: Collection[int]) -> int:
+    """Return how many ranks there were at least; processes without a rank may be among them."""
+    known = max((rank for rank in ranks if rank not in labels), default=-1) + 1
+    return max(known, len(labels))
 
 
 def _outcome(engine: Engine) -> Outcome:
@@ -365,4 +448,5 @@ def _rank_info(state: RankState, world_size: int, *, is_aborted: bool) -> RankIn
         pid=started.pid if started else 0,
         fate="aborted" if is_aborted and state.status is RankStatus.RUNNING else state.status,
         last=last_act(state),
+        label=state.label,
     )

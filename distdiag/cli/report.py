@@ -1,7 +1,5 @@
 """``distdiag report``: show the report of a run again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """The tables of a configuration that name functions or numbers of the program."""
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 import msgspec

@@ -5,8 +5,6 @@ the bytes that it is given: it opens, writes and runs nothing. A file may be rec
 readers (a log holds tracebacks, stacks and lines of the NCCL watchdog), and each reads its part.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -66,6 +64,11 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     until then the events have the rank `UNKNOWN_RANK`. `local_rank` and `pid` are set where the
     content says them. `source` is the name of the reader.
 
+    `label` is what the process is called where no rank is known in the end; a dump with neither is
+    left out. `node` is the host or pod whose local rank it is, if it is named. `place` is where in
+    the file it begins, in bytes: it orders what has no time. `is_whole_job`: it is true of every
+    process of the job. `is_vague`: it counts only where nothing else tells how a process ended.
+
     The events' `seq` is -1, as for all that is seen from outside of a process. `time_ns` is the
     wall clock since 1970 where the text tells it, else 0. The order is that of the file.
     """
@@ -76,6 +79,11 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     local_rank: int | None = None
     pid: int | None = None
+    label: str = ""
+    node: str = ""
+    place: int = 0
+    is_whole_job: bool = False
+    is_vague: bool = False
 
 
 class DumpReader:

@@ -1,7 +1,5 @@
 """The contract of an aligner, which puts events of ranks side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -94,7 +92,6 @@ class Aligner:
     """What it yields, and the events of whose absence it knows the reason."""
 
     def __init__(self, job: Job) -> None:
-        """Nothing was observed yet."""
         self.job = job
 
     def feed(self, event: Event) -> Iterable[View]:

@@ -1,7 +1,5 @@
 """Whether two runs were compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 
@@ -26,7 +24,6 @@ class ComparisonAligner(Aligner):
     builds = (Divergence, RoutingDifference)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was compared yet."""
         super().__init__(job)
         self._has_compared = False
 

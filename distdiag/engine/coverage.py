@@ -1,14 +1,12 @@
 """Which checks have looked, which had nothing to judge, and which could not see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from distdiag.checks.base import Check
-from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NotObserved
+from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NothingThere, NotObserved
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
 from distdiag.events.collectives import GroupCreated
@@ -34,7 +32,6 @@ class Coverage:
     """
 
     def __init__(self, runner: CheckRunner, aligners: Iterable[Aligner], job: Job) -> None:
-        """Ask these aligners, and the runner for the checks that it switched off."""
         self.unobserved = RankSet()
         self._runner = runner
         self._aligners = tuple(aligners)
@@ -93,6 +90,12 @@ class Coverage:
             if not isinstance(gap, Looked):
                 found[check.code] = gap.reason
         return found
+
+    @property
+    def idle(self) -> frozenset[str]:
+        """The codes of the checks for which the run has nothing to judge."""
+        gaps = ((check.code, self.of(check)) for check in self._runner.checks)
+        return frozenset(code for code, gap in gaps if isinstance(gap, NothingThere))
 
     def _by_view(self) -> dict[type[View | Event], Gap]:
         known: dict[type[View | Event], Gap] = {}

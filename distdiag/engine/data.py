@@ -1,7 +1,5 @@
 """What the engine knows of the data that ranks are fed."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -40,7 +38,6 @@ class LoneStepsAligner(Aligner):
     builds = (LoneStepsView,)
 
     def __init__(self, job: Job) -> None:
-        """Nobody has stepped yet."""
         super().__init__(job)
         self._alone: dict[int, SteppedAlone] = {}
         self._connected: set[int] = set()
@@ -132,7 +129,6 @@ class DataAligner(Aligner):
     builds = (FeedView, NormalisedFeeds, EpochView, ScheduleView, GatheredRowsView)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was fed yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._feeds = SideBySide(job.world)

@@ -1,7 +1,5 @@
 """The engine: events in, findings out. It neither reads a clock nor waits for anything."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from functools import partial
@@ -116,6 +114,11 @@ class Engine:
         return self._coverage.gaps()
 
     @property
+    def idle(self) -> frozenset[str]:
+        """The codes of the checks for which the run has nothing to judge."""
+        return self._coverage.idle
+
+    @property
     def unobserved(self) -> RankSet:
         """The ranks of the job that nobody reported at the start: nothing of them is read."""
         return self._coverage.unobserved
@@ -148,6 +151,11 @@ class Engine:
     def advance(self, now_ns: int) -> None:
         """Let the clock go on, and judge nothing: what is fed next comes at this time."""
         self._now_ns = max(self._now_ns, now_ns)
+
+    def assume_time(self) -> None:
+        """Take the time that passes from now on for assumed: nobody knows how long it was."""
+        for tracker in self._trackers.values():
+            tracker.is_time_assumed = True
 
     def tick(self, now_ns: int, unseen: Collection[int] = ()) -> None:
         """Let time pass. Nothing can be heard now of the ranks in `unseen`."""

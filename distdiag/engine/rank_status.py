@@ -1,7 +1,5 @@
 """Which ranks have begun and ended, and how the run ended: by how the first rank ended badly."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 
@@ -29,7 +27,6 @@ class RankStatuses:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        """Expect these ranks."""
         self.ranks = RankSet(ranks)
         self.exit_status: dict[int, int] = {}
         self.is_aborted = False

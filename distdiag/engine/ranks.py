@@ -1,7 +1,5 @@
 """What one rank has done so far, kept while its events arrive."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -10,7 +8,12 @@ from types import MappingProxyType
 from typing import Final
 
 from distdiag.events.base import CallSite, Event, Phase
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.collectives import (
+    Collective,
+    CollectiveState,
+    GroupCreated,
+    GroupProgress,
+)
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
@@ -19,12 +22,14 @@ from distdiag.events.lifecycle import (
     Heartbeat,
     NodeLost,
     ProbeDisabled,
+    ProcessNamed,
     Raised,
     RankStarted,
     Signalled,
     StepEnd,
+    TorchLoaded,
 )
-from distdiag.events.stacks import Observed, Stacks
+from distdiag.events.stacks import FaultLogged, Observed, Stacks
 from distdiag.views.rank_states import Help, RankState, RankStatus
 
 RECENT: Final = 64
@@ -63,16 +68,20 @@ class RankTracker:
         self.status = RankStatus.SILENT
         self.is_unseen = False
         self.has_agent = True
+        self.is_time_assumed = False
         self.progress_ns = 0
         self.left_ns = 0
         self.left_hang = False
         self.is_over = False
         self._has_just_left = False
         self.incomplete = ""
+        self.label = ""
+        self._has_own_events = False
         self.last_call: Collective | None = None
         self.last_call_state = ""
         self.stacks: Stacks | None = None
         self._observed: dict[str, Observed] = {}
+        self._reached: dict[str, GroupProgress] = {}
         self._heartbeat: Heartbeat | None = None
         self._beats: deque[tuple[int, Heartbeat]] = deque()
         self._started: RankStarted | None = None
@@ -82,6 +91,7 @@ class RankTracker:
         self._signalled: Signalled | None = None
         self._exit_status: int | None = None
         self._lost: NodeLost | None = None
+        self._torch = ""
         self._creates_group = False
         self._step = 0
         self._step_durations: deque[float] = deque(maxlen=50)
@@ -120,9 +130,12 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost):
+        outside = Stacks | Observed | FaultLogged | ProbeDisabled | NodeLost | ProcessNamed
+        if not isinstance(event, outside):
             self._live(now_ns)
         self._lost = event if isinstance(event, NodeLost) else self._lost
+        self._has_own_events |= event.seq >= 0
+        self.label = event.label if isinstance(event, ProcessNamed) else self.label
         self._step = max(self._step, event.step)
         match event:
             case Collective():
@@ -144,6 +157,8 @@ class RankTracker:
             case GroupCreated():
                 self._creates_group = not event.done
                 self._progress(now_ns)
+            case TorchLoaded():
+                self._torch = event.torch
             case _:
                 self._feed_rare(event, now_ns)
 
@@ -164,14 +179,21 @@ class RankTracker:
                 self._finished, self._exit_status = event, event.exit_status
                 self._leave(RankStatus.FINISHED, event.time_ns)
             case Exited():
-                self._exited = event
-                self._exit_status = event.status if self._finished is None else self._exit_status
+                self._exited = _fuller(self._exited, event)
+                status = self._exited.status
+                self._exit_status = status if self._finished is None else self._exit_status
                 self._leave(RankStatus.DIED, event.time_ns)
             case Signalled():
                 self._signalled = event
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
                 self.incomplete = self.incomplete or f"{event.probe}: {event.reason}"
                 self.has_agent = self.has_agent and event.probe != "agent"
+            case _:
+                self._see(event)
+
+    def _see(self, event: Event) -> None:
+        """Take in what others tell of the rank."""
+        match event:
             case Stacks(is_native=False):
                 if self.stacks is None or not event.error:  # what was once seen is kept
                     self.stacks = event
@@ -183,6 +205,8 @@ class RankTracker:
         match event:
             case Observed():
                 self._observed[event.source] = event
+            case GroupProgress():
+                self._reached[event.group.name] = event
             case ChildEnded():
                 self._dead_children.append(event)
             case StoreAsked(thread="MainThread"):
@@ -252,6 +276,8 @@ class RankTracker:
             help=self._help(idle_s) if here and not waiting else None,
             gil_held=here and not self.is_unseen and _is_silent(beat, now_ns),
             incomplete=self.incomplete,
+            label=self.label,
+            is_reported_only=not self._has_own_events,
             left_ns=self.left_ns,
             left_hang=self.left_hang,
             started=self._started,
@@ -268,7 +294,10 @@ class RankTracker:
             waiting=waiting,
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
+            torch=self._torch,
             observed=MappingProxyType(self._observed),
+            progress=MappingProxyType(self._reached),
+            is_idle_assumed=self.is_time_assumed,
             asked=self._asked,
             published=tuple(self._published),
             dead_children=tuple(self._dead_children),
@@ -300,6 +329,13 @@ class RankStates(Mapping[int, RankState]):
 
     def __len__(self) -> int:
         return len(self._trackers)
+
+
+def _fuller(known: Exited | None, event: Exited) -> Exited:
+    """Return what says more of one end, where a launcher and a scheduler both have seen it."""
+    if known is None or not (known.cause or event.status is None):
+        return event
+    return known
 
 
 def _is_silent(beat: Heartbeat | None, now_ns: int) -> bool:

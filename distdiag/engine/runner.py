@@ -1,7 +1,5 @@
 """Shows views to the checks that name their types, and keeps what they find."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,10 +16,12 @@ class CheckRunner:
     """The checks of a run. A check that raises is switched off; `disabled` says why, by code."""
 
     def __init__(self, checks: Iterable[Check[Any]]) -> None:
-        """Let these checks judge."""
         self.checks = tuple(checks)
         self.disabled: dict[str, str] = {}
-        self.store = FindingStore({check.code: check.covers for check in self.checks})
+        self.store = FindingStore(
+            {check.code: check.covers for check in self.checks},
+            gives_way={check.code for check in self.checks if check.gives_way},
+        )
         self._by_view: dict[type, tuple[Check[Any], ...]] = {}
 
     def judging(self, kind: type[View | Event]) -> tuple[Check[Any], ...]:

@@ -1,7 +1,5 @@
 """Finds the groups of ranks that share sequences, and what is known of their passes."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +40,6 @@ class FirstSamples:
     """Keeps the first sample of the models of each rank."""
 
     def __init__(self) -> None:
-        """No rank has reported a model yet."""
         self._known: dict[int, dict[str, tuple[int, Tensors]]] = {}
 
     def feed(self, event: GradientSums) -> None:
@@ -104,7 +101,6 @@ class TokenTraceAligner(Aligner):
     builds = (TokenTraceView,)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was sent yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._seen: set[int] = set()
@@ -183,7 +179,6 @@ class SequenceAligner(Aligner):
     builds = (SequenceView, PositionedSequences, MaskedSequences)
 
     def __init__(self, job: Job) -> None:
-        """Know of no group yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._has_positions = False

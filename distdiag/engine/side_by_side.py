@@ -1,7 +1,5 @@
 """Puts events that ranks write about the same thing side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
@@ -36,7 +34,6 @@ class SideBySide:
     """
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks where nothing tells who trains together."""
         self._world = world
         self._open: dict[Place, dict[int, Any]] = {}
         self._judged: dict[Place, set[int]] = {}

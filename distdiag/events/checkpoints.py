@@ -1,7 +1,5 @@
 """What probes observe of checkpoints: what was loaded, what came of it, and what was saved."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from distdiag.events.base import CallSite, Event
 
 Sizes = tuple[tuple[int, ...], ...]
+
+UNNUMBERED: Final = 1 << 62
+"""The number of a call that comes after all others of its group, and whose own nobody told."""
 
 
 class ProcessGroup(msgspec.Struct, frozen=True, array_like=True):
@@ -106,3 +109,16 @@ class CollectiveState(Event, frozen=True, kw_only=True):
 
     call: int
     state: Literal["issued", "waited", "completed", "failed", "dropped"]
+
+
+class GroupProgress(Event, frozen=True, kw_only=True):
+    """How far a rank is in a process group, as the group itself told; no rank writes it.
+
+    Dumps and messages of a group say it. The collectives after number `completed` have not ended on
+    the rank: said before they come. It has called those up to number `enqueued`, whether there are
+    records of them or not: said when no more of them come. None: that is not known.
+    """
+
+    group: ProcessGroup
+    enqueued: int | None = None
+    completed: int | None = None

@@ -1,7 +1,5 @@
 """Where two runs of one script route a token differently, as the comparison shows it to checks."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec

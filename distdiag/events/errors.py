@@ -8,8 +8,6 @@ DistdiagError
 └── SequenceFaultError    raised on request where sequence parallelism loses or moves tokens
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

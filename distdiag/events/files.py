@@ -1,7 +1,5 @@
 """What probes observe of files and of the key-value store of the job."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec

@@ -1,7 +1,5 @@
 """What probes observe of gradients between a backward pass and the step that applies them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event

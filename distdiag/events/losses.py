@@ -1,7 +1,5 @@
 """What probes observe of losses: how much each element weighs in the gradient of a step."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event

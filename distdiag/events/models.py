@@ -1,7 +1,5 @@
 """What probes observe of models: how each tensor is sharded, who owns it, and what it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
@@ -266,6 +264,11 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     without_gradient: tuple[str, ...] = ()
     num_idle: int = 0
     was_fed: bool = False
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is the same on all ranks for the same step."""
+        return (self.optimizer, self.step)
 
 
 class PartialRead(Event, frozen=True, kw_only=True):

@@ -1,7 +1,5 @@
 """What probes observe of random number generators: in which state they are, and who draws."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event

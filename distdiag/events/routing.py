@@ -1,7 +1,5 @@
 """What probes observe of the routing of tokens to experts."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event

@@ -1,7 +1,5 @@
 """What probes observe of attention over sequences that several ranks share."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 import msgspec

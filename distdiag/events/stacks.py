@@ -1,7 +1,5 @@
 """What is seen of a rank from outside: stacks of its threads, and facts of its process."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import Event, Frame, Value
@@ -63,3 +61,19 @@ class Observed(Event, frozen=True, kw_only=True):
     values: dict[str, Value] = msgspec.field(default_factory=dict)
     error: str = ""
     processes: tuple[ProcessSeen, ...] = ()
+
+
+class FaultLogged(Event, frozen=True, kw_only=True):
+    """A line in a log of this rank, or of its node, is that of a known fault.
+
+    `fault` is the id of the row, `text` the line, `place` its number among the lines of its file.
+    `was_survived`: the process went on for long after that. `is_rank_known`: nothing says whose
+    line it is, and `rank` is only the one under which it is kept.
+    """
+
+    fault: str
+    text: str
+    file: str
+    place: int = 0
+    was_survived: bool = False
+    is_rank_known: bool = True

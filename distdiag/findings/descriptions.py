@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from signal import Signals
 
 from distdiag.events.base import Frame, Phase
-from distdiag.events.collectives import Collective
+from distdiag.events.collectives import UNNUMBERED, Collective
+from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Location
 from distdiag.findings.source import location_of
 from distdiag.views.rank_states import Help, RankState, RankStatus, was_asked_to_end
 
+LAST_ERROR = "Last error:"
+"""NCCL's own words for what went wrong come after it, on a line of their own."""
 MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
 """Less than this would show as 0.0 in a message, and is left out."""
+
+MOST_NAMED = 4
+"""Of processes that have names only, so many are named."""
+MOST_GROUPS = 3
+"""So many groups are named in which a rank has come to some call."""
+
+_PLURALS = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
+
+
+def agree(words: str, ranks: RankSet) -> str:
+    """Put the verb that the words begin with into the plural for several ranks."""
+    verb, _, rest = words.partition(" ")
+    several = _PLURALS.get(verb, verb) if len(ranks) > 1 else verb
+    return f"{several} {rest}" if rest else several
+
+
+def who(ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
+    """Return ``rank 3`` or ``ranks 0-2``, with the names of processes whose ranks are not known."""
+    named = {rank: states[rank].label for rank in ranks if rank in states and states[rank].label}
+    known = RankSet(set(ranks) - named.keys())
+    names = [*([known.phrase()] if known else []), *sorted(named.values())[:MOST_NAMED]]
+    more = len(named) - MOST_NAMED
+    return ", ".join(names) + (f" and {more} more processes" if more > 0 else "")
 
 
 def call_phrase(call: Collective) -> str:
     """Return ``all_reduce #12 in group dp``, or ``send to rank 1 with tag 0 in group dp``."""
     signature = call.signature
     if signature.peer is None:
-        return f"{signature.op} #{call.collective_seq_id} in group {call.group.label}"
+        return f"{signature.op}{number_phrase(call)} in group {call.group.label}"
     way = "from" if "recv" in signature.op else "to"
     tag = f" with tag {signature.tag}" if signature.tag else ""
     return f"{signature.op} {way} rank {signature.peer}{tag} in group {call.group.label}"
+
+
+def number_phrase(call: Collective) -> str:
+    """Return `` #12``, or nothing where nobody told the number of the call in its group."""
+    return "" if call.collective_seq_id == UNNUMBERED else f" #{call.collective_seq_id}"
 
 
 def sizes_phrase(call: Collective) -> str:
@@ -74,6 +105,9 @@ def blocking_call(state: RankState) -> Collective | None:
     """Return the call that keeps the rank's host from going on, if one does."""
     if state.status is not RankStatus.RUNNING:
         return None
+    held = [call for call in state.waiting if state.is_known_in(call)]
+    if held:
+        return held[0]
     last = state.last_call or (state.waiting[-1] if state.waiting else None)
     if last is None or last.is_async or last.seq not in {call.seq for call in state.waiting}:
         return None
@@ -111,6 +145,11 @@ def whereabouts(state: RankState) -> str:
             return _activity(state)
 
 
+def idle_phrase(state: RankState) -> str:
+    """Return `` for 31 s``, or nothing where nobody knows how long the rank stood still."""
+    return "" if state.is_idle_assumed else f" for {state.idle_s:.0f} s"
+
+
 def each_whereabouts(states: Sequence[RankState]) -> str:
     """Return ``rank 1 has finished its script; rank 2 died``, for not more than three ranks."""
     parts = [f"rank {state.rank} {whereabouts(state)}" for state in states[:3]]
@@ -121,9 +160,17 @@ def raised_phrase(state: RankState) -> str:
     """Return ``ValueError: bad batch``: the first line of what a rank raised, shortened."""
     if state.raised is None:
         return "an exception"
-    first_line = state.raised.message.strip().split("\n", maxsplit=1)[0]
+    first_line = cause_line(state.raised.message)
     text = f"{state.raised.type}: {first_line}" if first_line else state.raised.type
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def cause_line(message: str) -> str:
+    """Return the line of a message that says what was wrong: the first, or NCCL's last error."""
+    lines = [line.strip() for line in message.strip().split("\n")]
+    if LAST_ERROR in lines[:-1]:
+        return lines[lines.index(LAST_ERROR) + 1]
+    return lines[0]
 
 
 def exit_phrase(status: int | None) -> str:
@@ -146,6 +193,9 @@ def _activity(state: RankState) -> str:
     if call is not None:
         return f"waits in {call_phrase(call)}{at(call_location(call))}"
     place = user_location(main_stack(state.stacks))
+    reached = _reached(state)
+    if place is None and reached:
+        return f"had come no further than {reached}"
     if state.gil_held:
         return f"holds the GIL and runs no Python thread{at(place)}"
     doing = "computes" if state.is_working else "is"
@@ -154,6 +204,13 @@ def _activity(state: RankState) -> str:
     if place is not None or phase:
         return f"{doing}{at(place)}{phase}{helped}"
     return f"{doing} somewhere outside of collectives{helped}"
+
+
+def _reached(state: RankState) -> str:
+    """Return ``#40 in group dp``: the last call of a rank in each group that told it."""
+    known = [(p.enqueued, p.group) for p in state.progress.values() if p.enqueued is not None]
+    parts = [f"#{number} in group {group.label}" for number, group in known if number < UNNUMBERED]
+    return ", ".join(parts[:MOST_GROUPS])
 
 
 def help_phrase(help_: Help) -> str:

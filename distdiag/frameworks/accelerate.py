@@ -54,7 +54,6 @@ class EvaluationGathers(Probe):
     name: ClassVar[str] = "evaluation-gathers"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know of no pass yet."""
         super().__init__(recorder)
         self._passes: WeakMap[Any, _Pass] = WeakMap()
         self._reported: set[str] = set()

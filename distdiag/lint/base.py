@@ -1,7 +1,5 @@
 """The contract of a rule of ``distdiag lint``."""
 
-from __future__ import annotations
-
 import ast
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Look at files: which rules run on which, and what comes of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The given files together: which function a call leads to."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from pathlib import Path

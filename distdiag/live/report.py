@@ -1,7 +1,5 @@
 """The report on a job of which there is nothing but the stacks of its ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 

@@ -4,8 +4,6 @@ Each way has a deadline, and when one fails the next takes its place: carriers, 
 of the monitors, then the nodes' own disks, where everything is kept in any case.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 What it sends lies on this node's disk as well, and stays there if the other one is out of reach.
 """
 
-from __future__ import annotations
-
 import logging
 import platform
 import shutil
@@ -51,7 +49,6 @@ class ForwardingMonitor:
         config: Config,
         before: Takeover,
     ) -> None:
-        """Prepare to watch, and begin to look for the reporter."""
         self._run_dir = run_dir
         self._local = LocalRanks(run_dir, launch_file, config, Interner())
         self._status = RankStatuses(self._local.ranks)
@@ -141,7 +138,6 @@ class Evidence:
     """What this node saw of a hang, on its way to the reporter."""
 
     def __init__(self, run_dir: RunDir, ranks: RankSet, forwarder: Forwarder) -> None:
-        """Send evidence of these ranks, over the forwarder unless it is told otherwise."""
         self._run_dir = run_dir
         self._ranks = ranks
         self._forwarder = forwarder

@@ -1,7 +1,5 @@
 """The ranks of one node, as a process beside them sees and reaches them."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping

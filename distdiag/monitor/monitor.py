@@ -4,8 +4,6 @@ A process of its own: it follows what the ranks leave behind, takes their stacks
 wrong, and tells of it. It outlives killed and stuck ranks, and ends by itself when they are gone.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

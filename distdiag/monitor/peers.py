@@ -1,7 +1,5 @@
 """The other nodes of a job, as the monitor on the node of rank 0 knows them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final

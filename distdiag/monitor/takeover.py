@@ -1,7 +1,5 @@
 """What a monitor takes over from the one that watched this attempt before it and died."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

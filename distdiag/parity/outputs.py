@@ -1,7 +1,5 @@
 """What modules return in two runs, sample by sample."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ Each rank holds other experts, or other rows of a weight, and no mesh tells whic
 step a part is a slice of the whole to the bit, or one of the numbered parameters of the whole.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

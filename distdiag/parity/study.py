@@ -1,7 +1,5 @@
 """A whole comparison: which runs are made, in which order, and what came of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -109,21 +109,9 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
 def _snapshots(wiring: Wiring) -> ModelSnapshots:
     from distdiag.probes.models import snapshot
 
-    signals = wiring.signals
     return snapshot.ModelSnapshots(
         wiring.recorder,
-        snapshot.Moments(
-            wrapped=signals.model_wrapped,
-            cut=signals.sequence_cut,
-            shared=signals.tensors_shared,
-            saving=signals.state_saving,
-            first_forward=signals.before_first_forward,
-            before_backward=signals.before_backward,
-            backward_ended=signals.backward_ended,
-            stepping=signals.optimizer_stepping,
-            stepped=signals.optimizer_stepped,
-            started=signals.model_started,
-        ),
+        wiring.signals.pick(snapshot.Moments),
         wiring.models,
         wiring.routing_biases.has,
         only_start=wiring.is_light,
@@ -147,19 +135,9 @@ def _clocks(wiring: Wiring) -> Sequence[Probe]:
 def _loss_weights(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
     from distdiag.probes.losses import probe as losses
 
-    signals = wiring.signals
     return losses.LossProbe(
         wiring.recorder,
-        losses.Moments(
-            inputs_seen=signals.inputs_seen,
-            backward_started=signals.backward_started,
-            backward_ended=signals.backward_ended,
-            stepping=signals.optimizer_stepping,
-            step_ended=signals.step_ended,
-            aux_loss_injected=signals.aux_loss_injected,
-            aux_loss_doubted=signals.aux_loss_doubted,
-            aux_loss_used=signals.aux_loss_used,
-        ),
+        wiring.signals.pick(losses.Moments),
         snapshots.own_steps,
         wiring.config.aux_loss.coefficient,
     )
@@ -168,15 +146,9 @@ def _loss_weights(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
 def _gradients(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
     from distdiag.probes.gradients import sums
 
-    signals = wiring.signals
     return sums.GradientSumProbe(
         wiring.recorder,
-        sums.Moments(
-            exchange_known=signals.exchange_known,
-            backward_started=signals.backward_started,
-            stepping=signals.optimizer_stepping,
-            step_ended=signals.step_ended,
-        ),
+        wiring.signals.pick(sums.Moments),
         wiring.models.roots,
         snapshots.name_of,
     )
@@ -202,8 +174,7 @@ def _verify_sequence(wiring: Wiring) -> Sequence[Probe]:
         return []
     from distdiag.probes.sequence.verify import Moments, VerifySequence
 
-    signals = wiring.signals
-    moments = Moments(signals.before_backward, signals.sequence_cut, signals.tensors_shared)
+    moments = wiring.signals.pick(Moments)
     sequence = wiring.config.sequence
     # By name: what knows libraries stands above the probes.
     table = importlib.import_module("distdiag.frameworks.sequence_functions").LIBRARIES
@@ -243,13 +214,7 @@ def _data(wiring: Wiring) -> Sequence[Probe]:
     recorder, signals = wiring.recorder, wiring.signals
     feeds = StepFeeds(
         recorder,
-        Moments(
-            forward_started=signals.forward_started,
-            forward_ended=signals.forward_ended,
-            before_backward=signals.before_backward,
-            step_ended=signals.step_ended,
-            inputs_seen=signals.inputs_seen,
-        ),
+        signals.pick(Moments),
     )
     return [
         feeds,
@@ -260,20 +225,12 @@ def _data(wiring: Wiring) -> Sequence[Probe]:
 
 
 def _routing(wiring: Wiring) -> Sequence[Probe]:
-    config, signals = wiring.config, wiring.signals
+    config = wiring.config
     if wiring.is_light and config.routing_task:
         return []  # which records all that this one would look at
     from distdiag.probes.routing.probe import Moments, RoutingProbe
 
-    moments = Moments(
-        model_started=signals.model_started,
-        before_backward=signals.before_backward,
-        step_ended=signals.step_ended,
-        collective_recorded=signals.collective_recorded,
-        aux_loss_used=signals.aux_loss_used,
-        aux_loss_injected=signals.aux_loss_injected,
-        aux_loss_doubted=signals.aux_loss_doubted,
-    )
+    moments = wiring.signals.pick(Moments)
     named, biases = config.routing.modules, wiring.routing_biases
     return [RoutingProbe(wiring.recorder, moments, biases, named, is_light=wiring.is_light)]
 
@@ -283,14 +240,7 @@ def _sequence(wiring: Wiring) -> Sequence[Probe]:
         return []
     from distdiag.probes.sequence.probe import Moments, SequenceProbe
 
-    signals = wiring.signals
-    moments = Moments(
-        inputs_seen=signals.inputs_seen,
-        exchange_starting=signals.exchange_starting,
-        before_backward=signals.before_backward,
-        step_ended=signals.step_ended,
-    )
-    return [SequenceProbe(wiring.recorder, moments)]
+    return [SequenceProbe(wiring.recorder, wiring.signals.pick(Moments))]
 
 
 _C10D: Final = "torch.distributed.distributed_c10d"

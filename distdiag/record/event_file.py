@@ -7,8 +7,6 @@ before a segment is mapped, because a store into a hole on a full disk would kil
 A call has one byte more: its mark says how far it went, and costs a twentieth of a record.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

@@ -44,7 +44,6 @@ class EventReader:
     """Follow the event file of one rank, also while it is written and after its writer died."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Start before the first record."""
         self._folder = folder
         self._rank = rank
         self._index = 0

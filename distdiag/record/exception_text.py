@@ -1,7 +1,5 @@
 """What an exception says of itself, as text that can be written down, whatever its class does."""
 
-from __future__ import annotations
-
 import traceback
 from types import TracebackType
 from typing import Final

@@ -4,8 +4,6 @@
 through that is no `Exception`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +38,6 @@ class Guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Go back to the program's part."""
         if error is None or not isinstance(error, self.kinds):
             return False
         self._fail(error)

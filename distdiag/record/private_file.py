@@ -6,8 +6,6 @@ belong to what it opens next. So nothing keeps a descriptor that can do without 
 keep one asks before each use whether it is still its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -157,7 +155,6 @@ class KeptDescriptor:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Move this descriptor up, as far as the limit of the process allows."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft, _HIGHEST)
         self.number = descriptor

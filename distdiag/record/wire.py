@@ -4,8 +4,6 @@ A stream of records belongs to one rank. Process groups, signatures, frames and 
 defined under a number the first time they occur; a collective then is a handful of integers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
 from importlib import import_module
@@ -154,7 +152,6 @@ class Interner:
     """One object for each value, over all ranks, so that equal values are identical."""
 
     def __init__(self) -> None:
-        """Start with no values."""
         self._values: dict[Any, Any] = {}
 
     def __call__(self, value: T) -> T:

@@ -1,7 +1,5 @@
 """Finds what each rank called in the process group of a finding, up to the first contradiction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

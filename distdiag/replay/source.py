@@ -1,7 +1,5 @@
 """Writes the test: one function for each call of the program, and who made which, in order."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath

@@ -1,7 +1,5 @@
 """The contract of a reporter, and how strings of strangers are made safe to show."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet
@@ -22,7 +20,6 @@ class Reporter:
     file_name: ClassVar[str | None] = None
 
     def __init__(self, *, width: int = 80, color: bool = False, verbose: bool = False) -> None:
-        """Remember the columns of the surface, whether it shows colours, and how much to say."""
         self.width = width
         self.color = color
         self.verbose = verbose

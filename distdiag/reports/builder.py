@@ -1,7 +1,5 @@
 """Builds the one report of a run, keeps it on disk while the run goes on, and gives the verdict."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -54,7 +52,6 @@ class RunReporter:
     def __init__(
         self, run_dir: RunDir, launch_file: LaunchFile, config: Config, rank_status: RankStatuses
     ) -> None:
-        """Take over what earlier attempts found, and set some room aside on the disk."""
         self.rank_status = rank_status
         self.pids: Mapping[int, int] = {}
         self.lost = RankSet()

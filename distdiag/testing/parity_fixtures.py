@@ -80,7 +80,6 @@ class AssertParity:
     """The value of the fixture in pytest's own process: it starts the ranks and compares."""
 
     def __init__(self, item: pytest.Function) -> None:
-        """Belong to one test, which the ranks run again up to their call."""
         self._item = item
         self._num_calls = 0
 
@@ -150,7 +149,6 @@ class MeasureHere:
     """The value of the fixture on a rank: it calls the step function and ends the test."""
 
     def __init__(self, plugin: RankPlugin) -> None:
-        """Measure what the plan of this rank says."""
         self._plugin = plugin
         self._num_calls = 0
 

@@ -68,7 +68,6 @@ class Ranks:
         """Ranks that did not end by themselves."""
 
     def __enter__(self) -> Self:
-        """Start all ranks."""
         try:
             with listening_socket() as listener:
                 for rank in range(self._world_size):

@@ -4,8 +4,6 @@ A carrier has its own CUDA context and its own communicator, so that it gets thr
 training processes are stuck. It exists only while dumps are carried.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """The events of the ranks of this node, from the files that they leave in the run directory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Final, Protocol

@@ -1,7 +1,5 @@
 """A node's end of the connection to the reporter: a thread that sends and never loses its place."""
 
-from __future__ import annotations
-
 import platform
 import secrets
 import select
@@ -161,7 +159,6 @@ class Outbox:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Start before the first record of these ranks."""
         self._ranks = {rank: _RankRecords(run_dir, rank, clock) for rank in ranks}
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._num_bytes = 0

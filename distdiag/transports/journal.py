@@ -8,8 +8,6 @@ Heartbeats and polls are many, and nearly all of them are followed by nothing. T
 memory and written before an event that tells that something has happened, and for a while after it.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections import deque
@@ -65,7 +63,6 @@ class Journal:
     """Append the events that a monitor made. A full disk loses them and nothing else."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file, readable by the owner only, or append to it."""
         self.stopped: OSError | None = None
         self._num_bytes = 0
         self._beats: dict[int, _Beats] = {}

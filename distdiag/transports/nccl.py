@@ -1,7 +1,5 @@
 """Gathers the bytes of several processes at one of them, over NCCL or over gloo."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Which parameters are those of experts, and how many experts there should be."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

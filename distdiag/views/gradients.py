@@ -1,7 +1,5 @@
 """A view of gradients over ranks: what the ranks gave, and what their optimizers found."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Views of models over ranks: plans, contents and gradients side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field

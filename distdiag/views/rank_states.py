@@ -1,7 +1,5 @@
 """What is known of one rank at one moment."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +7,12 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from distdiag.events.base import CallSite, Frame, Phase
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.collectives import (
+    Collective,
+    CollectiveState,
+    GroupCreated,
+    GroupProgress,
+)
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
@@ -80,9 +83,15 @@ class RankState:
     been declared hung, so that somebody or something ended it for that. `observed` holds the last
     word of each source that looks at the rank from outside, by the name of the source.
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
-    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent. `asked`
-    is what its main thread waits for in the job's store, as far as its records tell; `published`
-    are the last keys that it set there; `dead_children` those of its processes that ended badly.
+    the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent. `label`
+    is the name of a process whose rank is not known: then `rank` only numbers it.
+    `is_reported_only`: the rank recorded nothing itself, so logs and launchers tell what is known,
+    and there may have been more ranks.
+    `progress` is how far it is in a process group, by the group's name, where dumps or messages of
+    the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
+    `asked` is what its main thread waits for in the job's store, as far as its records tell;
+    `published` are the last keys that it set there; `dead_children` those of its processes that
+    ended badly. `torch` is its version, where known.
     """
 
     rank: int
@@ -96,6 +105,8 @@ class RankState:
     help: Help | None = None
     gil_held: bool = False
     incomplete: str = ""
+    label: str = ""
+    is_reported_only: bool = False
     left_ns: int = 0
     left_hang: bool = False
     started: RankStarted | None = None
@@ -112,7 +123,10 @@ class RankState:
     waiting: tuple[Collective, ...] = ()
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
+    torch: str = ""
     observed: Mapping[str, Observed] = field(default_factory=dict)
+    progress: Mapping[str, GroupProgress] = field(default_factory=dict)
+    is_idle_assumed: bool = False
     asked: StoreAsked | None = None
     published: tuple[StoreCall, ...] = ()
     dead_children: tuple[ChildEnded, ...] = ()
@@ -122,6 +136,33 @@ class RankState:
         """It raised, died, or left with a status that says failure."""
         is_bad = self.status in (RankStatus.RAISED, RankStatus.DIED)
         return is_bad or (self.status is RankStatus.FINISHED and bool(self.exit_status))
+
+    def has_reached(self, call: Collective) -> bool:
+        """Say whether it made this call of a group, or a later one."""
+        progress = self.progress.get(call.group.name)
+        enqueued = progress.enqueued if progress is not None else None
+        if enqueued is not None and enqueued >= call.collective_seq_id:
+            return True
+        return any(
+            other.group.name == call.group.name
+            and other.group.generation == call.group.generation
+            and other.collective_seq_id >= call.collective_seq_id
+            for other in self.recent
+        )
+
+    def is_known_in(self, call: Collective) -> bool:
+        """Say whether the group itself told that this call of the rank has not ended."""
+        progress = self.progress.get(call.group.name)
+        completed = progress.completed if progress is not None else None
+        return completed is not None and completed < call.collective_seq_id
+
+    @property
+    def is_in_unrecorded_call(self) -> bool:
+        """Whether some group says that the rank is in one of its calls, and no record which."""
+        return any(
+            p.enqueued is not None and p.completed is not None and p.enqueued > p.completed
+            for p in self.progress.values()
+        )
 
     @property
     def oom_kills(self) -> int:
@@ -161,11 +202,15 @@ def _place(frame: Frame | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobView(View):
-    """The job as a whole: when it stands still, when a rank left badly, and at the end."""
+    """The job as a whole: when it stands still, when a rank left badly, and at the end.
+
+    `is_unexplained`: the run is over, ranks have failed, and no check has found why.
+    """
 
     is_of_one_rank: ClassVar[bool] = True
 
     states: Mapping[int, RankState]
+    is_unexplained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Views of the exchanges of tokens between the ranks that share the experts of a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import prod

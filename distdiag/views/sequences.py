@@ -1,7 +1,5 @@
 """A view of what ranks that share sequences exchange around attention, over several passes."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto

@@ -250,7 +250,6 @@ class TreeDecoder:
     """Read trees of many nodes; equal stacks of all of them become one object."""
 
     def __init__(self) -> None:
-        """Start with no frames."""
         self._frames: dict[Frame, Frame] = {}
         self._stacks: dict[Stack, Stack] = {}
 

@@ -169,7 +169,7 @@ def test_a_line_that_is_given_by_hand_tells_the_rank(tmp_path):
     assert bad(report) == [("COL001", "1")]
 
 
-def test_an_unknown_pause_is_said_to_be_assumed(tmp_path):
+def test_an_unknown_pause_is_not_told_as_a_fact(tmp_path):
     ranks = train(recorders(2))
     hang(ranks[:1])
     write_dumps(tmp_path, ranks)
@@ -177,7 +177,7 @@ def test_an_unknown_pause_is_said_to_be_assumed(tmp_path):
         os.utime(path, ns=(BEGIN_NS - SECOND,) * 2)  # by the clock of another machine
     report = analyze([tmp_path])
     assert bad(report) == [("COL001", "1")]
-    assert "assumed" in report.not_checked["duration of the standstill"]
+    assert "duration of the standstill" in report.not_checked
 
 
 def test_a_call_that_timed_out_tells_how_long_it_had_waited(tmp_path):
@@ -185,7 +185,7 @@ def test_a_call_that_timed_out_tells_how_long_it_had_waited(tmp_path):
     for recorder in ranks:
         recorder.call(state="started", retired=True, timeout_ms=1_800_000)
     report = judge(tmp_path / "dumps", ranks)
-    (finding,) = [finding for finding in report.findings if finding.code == "HNG003"]
+    (finding,) = [finding for finding in report.findings if finding.code == "HNG016"]
     assert "for 180" in finding.message
     assert finding.grade is Grade.LIKELY
 
@@ -201,3 +201,62 @@ def test_stacks_of_another_tool_tell_where_the_missing_rank_is(tmp_path):
     report = analyze([folder])
     (finding,) = [finding for finding in report.findings if "COL001" in finding.code]
     assert (str(finding.ranks), str(finding.location)) == ("2", "/home/user/data.py:71")
+
+
+def test_ranks_that_all_wait_in_one_call_are_not_to_blame_for_what_others_queued_behind(tmp_path):
+    ranks = train(recorders(4))
+    hang(ranks)  # the same call, on all ranks
+    for recorder in ranks[:3]:
+        recorder.call(line=21)  # NCCL lets the host go on
+        recorder.pending()
+    report = judge(tmp_path / "dumps", ranks)
+    assert bad(report) == [("HNG016", "0-3")]
+    assert "all_reduce #10" in report.findings[0].message
+    assert report.findings[0].grade is Grade.LIKELY
+
+
+def test_a_rank_without_a_dump_is_a_suspect_in_its_own_group_only(tmp_path):
+    ranks = recorders(4)
+    for recorder in ranks:
+        members = [0, 2] if recorder.rank % 2 == 0 else [1, 3]
+        recorder.group(str(1 + recorder.rank % 2), "dp", members)
+        recorder.call(group=str(1 + recorder.rank % 2), line=5)
+    for recorder in ranks[:2]:
+        recorder.call(line=20)
+        recorder.pending()
+    ranks[3].call(line=20)
+    ranks[3].pending()
+    report = judge(tmp_path / "dumps", [r for r in ranks if r.rank != 2])
+    assert bad(report) == [("COL001", "2")]
+    assert "rank 2 left no record, while ranks 0-1,3 wait in all_reduce #1" in (
+        report.findings[0].message
+    )
+
+
+def test_few_dumps_of_many_ranks_accuse_nobody(tmp_path):
+    ranks = train(recorders(8))
+    hang(ranks)
+    assert bad(judge(tmp_path / "dumps", ranks[:2])) == []
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_contradiction_is_found_though_a_rank_left_no_dump(tmp_path, backend):
+    ranks = train(recorders(4, backend=backend))
+    for recorder in ranks[:2]:
+        recorder.call(line=20)
+        recorder.pending()
+    ranks[3].call("broadcast", line=21)
+    ranks[3].pending()
+    report = judge(tmp_path / "dumps", [r for r in ranks if r.rank != 2])
+    assert bad(report) == [("COL002", "3")]
+
+
+def test_parts_of_a_batch_are_compared(tmp_path):
+    ranks = train(recorders(3))
+    for recorder in ranks:
+        size = (9,) if recorder.rank == 1 else (8,)
+        recorder.call("all_reduce", [(4,)], line=30)
+        recorder.same_call("all_reduce", [size], line=30)
+        recorder.same_call("coalesced", line=30)
+        recorder.pending()
+    assert bad(judge(tmp_path / "dumps", ranks)) == [("COL003", "1")]

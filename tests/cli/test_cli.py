@@ -10,6 +10,7 @@ import pytest
 
 from distdiag.checks import load_checks
 from distdiag.findings.finding import Outcome, Report, Run
+from distdiag.findings.known_faults import known_faults
 from distdiag.lint.rules import load_rules
 from distdiag.reports import load_reporter, write_report
 
@@ -136,6 +137,16 @@ def test_the_list_has_a_line_for_each_check(distdiag):
     assert codes == sorted({**load_checks(), **load_rules()})
     static = {line.split()[0] for line in done.stdout.splitlines() if "  static: " in line}
     assert static == load_rules().keys() - load_checks().keys()
+
+
+def test_known_faults_are_listed_and_explained(distdiag):
+    done = distdiag("list", "--known-faults")
+    names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert names == [row.id for row in known_faults()]
+    page = distdiag("explain", "nccl-shm-full").stdout
+    assert page.startswith("nccl-shm-full (known fault, of the machine)\n\n/dev/shm is full")
+    assert "--shm-size" in page and "- https://docs.nvidia.com/" in page
+    assert "(did you mean nccl-shm-full" in distdiag("explain", "nccl-shm-ful").stderr
 
 
 def test_each_check_explains_itself_by_code_or_name(distdiag):

@@ -1,7 +1,5 @@
 """COL001: some ranks never called a collective that the others wait in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -17,6 +15,7 @@ from distdiag.checks.shared.explanations import explain, groups_by_place, state_
 from distdiag.checks.shared.stuck import activity_of_missing, is_late
 from distdiag.events.collectives import Collective
 from distdiag.findings.descriptions import (
+    agree,
     at,
     blocking_call,
     call_location,
@@ -28,6 +27,15 @@ from distdiag.views.alignment import Alignment, OpenCollective, Trigger
 
 _WHY_CYCLE = "Each of these ranks waits for a call that another of them would make afterwards."
 _FIX_CYCLE = "Make the calls of the process groups in one order on all ranks."
+
+_WHY_UNRECORDED = (
+    "All ranks that left a record wait in one call with matching arguments. Who left none never "
+    "came to it, or died or stood still before it could write one."
+)
+_FIX_UNRECORDED = (
+    "Look at what became of this rank: its own log, its exit status, the kernel log of its node. "
+    "If its record was only not collected, analyze it together with the others."
+)
 
 
 class MissingFromCollective(Check[OpenCollective]):
@@ -77,7 +85,12 @@ class MissingFromCollective(Check[OpenCollective]):
             return
         if _is_message_deadlock(alignment):
             return  # COL012 reports that
+        if _is_consequence(alignment):
+            return  # it is reported whom the missing ranks wait for
         if is_late(alignment) or activity_of_missing(alignment) is not None:
+            return
+        if not alignment.missing_ranks & alignment.states.keys():
+            yield from self._without_record(alignment)
             return
         verdict = blame_missing(alignment)
         call = alignment.by_rank[min(alignment.present_ranks)]
@@ -101,6 +114,42 @@ class MissingFromCollective(Check[OpenCollective]):
             why=_WHY_CYCLE if is_cycle else self.why,
             fix=_FIX_CYCLE if is_cycle else self.fix,
         )
+
+    def _without_record(self, alignment: OpenCollective) -> Iterator[Finding]:
+        """Suspect the ranks of which nothing is left while all others wait, if they are fewer."""
+        missing, present = alignment.missing_ranks, alignment.present_ranks
+        if len(missing) >= len(present):
+            return  # most of the job was not read: that says nothing of these ranks
+        call = alignment.any_event
+        yield self.finding(
+            f"{missing.phrase()} left no record, while {present.phrase()} "
+            f"{agree('waits', present)} in {call_phrase(call)}{at(call_location(call))}",
+            ranks=missing,
+            step=call.step,
+            location=call_location(call),
+            grade=Grade.LIKELY,
+            confidence=0.6,
+            evidence=group_evidence(
+                alignment, groups_by_place(alignment), lambda each: f"waits in {call_phrase(each)}"
+            ),
+            why=_WHY_UNRECORDED,
+            fix=_FIX_UNRECORDED,
+        )
+
+
+def _is_consequence(alignment: Alignment[Collective]) -> bool:
+    """Say whether all missing ranks wait elsewhere for a rank that has not come there, either."""
+    if alignment.trigger is not Trigger.STALLED:
+        return False
+    states = alignment.states
+    calls = [blocking_call(state_of(alignment, rank)) for rank in alignment.missing_ranks]
+    return all(
+        call is not None
+        and call.group != alignment.any_event.group
+        and call.collective_seq_id >= 0
+        and any(not states[r].has_reached(call) for r in call.group.ranks if r in states)
+        for call in calls
+    )
 
 
 def _is_message_deadlock(alignment: Alignment[Collective]) -> bool:

@@ -1,7 +1,5 @@
 """COL008: ranks create process groups differently, or in different order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """COL012: a send or a receive has no counterpart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

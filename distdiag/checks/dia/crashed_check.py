@@ -1,7 +1,5 @@
 """DIA001: a part of distdiag that judges the run failed and was switched off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar

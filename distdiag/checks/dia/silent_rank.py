@@ -1,7 +1,5 @@
 """DIA002: a rank of the job recorded no events."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 
@@ -102,7 +100,7 @@ class SilentRank(Check[LaunchView | JobView]):
             f"{silent.phrase()} recorded no events",
             ranks=silent,
             confidence=1.0,
-            evidence=(Evidence(ranks=silent, summary="no event file, or an empty one"),),
+            evidence="no event file, or an empty one",
         )
 
 

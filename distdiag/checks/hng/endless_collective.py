@@ -1,7 +1,5 @@
 """HNG016: all ranks are in the same collective, and it does not end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -9,9 +7,27 @@ from distdiag.checks.hng.stuck_rank import outside_evidence
 from distdiag.checks.shared.stuck import odd_ranks
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
-from distdiag.findings.descriptions import at, blocking_call, call_location, call_phrase
+from distdiag.findings.descriptions import (
+    agree,
+    at,
+    blocking_call,
+    call_location,
+    call_phrase,
+    idle_phrase,
+)
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.rank_states import JobView
+
+_WHY_OF_RECORDS = (
+    "All ranks that left a record came to this call with matching arguments, so no rank of them "
+    "is known to be at fault: a rank that left none is the first suspect, then the network, a GPU, "
+    "or a rank whose GPU still works on what came before."
+)
+_FIX_OF_RECORDS = (
+    "Look for ranks that said nothing at all, and at the kernel log (Xid) and the links of the "
+    "nodes. For the next time set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
+    "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and take `distdiag dump` while the job hangs."
+)
 
 
 class EndlessCollective(Check[JobView]):
@@ -57,19 +73,31 @@ class EndlessCollective(Check[JobView]):
         """Judge a job that stands still with all its ranks in one call."""
         states = view.states
         ranks = odd_ranks(states)
-        calls = [call for rank in ranks if (call := blocking_call(states[rank])) is not None]
-        if not calls or len(calls) < len(ranks) or len({_key(call) for call in calls}) > 1:
+        found = {rank: call for rank in ranks if (call := blocking_call(states[rank])) is not None}
+        calls = list(found.values())
+        if not calls or len({_key(call) for call in calls}) > 1:
             return
         call = calls[0]
+        if not all(rank in found or states[rank].has_reached(call) for rank in ranks):
+            return
+        absent = RankSet(set(call.group.ranks) - states.keys())
+        if 0 < len(absent) < len(ranks):
+            return  # COL001 reports that
+        unread = f"; {absent.phrase()} left no record" if absent else ""
+        is_from_outside = bool(states[call.rank].progress)
+        # How many ranks there were is not known where one alone was heard of.
+        is_note = bool(absent) or (is_from_outside and len(ranks) == 1)
+        alike = ", all with matching arguments" if len(calls) > 1 else ""
         yield self.finding(
-            f"{ranks.phrase()} wait in {call_phrase(call)}{at(call_location(call))}, all with "
-            f"matching arguments, and it has not ended for {states[call.rank].idle_s:.0f} s",
+            f"{ranks.phrase()} {agree('waits', ranks)} in {call_phrase(call)}"
+            f"{at(call_location(call))}{alike}, and it has not ended"
+            f"{idle_phrase(states[call.rank])}{unread}",
             ranks=ranks,
             step=call.step,
             location=call_location(call),
             subjects=(call.group.label,),
-            grade=Grade.LIKELY,
-            confidence=0.7,
+            grade=Grade.NOTE if is_note else Grade.LIKELY,
+            confidence=0.4 if is_note else 0.7,
             evidence=(
                 Evidence(
                     ranks=RankSet(ranks),
@@ -78,6 +106,8 @@ class EndlessCollective(Check[JobView]):
                 ),
                 *outside_evidence(states, ranks),
             ),
+            why=_WHY_OF_RECORDS if is_from_outside else self.why,
+            fix=_FIX_OF_RECORDS if is_from_outside else self.fix,
         )
 
 

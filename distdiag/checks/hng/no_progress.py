@@ -1,7 +1,5 @@
 """HNG003: the job makes no progress, and no collective explains it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -13,6 +11,7 @@ from distdiag.findings.descriptions import (
     blocking_call,
     each_whereabouts,
     frames_of,
+    idle_phrase,
     user_location,
 )
 from distdiag.findings.finding import Finding, Grade, Severity
@@ -65,13 +64,13 @@ class NoProgress(Check[JobView]):
         odd = odd_ranks(states)
         if not odd or common_activity(states[rank] for rank in odd) is not None:
             return
-        if all(blocking_call(states[rank]) is not None for rank in odd):
+        if all(blocking_call(s) or s.is_in_unrecorded_call for s in map(states.get, odd) if s):
             return  # HNG016 reports that
         running = [state for state in states.values() if state.status is RankStatus.RUNNING]
         is_late = all(will_come(states[rank], states) for rank in odd)
         holder = holder_of(states[min(odd)], states)
         yield self.finding(
-            f"nothing has moved for {min(s.idle_s for s in running):.0f} s: "
+            f"nothing has moved{idle_phrase(min(running, key=lambda s: s.idle_s))}: "
             f"{each_whereabouts([states[rank] for rank in odd])}"
             + (f"; {holder.text}" if holder is not None else ""),
             ranks=odd,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.hng.stuck_rank import agree, outside_evidence
+from distdiag.checks.hng.stuck_rank import outside_evidence
 from distdiag.checks.shared.activities import doing_by_stack
 from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
-from distdiag.findings.descriptions import main_stack, user_location
+from distdiag.findings.descriptions import agree, main_stack, user_location, who
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.rank_states import RankState, RankStatus, StackView
 
@@ -22,6 +23,37 @@ _COLLECTIVE_FILES: Final = (
 _NO_WAIT: Final = frozenset(
     {"init_process_group", "destroy_process_group", "get_rank", "is_initialized"}
 )
+# Functions of C++ by which a thread is in a collective. What it waits with below them, a futex or
+# a condition variable, says nothing more.
+_NATIVE_CALL: Final = re.compile(
+    r"c10d::ProcessGroup\w*::(?P<method>[a-z]\w*)"
+    r"|c10d::ops::(?:\(anonymous namespace\)::)?(?P<op>[a-z]\w*?)_?(?:CPU|CUDA|_)*$"
+    r"|gloo::(?P<gloo>all\w+|barrier|broadcast|gather|reduce\w*|scatter)"
+    r"|p?nccl(?P<nccl>AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|Send|Recv)"
+)
+_NATIVE_WAIT: Final = re.compile(
+    r"c10d::(?:\w+::)*(?:Work\w*|AsyncWork)::(?:wait|synchronize)\w*|gloo::transport::.*::wait\w+"
+    r"|ncclGroupEnd|ncclCommWatchdog"
+)
+_NO_COLLECTIVE: Final = re.compile(r"[Ww]atchdog|[Hh]eartbeat|runLoop|~ProcessGroup|abort|shutdown")
+_PUBLIC: Final = {
+    "allreduce": "all_reduce",
+    "AllReduce": "all_reduce",
+    "allgather": "all_gather",
+    "AllGather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "ReduceScatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "Send": "send",
+    "Recv": "recv",
+}
+_SOME_CALL: Final = "a collective"
+LEAST_RANKS: Final = 3
+"""With fewer there is no majority that one rank could have left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +81,24 @@ def standpoints(states: Mapping[int, RankState]) -> tuple[Standpoint, ...]:
     for rank, state in states.items():
         stack = main_stack(state.stacks)
         if stack:
-            ranks_at.setdefault((_call_in(stack), user_location(stack)), []).append(rank)
+            ranks_at.setdefault((_call_of(state), user_location(stack)), []).append(rank)
     found = [Standpoint(call, place, RankSet(ranks)) for (call, place), ranks in ranks_at.items()]
     return tuple(sorted(found, key=lambda each: (-len(each.ranks), min(each.ranks))))
+
+
+def _call_of(state: RankState) -> str | None:
+    """Return the function of torch.distributed that a rank is in, if it is in one.
+
+    A backward pass makes its collectives in the threads of autograd, for which the main thread
+    waits.
+    """
+    stack = main_stack(state.stacks)
+    if (call := _call_in(stack)) is not None or state.stacks is None:
+        return call
+    if not any(frame.function == "_engine_run_backward" for frame in stack):
+        return None
+    others = (_call_in(thread.frames) for thread in state.stacks.threads)
+    return next((call for call in others if call is not None), None)
 
 
 def _call_in(stack: tuple[Frame, ...]) -> str | None:
@@ -61,7 +108,15 @@ def _call_in(stack: tuple[Frame, ...]) -> str | None:
             name = frame.function
             if not name.startswith("_") and name not in _NO_WAIT and name != "wrapper":
                 return name
-    return None
+    native = [frame.function for frame in stack if not frame.user and "::" in frame.function]
+    native += [frame.function for frame in stack if "nccl" in frame.function]
+    if any(_NO_COLLECTIVE.search(name) for name in native):
+        return None
+    calls = (match for name in native if (match := _NATIVE_CALL.search(name)) is not None)
+    names = [name for match in calls for name in match.groups() if name]
+    if names:
+        return next((_PUBLIC[name] for name in names if name in _PUBLIC), names[-1])
+    return _SOME_CALL if any(_NATIVE_WAIT.search(name) for name in native) else None
 
 
 class PartedStacks(Check[StackView]):
@@ -109,24 +164,34 @@ class PartedStacks(Check[StackView]):
         places = standpoints(states)
         waiting = [place for place in places if place.call is not None]
         odd = [place for place in places if place.call is None] or _fewest(waiting)
-        if not waiting or not odd:
+        is_alike = not waiting and _is_one_apart(places)
+        if is_alike:
+            odd = list(places[1:])
+        elif not waiting or not odd:
             return
         ranks = RankSet(rank for place in odd for rank in place.ranks)
         doing = doing_by_stack(states[min(odd[0].ranks)])
         sign = f" ({doing.activity}, {doing.sign})" if doing is not None else ""
-        others = [place for place in waiting if place not in odd]
+        others = [place for place in places if place not in odd]
         yield self.finding(
-            f"{_listed(odd[:1])}{sign}, while {_listed([*others, *odd[1:]])}",
+            f"{_listed(odd[:1], states)}{sign}, while {_listed([*others, *odd[1:]], states)}",
             ranks=ranks,
             location=odd[0].location,
-            grade=Grade.LIKELY,
-            confidence=0.7 if 2 * len(ranks) < len(states) else 0.5,
+            grade=Grade.NOTE if is_alike else Grade.LIKELY,
+            confidence=0.4 if is_alike else 0.7 if 2 * len(ranks) < len(states) else 0.5,
             evidence=tuple(
                 Evidence(ranks=place.ranks, summary=str(place), location=place.location)
                 for place in (*odd, *others)
             )
             + outside_evidence(states, ranks),
         )
+
+
+def _is_one_apart(places: Sequence[Standpoint]) -> bool:
+    """Say whether all ranks but fewer than half stand at one line of the program."""
+    num_ranks = sum(len(place.ranks) for place in places)
+    is_there = len(places) > 1 and places[0].location is not None
+    return is_there and num_ranks >= LEAST_RANKS and 2 * len(places[0].ranks) > num_ranks
 
 
 def _fewest(waiting: Sequence[Standpoint]) -> list[Standpoint]:
@@ -137,6 +202,6 @@ def _fewest(waiting: Sequence[Standpoint]) -> list[Standpoint]:
     return [place for place in waiting if len(place.ranks) < most] or list(waiting)
 
 
-def _listed(places: Sequence[Standpoint]) -> str:
-    parts = [f"{p.ranks.phrase()} {agree(str(p), p.ranks)}" for p in places[:3]]
+def _listed(places: Sequence[Standpoint], states: Mapping[int, RankState]) -> str:
+    parts = [f"{who(p.ranks, states)} {agree(str(p), p.ranks)}" for p in places[:3]]
     return "; ".join(parts) + (f"; and {len(places) - 3} more places" if len(places) > 3 else "")

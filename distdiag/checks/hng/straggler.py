@@ -1,15 +1,12 @@
 """HNG015: a rank is slow, and the others wait for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
-from distdiag.checks.hng.stuck_rank import agree
 from distdiag.checks.shared.culprits import blame_missing, location_in, missing_evidence, step_of
 from distdiag.checks.shared.explanations import explain, state_of
 from distdiag.checks.shared.stuck import activity_of_missing, is_late
-from distdiag.findings.descriptions import at, call_location, call_phrase
+from distdiag.findings.descriptions import agree, at, call_location, call_phrase, idle_phrase
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import OpenCollective
 
@@ -60,8 +57,8 @@ class Straggler(Check[OpenCollective]):
         state, call = state_of(alignment, min(culprits)), alignment.any_event
         location, waiting = location_in(alignment, culprits), alignment.present_ranks
         yield self.finding(
-            f"{culprits.phrase()} {agree('has been computing', culprits)}{at(location)} for "
-            f"{state.idle_s:.0f} s while {waiting.phrase()} {agree('waits', waiting)} in "
+            f"{culprits.phrase()} {agree('has been computing', culprits)}{at(location)}"
+            f"{idle_phrase(state)} while {waiting.phrase()} {agree('waits', waiting)} in "
             f"{call_phrase(call)}{at(call_location(call))}",
             ranks=culprits,
             step=step_of(alignment, culprits),

@@ -1,7 +1,5 @@
 """What the checks share that report where a rank is stuck while the job stands still."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final
 
@@ -14,23 +12,25 @@ from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed
 from distdiag.findings.descriptions import (
+    agree,
     at,
     call_location,
     call_phrase,
     frames_of,
     help_phrase,
+    idle_phrase,
     other_threads,
     user_location,
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location
+from distdiag.findings.known_faults import KnownFault, fault_of_stack
 from distdiag.views.alignment import OpenCollective, OpenGroup
 from distdiag.views.rank_states import JobView, RankState
 
 MOST_RANKS: Final = 8
 """What the kernel, the GPU and logs say is shown of so many ranks; more are stuck alike."""
 MOST_THREADS: Final = 4
-_PLURALS: Final = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
 
 
 def outside_evidence(states: Mapping[int, RankState], ranks: Iterable[int]) -> tuple[Evidence, ...]:
@@ -128,9 +128,10 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         sign = f" ({'; '.join(signs)})" if signs else ""
         holder = holder_of(state, states)
         who = f"; {holder.text}" if holder is not None else ""
+        fault = _known_fault(state)
         return self.finding(
             f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
-            f"{agree('has', culprits)} not moved for {state.idle_s:.0f} s{sign}{who}{others}",
+            f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{who}{others}",
             ranks=culprits,
             step=state.step,
             location=location,
@@ -140,8 +141,16 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
             + evidence
             + tuple(line for rank in culprits for line in _history(states[rank]))
             + outside_evidence(states, culprits),
-            fix=holder.fix if holder is not None else self.fix,
+            why=fault.cause if fault is not None else self.why,
+            fix=holder.fix if holder is not None else fault.fix if fault is not None else self.fix,
         )
+
+
+def _known_fault(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank's stacks show, if they show one."""
+    threads = state.stacks.threads if state.stacks is not None else ()
+    rows = (fault_of_stack(thread.frames, {"torch": state.torch}) for thread in threads)
+    return next((row for row in rows if row is not None), None)
 
 
 def _name(event: Collective | GroupCreated) -> str:
@@ -167,10 +176,3 @@ def _history(state: RankState) -> Iterator[Evidence]:
         yield Evidence(
             ranks=ranks, summary=f"its last call: {call_phrase(call)}", location=call_location(call)
         )
-
-
-def agree(words: str, ranks: RankSet) -> str:
-    """Put the verb that the words begin with into the plural for several ranks."""
-    verb, _, rest = words.partition(" ")
-    several = _PLURALS.get(verb, verb) if len(ranks) > 1 else verb
-    return f"{several} {rest}" if rest else several

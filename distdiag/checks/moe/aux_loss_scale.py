@@ -1,7 +1,5 @@
 """MOE009: an auxiliary loss is multiplied with the rest of a loss that was divided beforehand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

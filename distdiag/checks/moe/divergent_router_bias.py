@@ -1,7 +1,5 @@
 """MOE013: ranks choose experts by a bias that is no longer the same on all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """MOE012: the gradients of experts are divided by another number than those of dense parameters."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

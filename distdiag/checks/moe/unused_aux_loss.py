@@ -1,7 +1,5 @@
 """MOE010: an auxiliary loss is computed, but no backward pass reaches it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator
 from typing import Final

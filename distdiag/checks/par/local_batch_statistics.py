@@ -1,7 +1,5 @@
 """PAR005: batch normalisation uses the statistics of the few samples of one rank."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

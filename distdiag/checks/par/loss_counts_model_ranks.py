@@ -1,7 +1,5 @@
 """PAR013: a loss is multiplied by a number of ranks over which its gradients are not averaged."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence

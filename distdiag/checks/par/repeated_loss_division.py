@@ -1,7 +1,5 @@
 """PAR002: a loss is divided once more than it should be."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """PAR001: tokens weigh unequally between the ranks or micro-steps of one optimizer step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

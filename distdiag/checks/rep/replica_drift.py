@@ -1,7 +1,5 @@
 """REP003: copies of a tensor were the same and are not any more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """REP001: ranks hold different values of a tensor that should be the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

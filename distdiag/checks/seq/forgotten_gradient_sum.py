@@ -1,7 +1,5 @@
 """SEQ012: gradients of a rank's own tokens are never summed over the ranks that hold copies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

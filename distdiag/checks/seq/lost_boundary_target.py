@@ -1,7 +1,5 @@
 """SEQ007: labels are shifted on each rank's part of a sequence, and lose those at its beginning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """SEQ006: ranks that share sequences draw different samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

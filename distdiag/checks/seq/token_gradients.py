@@ -1,7 +1,5 @@
 """Whether tokens, queries, keys and values get the gradients that they should."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Whether a split and a gather keep each token once, in its order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """What became of numbered tokens, and the checks that report it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Final
 

@@ -1,7 +1,5 @@
 """SEQ008: gradients of parts of one sequence are never combined over the ranks that share it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -122,6 +122,26 @@ _LOCKS: Final = (
     _Rule(Activity.LOCK, "multiprocessing/connection.py"),
     _Rule(Activity.LOCK, "concurrent/futures/_base.py"),
     _Rule(Activity.LOCK, "asyncio/base_events.py"),
+    # In native stacks, whatever the library: "" is the end of every path.
+    _Rule(
+        Activity.LOCK,
+        "",
+        (
+            "pthread_mutex_lock",
+            "___pthread_mutex_lock",
+            "__lll_lock_wait",
+            "pthread_cond_wait",
+            "___pthread_cond_wait",
+            "pthread_cond_timedwait",
+            "sem_wait",
+            "__new_sem_wait_slow64",
+            "do_futex_wait",
+            "__futex_abstimed_wait_common",
+            "__futex_abstimed_wait_common64",
+            "take_gil",
+            "PyThread_acquire_lock_timed",
+        ),
+    ),
 )
 
 # What the main thread waits for in a system call.

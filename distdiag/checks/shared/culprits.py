@@ -1,7 +1,5 @@
 """Which of the ranks that disagree is to blame, and how sure that is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

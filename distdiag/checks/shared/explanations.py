@@ -1,7 +1,5 @@
 """Why ranks made different calls, where it is known: a guard, an uneven loop, a skipped call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any

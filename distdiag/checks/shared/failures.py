@@ -1,7 +1,5 @@
 """Which rank ended first and by itself, and which ends are only consequences of another."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterable, Mapping
@@ -12,6 +10,7 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, user_location
 from distdiag.findings.finding import Location
+from distdiag.findings.known_faults import KnownFault, fault_of_exception
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, was_asked_to_end
@@ -19,10 +18,16 @@ from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, was_a
 # What a rank's backend says when a peer of its has gone, or did not come.
 _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe"
+    r"|network error or a remote process|NetworkError|remote peer|heartbeat"
     r"|tim(ed|e) ?out|remote process exited|nccl communicator was aborted|watchdog"
     r"|socket|failed to (recv|send)|enforce fail|CollectiveMismatchError",
     re.IGNORECASE,
 )
+# Words of NCCL that explain a class of errors and say nothing of this one.
+_EXPLANATION = re.compile(r"\(e\.g\. socket, malloc\)")
+# What watches collectives has reported that one of them did not end: sources of `Observed`.
+_WATCHES = frozenset({"nccl-log", "gloo-log", "hccl-log"})
+_TIMED_OUT = frozenset({"timeout", "status", "dump-signal", "watchdog-stuck"})
 # What the job's store says on a rank that looks for it at the wrong place.
 _CANNOT_REACH = re.compile(
     r"while trying to connect to|failed to connect to|client socket has|failed to resolve"
@@ -56,11 +61,13 @@ EndKey = tuple[str, int | None, Location | None]
 class FirstEnd:
     """The ranks that ended first, all in one way; what others met later is a consequence.
 
-    `is_outside`: somebody ended the ranks of the job; none of them did so by itself.
+    `is_outside`: somebody ended the ranks of the job; none of them did so by itself. `tied` are
+    other ends of which nothing says whether they came earlier or later.
     """
 
     ranks: RankSet
     is_outside: bool = False
+    tied: tuple[RankSet, ...] = ()
 
 
 def first_end(states: States) -> FirstEnd | None:
@@ -75,7 +82,8 @@ def first_end(states: States) -> FirstEnd | None:
     own = [s for s in own if not _may_be_killed_by_launcher(s) or _may_be_first(s, failed[0])]
     if own:
         ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
-        return FirstEnd(ranks, is_outside=_were_all_killed(own[0], ranks, states))
+        is_outside = _were_all_killed(own[0], ranks, states)
+        return FirstEnd(ranks, is_outside, _tied(own, ranks))
     if any(state.lost is not None for state in states.values()):
         return None  # what others met since their peers' node was lost came of that
     if failed and _was_asked_to_end(failed[0]):
@@ -88,6 +96,35 @@ def first_end(states: States) -> FirstEnd | None:
     unknown = [s for s in failed if s.status is RankStatus.DIED and s.exit_status is None]
     left = [*waited, *unknown]
     return FirstEnd(RankSet([left[0].rank])) if left else None
+
+
+def last_word(states: States) -> FirstEnd | None:
+    """Return who was the first to fail where all ranks did so for want of a peer.
+
+    It is no cause, but the last that is known of how the job ended.
+    """
+    failed = sorted((s for s in states.values() if s.has_failed), key=_by_time)
+    if not failed or _was_asked_to_end(failed[0]):
+        return None
+    raised = [s for s in failed if s.raised is not None] or failed
+    return FirstEnd(
+        RankSet(s.rank for s in failed if s in raised[:1] or _ended_alike(raised[0], s))
+    )
+
+
+def _tied(own: list[RankState], ranks: RankSet) -> tuple[RankSet, ...]:
+    """Return the ranks that raised something else at the very time of the first.
+
+    Logs that do not tell the order of the ends have one time for all.
+    """
+    first = own[0]
+    if first.raised is None or not first.is_reported_only:
+        return ()
+    alike: dict[EndKey, list[int]] = {}
+    for state in own:
+        if state.raised is not None and state.left_ns == first.left_ns and state.rank not in ranks:
+            alike.setdefault(_end_key(state), []).append(state.rank)
+    return tuple(RankSet(each) for each in alike.values())
 
 
 def is_settled(end: FirstEnd, states: States) -> bool:
@@ -104,12 +141,37 @@ def is_settled(end: FirstEnd, states: States) -> bool:
 
 def is_consequence(state: RankState, states: States) -> bool:
     """Say whether a rank failed because a peer was gone, or its call contradicted a peer's."""
-    if state.raised is None or not _inside_torch(state):
+    if state.raised is None:
+        return aborted_in_collective(state)
+    if not _inside_torch(state):
         return False
     text = f"{state.raised.type}: {state.raised.message}"
     if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
-    return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
+    fault = known_fault_of(state)
+    is_own = fault is not None and fault.role == "cause"
+    is_gone = says_peer_is_gone(state.raised.type, state.raised.message) and not is_own
+    return is_gone or contradicting_rank(state, states) is not None
+
+
+def says_peer_is_gone(kind: str, message: str) -> bool:
+    """Say whether an exception tells that a peer has gone, or did not come."""
+    return _PEER_IS_GONE.search(f"{kind}: {_EXPLANATION.sub('', message)}") is not None
+
+
+def aborted_in_collective(state: RankState) -> bool:
+    """Say whether a process was aborted because a collective of it did not end in time."""
+    seen = (state.observed[source] for source in _WATCHES & state.observed.keys())
+    is_aborted = state.status is RankStatus.DIED and state.exit_status == -signal.SIGABRT
+    return is_aborted and any(each.values.get("kind") in _TIMED_OUT for each in seen)
+
+
+def known_fault_of(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank raised, if it is one."""
+    if state.raised is None:
+        return None
+    versions = {"torch": state.torch}
+    return fault_of_exception(state.raised.type, state.raised.message, versions)
 
 
 def is_interruption(state: RankState) -> bool:
@@ -189,7 +251,12 @@ def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
     """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
     if not _may_be_killed_by_launcher(first) or len(states) < 2:
         return False
-    return ranks == _still_there(states.values()) and not any(s.oom_kills for s in states.values())
+    is_short = any(s.oom_kills or _was_short_of_memory(s) for s in states.values())
+    return ranks == _still_there(states.values()) and not is_short
+
+
+def _was_short_of_memory(state: RankState) -> bool:
+    return state.exited is not None and state.exited.cause == "out-of-memory"
 
 
 def _running(states: States) -> list[RankState]:

@@ -1,7 +1,5 @@
 """Which ranks hold the wrong content of a tensor, and how findings describe it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """Which ranks keep the job from going on, when no contradiction of calls says why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +7,6 @@ from distdiag.checks.shared.activities import Activity, common_activity, will_co
 from distdiag.checks.shared.culprits import all_work, blame_missing
 from distdiag.checks.shared.explanations import explain, state_of
 from distdiag.checks.shared.failures import has_contradiction
-from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call
 from distdiag.views.alignment import Alignment, Trigger
@@ -53,7 +50,9 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
         return RankSet()
     if has_contradiction(states) or any(_waits_for_one(s, states) for s in running):
         return RankSet()
-    waiting = RankSet(s.rank for s in running if blocking_call(s) is not None)
+    waiting = RankSet(
+        s.rank for s in running if blocking_call(s) is not None or s.is_in_unrecorded_call
+    )
     silent = RankSet(s.rank for s in states.values() if s.status is RankStatus.SILENT)
     free = RankSet(s.rank for s in running if s.rank not in waiting)
     asleep = RankSet(rank for rank in free if not will_come(states[rank], states))
@@ -68,15 +67,6 @@ def _waits_for_one(state: RankState, states: Mapping[int, RankState]) -> bool:
     """
     return any(
         call.collective_seq_id < 0
-        or any(not _has_reached(states[peer], call) for peer in call.group.ranks if peer in states)
+        or any(not states[peer].has_reached(call) for peer in call.group.ranks if peer in states)
         for call in state.waiting
-    )
-
-
-def _has_reached(state: RankState, call: Collective) -> bool:
-    return any(
-        other.group.name == call.group.name
-        and other.group.generation == call.group.generation
-        and other.collective_seq_id >= call.collective_seq_id
-        for other in state.recent
     )

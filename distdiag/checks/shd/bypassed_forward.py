@@ -1,7 +1,5 @@
 """SHD019: a model was called past DDP's forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

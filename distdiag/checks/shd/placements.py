@@ -1,7 +1,5 @@
 """Whether tensors are placed as the rules of a plan say, and how sure that is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple

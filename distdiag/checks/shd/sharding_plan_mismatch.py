@@ -1,7 +1,5 @@
 """SHD002: ranks shard one model differently."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

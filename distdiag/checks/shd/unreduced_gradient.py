@@ -1,7 +1,5 @@
 """SHD004: an optimizer applies gradients that were not reduced over all copies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """Build a recording from the entries of a flight recorder, one after the other."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -358,10 +356,14 @@ def _windows(
         while first - 1 in by_seq:
             first -= 1
         whole = range(first, last + 1) if by_seq else ()
+        is_nccl = recorded.backend != "gloo"
+        in_call = {PENDING, RETIRED} if is_nccl else {PENDING}
+        unended = [seq_id for seq_id, (_, state) in by_seq.items() if state in in_call]
         yield GroupWindow(
             max(first, 0),
             b"".join([digests[by_seq[seq_id][0]] for seq_id in whole]),
-            _proven(by_seq, last, tables, is_nccl=recorded.backend != "gloo"),
+            _proven(by_seq, last, tables, is_nccl=is_nccl),
+            min(unended, default=-1),
         )
 
 

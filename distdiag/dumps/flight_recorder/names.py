@@ -4,8 +4,6 @@ Facts from ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, the ``profilingTi
 the backends, and dumps of torch 2.13 on gloo.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 
@@ -63,6 +61,11 @@ def peers_of(op: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def dtype_name(name: str) -> str:
+    """Return ``float32`` for ``Float``."""
+    return _DTYPES.get(name, name.lower())
+
+
 def signature_of(op: str, inputs: Sizes, outputs: Sizes, dtypes: tuple[str, ...]) -> Signature:
     """Build the signature of a recorded call; a peer is still its place in the group.
 
@@ -76,7 +79,7 @@ def signature_of(op: str, inputs: Sizes, outputs: Sizes, dtypes: tuple[str, ...]
         op = "all_gather_into_tensor"
     elif op == "reduce_scatter" and _is_stacked(inputs, outputs):
         op = "reduce_scatter_tensor"
-    known = tuple(dict.fromkeys(_DTYPES.get(name, name.lower()) for name in dtypes))
+    known = tuple(dict.fromkeys(map(dtype_name, dtypes)))
     peer, tag = (places[1], 0) if places is not None else (None, None)
     return Signature(op, inputs, outputs, known, peer=peer, tag=tag)
 

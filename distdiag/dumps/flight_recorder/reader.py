@@ -6,8 +6,6 @@ A dump is ``{"version": "2.10", "pg_config": {name: {"name", "desc", "ranks": "[
 oldest entry first.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import pickle

@@ -116,12 +116,14 @@ class GroupWindow(msgspec.Struct, frozen=True, array_like=True):
     """The collectives of one group that a recording holds, from number `first` on without a gap.
 
     `digests` has `DIGEST_BYTES` for each. All ranks must have come to the collectives up to
-    number `proven`, since this rank saw them end (-1: nothing is known of that).
+    number `proven`, since this rank saw them end (-1: nothing is known of that). The first that has
+    not ended on this rank is `unended` (-1: there is none).
     """
 
     first: int
     digests: bytes
     proven: int = -1
+    unended: int = -1
 
     @property
     def last(self) -> int:

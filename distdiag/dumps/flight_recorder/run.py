@@ -26,7 +26,13 @@ from distdiag.dumps.flight_recorder.recording import (
     Tables,
 )
 from distdiag.events.base import CallSite, Event
-from distdiag.events.collectives import Collective, CollectiveState, ProcessGroup, Signature
+from distdiag.events.collectives import (
+    Collective,
+    CollectiveState,
+    GroupProgress,
+    ProcessGroup,
+    Signature,
+)
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.ranks import RankSet
 from distdiag.record.wire import Interner
@@ -235,6 +241,7 @@ class RecordedRun:
         spans = [self._spans.get(group) for group in groups]
         if any(span is not None and rank in span.stale_ranks for span in spans):
             yield ProbeDisabled(rank=rank, seq=-1, time_ns=0, probe="collectives", reason=_STALE)
+        yield from self._progress(rank)
         calls = self._calls(recording.tables)
         last: Collective | None = None
         last_state = PENDING
@@ -265,6 +272,14 @@ class RecordedRun:
             yield CollectiveState(
                 rank=rank, seq=last.seq, time_ns=last.time_ns, call=last.seq, state="completed"
             )
+
+    def _progress(self, rank: int) -> Iterator[GroupProgress]:
+        """Yield which calls have ended on a rank in each group whose calls are shown."""
+        recording = self._recordings[rank]
+        for group, window in zip(self._groups[rank], recording.windows, strict=True):
+            if group in self._spans and window.digests:
+                ended = window.last if window.unended < 0 else window.unended - 1
+                yield GroupProgress(rank=rank, seq=-1, time_ns=0, group=group, completed=ended)
 
     def _calls(self, data: bytes) -> Sequence[_Call]:
         known = self._tables.get(data)

@@ -1,7 +1,5 @@
 """What the driver says of the GPUs of this node, and which rank is on which."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,163 +1,38 @@
-"""What the NCCL watchdog, gloo and the store said in the logs of a training run."""
-
-from __future__ import annotations
+"""What process groups, the store and NCCL said in the logs of a training run."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from distdiag.dumps.log_lines import Line, Speaker, lines_with
+from distdiag.dumps.logs.group_messages import (
+    WORDS,
+    DesyncReport,
+    Sighting,
+    barrier_reports,
+    fingerprint_reports,
+    group_in,
+    report_of,
+    sighting,
+)
+from distdiag.dumps.logs.group_reports import GroupName, GroupReport, ReportDump
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import MOST_FRAMES, python_frame
 from distdiag.events.base import Frame, Value
 from distdiag.events.stacks import Observed
 
-# What NCCL's process group, gloo and the store write to logs when something is stuck.
-#
-# The texts are those of torch 2.0 to 2.14; numbers and names in them become values.
-
-_LONGEST_TEXT: Final = 300
-
-
-class Message(NamedTuple):
-    """One kind of message. `pattern` is searched for; its named groups are the values."""
-
-    kind: str
-    source: str
-    pattern: re.Pattern[str]
-
-
-class Sighting(NamedTuple):
-    """A message in a line, with its values (numbers as numbers)."""
-
-    kind: str
-    source: str
-    text: str
-    values: dict[str, Value]
-
-
-def _message(kind: str, source: str, pattern: str) -> Message:
-    return Message(kind, source, re.compile(pattern))
-
-
-_COUNTS: Final = (
-    r"last enqueued (?:NCCL )?work: (?P<last_enqueued>-?\d{1,18}), "
-    r"last completed (?:NCCL )?work: (?P<last_completed>-?\d{1,18})"
-)
-
-MESSAGES: Final = (
-    _message(
-        "timeout",
-        "nccl-log",
-        r"[Ww]atchdog caught collective operation timeout: WorkNCCL\("
-        r"(?:SeqNum=(?P<seq>\d{1,18}), )?OpType=(?P<op>\w{1,40})"
-        r"(?:, NumelIn=(?P<numel_in>\d{1,18}), NumelOut=(?P<numel_out>\d{1,18}))?"
-        r"(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?"
-        r", Timeout\(ms\)=(?P<timeout_ms>\d{1,18})\) ran for (?P<ran_ms>\d{1,18}) milliseconds",
-    ),
-    _message(
-        "status",
-        "nccl-log",
-        r"(?:detected by watchdog at work(?: sequence id)?|Timeout at NCCL work): "
-        r"(?P<seq>-?\d{1,18}),?(?: PG status:)? " + _COUNTS,
-    ),
-    _message(
-        "dump-signal",
-        "nccl-log",
-        r"Received a dump signal due to a collective timeout from {1,2}"
-        r"(?:rank (?P<from_rank>\d{1,6})|this local rank).{1,80}?Last enqueued NCCL work: "
-        r"(?P<last_enqueued>-?\d{1,18}), last completed NCCL work: (?P<last_completed>-?\d{1,18})",
-    ),
-    _message(
-        "watchdog-stuck", "nccl-log", r"[Ww]atchdog got stuck for (?P<stuck_s>\d{1,9}) seconds"
-    ),
-    _message("watchdog-stuck", "nccl-log", r"Heartbeat monitor timed out"),
-    _message(
-        "init-failed",
-        "store-log",
-        r"\[(?P<group_rank>\d{1,6})\] is setting up NCCL communicator and retrieving ncclUniqueId "
-        r"from \[(?P<from_rank>\d{1,6})\].{1,200}? got error: (?P<error>.{1,200})",
-    ),
-    _message(
-        "nccl-error",
-        "nccl-log",
-        r"NCCL error in: .{1,300}?(?P<error>(?:remote process exited|unhandled|internal error"
-        r"|invalid usage|invalid argument|network error).{0,120})",
-    ),
-    _message("nccl-warning", "nccl-log", r"NCCL WARN (?P<error>.{1,300})"),
-    _message(
-        "monitored-barrier",
-        "gloo-log",
-        r"Ranks? (?P<missing_ranks>\d[\d, ]{0,200}?) failed to pass monitoredBarrier"
-        r"(?: in (?P<timeout_ms>\d{1,18}) ms)?",
-    ),
-    _message(
-        "timeout",
-        "gloo-log",
-        r"Timed out waiting (?P<timeout_ms>\d{1,18}) ?ms for (?P<op>send|recv) operation",
-    ),
-    _message(
-        "peer-gone",
-        "gloo-log",
-        r"gloo.{0,200}?(?P<error>Connection (?:closed|reset) by peer)(?: \[(?P<peer>.{1,60}?)\])?",
-    ),
-    _message(
-        "timeout",
-        "store-log",
-        r"(?:wait )?timeout after (?P<timeout_ms>\d{1,18}) ?ms, keys: (?P<keys>.{1,200})",
-    ),
-    _message(
-        "clients-missing",
-        "store-log",
-        r"Timed out after (?P<timeout_s>\d{1,9}) seconds waiting for clients\. "
-        r"(?P<num_here>\d{1,7})/(?P<num_expected>\d{1,7}) clients joined",
-    ),
-)
-
-
-def sighting(line: str) -> Sighting | None:
-    """Return the first message that a line holds, or None."""
-    for kind, source, pattern in MESSAGES:
-        if match := pattern.search(line):
-            values = {name: _value(text) for name, text in match.groupdict().items() if text}
-            return Sighting(kind, source, match.group()[:_LONGEST_TEXT], values)
-    return None
-
-
-def _value(text: str) -> Value:
-    digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdecimal() else text.strip()
-
-
-# The reader of whole logs.
-
 MOST_SIGHTINGS: Final = 100
 """So many different messages are kept of each rank."""
+MOST_REPORTS: Final = 10_000
+"""So many calls and counters are kept of each rank; a desync report has one for each peer."""
 
+_UNNAMED: Final = GroupName()
 _STACK_HEAD: Final = "Stack trace of the failed collective:"
-# Every line that holds one of the messages has one of these words.
-_WORDS: Final = (
-    b"atchdog",
-    b"Heartbeat monitor",
-    b"dump signal",
-    b"NCCL work",
-    b"NCCL WARN",
-    b"NCCL error",
-    b"NCCL communicator",
-    b"monitoredBarrier",
-    b" by peer",
-    b"Timed out ",
-    b"timeout after ",
-)
-# ``[PG ID 0 PG GUID 0(default_pg) Rank 3]``, ``[PG 1 Rank 0]``, ``[Rank 3]``: the rank is that
-# within the group.
-_GROUP: Final = re.compile(
-    r"\[(?:PG (?:ID )?(?P<id>\w{1,80})(?: PG GUID (?P<guid>[^\s()]{1,80}))?"
-    r" ?(?:\((?P<desc>[^()]{0,120})\) ?)?)?(?: )?Rank (?P<rank>\d{1,6})\]"
-)
-_DEFAULT: Final = frozenset({"default_pg", "0"})
 _STACK_LINE: Final = re.compile(r"#(\d{1,4}) (\S.{0,300}?) from (.{1,1000}):(\d{1,9})$")
+_WRITER: Final = re.compile(rb"\[rank(\d{1,6})\]:")
 
 
 @dataclass
@@ -165,8 +40,39 @@ class _Seen:
     """What was seen of one rank: messages, each once, and where its collective was called."""
 
     speaker: Speaker
+    label: str = ""
     by_key: dict[tuple[Value, ...], Sighting] = field(default_factory=dict)
     frames: list[Frame] = field(default_factory=list)
+    reports: list[GroupReport] = field(default_factory=list)
+    desync: DesyncReport = field(default_factory=DesyncReport)
+    group: GroupName = _UNNAMED
+    place: int = -1
+
+    def take(self, line: str) -> Sighting | None:
+        """Take in what a line says of calls and counters; return its message, if it is one."""
+        named = group_in(line)
+        if named is not None:
+            self.group, self.place = named
+        found = sighting(line)
+        reports: list[GroupReport | None] = [
+            *fingerprint_reports(line, self.group, self.place),
+            *self.desync.take(line, self.group, self.place),
+        ]
+        if found is not None:
+            reports.append(report_of(found, self.group, self.place))
+            reports += barrier_reports(found, self.group, self.place)
+        self.reports += [report for report in reports if report is not None]
+        if found is not None and found.kind == "status":
+            self._name_group(found)
+        del self.reports[MOST_REPORTS:]
+        return found
+
+    def _name_group(self, status: Sighting) -> None:
+        """Let a status name the group of the timeout before it, which says no more than a rank."""
+        for place, report in enumerate(self.reports):
+            is_unnamed = report.group == _UNNAMED and self.group != _UNNAMED
+            if is_unnamed and report.seq is not None and report.seq == status.values.get("seq"):
+                self.reports[place] = msgspec.structs.replace(report, group=self.group)
 
     def add(self, found: Sighting) -> None:
         """Keep a message, or complete an earlier one about the same call."""
@@ -183,6 +89,15 @@ class _Seen:
         elif len(self.by_key) < MOST_SIGHTINGS:
             self.by_key[key] = found
 
+    def located(self) -> tuple[GroupReport, ...]:
+        """Return the reports; the stack that follows them is that of the first call."""
+        reports = list(self.reports)
+        own = (n for n, each in enumerate(reports) if each.op and each.place in (-1, self.place))
+        first = next(own, None)
+        if first is not None and self.frames:
+            reports[first] = msgspec.structs.replace(reports[first], frames=tuple(self.frames))
+        return tuple(reports)
+
 
 def _is_timeout(found: Sighting, seq: Value) -> bool:
     return found.kind == "timeout" and found.values.get("seq") == seq
@@ -195,28 +110,35 @@ class NcclLog(DumpReader):
 
     def recognises(self, dump: Dump) -> bool:
         """Look for words of the messages."""
-        return any(word in dump.data for word in _WORDS)
+        return any(word in dump.data for word in WORDS)
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield what was said of each rank, in the order in which it was said first."""
-        seen: dict[Speaker, _Seen] = {}
+        seen: dict[tuple[Speaker, str], _Seen] = {}
         stack = _FailedCollective()
-        for line in lines_with(dump, (*_WORDS, _STACK_HEAD.encode(), b"\n#")):
+        writer = Speaker(), ""
+        for line in lines_with(dump, (*WORDS, _STACK_HEAD.encode(), b"\n#")):
             if line.text.startswith("#") and stack.take(line.text):
                 continue
+            # A line of a report that names nobody goes on with the report of the writer before.
+            writer = _writer(line, writer)
+            of_writer = seen.setdefault(writer, _Seen(*writer))
             if _STACK_HEAD in line.text:
-                stack.begin(_seen(seen, line.speaker).frames)
-            elif found := sighting(line.text):
-                _seen(seen, _attributed(line, found)).add(found)
-        if len(seen) > 1:
-            seen.pop(Speaker(), None)  # what nobody signed repeats what somebody did
+                stack.begin(of_writer.frames)
+            elif (found := of_writer.take(line.text)) is not None:
+                _name(line.text, found)
+                of_writer.add(found)
+        if any(speaker != Speaker() and each.by_key for (speaker, _), each in seen.items()):
+            # What nobody signed repeats what somebody did.
+            seen = {key: each for key, each in seen.items() if key[0] != Speaker()}
+        num_ranks = max((int(match[1]) for match in _WRITER.finditer(dump.data)), default=-1) + 1
         for rank in seen.values():
-            if rank.by_key:
-                yield self._dump(dump.path, rank)
+            if rank.by_key or rank.reports:
+                yield self._dump(dump.path, rank, num_ranks)
 
-    def _dump(self, path: str, seen: _Seen) -> RankDump:
+    def _dump(self, path: str, seen: _Seen, num_ranks: int) -> RankDump:
         rank = UNKNOWN_RANK if seen.speaker.rank is None else seen.speaker.rank
-        return RankDump(
+        return ReportDump(
             rank=seen.speaker.rank,
             local_rank=seen.speaker.local_rank,
             events=tuple(
@@ -232,6 +154,9 @@ class NcclLog(DumpReader):
             ),
             path=path,
             source=self.name,
+            label=seen.label,
+            reports=seen.located(),
+            num_ranks=num_ranks,
         )
 
 
@@ -262,22 +187,30 @@ class _FailedCollective:
         return True
 
 
-def _seen(seen: dict[Speaker, _Seen], speaker: Speaker) -> _Seen:
-    return seen.setdefault(speaker, _Seen(speaker))
+def _writer(line: Line, before: tuple[Speaker, str]) -> tuple[Speaker, str]:
+    """Return whose line it is, by its prefix, else by the group that it names, else as before.
+
+    The place in a group that is not the default one is no rank, but it names the process.
+    """
+    if line.speaker != Speaker():
+        return line.speaker, ""
+    named = group_in(line.text)
+    if named is None:
+        return before if line.text[:1].isspace() else (line.speaker, "")
+    group, place = named
+    if group.is_default:
+        return Speaker(place), ""
+    return line.speaker, f"rank {place} of group {group.desc or group.name}"
 
 
-def _attributed(line: Line, found: Sighting) -> Speaker:
-    """Add the group to the values; return whose message it is."""
-    group = _GROUP.search(line.text)
-    if group is None:
-        return line.speaker
-    name = group["desc"] or group["guid"] or group["id"]
-    if name:
-        found.values.update(group=name, group_rank=int(group["rank"]))
-    is_default = name is None or name in _DEFAULT
-    if line.speaker.rank is not None or line.speaker.local_rank is not None or not is_default:
-        return line.speaker
-    return Speaker(int(group["rank"]))
+def _name(line: str, found: Sighting) -> None:
+    """Add the group that a message names to its values."""
+    named = group_in(line)
+    if named is None:
+        return
+    group, place = named
+    if name := group.desc or group.name:
+        found.values.update(group=name, group_rank=place)
 
 
 def _location(found: Sighting, frames: list[Frame]) -> dict[str, Value]:

@@ -1,7 +1,5 @@
 """What the kernel says of a rank: what it waits for, its memory, its children."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

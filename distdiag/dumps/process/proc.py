@@ -1,7 +1,5 @@
 """Whether a process still lives and what it has used, from the kernel's own records."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select

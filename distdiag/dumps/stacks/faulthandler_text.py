@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -82,7 +83,10 @@ class FaulthandlerText(DumpReader):
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield all dumps of each rank; a fatal error also was the end of its process."""
-        for speaker, lines in streams(dump):
+        of_file = streams(dump)
+        # Lines of a log with several writers that nobody signed are no process of their own.
+        label = posixpath.basename(dump.path.replace("!", "/")) if len(of_file) == 1 else ""
+        for speaker, lines in of_file:
             rank = UNKNOWN_RANK if speaker.rank is None else speaker.rank
             events: list[Event] = []
             for report in islice(_reports(lines()), MOST_DUMPS):
@@ -97,6 +101,7 @@ class FaulthandlerText(DumpReader):
                     events=tuple(events),
                     path=dump.path,
                     source=self.name,
+                    label=label,
                 )
 
 

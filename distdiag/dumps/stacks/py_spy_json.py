@@ -1,7 +1,5 @@
 """The JSON that ``py-spy dump --json`` writes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -9,7 +7,7 @@ from typing import Final
 import msgspec
 
 from distdiag.dumps.reading import Dump, DumpReader, RankDump
-from distdiag.dumps.stacks.stack_text import MOST_FRAMES, python_frame, stacks_event
+from distdiag.dumps.stacks.stack_text import MOST_FRAMES, DumpedProcess, python_frame, rank_dumps
 from distdiag.events.base import Frame
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.events.stacks import ThreadStack
@@ -55,14 +53,8 @@ class PySpyJson(DumpReader):
         by_pid: dict[int | None, list[ThreadStack]] = {}
         for thread in threads:
             by_pid.setdefault(thread.pid, []).append(_thread(thread))
-        for pid, stacks in by_pid.items():
-            yield RankDump(
-                rank=None,
-                events=(stacks_event(None, self.name, stacks),),
-                path=dump.path,
-                source=self.name,
-                pid=pid,
-            )
+        found = (DumpedProcess(tuple(stacks), pid) for pid, stacks in by_pid.items())
+        yield from rank_dumps(found, dump.path, self.name)
 
 
 def _thread(thread: _SpyThread) -> ThreadStack:

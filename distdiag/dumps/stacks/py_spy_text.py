@@ -1,27 +1,26 @@
 """The text that ``py-spy dump`` prints, of one process or of several."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from distdiag.dumps.log_lines import Speaker, streams
+from distdiag.dumps.log_lines import streams
 from distdiag.dumps.reading import Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import (
     MOST_DUMPS,
     MOST_FRAMES,
     MOST_THREADS,
+    DumpedProcess,
     python_frame,
-    stacks_event,
+    rank_dumps,
 )
 from distdiag.events.base import Frame
 from distdiag.events.stacks import ThreadStack
 
 _SIGN: Final = re.compile(rb"Thread (?:0x[0-9A-Fa-f]{1,16}|\d{1,20}) \((?:active|idle)")
-_PROCESS: Final = re.compile(r"Process (\d{1,10}): ")
+_PROCESS: Final = re.compile(r"Process (\d{1,10}): (.{0,300})")
 _THREAD: Final = re.compile(
     r'Thread (0x[0-9A-Fa-f]{1,16}|\d{1,20}) \(((?:active|idle)[^)]{0,20})\)(?:: "(.{0,200})")?$'
 )
@@ -33,6 +32,7 @@ _FRAME: Final = re.compile(r"    (\S.{0,500}?) \(([^()]{1,1000}?)(?::(\d{1,9}))?
 @dataclass
 class _Process:
     pid: int | None
+    title: str = ""
     threads: list[ThreadStack] = field(default_factory=list)
     frames: list[Frame] = field(default_factory=list)
     header: re.Match[str] | None = None
@@ -62,21 +62,19 @@ class PySpyText(DumpReader):
         return _SIGN.search(dump.data) is not None
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
-        """Yield the stacks of each process."""
-        for speaker, lines in streams(dump):
-            for process in islice(_processes(lines()), MOST_DUMPS):
-                yield self._dump(dump.path, speaker, process)
-
-    def _dump(self, path: str, speaker: Speaker, process: _Process) -> RankDump:
-        stacks = stacks_event(speaker.rank, self.name, process.threads)
-        return RankDump(
-            rank=speaker.rank,
-            local_rank=speaker.local_rank,
-            events=(stacks,),
-            path=path,
-            source=self.name,
-            pid=process.pid,
-        )
+        """Yield the stacks of each process that is or may be a rank."""
+        found = [
+            DumpedProcess(
+                tuple(process.threads),
+                process.pid,
+                process.title,
+                speaker.rank,
+                speaker.local_rank,
+            )
+            for speaker, lines in streams(dump)
+            for process in islice(_processes(lines()), MOST_DUMPS)
+        ]
+        yield from rank_dumps(found, dump.path, self.name)
 
 
 def _processes(lines: Iterator[str]) -> Iterator[_Process]:
@@ -89,7 +87,7 @@ def _processes(lines: Iterator[str]) -> Iterator[_Process]:
             process.begin_thread(None)
             if process.threads:
                 yield process
-            process = _Process(int(match[1]))
+            process = _Process(int(match[1]), match[2])
         else:
             process.begin_thread(_THREAD.match(line))
     process.begin_thread(None)

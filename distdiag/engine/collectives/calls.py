@@ -1,16 +1,14 @@
 """Align the calls that create process groups: all ranks of a scope must make them in one order."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 from distdiag.engine.clocks import Clock, Gate, Joiner, Stamp
 from distdiag.engine.collectives.sync_edges import Senders
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.collectives import Collective, GroupCreated, ProcessGroup
+from distdiag.events.collectives import Collective, GroupCreated, GroupProgress, ProcessGroup
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import Alignment
 
@@ -29,7 +27,6 @@ class Places:
     """The part of a call site that two ranks are compared by: the user's frames and the module."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._by_site: dict[int, tuple[CallSite, tuple[tuple[Frame, ...], str | None]]] = {}
 
     def of(self, site: CallSite) -> tuple[tuple[Frame, ...], str | None]:
@@ -52,6 +49,8 @@ class GroupStream:
         self.parted: CollectiveAlignment | None = None
         self._places = places
         self._open: dict[int, dict[int, Collective]] = {}
+        self._progress: dict[int, GroupProgress] = {}
+        self._unended: dict[int, dict[int, Collective]] = {}
         self._known: set[tuple[tuple[int, int, int], ...]] = set()
 
     def add(self, call: Collective) -> CollectiveAlignment | None:
@@ -59,9 +58,47 @@ class GroupStream:
         seq_id = call.collective_seq_id
         by_rank = self._open.setdefault(seq_id, {})
         by_rank[call.rank] = call
-        if len(by_rank) < len(self.ranks):
+        if len(by_rank) < len(self.ranks) and not self._is_whole(seq_id, by_rank):
             return None
+        return self._settle(seq_id, by_rank)
+
+    def advance(self, progress: GroupProgress) -> Iterator[CollectiveAlignment]:
+        """Take in how far a rank is; yield the alignments that it completes, as `add` does."""
+        self._progress[progress.rank] = progress
+        for seq_id in sorted(self._open):
+            if self._is_whole(seq_id, self._open[seq_id]):
+                alignment = self._settle(seq_id, self._open[seq_id])
+                if alignment is not None:
+                    yield alignment
+
+    def _is_whole(self, seq_id: int, by_rank: dict[int, Collective]) -> bool:
+        """Whether every rank has come, those included of which no record of this call is left."""
+        if not self._progress:
+            return False
+        return all(rank in by_rank or self._has_reached(rank, seq_id) for rank in self.ranks)
+
+    def _has_reached(self, rank: int, seq_id: int) -> bool:
+        progress = self._progress.get(rank)
+        enqueued = progress.enqueued if progress is not None else None
+        return enqueued is not None and enqueued >= seq_id
+
+    def _is_in(self, rank: int, seq_id: int) -> bool:
+        """Whether a call of a rank is known not to have ended there."""
+        progress = self._progress.get(rank)
+        completed = progress.completed if progress is not None else None
+        return completed is not None and completed < seq_id
+
+    def _has_left(self, rank: int, seq_id: int) -> bool:
+        """Whether a call is known to have ended on a rank, so that others do not wait in it."""
+        completed = self._progress[rank].completed
+        return completed is not None and completed >= seq_id
+
+    def _settle(self, seq_id: int, by_rank: dict[int, Collective]) -> CollectiveAlignment | None:
+        """Judge a call that all ranks have come to; return it if they disagree on it."""
         del self._open[seq_id]
+        is_over = any(self._has_left(rank, seq_id) for rank in self._progress)
+        if not is_over and any(self._is_in(rank, seq_id) for rank in by_rank):
+            self._unended[seq_id] = by_rank
         if self.broken or self._agree(by_rank):
             return None
         pattern = tuple(sorted((rank, id(c.signature), id(c.site)) for rank, c in by_rank.items()))
@@ -86,41 +123,71 @@ class GroupStream:
         elif self.parted is None:
             self.parted = alignment
 
-    def _alignment(self, seq_id: int, by_rank: dict[int, Collective]) -> CollectiveAlignment:
+    def _alignment(
+        self, seq_id: int, by_rank: dict[int, Collective], absent: Iterable[int] = ()
+    ) -> CollectiveAlignment:
+        expected: RankSet = self.ranks
+        if self._progress:
+            unknown = {r for r in expected if r not in by_rank and self._has_reached(r, seq_id)}
+            expected = RankSet({*expected, *absent} - unknown)
         return Alignment(
             kind="collective",
             key=(self.group.label, seq_id),
             by_rank=dict(sorted(by_rank.items())),
-            expected_ranks=self.ranks,
+            expected_ranks=expected,
             parted=self.parted,
         )
 
     def first_open(self) -> CollectiveAlignment | None:
-        """Return the first point that not all ranks have reached."""
-        if self.broken or not self._open:
+        """Return the first point that not all ranks have reached.
+
+        It may be one that all observed ranks have come to: where it is known that it has not ended,
+        the ranks of the group that left nothing are those that did not come.
+        """
+        if self.broken:
+            return None
+        unended = min(self._unended, default=None)
+        if unended is not None and unended < min(self._open, default=unended + 1):
+            absent = set(self.group.ranks) - self.ranks
+            return self._alignment(unended, self._unended[unended], absent) if absent else None
+        if not self._open:
             return None
         seq_id = min(self._open)
         return self._alignment(seq_id, self._open[seq_id])
 
     def waiting(self, rank: int) -> Iterator[Collective]:
-        """Yield the calls of a rank that other ranks have not made yet."""
+        """Yield the calls of a rank that other ranks have not made yet, or that have not ended.
+
+        What comes behind a call that has not ended waits for that one first.
+        """
+        in_call = [s for s, calls in self._unended.items() if rank in calls]
+        held = [seq_id for seq_id in in_call if self._is_in(rank, seq_id)]
+        if held:
+            yield self._unended[min(held)][rank]
+            return
         for by_rank in self._open.values():
             if rank in by_rank:
                 yield by_rank[rank]
 
 
-class CollectiveStreams:
-    """All process groups of a run."""
+class _OfWorld:
+    """Calls that only the ranks of `world` are expected to make."""
 
     def __init__(self, world: RankSet) -> None:
-        """Start with no group; only the ranks of `world` are observed."""
         self._world = world
-        self._places = Places()
-        self._streams: dict[GroupKey, GroupStream] = {}
 
     def leave_out(self, rank: int) -> None:
         """Expect nothing of a rank: it runs, and is not observed."""
         self._world = RankSet(set(self._world) - {rank})
+
+
+class CollectiveStreams(_OfWorld):
+    """All process groups of a run."""
+
+    def __init__(self, world: RankSet) -> None:
+        super().__init__(world)
+        self._places = Places()
+        self._streams: dict[GroupKey, GroupStream] = {}
 
     def stream(self, group: ProcessGroup) -> GroupStream:
         """Return the stream of a group, made at its first call."""
@@ -151,7 +218,6 @@ class Meeting(Gate):
     __slots__ = ("_clocks", "_wanted", "expected", "is_whole", "num_expected", "number", "stamps")
 
     def __init__(self, number: int, expected: RankSet, *, is_whole: bool = True) -> None:
-        """Wait for these ranks."""
         super().__init__()
         self.number = number
         self.expected = expected
@@ -236,10 +302,8 @@ class Meetings:
     def message(self, call: Collective, peer: int, stamp: Stamp) -> Meeting:
         """Let a sender or receiver come to the meeting with its peer."""
         is_send = call.signature.op == "send"
-        # NCCL has no tags: it pairs by order alone.
-        tag = 0 if "nccl" in call.group.backend else call.signature.tag or 0
         ends = (call.rank, peer) if is_send else (peer, call.rank)
-        lane = (id(self._group(call.group)), *ends, tag)
+        lane = (id(self._group(call.group)), *ends, _tag(call))
         turn = self._turns[lane, is_send]
         self._turns[lane, is_send] += 1
         meeting = self._messages.pop((lane, turn), None)
@@ -285,18 +349,13 @@ class _Queues:
     num_paired: int = 0
 
 
-class Messages:
+class Messages(_OfWorld):
     """The sends and receives that have not met yet."""
 
     def __init__(self, world: RankSet) -> None:
-        """Start with none; only messages between the ranks of `world` are observed."""
-        self._world = world
+        super().__init__(world)
         self._lanes: dict[_Lane, _Queues] = {}
         self._open_receives: dict[tuple[GroupKey, int, int], deque[Collective]] = {}
-
-    def leave_out(self, rank: int) -> None:
-        """Expect nothing of a rank: it runs, and is not observed."""
-        self._world = RankSet(set(self._world) - {rank})
 
     def add(self, call: Collective) -> MessageAlignment | None:
         """Take in a send or receive; return the pair if it completes one that disagrees."""
@@ -381,19 +440,14 @@ GroupAlignment = Alignment[GroupCreated]
 _Scope = tuple[tuple[int, ...], int]
 
 
-class GroupCalls:
+class GroupCalls(_OfWorld):
     """The group-creating calls that not all ranks of their scope have made yet."""
 
     def __init__(self, world: RankSet) -> None:
-        """Start with none; only the ranks of `world` are observed."""
-        self._world = world
+        super().__init__(world)
         self._counts: Counter[tuple[int, _Scope]] = Counter()
         self._open: dict[tuple[_Scope, int], dict[int, GroupCreated]] = {}
         self._broken: set[_Scope] = set()
-
-    def leave_out(self, rank: int) -> None:
-        """Expect nothing of a rank: it runs, and is not observed."""
-        self._world = RankSet(set(self._world) - {rank})
 
     def add(self, call: GroupCreated) -> GroupAlignment | None:
         """Take in one call; return the alignment if it completes one that the ranks disagree on."""

@@ -1,7 +1,5 @@
 """Which call makes whose host wait for whom: the edges of happens-before, as data."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from distdiag.events.base import CallSite

@@ -1,7 +1,5 @@
 """How much a call carries, and which ranks get to know something of one another by it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -62,7 +60,6 @@ class Traffic:
     """Counts what passes between ranks once they have stepped."""
 
     def __init__(self) -> None:
-        """Nothing has passed yet."""
         self._carried: dict[tuple[str, int, int, int | None], _Carried] = {}
 
     def add(self, call: Collective) -> None:
@@ -92,7 +89,6 @@ class Surplus:
     """Measures how much more a later step carries than the first ones do."""
 
     def __init__(self, num_first: int) -> None:
-        """Take so many steps to be the first ones."""
         self._num_first = num_first
         self._now: dict[tuple[int, frozenset[int]], tuple[int, int]] = {}
         self._most: dict[tuple[int, frozenset[int], bool], int] = {}

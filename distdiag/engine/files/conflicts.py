@@ -146,7 +146,6 @@ class TimedAccess(Gate):
     )
 
     def __init__(self, event: FileAccess, host: str) -> None:
-        """Know no more than its record and the host of its rank."""
         super().__init__()
         self.event = event
         self.host = host
@@ -234,7 +233,6 @@ class RaceGroup:
     """A race as it grows. `has_news` says that it should be shown again."""
 
     def __init__(self, conflict: Conflict, common_sync: SyncPoint | None) -> None:
-        """Begin without any access."""
         self.conflict = conflict
         self.has_news = True
         self._common_sync = common_sync

@@ -5,8 +5,6 @@ order, and a wait is replayed when all that it waited for has been. So what is r
 access either happened before it, which the clocks tell, or is not ordered with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 

@@ -1,7 +1,5 @@
 """Decide whose events can be replayed next, and when it is known that a wait is in vain."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -35,7 +33,6 @@ class Publication(Gate):
     __slots__ = ("call", "is_settled", "number", "stamp")
 
     def __init__(self, call: StoreCall) -> None:
-        """Know no more than its record."""
         super().__init__()
         self.call = call
         self.number: int | None = None
@@ -57,7 +54,6 @@ class StoreEdges:
     """What was published under each key of each store, as far as records of it have come."""
 
     def __init__(self) -> None:
-        """Know of no key."""
         self._by_key: OrderedDict[tuple[str, str], deque[Publication]] = OrderedDict()
         self._unsettled: dict[tuple[str, str, int], Publication] = {}
 
@@ -139,7 +135,6 @@ class SyncHistory:
     """The last calls in which a rank and others waited for one another, numbered from 1."""
 
     def __init__(self) -> None:
-        """Remember none yet."""
         self.count = 0
         self._recent: deque[tuple[int, int, SyncPoint]] = deque(maxlen=RECENT_SYNCS)
 
@@ -166,7 +161,6 @@ class Replay:
     """
 
     def __init__(self, rank: int) -> None:
-        """Begin before the first event of the rank."""
         self.rank = rank
         self.host = ""
         self.queue: deque[Event | TimedAccess | Publication] = deque()
@@ -280,7 +274,6 @@ class PathEdges:
     """
 
     def __init__(self) -> None:
-        """Know of no path."""
         self.lock_paths: set[str] = set()
         self._appeared: _Log = OrderedDict()
         self._appeared_in: _Log = OrderedDict()
@@ -406,7 +399,6 @@ class Schedule:
     """
 
     def __init__(self, world: RankSet) -> None:
-        """Replay these ranks."""
         self.replays = {rank: Replay(rank) for rank in world}
         self.horizon_ns = -1
         self.horizon, self.own_next = Gate(), Gate()

@@ -1,12 +1,16 @@
 """Aligns the calls by which ranks wait for one another, and finds those that cannot end."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
-from distdiag.engine.collectives.calls import CollectiveStreams, GroupCalls, Messages
+from distdiag.engine.collectives.calls import (
+    CollectiveAlignment,
+    CollectiveStreams,
+    GroupCalls,
+    GroupStream,
+    Messages,
+)
 from distdiag.engine.hangs.stall import IDLE_JOB_PATIENCE, SAME_CALL_PATIENCE, Candidate, Stall
 from distdiag.engine.hangs.waits import (
     CYCLE_IDLE_S,
@@ -19,7 +23,12 @@ from distdiag.engine.hangs.waits import (
     works,
 )
 from distdiag.events.base import Event
-from distdiag.events.collectives import Collective, CollectiveState, GroupCreated
+from distdiag.events.collectives import (
+    Collective,
+    CollectiveState,
+    GroupCreated,
+    GroupProgress,
+)
 from distdiag.events.lifecycle import (
     Exited,
     Finished,
@@ -76,6 +85,7 @@ class CallAligner(Aligner):
         Collective,
         CollectiveState,
         GroupCreated,
+        GroupProgress,
         Stacks,
         ProbeDisabled,
         RankStarted,
@@ -94,7 +104,6 @@ class CallAligner(Aligner):
     )
 
     def __init__(self, job: Job) -> None:
-        """No rank has called anything yet."""
         super().__init__(job)
         self.stall = Stall(job.hang_timeout_s)
         self._streams = CollectiveStreams(job.world)
@@ -141,6 +150,8 @@ class CallAligner(Aligner):
             case Collective():
                 self._has_called = True
                 yield from self._feed_call(event)
+            case GroupProgress():
+                yield from self._feed_progress(event)
             case CollectiveState(state="dropped"):
                 yield WorkView(event, self.job.states()[event.rank].recent)
             case GroupCreated():
@@ -149,17 +160,26 @@ class CallAligner(Aligner):
                 yield LaunchView(event, self.job.states())
             case RankStarted() | ProcessesSpawned():
                 yield LaunchView(event, self.job.states())
-            case Stacks(is_native=True):
-                self.job.store.support(_native_frames(event))
             case Stacks():
-                self._has_stacks |= not event.error
-                self.stall.got_stacks(event.rank)
+                self._feed_stacks(event)
             case ProbeDisabled(probe="agent") if self._is_silent(event.rank):
                 for calls in (self._streams, self._messages, self._groups):
                     calls.leave_out(event.rank)
         if isinstance(event, _LEAVING):
             self._has_left = True
             self._has_just_failed |= not isinstance(event, Finished) or event.exit_status != 0
+
+    def _feed_stacks(self, stacks: Stacks) -> None:
+        if stacks.is_native:
+            self.job.store.support(_native_frames(stacks))
+            return
+        self._has_stacks |= not stacks.error
+        self.stall.got_stacks(stacks.rank)
+
+    def _feed_progress(self, progress: GroupProgress) -> Shown:
+        stream = self._streams.stream(progress.group)
+        for alignment in stream.advance(progress):
+            yield from self._show_whole(stream, alignment)
 
     def _is_silent(self, rank: int) -> bool:
         return self.job.trackers[rank].status is RankStatus.SILENT
@@ -172,8 +192,10 @@ class CallAligner(Aligner):
             return
         stream = self._streams.stream(call.group)
         alignment = stream.add(call)
-        if alignment is None:
-            return
+        if alignment is not None:
+            yield from self._show_whole(stream, alignment)
+
+    def _show_whole(self, stream: GroupStream, alignment: CollectiveAlignment) -> Shown:
         found = yield alignment.show_as(CollectiveView, self.job.states())
         ops = {other.signature.op for other in alignment.by_rank.values()}
         unlike = found and not self._streams.same_place(alignment)
@@ -226,6 +248,8 @@ class CallAligner(Aligner):
             if any(not states[rank].incomplete for rank in wait.awaited if rank in states):
                 yield from self._show_open(wait.alignment, Trigger.ENDED, states)
         yield from _job(states)
+        if not self.job.store.alarms() and any(state.has_failed for state in states.values()):
+            yield JobView(states, is_unexplained=True)
 
     # What is shown
 

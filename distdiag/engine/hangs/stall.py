@@ -1,7 +1,5 @@
 """When a job counts as standing still, and the steps from there to a verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -43,7 +41,6 @@ class Stall:
     """From "nobody has moved" over "their stacks are wanted" to "declared", and back."""
 
     def __init__(self, hang_timeout_s: float | None) -> None:
-        """Take the threshold of the user, in seconds, or None to derive it from the steps."""
         self._hang_timeout_s = hang_timeout_s
         self._looked_ns = 0
         self._wanted_since_ns = 0

@@ -167,7 +167,6 @@ class Contradictions:
     """Collectives that all ranks have called, each something else."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._found: dict[tuple[object, ...], CollectiveAlignment] = {}
 
     def add(self, alignment: CollectiveAlignment) -> None:

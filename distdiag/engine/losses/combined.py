@@ -1,7 +1,5 @@
 """Shows losses with what measured gradients tell: over which ranks they were combined, and how."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -47,7 +45,6 @@ class CombinedLossAligner(Aligner):
     builds = (CombinedLossView, CombinedAuxLossView)
 
     def __init__(self, job: Job) -> None:
-        """Know of no step yet."""
         super().__init__(job)
         self._world = frozenset(job.world)
         self._groups: set[Ranks] = set()

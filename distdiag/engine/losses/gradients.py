@@ -1,7 +1,5 @@
 """Puts gradients of all ranks side by side, with the exchanges that their autograd nodes made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -39,7 +37,6 @@ class GradientAligner(Aligner):
     builds = (GradientView,)
 
     def __init__(self, job: Job) -> None:
-        """No gradient was seen yet."""
         super().__init__(job)
         self._world = frozenset(job.world)
         self._calls: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}

@@ -1,7 +1,5 @@
 """Shows the losses of all ranks to the checks, and knows whether there were any."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -40,7 +38,6 @@ class LossWindows:
     """Collect the passes of each step until all ranks that combine gradients have reported."""
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks where nothing tells who combines gradients."""
         self._world = tuple(world)
         self._open: dict[tuple[Key, int], dict[int, LossWeights]] = {}
         self._complete: dict[Key, tuple[LossWindow, ...]] = {}
@@ -86,7 +83,6 @@ class LossAligner:
     builds = (LossView, AuxLossView, CombinedLossView, CombinedAuxLossView)
 
     def __init__(self, job: Job) -> None:
-        """No loss was seen yet."""
         self._job = job
         self._windows = LossWindows(job.world)
         self._is_read = False

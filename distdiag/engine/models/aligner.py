@@ -1,16 +1,15 @@
 """What the engine knows of models, their optimizers and what is saved of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.losses.losses import LossAligner
 from distdiag.engine.models.models import Models
-from distdiag.engine.models.optimizers import OptimizerSteps, Untrained
+from distdiag.engine.models.optimizers import Untrained
 from distdiag.engine.models.plans import UserPlans
 from distdiag.engine.models.replicas import UnsyncedReplicas
+from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import ProbeDisabled, RankStarted
 from distdiag.events.losses import LossWeights
@@ -52,7 +51,6 @@ class SliceSaves:
     """Collect who saved its parts; that some did not is only certain at the end."""
 
     def __init__(self) -> None:
-        """Nothing was saved yet."""
         self._saves: dict[int, SliceSaved] = {}
 
     def add(self, event: SliceSaved) -> None:
@@ -80,7 +78,6 @@ class RandomStreams:
     """Collect events until all ranks that should agree have reported theirs."""
 
     def __init__(self) -> None:
-        """Nothing was reported yet."""
         self._open: dict[tuple[str | int, ...], dict[int, _Event]] = {}
         self._counts: dict[tuple[str | int, ...], int] = {}
 
@@ -163,11 +160,10 @@ class ModelAligner(Aligner):
     builds = (*_NEVER, *LossAligner.builds)
 
     def __init__(self, job: Job) -> None:
-        """No model was seen yet."""
         super().__init__(job)
         self._unsynced = UnsyncedReplicas()
         self._models = Models(self._unsynced.parallel)
-        self._optimizers = OptimizerSteps(job.world)
+        self._optimizers = SideBySide(job.world)
         self._untrained = Untrained()
         self._saves = SliceSaves()
         self._plans = UserPlans(job.world, job.rules)

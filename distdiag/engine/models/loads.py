@@ -1,7 +1,5 @@
 """What ranks loaded and saved of a training's state, the same moment of all ranks side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -52,7 +50,6 @@ class LoadAligner(Aligner):
     builds = (WeightsLoadedView, LoadWastedView, ResumeView, RankStateView)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was loaded or saved yet."""
         super().__init__(job)
         self._open: dict[_Key, dict[int, Event]] = {}
         self._expected: dict[_Key, RankSet] = {}

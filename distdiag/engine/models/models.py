@@ -1,7 +1,5 @@
 """What the engine knows of models: plans, contents and gradients, put side by side."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

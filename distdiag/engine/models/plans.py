@@ -1,7 +1,5 @@
 """Sharding plans put beside what is there: the user's table, and the plans of programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,7 +33,6 @@ class UserPlans:
     """Collects plans; what a pattern matches is only known when all ranks have reported."""
 
     def __init__(self, world: RankSet, rules: Sequence[PlacementRule]) -> None:
-        """Know of no plan but the user's table."""
         self._world = world
         self._rules = tuple(rules)
         self._places: dict[tuple[object, ...], _Place] = {}

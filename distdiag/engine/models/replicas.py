@@ -4,8 +4,6 @@ Steps on gradients of one's own may be meant: weights are averaged now and then,
 change is sent round. Whoever means them sends something of the size of the model sooner or later.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -103,7 +101,6 @@ class ParallelGroups:
     """
 
     def __init__(self) -> None:
-        """Know of no group yet."""
         self._families: dict[_Family, list[_Group]] = {}
         self._carried: dict[_Group, int] = {}
         self._reducing: set[_Group] = set()
@@ -277,7 +274,6 @@ class InferredReplicas:
     """Compares biases and routers beside weights that ranks train together."""
 
     def __init__(self) -> None:
-        """Know of no model yet."""
         self._starts: dict[str, dict[int, Held]] = {}
         self._samples: dict[str, tuple[int, dict[int, Held]]] = {}
         self._sites: dict[tuple[str, int], CallSite] = {}
@@ -480,7 +476,6 @@ class UnsyncedReplicas:
     needs = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
 
     def __init__(self) -> None:
-        """Know of no copies that differ."""
         self.parallel = ParallelGroups()
         self._traffic = Traffic()
         self._pending: dict[tuple[str, ReplicaEvidence, frozenset[int]], _Pending] = {}

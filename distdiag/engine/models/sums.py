@@ -1,7 +1,5 @@
 """Finds gradients that ranks apply as they are while they sum those of other parameters by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -54,7 +52,6 @@ class SumsAligner(Aligner):
     builds = (SumsView,)
 
     def __init__(self, job: Job) -> None:
-        """Know of no model yet."""
         super().__init__(job)
         self._models = {rank: RankModels() for rank in job.world}
         self._samples: dict[str, dict[_Sample, dict[int, Held]]] = {}

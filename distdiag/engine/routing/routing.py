@@ -1,7 +1,5 @@
 """Puts choices of experts side by side: those of a repeated pass, and those of other ranks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +64,6 @@ class RoutingAligner(Aligner):
     builds = (RoutingView, RepeatedRouting, AuxLossRouting, CountsHeld)
 
     def __init__(self, job: Job) -> None:
-        """No tokens were routed yet."""
         super().__init__(job)
         self._models: dict[str, _Known] = {}
         self._reached: dict[int, int] = dict.fromkeys(job.world, 0)

@@ -1,7 +1,5 @@
 """COL013: whether a collective is called depends on what a rank has of its own."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """DAT001: a distributed sampler shuffles every epoch alike."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

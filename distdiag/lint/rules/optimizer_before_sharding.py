@@ -1,7 +1,5 @@
 """SHD001: an optimizer holds the parameters that a model had before it was sharded."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

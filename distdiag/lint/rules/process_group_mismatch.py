@@ -1,18 +1,12 @@
 """COL008: ranks create process groups differently, or in different order."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from distdiag.checks.col.process_group_mismatch import ProcessGroupMismatch as Check
 from distdiag.findings.finding import Severity
-from distdiag.lint.base import LintFinding, Rule
-from distdiag.lint.guarded import call_text, guard_text, guarded_sites, places, severity_of
-from distdiag.lint.modules import Module
+from distdiag.lint.guarded import GuardRule
 from distdiag.lint.operations import Family
 
 
-class ProcessGroupMismatch(Rule):
+class ProcessGroupMismatch(GuardRule):
     """Ranks create process groups differently, or in different order.
 
     ## What you see
@@ -44,14 +38,4 @@ class ProcessGroupMismatch(Rule):
     code = Check.code
     name = Check.name
     severity = Severity.ERROR
-
-    def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the creations of groups that some ranks leave out."""
-        for found in guarded_sites(module, self.effects, Family.GROUP):
-            yield self.finding(
-                module,
-                found.site.call,
-                f"{call_text(found)} is not called by every rank: {guard_text(found)}",
-                severity=severity_of(found),
-                related=places(found),
-            )
+    family = Family.GROUP

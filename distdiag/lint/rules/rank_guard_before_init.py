@@ -1,7 +1,5 @@
 """BAR005: a test on the rank is made before the process group exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

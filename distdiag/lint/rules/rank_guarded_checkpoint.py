@@ -1,28 +1,16 @@
 """CKP001: sharded state is saved or gathered on some ranks only."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Final
 
 from distdiag.findings.finding import Severity
-from distdiag.lint.base import LintFinding, Rule
-from distdiag.lint.guarded import (
-    GuardedSite,
-    call_text,
-    guard_text,
-    guarded_sites,
-    places,
-    severity_of,
-)
-from distdiag.lint.modules import Module
+from distdiag.lint.guarded import GuardedSite, GuardRule
 from distdiag.lint.operations import Family
 
 # Replicated models get away with these: only what each rank has of its own is lost.
 _TOLERATED: Final = frozenset({"get_state_dict", "save_state"})
 
 
-class RankGuardedCheckpoint(Rule):
+class RankGuardedCheckpoint(GuardRule):
     """Sharded state is saved, loaded or gathered on some ranks only.
 
     ## What you see
@@ -53,20 +41,11 @@ class RankGuardedCheckpoint(Rule):
     code = "CKP001"
     name = "rank-guarded-checkpoint"
     severity = Severity.ERROR
+    family = Family.CHECKPOINT
+    problem = "needs every rank"
 
-    def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the savers of sharded state that some ranks do not call."""
-        for found in guarded_sites(module, self.effects, Family.CHECKPOINT):
-            yield self.finding(
-                module,
-                found.site.call,
-                f"{call_text(found)} needs every rank: {guard_text(found)}",
-                severity=_severity(found),
-                related=places(found),
-            )
-
-
-def _severity(found: GuardedSite) -> Severity:
-    severity = severity_of(found)
-    is_tolerated = found.effect.operation.kind in _TOLERATED
-    return Severity.WARNING if is_tolerated and severity is Severity.ERROR else severity
+    def severity_of(self, found: GuardedSite) -> Severity:
+        """Return warning, and no error, for what loses no more than what each rank has alone."""
+        severity = super().severity_of(found)
+        is_tolerated = found.effect.operation.kind in _TOLERATED
+        return Severity.WARNING if is_tolerated and severity is Severity.ERROR else severity

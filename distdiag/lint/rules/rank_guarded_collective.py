@@ -1,21 +1,15 @@
 """COL009: a collective stands under a condition that holds on some ranks only."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from distdiag.checks.col.rank_guarded_collective import RankGuardedCollective as Check
 from distdiag.findings.finding import Severity
-from distdiag.lint.base import LintFinding, Rule
-from distdiag.lint.guarded import call_text, guard_text, guarded_sites, places, severity_of
-from distdiag.lint.modules import Module
+from distdiag.lint.guarded import GuardRule
 from distdiag.lint.operations import Family
 
 
 # A collective, or a call that leads to one through the given files, in a branch that some ranks do
 # not enter, or behind a return, continue, break or raise that some ranks take. Silent where the
 # other ranks make the same call in another branch, and where only the members of a group call it.
-class RankGuardedCollective(Rule):
+class RankGuardedCollective(GuardRule):
     """A collective stands under a condition that holds on some ranks only.
 
     ## What you see
@@ -49,14 +43,4 @@ class RankGuardedCollective(Rule):
     code = Check.code
     name = Check.name
     severity = Severity.ERROR
-
-    def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the collectives that some ranks do not call."""
-        for found in guarded_sites(module, self.effects, Family.COLLECTIVE):
-            yield self.finding(
-                module,
-                found.site.call,
-                f"{call_text(found)} is not called by every rank: {guard_text(found)}",
-                severity=severity_of(found),
-                related=places(found),
-            )
+    family = Family.COLLECTIVE

@@ -1,7 +1,5 @@
 """BAR001: nothing orders what one rank writes and what another one reads."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence

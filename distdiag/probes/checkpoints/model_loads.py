@@ -1,7 +1,5 @@
 """What loads into models have left out, decided when training begins."""
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections import Counter, defaultdict
@@ -154,7 +152,6 @@ class ModelLoads:
     """The loads of a process into its modules, and which of their tensors one has written."""
 
     def __init__(self) -> None:
-        """Nothing was loaded yet."""
         self._written: WeakMap[nn.Module, dict[str, int]]
         self._written = WeakMap()
         self._open: dict[int, _Load] = {}

@@ -108,7 +108,6 @@ class ProcessGroups(Probe):
     name: ClassVar[str] = "process-groups"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Count from 0."""
         super().__init__(recorder)
         self._ordinals: Counter[tuple[int, tuple[int, ...]]] = Counter()
         self._inside_of: set[int] = set()

@@ -3,8 +3,6 @@
 Their overloads differ in the last arguments only: options, or an operator, a root and a timeout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import index

@@ -60,7 +60,6 @@ class StoreCalls(Probe):
     name: ClassVar[str] = "store-calls"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know no store yet."""
         super().__init__(recorder)
         self._places: dict[int, tuple[weakref.ref[object], _Place]] = {}
         self._users_files: dict[str, bool] = {}
@@ -73,9 +72,9 @@ class StoreCalls(Probe):
             if name in vars(kind)
         }
         if "clone" in vars(kind):
-            makes["clone"] = self._cloning
+            makes["clone"] = self._call_after(self._cloned)
         self._patches.wrap_all(kind, makes)
-        self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
+        self._patches.wrap(c10d.PrefixStore, "__init__", self._call_after(self._follow))
 
     def _wrapper(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
         action = _PLURAL.get(name, name)
@@ -166,34 +165,19 @@ class StoreCalls(Probe):
         if known is not None and known[0]() is None:
             del self._places[number]
 
-    def _prefixing(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def method(self_: object, *args: object, **kwargs: object) -> object:
-            result = original(self_, *args, **kwargs)
-            if not self.is_off:
-                self._follow(self_, (*args, *kwargs.values()))
-            return result
-
-        return method
-
-    def _follow(self, made: object, given: tuple[Any, ...]) -> None:
+    def _follow(self, _: object, made: object, *args: object, **kwargs: object) -> None:
         with self.guard:
+            given = (*args, *kwargs.values())
             prefix = next(each for each in given if isinstance(each, str))
             base = next(each for each in given if isinstance(each, c10d.Store))
             place = self._place_of(base)
             if place is not None:
                 self._remember(made, _Place(place.store, f"{place.prefix}{prefix}/"))
 
-    def _cloning(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def clone(self_: object) -> object:
-            result = original(self_)
-            place = None if self.is_off else self._place_of(self_)
-            if place is not None:
-                self._remember(result, place)
-            return result
-
-        return clone
+    def _cloned(self, clone: object, store: object) -> None:
+        place = self._place_of(store)
+        if place is not None:
+            self._remember(clone, place)
 
 
 class _Place(NamedTuple):

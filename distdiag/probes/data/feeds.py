@@ -70,7 +70,6 @@ class NormReading:
     """The statistics of the layers of one forward pass, which a device may still be bringing."""
 
     def __init__(self, output: object, layers: dict[str, nn.Module]) -> None:
-        """Begin to read those of these layers that lead to an output."""
         with out_of_sight():
             found = list(itertools.islice(_layers_of(output, layers), MOST_LAYERS))
             self._pending = contents([t for each in found for t in (*each.means, *each.scales)])
@@ -188,7 +187,6 @@ class StepFeeds(Probe):
     name: ClassVar[str] = "step-feeds"
 
     def __init__(self, recorder: Recorder, moments: Moments) -> None:
-        """Nothing was fed yet."""
         super().__init__(recorder)
         self._moments = moments
         self.members: tuple[int, ...] = ()

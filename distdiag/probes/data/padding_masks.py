@@ -4,8 +4,6 @@ The batch shows which id is padding: its mask hides one id, wherever that stands
 else. However a program splits a sequence, that has to hold of each part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 

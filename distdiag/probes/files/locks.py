@@ -80,7 +80,6 @@ class FileLocks:
     """Writes LOCK when a lock has been taken, UNLOCK before it is given back."""
 
     def __init__(self, log: FileLog) -> None:
-        """Hold no lock."""
         self._log = log
         self._held: dict[int, _Held] = {}
 

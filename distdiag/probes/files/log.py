@@ -73,7 +73,6 @@ class Access:
     __slots__ = ("frame", "frames", "key", "moved", "origin", "place", "seq")
 
     def __init__(self, key: Key, place: Place, frame: FrameType) -> None:
-        """Write nothing yet."""
         self.key = key
         self.place = place
         self.frame: FrameType | None = frame
@@ -181,7 +180,6 @@ class FileLookups:
     def __init__(
         self, recorder: Recorder, paths: FilePaths, sites: FileSites, sync: SyncWait
     ) -> None:
-        """Write lookups with this recorder, and wait for what makes them new again."""
         self._recorder = recorder
         self._paths = paths
         self._sync = sync

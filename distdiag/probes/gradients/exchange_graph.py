@@ -1,7 +1,5 @@
 """Finds, in the graph of a loss, the nodes that may send gradients to other ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final

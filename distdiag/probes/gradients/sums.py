@@ -330,7 +330,7 @@ class Moments(NamedTuple):
 
     exchange_known: Signal[[]]
     backward_started: Signal[object]
-    stepping: Signal[Any, FrameType]
+    optimizer_stepping: Signal[Any, FrameType]
     step_ended: Signal[[]]
 
 
@@ -358,7 +358,7 @@ class GradientSumProbe(Probe):
     def _install(self) -> None:
         self._subscribe(self._moments.exchange_known, self._know_exchange)
         self._subscribe(self._moments.backward_started, self._before_backward)
-        self._subscribe(self._moments.stepping, self._before_update)
+        self._subscribe(self._moments.optimizer_stepping, self._before_update)
         self._subscribe(self._moments.step_ended, self._after_step)
 
     def uninstall(self) -> None:

@@ -1,7 +1,5 @@
 """Finds the auxiliary losses of a backward pass, and by what each of them is multiplied."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A loss of a causal model sees labels without the first one of each sequence. How
 valid is known only from the tensor from which they were taken.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -46,7 +44,6 @@ class LabelTensors:
     """Tensors that may hold labels, as long as the program keeps them."""
 
     def __init__(self) -> None:
-        """Nothing was given yet."""
         self._seen: deque[weakref.ref[torch.Tensor]] = deque(maxlen=MOST_TENSORS)
         self._targets: Counts | None = None
 

@@ -105,7 +105,6 @@ class InjectedAux:
     """What forward passes have injected, and the gradients that the next pass gives it."""
 
     def __init__(self, fail: Callable[[Exception], None]) -> None:
-        """Nothing was injected yet."""
         self._fail = fail
         self._num_awaited = 0
         self._found: list[Aux] = []
@@ -159,7 +158,7 @@ class Moments:
     inputs_seen: Signal[object]
     backward_started: Signal[object]
     backward_ended: Signal[bool]
-    stepping: Signal[Any, FrameType]
+    optimizer_stepping: Signal[Any, FrameType]
     step_ended: Signal[[]]
     aux_loss_injected: Signal[Any]
     aux_loss_doubted: Signal[bool]
@@ -204,7 +203,7 @@ class LossProbe(Probe):
         self._subscribe(moments.inputs_seen, self._see)
         self._subscribe(moments.backward_started, self._before_backward)
         self._subscribe(moments.backward_ended, self._after_backward)
-        self._subscribe(moments.stepping, self._before_step)
+        self._subscribe(moments.optimizer_stepping, self._before_step)
         self._subscribe(moments.step_ended, self._forget)
         self._subscribe(moments.aux_loss_injected, self._see_injected)
         self._subscribe(moments.aux_loss_doubted, self._doubt_aux)

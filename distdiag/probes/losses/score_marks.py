@@ -3,8 +3,6 @@
 A mark lies in the metadata of a node and goes with it: nothing is kept alive.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple

@@ -1,7 +1,5 @@
 """A hook of a module that no copy of the module and no file keeps."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import weakref

@@ -1,7 +1,5 @@
 """Writes down what optimizers hold when they step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What an optimizer holds when it is about to step, and whom its parameters belong to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +48,6 @@ class StepCounts:
     """How often each optimizer has stepped, and after how many backward passes."""
 
     def __init__(self) -> None:
-        """No step was taken yet."""
         self._steps: WeakMap[torch.optim.Optimizer, _Steps] = WeakMap()
 
     def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:

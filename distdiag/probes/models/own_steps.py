@@ -1,7 +1,5 @@
 """How many steps each model has taken: ranks may step other things in between."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final
@@ -21,7 +19,6 @@ class IdleReducers:
     """Recognises, by the times that reducers keep of gradients, those that have not worked."""
 
     def __init__(self) -> None:
-        """Know of none yet."""
         self._before: WeakMap[DistributedDataParallel, list[int]] = WeakMap()
 
     def mark(self, modules: Iterable[DistributedDataParallel]) -> None:

@@ -1,7 +1,5 @@
 """What the patterns of a plan match in a model, as events say it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -21,7 +19,6 @@ class PlanProbe(Probe):
     """Writes each outcome of a plan down once for each place that applies it."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know of no plan yet."""
         super().__init__(recorder)
         self._reported: set[tuple[object, ...]] = set()
 

@@ -29,7 +29,6 @@ class ModelNames:
     """Gives each model a name that it keeps."""
 
     def __init__(self) -> None:
-        """Have named none."""
         self._names: WeakMap[nn.Module, str] = WeakMap()
         self._num_names: dict[str, int] = {}
 
@@ -116,7 +115,6 @@ class LiveModels(ObjectRegistry):
     """The modules of a rank, and which of them are whole models."""
 
     def __init__(self) -> None:
-        """Know of none yet."""
         super().__init__(nn.Module, ("__init__", "__setstate__"))
 
     def roots(self) -> list[nn.Module]:

@@ -1,7 +1,5 @@
 """The plan of a model: for each of its tensors, how it is kept and which ranks hold the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 

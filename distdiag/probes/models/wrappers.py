@@ -1,7 +1,5 @@
 """What keeps the tensors of a model alike over ranks: DDP, FSDP, ZeRO, and their groups."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final, NamedTuple
@@ -197,7 +195,6 @@ class WrapTimes:
     """Which parameters were there when FSDP2 wrapped a module: later ones it does not know."""
 
     def __init__(self) -> None:
-        """Nothing was wrapped yet."""
         self._known: WeakMap[nn.Module, frozenset[str]] = WeakMap()
 
     def wrapped(self, module: nn.Module) -> None:

@@ -111,21 +111,14 @@ class StepClock(Probe):
         self._stepped = stepped
         self._ended = ended
         self._open = _Open()
-        self._handles: list[Any] = []
         self._closed_at: float | None = None
         self._num_backwards = 0
 
     def _install(self) -> None:
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
         scaler = torch.amp.grad_scaler.GradScaler
         self._patches.wrap(scaler, "step", self._scaler_step)
-
-    def uninstall(self) -> None:
-        """Remove the hooks."""
-        super().uninstall()
-        while self._handles:
-            self._handles.pop().remove()
 
     def _before_step(
         self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]

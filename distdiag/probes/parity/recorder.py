@@ -6,30 +6,23 @@ that were asked for. It never waits for another rank, and the values of the run 
 
 from __future__ import annotations
 
-import os
 import resource
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 import xxhash
 from torch import nn
-from torch.autograd import graph
 from torch.nn import functional
 from torch.nn.utils import clip_grad
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from distdiag.config.tasks import ParityTask, RankSummary
 from distdiag.events.models import ReplicaEvidence
-from distdiag.probes.base import AnyCallable, Patches, Probe, wrap_like
+from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.tensor_plans import Held, local_part
-from distdiag.probes.models.trained_models import TrainedModels
+from distdiag.probes.models.trained_models import TrainingRecorder
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
 from distdiag.probes.parity.perturbation import perturb_in_place
@@ -193,26 +186,21 @@ def _place(
 # The probe.
 
 
-class ParityRecorder(Probe):
+class ParityRecorder(TrainingRecorder):
     """Writes down what is compared with another run."""
 
     name: ClassVar[str] = "parity"
 
     def __init__(self, recorder: Recorder, task: ParityTask) -> None:
-        """Record nothing yet."""
-        super().__init__(recorder)
+        super().__init__(recorder, task.num_steps)
         self._task = task
         self._rank = recorder.rank
         self._writer = RecordingWriter(Path(task.folder), recorder.rank)
         self._tensors = TensorRecorder(self._writer, recorder.rank)
-        self._models = TrainedModels(recorder.rank, self.fail)
         self._feed = BatchFeed(task, self._models.coordinate, self._refuse)
-        self._handles: list[Any] = []
-        self._calls: dict[str, int] = {}
-        self._micro = self._step = self._padded_at = 0
+        self._padded_at = 0
         self._num_microsteps: list[int] = []
-        self._has_started = self._has_gradients = self._is_stepped = self._is_closed = False
-        self._is_in_backward = False
+        self._has_started = False
         self._rng_at_batch = b""
         self._draws = False
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -220,25 +208,16 @@ class ParityRecorder(Probe):
         self._problem = ""
 
     def _install(self) -> None:
-        self._models.watch(self._patches)
+        super()._install()
         self._feed.install(self._patches, self._writer, self._on_batch, self.fail)
-        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._around_backward)
         self._patches.wrap_everywhere(clip_grad, "clip_grad_norm_", self._around_clipping)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
-        self._handles.append(hook)
+        self._to_undo.append(hook.remove)
         if self._task.perturbation is not None:
             before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
-            self._handles.append(before)
+            self._to_undo.append(before.remove)
         if self._task.dropout == "off":
             switch_dropout_off(self._patches)
-
-    def uninstall(self) -> None:
-        """Remove the hooks."""
-        super().uninstall()
-        while self._handles:
-            self._handles.pop().remove()
 
     @guarded
     def flush(self) -> None:
@@ -275,11 +254,6 @@ class ParityRecorder(Probe):
         self._problem = str(problem)
         self._leave()
 
-    def _leave(self) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # tells the agent, which calls `flush`
-
     @guarded
     def _on_batch(self) -> None:
         self._end_step()
@@ -299,25 +273,6 @@ class ParityRecorder(Probe):
             ]
             perturb_in_place(parts, self._task.perturbation, self._task.perturbation_dtype)
         self._tensors.write(Kind.START, 0, self._models.held(), lambda each: each.tensor)
-
-    def _around_backward(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def run_backward(*args: object, **kwargs: object) -> object:
-            counts = kwargs.get("accumulate_grad") and not self._is_in_backward
-            if self.is_off or not counts:
-                return original(*args, **kwargs)
-            self._is_in_backward = True
-            try:
-                is_pass = self._before_backward(args[0] if args else ())
-                result = original(*args, **kwargs)
-                if is_pass:
-                    self._micro += 1
-                    self._calls.clear()
-                return result
-            finally:
-                self._is_in_backward = False
-
-        return run_backward
 
     @guarded
     def _before_backward(self, roots: Untyped) -> bool:
@@ -370,14 +325,7 @@ class ParityRecorder(Probe):
             self._has_gradients = True
             self._tensors.write(Kind.GRADIENT, self._step, self._models.held(), _gradient)
 
-    def _after_step(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._is_stepped = True
-
-    def _end_step(self) -> None:
-        """Close the step that the optimizers took since the last pass, if they did."""
-        if not self._is_stepped or self._micro == 0:
-            return
+    def _write_step(self) -> None:
         self._tensors.write(
             Kind.PARAMETER, self._step, self._models.held(), lambda each: each.tensor
         )
@@ -389,12 +337,7 @@ class ParityRecorder(Probe):
         )
         self._writer.write(Record(Kind.RATE, self._step, 0, "rates", values=rates))
         self._num_microsteps.append(self._micro)
-        self._step += 1
-        self._micro = 0
-        self._is_stepped = self._has_gradients = False
         self._writer.flush()
-        if self._step >= self._task.num_steps and not self._is_closed:
-            self._leave()
 
     # Outputs
 

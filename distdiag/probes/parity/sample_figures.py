@@ -1,7 +1,5 @@
 """A few figures of what each module returns for each sample, small enough to keep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ signal, which the monitor sends to the agent's thread and to no other: no system
 or of a library is interrupted.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os

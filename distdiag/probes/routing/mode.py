@@ -1,7 +1,5 @@
 """Sees, while a module routes, which of its calls choose experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -80,7 +78,6 @@ class RoutingMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Run the call."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not torch.compiler.is_compiling():

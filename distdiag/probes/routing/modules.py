@@ -1,7 +1,5 @@
 """Which modules may route tokens to experts, and what they say of it themselves."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final

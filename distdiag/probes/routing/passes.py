@@ -120,7 +120,6 @@ class Biases:
     """The biases that were seen, by module and name."""
 
     def __init__(self) -> None:
-        """Know of none."""
         self._names: WeakMap[nn.Module, set[str]] = WeakMap()
 
     def add(self, module: nn.Module, name: str) -> None:

@@ -1,7 +1,5 @@
 """What one choice of experts looks like: digests and figures that a device may still compute."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import torch

@@ -176,7 +176,6 @@ class ForwardPass:
     """What one thread exchanges and attends to, until the backward pass."""
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
         self._inner: Inner | None = None
         self._open: deque[Exchange] = deque(maxlen=_MOST_OPEN)
         self._uses: list[Use] = []

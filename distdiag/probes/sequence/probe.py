@@ -1,7 +1,5 @@
 """Writes down how attention over shared sequences exchanges them, in the first steps."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -174,7 +172,6 @@ class SequenceProbe(Probe):
     name: ClassVar[str] = "sequence"
 
     def __init__(self, recorder: Recorder, moments: Moments) -> None:
-        """Nothing has happened yet."""
         super().__init__(recorder)
         self._moments = moments
         self._unsubscribe: Unsubscribe | None = None

@@ -33,7 +33,6 @@ class AttentionPasses:
     """Marks as many tokens at a time as there are channels."""
 
     def __init__(self, spec: TokenSpec, dtype: torch.dtype, device: torch.device) -> None:
-        """Prepare for tensors of this form, whose last dimension is hidden."""
         self._spec = spec
         self._dtype = dtype
         self._device = device

@@ -1,7 +1,5 @@
 """The active mode ``--verify-sequence``: numbered tokens go through the program's own functions."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
@@ -43,11 +41,11 @@ class _Pair(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """When to verify, as `Signals` says; `shared` hears nothing of the tokens."""
+    """When to verify, as `Signals` says; `tensors_shared` hears nothing of the tokens."""
 
     before_backward: Signal[[]]
-    cut: Signal[object, Sequence[Tensor]]
-    shared: Signal[Any, Any]
+    sequence_cut: Signal[object, Sequence[Tensor]]
+    tensors_shared: Signal[Any, Any]
 
 
 class VerifySequence(Probe):
@@ -77,7 +75,7 @@ class VerifySequence(Probe):
 
     def _install(self) -> None:
         self._subscribe(self._moments.before_backward, self._before_backward)
-        self._subscribe(self._moments.cut, self._before_cut)
+        self._subscribe(self._moments.sequence_cut, self._before_cut)
 
     @guarded
     def _before_cut(self, mesh: object, _: Sequence[Tensor]) -> None:
@@ -104,7 +102,7 @@ class VerifySequence(Probe):
     def _verify(self, pair: _Pair, device: torch.device) -> None:
         spec = spec_of(pair.config, _world_size(), pair.config.dim, pair.functions)
         # Nobody is to take the all-to-alls of tokens for those of gradients or parameters.
-        with self._moments.shared.muted():
+        with self._moments.tensors_shared.muted():
             trace = trace_of(pair.functions, spec, device, pair.members)
         trace["is_form_sure"] = pair.is_form_sure
         trace["functions"] = definitions(pair.functions, self.recorder.main_script)

@@ -1,9 +1,7 @@
 """The report for a person at a terminal: the verdict first, then what it rests on."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from io import StringIO
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -13,7 +11,15 @@ from rich.text import Text
 
 from distdiag.engine.aligner import DESELECTED, LIGHT, subjects
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
+from distdiag.findings.finding import (
+    Evidence,
+    Finding,
+    Location,
+    Outcome,
+    ReadFile,
+    Report,
+    Severity,
+)
 from distdiag.reports.base import Reporter, cut, short, visible
 
 K = TypeVar("K", bound=Hashable)
@@ -27,6 +33,8 @@ LONGEST_CLAUSE: Final = 100
 CODE: Final = re.compile(r"[A-Z]+\d*")
 """A check's code; other keys of `not_checked` are words for what a probe does not see."""
 LONGEST_VALUE: Final = 200
+MOST_FILES: Final = 4
+"""More files of one kind in one folder are shown as one line."""
 LAST_LINES: Final = 9
 """Four frames with their source, and the line of the exception."""
 STYLES: Final = {
@@ -51,11 +59,14 @@ class TerminalReporter(Reporter):
 
     def render(self, report: Report) -> str:
         """Return the whole report as lines."""
-        page = _Page(self.width, color=self.color)
+        labels = {info.rank: info.label for info in report.run.ranks if info.label}
+        page = _Page(self.width, color=self.color, labels=labels)
         _write_verdict(page, report)
         for finding in sorted(report.findings, key=lambda finding: -finding.severity.weight):
             _write_finding(page, finding)
-        if not _is_healthy(report):
+        _write_next_time(page, report)
+        _write_files(page, report)
+        if report.files or not _is_healthy(report):
             page.blank()
         _write_coverage(page, report, verbose=self.verbose)
         if self.verbose:
@@ -68,8 +79,9 @@ class TerminalReporter(Reporter):
 class _Page:
     """Lines of text within a width. What is written is taken literally: no markup, no controls."""
 
-    def __init__(self, width: int, *, color: bool) -> None:
+    def __init__(self, width: int, *, color: bool, labels: Mapping[int, str]) -> None:
         self._width = width
+        self._labels = labels
         self._file = StringIO()
         self._console = Console(
             file=self._file,
@@ -79,6 +91,14 @@ class _Page:
             color_system="standard" if color else None,
             legacy_windows=False,
         )
+
+    def who(self, ranks: RankSet) -> str:
+        """Return ranks as a phrase, with the names of processes whose ranks are not known."""
+        named = [self._labels[rank] for rank in ranks if rank in self._labels]
+        known = RankSet(rank for rank in ranks if rank not in self._labels)
+        more = f" and {len(named) - MOST_GROUPS} more" if len(named) > MOST_GROUPS else ""
+        names = ", ".join([*([_phrase(known)] if known else []), *named[:MOST_GROUPS]])
+        return f"{names}{more}" if named else _phrase(ranks)
 
     def blank(self) -> None:
         """Write an empty line."""
@@ -126,7 +146,8 @@ def _write_verdict(page: _Page, report: Report) -> None:
     found = ", ".join(counts)
     if not report.findings:
         found = "nothing found" if report.checked else "nothing was checked"
-    ending = ENDINGS[report.run.outcome]
+    is_open = report.run.outcome is Outcome.RUNNING and report.files
+    ending = "no file says how the run ended" if is_open else ENDINGS[report.run.outcome]
     page.write(f"distdiag: {found}; {ending}.", indent=0, style="bold")
     if not report.complete and report.run.outcome is not Outcome.RUNNING:
         page.write("This report is provisional: the reporter was ended early.", indent=0)
@@ -138,12 +159,12 @@ def _write_finding(page: _Page, finding: Finding) -> None:
     page.write(head, indent=0, style=STYLES[finding.severity])
     page.write(finding.message)
     _write_location(page, finding.location, indent=2)
-    page.write_label("culprit", _phrase(finding.ranks) if finding.ranks else "not known")
+    page.write_label("culprit", page.who(finding.ranks) if finding.ranks else "not known")
     page.write_label("certainty", f"{finding.grade} ({finding.confidence:.0%})")
     if finding.step is not None:
         page.write_label("step", str(finding.step))
     page.write_label("subjects", ", ".join(finding.subjects))
-    for ranks, entries in _grouped(finding):
+    for ranks, entries in _grouped(finding, page.who):
         _write_evidence(page, ranks, entries)
     page.write_label("why", finding.why)
     page.write_label("fix", finding.fix)
@@ -179,7 +200,9 @@ def _end_of(value: str) -> str:
     return "\n".join(lines)
 
 
-def _grouped(finding: Finding) -> Iterator[tuple[str, list[Evidence]]]:
+def _grouped(
+    finding: Finding, who: Callable[[RankSet], str]
+) -> Iterator[tuple[str, list[Evidence]]]:
     """Yield what is said of the same ranks together, and once what is said of many ranks alike."""
     alike = _ranks_by_key(
         ((entry.summary, entry.location, tuple(entry.values.items())), entry.ranks)
@@ -194,7 +217,7 @@ def _grouped(finding: Finding) -> Iterator[tuple[str, list[Evidence]]]:
         order = sorted(by_ranks, key=lambda r: (r.isdisjoint(finding.ranks), -len(r)))
         by_ranks = {ranks: by_ranks[ranks] for ranks in order}
     for ranks, entries in islice(by_ranks.items(), MOST_GROUPS):
-        yield _phrase(ranks), entries
+        yield who(ranks) if ranks else "rank not known", entries
     if len(by_ranks) > MOST_GROUPS:
         rest = _count(len(by_ranks) - MOST_GROUPS, "more group")
         yield f"and {rest} of ranks: see report.json", []
@@ -260,6 +283,49 @@ def _write_gaps(page: _Page, report: Report) -> None:
         page.write(f"{', '.join(codes)}: {reason}")
 
 
+def _write_next_time(page: _Page, report: Report) -> None:
+    if not report.next_time:
+        return
+    page.blank()
+    page.write("What to collect next time", indent=0, style="bold")
+    for sentence in report.next_time:
+        page.write(sentence, indent=4, first="  -")
+
+
+def _write_files(page: _Page, report: Report) -> None:
+    """Write what was read, files of one kind in one folder together where they are many."""
+    if not report.files:
+        return
+    page.blank()
+    page.write("What was read", indent=0, style="bold")
+    alike: dict[tuple[object, ...], list[ReadFile]] = {}
+    for file in report.files:
+        key = (file.path.rpartition("/")[0], file.kinds, bool(file.num_lines), file.problem)
+        alike.setdefault(key, []).append(file)
+    for files in islice(alike.values(), MOST_GROUPS):
+        several = len(files) > MOST_FILES
+        for group in [files] if several else [[file] for file in files]:
+            more = f" and {len(group) - 1} more" if several else ""
+            page.write_whole(f"{group[0].path}{more}", indent=2)
+            page.write(_what_was_read(group), indent=6)
+    if len(alike) > MOST_GROUPS:
+        page.write(f"and {_count(len(alike) - MOST_GROUPS, 'more kind')}: see report.json")
+
+
+def _what_was_read(files: list[ReadFile]) -> str:
+    """Return ``log of ranks 0-3: 16 of 5,000 lines understood; only its end was read``."""
+    first = files[0]
+    ranks = RankSet(rank for file in files for rank in file.ranks)
+    whose = f" of {_phrase(ranks)}" if ranks else ""
+    understood = sum(file.num_understood for file in files)
+    num_lines = sum(file.num_lines for file in files)
+    how_much = f": {understood:,} of {num_lines:,} lines understood" if num_lines else ""
+    if understood and not num_lines:
+        how_much = f": {understood:,} entries understood"
+    what = f"{' and '.join(first.kinds)}{whose}{how_much}" if first.kinds else ""
+    return "; ".join(filter(None, [what, first.problem]))
+
+
 def _write_run(page: _Page, report: Report, *, verbose: bool) -> None:
     run = report.run
     page.blank()
@@ -274,7 +340,7 @@ def _write_run(page: _Page, report: Report, *, verbose: bool) -> None:
         page.write_label("checked", ", ".join(report.checked) or "nothing")
     statuses = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
     for (status, last), ranks in islice(statuses.items(), MOST_GROUPS):
-        page.write(f"{_phrase(ranks)}: {status}{_sentence('; last: ', last)}")
+        page.write(f"{page.who(ranks)}: {status}{_sentence('; last: ', last)}")
     if len(statuses) > MOST_GROUPS:
         page.write(
             f"and {_count(len(statuses) - MOST_GROUPS, 'more group')} of ranks: see report.json"

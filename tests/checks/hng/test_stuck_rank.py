@@ -110,6 +110,8 @@ def test_the_message_says_what_it_is_stuck_in(tmp_path):
     assert "by a signal" in finding.message
     finding = named(stuck_job(tmp_path, *frame("torch/utils/file_baton.py", "wait")), "HNG008")
     assert "torch/utils/file_baton.py" in finding.message
+    # The wait for such a lock is a known fault, whose row says what to do.
+    assert "torch_extensions" in finding.fix and "killed while it built" in finding.why
 
 
 @pytest.mark.parametrize(

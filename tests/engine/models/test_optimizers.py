@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from distdiag.engine.models.optimizers import MOST_OPEN, OptimizerSteps, Untrained
+from distdiag.engine.models.optimizers import Untrained
+from distdiag.engine.side_by_side import MOST_OPEN, SideBySide
 from distdiag.events.models import MOST_NAMES, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import UntrainedView
@@ -122,7 +123,7 @@ def test_a_list_that_was_cut_off_parts_nobody():
 
 def steps(*fields, world=2):
     """What comes of the states of optimizers, in this order, and what is left at the end."""
-    optimizers = OptimizerSteps(RankSet(range(world)))
+    optimizers = SideBySide(RankSet(range(world)))
     found = [optimizers.add(optimizer_state(**each)) for each in fields]
     return [each for each in found if each is not None], list(optimizers.rest())
 
