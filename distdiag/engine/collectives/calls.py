@@ -82,7 +82,7 @@ class GroupStream:
         """Whether every rank has come, those included of which no record of this call is left."""
         if not self._enqueued:
             return False
-        others = (rank for rank in self._enqueued if rank not in by_rank and rank in self.ranks)
+        others = (rank for rank in self._enqueued if rank not in by_rank)
         num_others = sum(self._has_reached(rank, seq_id) for rank in others)
         return len(by_rank) + num_others >= len(self.ranks)
 
