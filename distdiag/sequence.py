@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 import torch
@@ -16,11 +16,11 @@ import torch.distributed as dist
 from distdiag.agent.agent import RankAgent
 from distdiag.checks.seq.token_fault import FaultKind, TokenFault
 from distdiag.checks.seq.token_trace import faults_of
-from distdiag.config.subjects import Dtype, SequencePlan
+from distdiag.config.subjects import Dtype, SequenceConfig
 from distdiag.events.base import CallSite
 from distdiag.events.errors import SequenceFaultError
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import Reduction, TokenPassport
+from distdiag.events.sequences import Reduction, TokenTrace
 from distdiag.findings.finding import Grade
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.sequence.token_passes import Functions
@@ -108,34 +108,56 @@ def verify(  # noqa: PLR0913 (all but two are keywords)
             process groups were used and none is named.
 
     """
-    functions = Functions(split, gather, attention)
-    members = _members(group)
-    where = torch.device(device) if device is not None else _device(group)
-    agent = RankAgent.current
-    main_script = agent.recorder.main_script if agent is not None else None
-    site = CallSite(frames_of(sys._getframe(1), main_script))
+    trial = _Trial(
+        Functions(split, gather, attention),
+        _members(group),
+        torch.device(device) if device is not None else _device(group),
+        CallSite(frames_of(sys._getframe(1), _main_script())),
+    )
     faults: list[TokenFault] = []
     for dtype in dtypes:
-        plan = SequencePlan(
+        config = SequenceConfig(
             length=length,
             batch=batch,
             heads=heads,
             hidden=hidden,
+            dim=dim,
             dtype=_name_of(dtype),
             causal=causal,
             documents=tuple(documents),
             reduction=reduction,
             backward=backward,
         )
-        passport = trace_of(functions, spec_of(plan, 1, dim, functions), where, members)
-        passport["functions"] = definitions(functions, main_script)
-        name = label_of(functions)
+        faults += _compared(_exchanged(trial.run(config), group))
+    return SequenceVerdict(tuple(dict.fromkeys(faults)), trial.members or _all_ranks(group))
+
+
+class _Trial(NamedTuple):
+    """Functions that tokens are sent through, on this rank; `site` is where the user asks for it.
+
+    `members` are the ranks of the group, None if the functions themselves show which one they use.
+    """
+
+    functions: Functions
+    members: tuple[int, ...] | None
+    device: torch.device
+    site: CallSite
+
+    def run(self, config: SequenceConfig) -> TokenTrace:
+        """Send tokens through once; what came of them also goes to the agent, if there is one."""
+        spec = spec_of(config, 1, config.dim, self.functions)
+        trace = trace_of(self.functions, spec, self.device, self.members)
+        trace["functions"] = definitions(self.functions, _main_script())
+        name = label_of(self.functions)
+        agent = RankAgent.current
         if agent is not None and not agent.recorder.closed:
-            write_trace(agent.recorder, name, site, passport)
+            write_trace(agent.recorder, name, self.site, trace)
         rank = dist.get_rank() if _has_group() else 0
-        own = TokenPassport(rank=rank, seq=0, time_ns=0, name=name, number=0, site=site, **passport)
-        faults += _compared(_exchanged(own, group))
-    return SequenceVerdict(tuple(dict.fromkeys(faults)), members or _all_ranks(group))
+        return TokenTrace(rank=rank, seq=0, time_ns=0, name=name, number=0, site=self.site, **trace)
+
+
+def _main_script() -> str | None:
+    return RankAgent.current.recorder.main_script if RankAgent.current is not None else None
 
 
 def _name_of(dtype: torch.dtype) -> Dtype:
@@ -172,21 +194,21 @@ def _device(group: Group) -> torch.device:
     return torch.device("cpu")
 
 
-def _exchanged(own: TokenPassport, group: Group) -> dict[int, TokenPassport]:
+def _exchanged(own: TokenTrace, group: Group) -> dict[int, TokenTrace]:
     ranks = _all_ranks(group)
     if len(ranks) == 1:
         return {own.rank: own}
     everybody: list[bytes] = [b""] * len(ranks)
     dist.all_gather_object(everybody, msgspec.msgpack.encode(own), group=_process_group(group))
-    passports = [msgspec.msgpack.decode(each, type=TokenPassport) for each in everybody]
-    return {passport.rank: passport for passport in passports}
+    traces = [msgspec.msgpack.decode(each, type=TokenTrace) for each in everybody]
+    return {trace.rank: trace for trace in traces}
 
 
-def _compared(by_rank: Mapping[int, TokenPassport]) -> list[TokenFault]:
+def _compared(by_rank: Mapping[int, TokenTrace]) -> list[TokenFault]:
     """Compare the ranks of each group with one another."""
     faults: list[TokenFault] = []
-    for members in dict.fromkeys(passport.members for passport in by_rank.values()):
+    for members in dict.fromkeys(trace.members for trace in by_rank.values()):
         those = {rank: by_rank[rank] for rank in members if rank in by_rank}
-        if all(passport.members == members for passport in those.values()):
+        if all(trace.members == members for trace in those.values()):
             faults += faults_of(those)
     return faults

@@ -23,7 +23,7 @@ from distdiag.findings.finding import Report
 from distdiag.findings.report_json import decode_report
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import RunDir
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 
 __all__ = ["Plan", "Trial"]
 
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 
 class Trial:
-    """One run. `told_ns` is when the first line about a finding was read (0: there was none).
+    """One run. `reported_ns` is when the first line about a finding was read (0: there was none).
 
     `ended` says that the job came to an end by itself, `left_behind` how many of its processes
     lived on and were killed.
@@ -56,7 +56,7 @@ class Trial:
         self.plan = plan
         self.folder = folder
         self.lines: list[str] = []
-        self.told_ns = 0
+        self.reported_ns = 0
         self.ended = True
         self.left_behind = 0
         self._run_dir = RunDir(folder / "run", 0)
@@ -90,8 +90,10 @@ class Trial:
         assert process.stderr is not None
         with process.stderr as lines:
             for line in lines:
-                if not self.told_ns and line.startswith(("distdiag: error", "distdiag: warning")):
-                    self.told_ns = time.monotonic_ns()
+                if not self.reported_ns and line.startswith(
+                    ("distdiag: error", "distdiag: warning")
+                ):
+                    self.reported_ns = time.monotonic_ns()
                 self.lines.append(line)
 
     def _finish(self, process: subprocess.Popen[str]) -> None:
@@ -133,9 +135,9 @@ class Trial:
     @property
     def latency_s(self) -> float | None:
         """The time from declaring to the line, or None if there was no line."""
-        if not self.told_ns:
+        if not self.reported_ns:
             return None
-        since_s = (self.told_ns - self._stopped_ns()) / 1e9
+        since_s = (self.reported_ns - self._stopped_ns()) / 1e9
         threshold_s = TIMEOUT_S * (WORKING_FACTOR if self.plan.kind == "busy" else 1)
         return since_s - threshold_s if since_s >= threshold_s else since_s
 
@@ -143,9 +145,9 @@ class Trial:
         """Return when the last thing happened before the line."""
         times = [int(path.read_text()) for path in self.folder.glob("injected")]
         for rank in range(self.plan.world_size):
-            decoder = EventDecoder(rank, Canon())
+            decoder = EventDecoder(rank, Interner())
             for payload in EventReader(self._run_dir.folder, rank).payloads():
                 event = decoder.decode(payload)
-                if event is not None and event.time_ns <= self.told_ns:
+                if event is not None and event.time_ns <= self.reported_ns:
                     times.append(event.time_ns)
-        return max(times, default=self.told_ns)
+        return max(times, default=self.reported_ns)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure how soon a fault is told: ``scripts/bench_latency.py [--runs 20] [--hang-runs 5]``.
+"""Measure how soon a fault is reported: ``scripts/bench_latency.py [--runs 20] [--hang-runs 5]``.
 
 Each run is a real ``torchrun`` job of two ranks. Prints a table for docs/results.md.
 """
@@ -23,7 +23,7 @@ from distdiag.findings.finding import Report
 from distdiag.findings.report_json import decode_report
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import RunDir
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 
 PROGRAM = """
 import sys, time, torch, torch.distributed as dist
@@ -104,7 +104,7 @@ class Job:
 
     def calls(self, rank: int) -> Iterator[Collective]:
         """Yield the collectives that a rank recorded."""
-        decoder = EventDecoder(rank, Canon())
+        decoder = EventDecoder(rank, Interner())
         for payload in EventReader(self.run_dir.folder, rank).payloads():
             event = decoder.decode(payload)
             if isinstance(event, Collective) and event.signature.op in ("all_reduce", "broadcast"):
@@ -119,10 +119,10 @@ def measure_contradiction() -> dict[str, float]:
     """Let two ranks contradict each other."""
     with tempfile.TemporaryDirectory(prefix="distdiag-bench-") as folder:
         job = Job(Path(folder), "contradiction")
-        told_ns = job.time_of_first_finding()
+        reported_ns = job.time_of_first_finding()
         job.end()
         made_ns = max(list(job.calls(rank))[-1].time_ns for rank in (0, 1))
-        return {CONTRADICTION: (told_ns - made_ns) / 1e9}
+        return {CONTRADICTION: (reported_ns - made_ns) / 1e9}
 
 
 def measure_unlike_calls() -> dict[str, float]:
@@ -144,7 +144,7 @@ def measure_missing_rank() -> dict[str, float]:
         job = Job(
             Path(folder), "missing", "--hang-timeout", f"{THRESHOLD_S:g}", "--on-hang", "abort"
         )
-        told_ns = job.time_of_first_finding()
+        reported_ns = job.time_of_first_finding()
         while not job.report().complete:
             time.sleep(0.01)
         complete_ns = time.monotonic_ns()
@@ -154,9 +154,9 @@ def measure_missing_rank() -> dict[str, float]:
         job.end()
         stalled_ns = max(call.time_ns for rank in (0, 1) for call in job.calls(rank))
         return {
-            MISSING: (told_ns - stalled_ns) / 1e9 - THRESHOLD_S,
-            COMPLETE: (complete_ns - told_ns) / 1e9,
-            GONE: (gone_ns - told_ns) / 1e9,
+            MISSING: (reported_ns - stalled_ns) / 1e9 - THRESHOLD_S,
+            COMPLETE: (complete_ns - reported_ns) / 1e9,
+            GONE: (gone_ns - reported_ns) / 1e9,
         }
 
 

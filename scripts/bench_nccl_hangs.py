@@ -58,7 +58,7 @@ def read_report(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def told(report: dict[str, Any]) -> str:
+def reported(report: dict[str, Any]) -> str:
     """Return codes and ranks of the errors."""
     errors = [f for f in report["findings"] if f["severity"] != "info"]
     return ", ".join(f"{f['code']} {f['name']} on {f['ranks']}" for f in errors) or "nothing"
@@ -94,7 +94,7 @@ def run(kind: str, transport: str) -> str:
         declared_s = max(marks) + HANG_TIMEOUT_S
         strangers = len(before - ranks)
         return (
-            f"| {kind} | {told(report)} | {report['run'].get('dump_transport') or 'none'} | "
+            f"| {kind} | {reported(report)} | {report['run'].get('dump_transport') or 'none'} | "
             f"{dumped_s - declared_s:.1f} s | {ended_s - declared_s:.1f} s | "
             f"{strangers or 'none'} |"
         )

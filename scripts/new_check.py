@@ -121,12 +121,15 @@ ALIGNER = '''"""Puts {fact_words} of all ranks side by side."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from distdiag.checks.{family}.{stem} import {view}
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
 from distdiag.events.base import Event
 from distdiag.events.{fact_stem} import {fact_class}
 from distdiag.views.base import View
+
+_NONE: Final = NothingThere("{fact_words}", "there were no {fact_words}")
 
 
 class {fact_class}Aligner(Aligner):
@@ -149,7 +152,7 @@ class {fact_class}Aligner(Aligner):
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether any rank has reported something."""
-        return {{}} if self._last else {{{view}: NothingThere("there were no {fact_words}")}}
+        return {{}} if self._last else {{{view}: _NONE}}
 '''
 
 VIEW = '''@dataclass(frozen=True, slots=True)

@@ -108,9 +108,22 @@ class FakeRank:
 
 
 class FakeJob:
-    """Ranks and their monitor. As a context manager it leaves no process behind."""
+    """Ranks and their monitor. As a context manager it leaves no process behind.
 
-    def __init__(self, root, bodies, *, attempt=0, launcher=None, monitor_code=None, **config):
+    `is_monitored`: the monitor starts together with the ranks; else `start_monitor` starts it.
+    """
+
+    def __init__(
+        self,
+        root,
+        bodies,
+        *,
+        attempt=0,
+        launcher=None,
+        monitor_code=None,
+        is_monitored=True,
+        **config,
+    ):
         self.run_dir = RunDir(root, attempt)
         self.world = len(bodies)
         (self.run_dir.folder / "acks").mkdir(parents=True, exist_ok=True)
@@ -118,6 +131,7 @@ class FakeJob:
         self._bodies = bodies
         self._launcher = launcher or os.getpid()
         self._monitor_code = monitor_code
+        self._is_monitored = is_monitored
         self.ranks = []
         self.monitor = None
 
@@ -126,7 +140,8 @@ class FakeJob:
         for rank, body in enumerate(self._bodies):
             if body is not None:
                 self.ranks.append(self._start_rank(rank, body))
-        self.start_monitor()
+        if self._is_monitored:
+            self.start_monitor()
         return self
 
     def _write_launch_file(self):
@@ -199,7 +214,7 @@ class FakeJob:
         self.until(lambda: path.exists() and is_true(self.report()), timeout_s)
 
     def __exit__(self, *_):
-        for process in (*self.ranks, self.monitor):
+        for process in filter(None, (*self.ranks, self.monitor)):
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             process.wait()

@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import select
 import shutil
 import signal
@@ -26,9 +27,10 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
+from itertools import chain
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import IO, Any, NoReturn
@@ -48,6 +50,23 @@ PRELOADED = (
 )
 """What most programs import, or the first optimizer does. The agent then finds there what else it
 would see being imported, as in a program that calls `attach()` late."""
+PRELOADED_FOR = {
+    "accelerate": ("accelerate",),
+    "deepspeed": ("deepspeed",),
+    "lightning": ("lightning",),
+    "transformers": (
+        "accelerate",
+        "transformers.trainer",
+        "transformers.models.deepseek_v3.modeling_deepseek_v3",
+        "transformers.models.gpt2.modeling_gpt2",
+        "transformers.models.gpt_oss.modeling_gpt_oss",
+        "transformers.models.mixtral.modeling_mixtral",
+        "transformers.models.olmoe.modeling_olmoe",
+        "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    ),
+    "inductor": ("torch._inductor.compile_fx",),
+}
+"""What programs import besides that import one of these libraries, or name this compiler."""
 TERMINATE_S = 10.0
 """A rank whose peer has failed has this long to end when it is told so; torchrun gives it 30."""
 
@@ -84,8 +103,8 @@ class Job:
         """Return the exit status of the launcher, or None when the time is up."""
         if not select.select([self._launcher], [], [], timeout_s)[0]:
             return None
-        told = self._launcher.recv(_MOST_BYTES)
-        return int(told) if told else -signal.SIGKILL
+        reported = self._launcher.recv(_MOST_BYTES)
+        return int(reported) if reported else -signal.SIGKILL
 
     def close(self) -> None:
         """End what still runs."""
@@ -113,6 +132,7 @@ class _Server:
                 [sys.executable, "-c", _SERVE, str(listening.fileno())],
                 env=os.environ | own,
                 stdin=subprocess.PIPE,  # it ends when nobody holds the other side any more
+                stdout=subprocess.DEVNULL,  # some libraries say that they are imported
                 pass_fds=[listening.fileno()],
                 start_new_session=True,
             )
@@ -234,31 +254,73 @@ class _KeptGroups(dict[Any, Any]):
 def serve() -> tuple[CodeType, dict[str, Any]]:
     """Fork a launcher for each request; return in a rank only: what it has to run, and where.
 
+    Requests for programs of large libraries go to a copy of this process that has imported these.
     A rank must run it at the bottom of the stack, where it would be in a process of its own.
     """
-    sys.path[0] = str(REPOSITORY)
-    for name in PRELOADED:
-        importlib.import_module(name)
-    sys.modules["torch.distributed.distributed_c10d"]._pg_map = _KeptGroups()  # type: ignore[attr-defined]
-    probes = importlib.import_module("distdiag.probes")
-    for module in pkgutil.walk_packages(probes.__path__, "distdiag.probes."):
-        with suppress(ImportError):  # some need what is not installed
-            importlib.import_module(module.name)
-    tasks = os.listdir("/proc/self/task")
-    if len(tasks) != 1:
-        raise RuntimeError(f"{len(tasks)} threads: what is forked would lack all but one")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers
-    listening = socket.socket(fileno=int(sys.argv[1]))
-    while listening in select.select([listening, 0], [], [])[0]:
-        client, _ = listening.accept()
-        with client:
-            message, streams, _, _ = socket.recv_fds(client, _MOST_BYTES, 3)
+    _prepare()
+    requests: Any = socket.socket(fileno=int(sys.argv[1]))
+    copies: dict[tuple[str, ...], socket.socket] = {}
+    is_copy = False
+    while requests in select.select([requests, 0], [], [])[0]:
+        message, streams, client = _next_request(requests, is_copy)
+        request = json.loads(message)
+        libraries = () if is_copy else _libraries_of(request)
+        if libraries and libraries not in copies:
+            copies[libraries], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             if os.fork() == 0:
-                listening.close()
-                return _launch(json.loads(message), streams, client.dup())
+                requests, is_copy = theirs, True
+                _import(chain.from_iterable(map(PRELOADED_FOR.__getitem__, libraries)))
+        if libraries and not is_copy:
+            socket.send_fds(copies[libraries], [message], [*streams, client.fileno()])
+        elif not libraries and os.fork() == 0:
+            requests.close()
+            return _launch(request, streams, client)
+        client.close()
         for descriptor in streams:
             os.close(descriptor)
     os._exit(0)
+
+
+def _prepare() -> None:
+    """Import what nearly all ranks do, and see that it can be forked."""
+    sys.path[0] = str(REPOSITORY)
+    _import(PRELOADED)
+    sys.modules["torch.distributed.distributed_c10d"]._pg_map = _KeptGroups()  # type: ignore[attr-defined]
+    probes = importlib.import_module("distdiag.probes")
+    found = pkgutil.walk_packages(probes.__path__, "distdiag.probes.")
+    _import(module.name for module in found)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(ImportError):  # some need what is not installed
+            importlib.import_module(name)
+    tasks = os.listdir("/proc/self/task")
+    if len(tasks) != 1:
+        raise RuntimeError(f"{len(tasks)} threads: what is forked would lack all but one")
+
+
+def _libraries_of(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return for which of `PRELOADED_FOR` the script of a request asks."""
+    paths = [Path(request["folder"], each) for each in request["command"]]
+    script = next((path for path in paths if path.suffix == ".py" and path.is_file()), None)
+    text = script.read_text(errors="replace") if script else ""
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE))
+    compilers = {"inductor"} if "inductor" in request["command"] else set()
+    return tuple(sorted((imported | compilers) & PRELOADED_FOR.keys()))
+
+
+def _next_request(requests: socket.socket, is_copy: bool) -> tuple[bytes, list[int], socket.socket]:
+    """Return what is asked for, the streams, and who asks."""
+    if is_copy:
+        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
+        if not message:  # whose copy it is has ended
+            os._exit(0)
+        return message, descriptors[:3], socket.socket(fileno=descriptors[3])
+    client, _ = requests.accept()
+    message, streams, _, _ = socket.recv_fds(client, _MOST_BYTES, 3)
+    return message, streams, client
 
 
 def _launch(
@@ -398,9 +460,9 @@ def _watch(pids: dict[int, int], client: socket.socket, failures: str | None) ->
 
     Return the status of a process without a launcher, which has no folder for `failures`.
     """
-    told: list[int] = []
+    reported: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: told.append(number))
+        signal.signal(number, lambda number, _: reported.append(number))
     status = 0
     kill_s = float("inf")
     while pids:
@@ -410,16 +472,16 @@ def _watch(pids: dict[int, int], client: socket.socket, failures: str | None) ->
             ended = os.waitstatus_to_exitcode(how)
             if failures is None:
                 return ended
-            if ended and not told:
+            if ended and not reported:
                 status = 1
                 sys.stderr.write(f"rank {rank} failed, exitcode  : {ended} (pid: {pid})\n")
                 sys.stderr.write(_error_message(failures, rank))
-                told.append(signal.SIGTERM)
+                reported.append(signal.SIGTERM)
             continue
-        if told and kill_s == float("inf"):
+        if reported and kill_s == float("inf"):
             status = 1
             kill_s = time.monotonic() + TERMINATE_S
-            _signal(pids, told[0])
+            _signal(pids, reported[0])
         if time.monotonic() > kill_s:
             _signal(pids, signal.SIGKILL)
         if select.select([client], [], [], 0.01)[0]:  # nobody waits for them any more

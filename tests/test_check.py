@@ -16,7 +16,7 @@ from distdiag.events.base import Event
 from distdiag.events.lifecycle import Finished, ProbeDisabled, Raised, RankStarted
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import Verdict
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 
 REPOSITORY = Path(__file__).parents[1]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def _events(folder: Path, rank: int = 0) -> list[Event]:
-    decoder = EventDecoder(rank, Canon())
+    decoder = EventDecoder(rank, Interner())
     payloads = EventReader(folder / "run" / "attempt-0", rank).payloads()
     return [event for event in map(decoder.decode, payloads) if event is not None]
 

@@ -108,6 +108,17 @@ def test_each_rank_draws_its_own_numbers(tmp_path):
     assert len(set(numbers)) == 8
 
 
+@pytest.mark.parametrize("name", ["accelerate", "transformers"])
+def test_a_library_is_there_for_a_script_that_imports_it_and_for_no_other(tmp_path, name):
+    pytest.importorskip(name)
+    text = f"import sys\nprint({name!r} in sys.modules, end=' ')\n"
+    told = []
+    for line in (f"import {name}", "", f"from {name} import utils"):
+        outcome = Launch(folder=tmp_path).plain(write(tmp_path, text + line), nproc=1)
+        told.append((outcome.exit_status, outcome.stdout))
+    assert told == [(0, "True "), (0, "False "), (0, "True ")]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [

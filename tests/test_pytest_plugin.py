@@ -306,7 +306,7 @@ def test_right(assert_parity):
     assert_parity({str(SCRIPT)!r}, steps=2)
 
 def test_summed(assert_parity):
-    arguments = ["--keeper", "hand", "--bug", "summed"]
+    arguments = ["--wrapper", "hand", "--bug", "summed"]
     assert_parity({str(SCRIPT)!r}, world_sizes=[1, 2], args=arguments, steps=2)
 """)
     result.assert_outcomes(passed=1, failed=1)

@@ -8,25 +8,27 @@ import json
 import os
 import platform
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
 import msgspec
 
-from distdiag.agent.exit import HardExit, leave
 from distdiag.agent.monitor_process import MonitorProcess
 from distdiag.agent.rendezvous import Rendezvous, is_needed
 from distdiag.config import Config
 from distdiag.events.base import Frame, Phase
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError
 from distdiag.events.lifecycle import Finished, ProbeDisabled, RankStarted
-from distdiag.probes.base import Probe
+from distdiag.probes.base import AnyCallable, Probe
+from distdiag.probes.call_sites import caller, frames_of
 from distdiag.probes.catalogue import ProbeSpec, Wiring, find_probes
+from distdiag.probes.patching.in_place import all_at_once
 from distdiag.probes.patching.post_import import ImportHook
 from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.probes.process.post_mortem import PostMortem
@@ -43,6 +45,46 @@ LAST_WORDS_S: Final = 3.0
 VERDICT_S: Final = 12.0
 """Rank 0 waits so long for the verdict after all other ranks have ended: a little longer than the
 monitor waits for ranks that never came."""
+
+
+def leave(exit_status: int) -> None:
+    """End the process with another status than the interpreter would."""
+    logging = sys.modules.get("logging")
+    if logging is not None:
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(exit_status)
+
+
+class HardExit(Probe):
+    """Tells that a script ends by `os._exit`, which runs no exit handler: status and line."""
+
+    name: ClassVar[str] = "hard-exit"
+
+    def __init__(
+        self, recorder: Recorder, *, before_exit: Callable[[int, tuple[Frame, ...]], None]
+    ) -> None:
+        """Call `before_exit` with status and stack, unless the end was reported already."""
+        super().__init__(recorder)
+        self._before_exit = before_exit
+
+    def _install(self) -> None:
+        self._patches.wrap(os, "_exit", self._leaving)
+
+    def _leaving(self, original: AnyCallable) -> AnyCallable:
+        def leave(status: int) -> None:
+            # In a forked child the recorder is closed: its end is not that of the rank.
+            if not self.is_off:
+                with self.guard:
+                    frames = frames_of(caller(), self.recorder.main_script)
+                    self._before_exit(status & 0xFF, frames)
+            original(status)
+
+        return leave
 
 
 class RankAgent:
@@ -135,10 +177,11 @@ class RankAgent:
         self._start_thread(self._beat)
         if is_needed(launch):
             self._start_thread(self._meet)
-        for probe in self.probes:
-            probe.install()
-        self._on_import("")  # some wait for nothing
-        self._imports.start()
+        with self._wrapping():
+            for probe in self.probes:
+                probe.install()
+            self._on_import("")  # some wait for nothing
+            self._imports.start()
 
     @property
     def is_inherited(self) -> bool:
@@ -172,22 +215,26 @@ class RankAgent:
     def _on_import(self, name: str) -> None:
         self._imported.add(name)
         ready = [spec for spec in self._specs if self._imported.issuperset(spec.needs)]
-        for spec in ready:
-            if spec in self._specs:  # installing one may import what another one waits for
-                self._specs.remove(spec)
-                self._install(spec)
+        with self._wrapping():
+            for spec in ready:
+                if spec in self._specs:  # installing one may import what another one waits for
+                    self._specs.remove(spec)
+                    self._install(spec)
+
+    def _wrapping(self) -> AbstractContextManager[None]:
+        return all_at_once(Guard(partial(self._miss, "functions of C")))
 
     def _install(self, spec: ProbeSpec) -> None:
         probes: Sequence[Probe] = ()
-        with Guard(partial(self._miss, spec)):  # another torch than we know
+        with Guard(partial(self._miss, spec.name)):  # another torch than we know
             probes = spec.make(self._wiring)
         for probe in probes:
             probe.install()
             self.probes.append(probe)
 
-    def _miss(self, spec: ProbeSpec, error: Exception) -> None:
+    def _miss(self, probe: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
-        self.recorder.event(ProbeDisabled, probe=spec.name, reason=reason)
+        self.recorder.event(ProbeDisabled, probe=probe, reason=reason)
 
     def _beat(self) -> None:
         while not self._stopping.wait(BEAT_S):

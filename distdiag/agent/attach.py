@@ -1,7 +1,5 @@
 """Start and stop the agent of this process, whatever stands in the way."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

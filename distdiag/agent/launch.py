@@ -1,7 +1,5 @@
 """Which rank of which launch this process is, as its environment tells it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping
@@ -88,12 +86,12 @@ def _rank(environ: Mapping[str, str]) -> int:
 
 
 def _require_sense(rank: int, local_rank: int, world: int) -> None:
-    told = f"rank {rank} of {world} (local rank {local_rank})"
+    claim = f"rank {rank} of {world} (local rank {local_rank})"
     if world > LARGEST_WORLD:
-        raise RankError(f"the environment says {told}: so many ranks there cannot be")
+        raise RankError(f"the environment says {claim}: so many ranks there cannot be")
     if not local_rank <= rank < world:
         raise RankError(
-            f"the environment says {told}, which contradicts itself (RANK, LOCAL_RANK, WORLD_SIZE)"
+            f"the environment says {claim}, which contradicts itself (RANK, LOCAL_RANK, WORLD_SIZE)"
         )
 
 

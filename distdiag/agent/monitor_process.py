@@ -1,7 +1,5 @@
 """Starts the monitor of a node, and tells whether it still lives."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select
@@ -31,7 +29,7 @@ _PR_GET_CHILD_SUBREAPER: Final = 37
 
 
 class Pid(NamedTuple):
-    """A process, told from later ones that have the same number."""
+    """A process, distinguished from later ones that have the same number."""
 
     number: int
     start_ticks: int
@@ -55,7 +53,6 @@ class MonitorProcess:
     """
 
     def __init__(self, run_dir: RunDir) -> None:
-        """Know of no monitor yet."""
         self._run_dir = run_dir
         self._tracer = 0
 

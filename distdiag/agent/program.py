@@ -1,7 +1,5 @@
 """The program that a checked run runs as ``__main__``, found and started as Python does it."""
 
-from __future__ import annotations
-
 import builtins
 import importlib.util
 import os

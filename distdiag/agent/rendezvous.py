@@ -3,8 +3,6 @@
 Runs in a thread of its own beside the training: a store may take long to answer.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

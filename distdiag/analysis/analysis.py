@@ -1,16 +1,15 @@
 """From paths to one report."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import msgspec
 
+from distdiag.analysis.advice import what_to_collect
 from distdiag.analysis.evidence import Evidence, gather
 from distdiag.analysis.run_folders import TimedEvent
 from distdiag.checks import load_checks
@@ -24,7 +23,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.reports.builder import say
-from distdiag.views.rank_states import Fate, RankState, StackView, last_act
+from distdiag.views.rank_states import RankState, RankStatus, StackView, last_act
 
 # Say on stderr how far a long analysis is, and what it could not use.
 
@@ -183,6 +182,19 @@ class Timeline:
         self._beats |= {beat.rank: beat for beat in beats}
         self._exits.extend(ends)
 
+    @property
+    def is_anyone_left(self) -> bool:
+        """Whether a rank is known to have lived on after its last event."""
+        return bool(self._alive or self._beats)
+
+    def bury(self) -> None:
+        """Feed the ends of ranks of which nothing else is known: they cannot stand still."""
+        known = self._alive | self._beats.keys()
+        for event in self._exits:
+            if event.rank not in known:
+                self._engine.feed(event)
+        self._exits = [event for event in self._exits if event.rank in known]
+
     def stand_still(self, pause_s: float, *, is_known: bool = True) -> None:
         """Let so much time pass in which no event comes, in seconds; it may be assumed."""
         if not is_known:
@@ -229,7 +241,7 @@ def _sign_of_life(rank: int) -> Heartbeat:
     return Heartbeat(rank=rank, seq=-1, time_ns=0, phase=Phase.SCRIPT, beat_ns=0)
 
 
-# ---
+# The analysis itself: evidence in, one report out.
 
 _NOT_ALWAYS_SAID: Final = {"COL005": "reduce_op", "COL006": "root"}
 """What a check needs that a flight recorder leaves out."""
@@ -240,12 +252,13 @@ _OF_AGENTS: Final = ("DIA002",)
 def analyze(
     paths: Sequence[Path],
     *,
+    stream: BinaryIO | None = None,
     ranks_by_file: Mapping[str, int] | None = None,
     selection: Selection | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
     complain: Callable[[str], None] = lambda problem: None,
 ) -> Report:
-    """Check what a job left below these paths.
+    """Check what a job left below these paths, and what `stream` says, such as a log in a pipe.
 
     `ranks_by_file` are the ranks of files whose names and content do not say it, by path or end
     of a path; `progress` gets how many files have been read, and `complain` one line for each that
@@ -258,7 +271,7 @@ def analyze(
     catalogue = load_checks()
     selection = selection or Selection()
     selection.validate(catalogue)
-    evidence = gather(paths, ranks_by_file or {}, progress)
+    evidence = gather(paths, ranks_by_file or {}, progress, stream)
     for problem in evidence.problems:
         complain(problem)
     config = evidence.config
@@ -280,10 +293,13 @@ def analyze(
     else:
         for folder in evidence.folders:
             timeline.keep(folder.beats, folder.ends)
-        pause = evidence.pause()
-        timeline.stand_still(pause.seconds, is_known=pause.is_known)
+        timeline.bury()
+        if timeline.is_anyone_left:
+            pause = evidence.pause()
+            timeline.stand_still(pause.seconds, is_known=pause.is_known)
         timeline.end()
-    gaps = evidence.gaps | unable | _left_out(catalogue, selection) | engine.not_checked
+    gaps = evidence.gaps | unable | _left_out(catalogue, selection)
+    gaps |= _not_checked(engine, evidence)
     if evidence.recorded is not None:
         gaps |= facts.gaps(engine.checked)
     outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
@@ -301,8 +317,25 @@ def _unable(evidence: Evidence, catalogue: Mapping[str, type[Check[Any]]]) -> di
             if StackView not in check.views
         }
     if not evidence.folders:
-        return {code: "needs a run directory" for code in _OF_AGENTS if code in catalogue}
+        return dict.fromkeys((code for code in _OF_AGENTS if code in catalogue), _only(evidence))
     return {}
+
+
+def _not_checked(engine: Engine, evidence: Evidence) -> dict[str, str]:
+    """Return what was not observed. Of what no file can show it is not said that it was not there.
+
+    A run directory holds what all probes saw; logs and dumps hold nothing of most subjects.
+    """
+    if evidence.folders:
+        return engine.not_checked
+    return engine.not_checked | dict.fromkeys(sorted(engine.idle), _only(evidence))
+
+
+def _only(evidence: Evidence) -> str:
+    return (
+        f"only {evidence.given} were given: checks of models, data, routing and files, and others "
+        "that need a run directory, had nothing to look at"
+    )
 
 
 def _left_out(codes: Iterable[str], selection: Selection) -> dict[str, str]:
@@ -381,13 +414,15 @@ def _report(
             for rank in [*silent, *(r for r, s in states.items() if _is_unknown(s))]
             if rank not in named
         ),
+        files=tuple(evidence.files),
+        next_time=what_to_collect(evidence, engine.findings, outcome),
     )
 
 
 def _is_unknown(state: RankState) -> bool:
     """Whether nothing was read of a rank, nor seen of it from outside."""
     is_seen = state.stacks is not None and not state.stacks.error
-    return state.fate is Fate.SILENT and not is_seen and not state.observed
+    return state.status is RankStatus.SILENT and not is_seen and not state.observed
 
 
 def _world_size(ranks: Collection[int], labels: Collection[int]) -> int:
@@ -411,7 +446,7 @@ def _rank_info(state: RankState, world_size: int, *, is_aborted: bool) -> RankIn
         world_size=started.world_size if started else world_size,
         hostname=started.hostname if started else "",
         pid=started.pid if started else 0,
-        fate="aborted" if is_aborted and state.fate is Fate.RUNNING else state.fate,
+        fate="aborted" if is_aborted and state.status is RankStatus.RUNNING else state.status,
         last=last_act(state),
         label=state.label,
     )

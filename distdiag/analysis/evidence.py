@@ -1,24 +1,25 @@
 """Everything that was found below some paths, by rank, and what could not be used and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from distdiag.analysis.reading import read_files
+from distdiag.analysis.order import in_order
+from distdiag.analysis.reading import Contents, read_files
 from distdiag.analysis.run_folders import (
     RunFolder,
     TimedEvent,
-    find_run_folders,
+    all_run_folders,
     is_run_folder,
     merged,
+    newest_run,
 )
 from distdiag.config import Config
+from distdiag.dumps.files import printable
 from distdiag.dumps.flight_recorder.recording import Recording, RecordingDump
 from distdiag.dumps.flight_recorder.run import RecordedRun
 from distdiag.dumps.logs.group_reports import ReportDump, ReportedRun
@@ -29,8 +30,9 @@ from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.events.lifecycle import ProcessNamed
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import Observed, Stacks
-from distdiag.record.wire import Canon
+from distdiag.events.stacks import FaultLogged, Observed, Stacks
+from distdiag.findings.finding import ReadFile
+from distdiag.record.wire import Interner
 
 LONG_S: Final = SAME_CALL_PATIENCE * MIN_THRESHOLD_S
 """Ranks that all wait in one call, and have done so for this long, count as standing still."""
@@ -39,6 +41,12 @@ ASSUMED_PAUSE_S: Final = 600.0
 MOVING_S: Final = 5.0
 """A job that was dumped so soon after its last call had not stood still, in seconds."""
 MOST_NAMED: Final = 5
+_PLURALS: Final = {
+    "flight recorder": "flight-recorder dumps",
+    "launcher's summary": "launchers' summaries",
+    "log": "logs",
+    "run directory": "run directories",
+}
 
 
 class Pause(NamedTuple):
@@ -53,7 +61,8 @@ class Evidence:
     """What is left of one job.
 
     `problems` is one line for each file that could not be used; `gaps` says the same and more by
-    name and reason. `labels` are the names of processes whose ranks are not known.
+    name and reason. `labels` are the names of processes whose ranks are not known. `files` are
+    those that were read.
     """
 
     folders: tuple[RunFolder, ...]
@@ -64,6 +73,14 @@ class Evidence:
     labels: Mapping[int, str] = field(default_factory=dict)
     problems: Sequence[str] = ()
     gaps: dict[str, str] = field(default_factory=dict)
+    files: Sequence[ReadFile] = ()
+
+    @property
+    def given(self) -> str:
+        """What was given, in words, as in ``logs and stacks``."""
+        kinds = list(dict.fromkeys(kind for file in self.files for kind in file.kinds))
+        words = [_PLURALS.get(kind, kind) for kind in sorted(kinds)]
+        return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
     @property
     def observed(self) -> RankSet:
@@ -103,7 +120,7 @@ class Evidence:
     def of_runs(self) -> Iterator[TimedEvent]:
         """Yield what the run directories hold, by one clock."""
         # What other files tell has the time of the wall clock.
-        yield from merged(self.folders, Canon(), by_wall_clock=bool(self.events))
+        yield from merged(self.folders, Interner(), by_wall_clock=bool(self.events))
         for folder in self.folders:
             if folder.problem:
                 self.gaps[f"what the monitor saw in {folder.run_dir.root}"] = folder.problem
@@ -141,8 +158,9 @@ def gather(
     paths: Sequence[Path],
     ranks_by_file: Mapping[str, int],
     progress: Callable[[int], None],
+    stream: BinaryIO | None = None,
 ) -> Evidence:
-    """Read everything below the paths.
+    """Read everything below the paths, and out of a pipe.
 
     Raises:
         UsageError: there is nothing that can be checked, or more than one run.
@@ -151,11 +169,18 @@ def gather(
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise UsageError(f"{missing[0]} does not exist")
-    folders = find_run_folders(paths)
-    contents = read_files(paths, skip_folder=is_run_folder, progress=progress)
-    resolved = resolve_ranks(contents.dumps, ranks_by_file)
-    problems = [*contents.problems, *resolved.problems]
+    found = all_run_folders(paths)
+    folders = newest_run(found, paths)
+    contents = read_files(paths, skip_folder=is_run_folder, progress=progress, stream=stream)
+    resolved = resolve_ranks(contents.dumps, ranks_by_file, siblings=contents.foreign)
+    unsigned = _unsigned(contents.dumps, resolved.dumps)
+    problems = [*contents.problems, *_problems_of(contents, resolved, ranks_by_file)]
     gaps = _as_gaps(problems, contents.foreign)
+    for folder in found:
+        if folder not in folders:
+            gaps[printable(str(folder.run_dir.root))] = "not used: an older run; name it to read it"
+    if contents.passed_over:
+        gaps["passed over in the folders"] = _counts(contents.passed_over)
     recordings = _newest_recordings(resolved.dumps)
     if recordings and folders:
         gaps["flight-recorder dumps"] = "not used: the event files of the run know more"
@@ -164,17 +189,24 @@ def gather(
         rank: [ProcessNamed(rank=rank, seq=-1, time_ns=0, label=label)]
         for rank, label in resolved.labels.items()
     }
-    for dump in resolved.dumps:
+    for dump in in_order(resolved.dumps):
         if dump.rank is not None and dump.events:
             events.setdefault(dump.rank, []).extend(dump.events)
+    if unsigned:
+        keeper = min([*recordings, *events, *(r for f in folders for r in f.ranks)], default=0)
+        events.setdefault(keeper, []).extend(
+            msgspec.structs.replace(line, rank=keeper, is_rank_known=False) for line in unsigned
+        )
     recorded = _recorded(recordings)
     reported = _reported(resolved, folders, recordings)
+    files = (*_as_files(folders), *_with_ranks(contents, resolved.dumps))
     evidence = Evidence(
-        folders, recorded, reported, events, recordings, resolved.labels, problems, gaps
+        folders, recorded, reported, events, recordings, resolved.labels, problems, gaps, files
     )
     if not evidence.observed:
-        reasons = "; ".join(f"{what}: {why}" for what, why in gaps.items())
-        raise UsageError(f"nothing that can be checked was found{': ' if gaps else ''}{reasons}")
+        known = {file.path: file.problem for file in files if file.path not in contents.foreign}
+        reasons = "; ".join(f"{what}: {why}" for what, why in (known | gaps).items())
+        raise UsageError(f"nothing that can be checked was found{': ' if reasons else ''}{reasons}")
     return evidence
 
 
@@ -188,6 +220,70 @@ def _reported(
     reports = [d for d in resolved.dumps if isinstance(d, ReportDump) and not is_known_better]
     ranks = {dump.rank for dump in resolved.dumps if dump.rank is not None} if reports else set()
     return ReportedRun(reports, ranks, resolved.labels)
+
+
+def _unsigned(dumps: Sequence[RankDump], resolved: Sequence[RankDump]) -> list[FaultLogged]:
+    """Return the lines of known faults of which nothing says whose they are."""
+    known = {line.file: set[tuple[str, int]]() for d in dumps for line in _faults(d)}
+    for dump in resolved:
+        for line in _faults(dump):
+            known[line.file].add((line.fault, line.place))
+    lines = (line for dump in dumps if dump.rank is None for line in _faults(dump))
+    return [line for line in lines if (line.fault, line.place) not in known[line.file]]
+
+
+def _faults(dump: RankDump) -> list[FaultLogged]:
+    return [event for event in dump.events if isinstance(event, FaultLogged)]
+
+
+def _problems_of(
+    contents: Contents, resolved: Resolved, ranks_by_file: Mapping[str, int]
+) -> Sequence[str]:
+    """Return what the user must tell; for lines of known faults a rank is not needed."""
+    dumps = contents.dumps
+    explained = {dump.path for dump in dumps if dump.rank is None and _faults(dump)}
+    others = [d for d in dumps if d.path not in explained or not _is_seen_from_outside(d)]
+    if not resolved.problems or len(others) == len(dumps):
+        return resolved.problems
+    return resolve_ranks(others, ranks_by_file, siblings=contents.foreign).problems
+
+
+def _is_seen_from_outside(dump: RankDump) -> bool:
+    """Say whether a dump holds only what the lines of known faults tell as well."""
+    if isinstance(dump, RecordingDump):
+        return False
+    return all(isinstance(event, FaultLogged | Observed) for event in dump.events)
+
+
+def _as_files(folders: Sequence[RunFolder]) -> Iterator[ReadFile]:
+    for folder in folders:
+        yield ReadFile(
+            path=printable(str(folder.run_dir.root)),
+            kinds=("run directory",),
+            ranks=RankSet(folder.ranks),
+        )
+
+
+def _with_ranks(contents: Contents, resolved: Sequence[RankDump]) -> Iterator[ReadFile]:
+    """Yield the files that were read with the ranks that they are of, or why that is unknown."""
+    ranks: dict[str, set[int]] = {}
+    for dump in resolved:
+        if dump.rank is not None:
+            ranks.setdefault(dump.path, set()).add(dump.rank)
+    for file in contents.files:
+        known = ranks.get(file.path, set())
+        if known or not file.kinds:
+            yield msgspec.structs.replace(file, ranks=RankSet(known))
+        else:
+            why = "; ".join(filter(None, [file.problem, "neither content nor name tells its rank"]))
+            yield msgspec.structs.replace(file, problem=why)
+
+
+def _counts(numbers: Mapping[str, int]) -> str:
+    """Return ``214 files of sources, 3 of checkpoints``, and how to have them read."""
+    first, *rest = (f"{number:,} files of {kind}" for kind, number in numbers.items())
+    counted = ", ".join([first, *(each.replace(" files of", " of") for each in rest)])
+    return f"{counted}; name a file to have it read"
 
 
 def _recorded(recordings: Mapping[int, RecordingDump]) -> RecordedRun | None:

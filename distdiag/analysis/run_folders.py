@@ -1,8 +1,7 @@
 """Find run directories of the tool itself, whole or half-written, and read what is in them."""
 
-from __future__ import annotations
-
 import heapq
+import os
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
@@ -11,13 +10,14 @@ from typing import Final
 
 import msgspec
 
+from distdiag.dumps.bystanders import is_skipped_folder
 from distdiag.dumps.process.proc import Process
 from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, ProbeDisabled, RankStarted
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.files import LocalFiles
 from distdiag.transports.forwarder import shifted
 from distdiag.transports.journal import read_journal
@@ -60,7 +60,12 @@ class RunFolder:
         except (OSError, *UNDECODABLE):
             return None
 
-    def timed_events(self, canon: Canon) -> Iterator[TimedEvent]:
+    def began_s(self) -> float:
+        """Return when the run was launched, in seconds since 1970; 0 if that is lost."""
+        file = self.launch_file
+        return file.launch.started_s if file is not None else 0.0
+
+    def timed_events(self, canon: Interner) -> Iterator[TimedEvent]:
         """Yield all events in the order of this node's clock, each with its time.
 
         They are those of the ranks, in their order, and what the monitor has noted. What cannot be
@@ -76,7 +81,7 @@ class RunFolder:
         streams = [self._of_rank(rank, canon, noted) for rank in self.ranks]
         yield from heapq.merge(*streams, _timed(noted), key=itemgetter(0))
 
-    def _of_rank(self, rank: int, canon: Canon, noted: Sequence[Event]) -> Iterator[TimedEvent]:
+    def _of_rank(self, rank: int, canon: Interner, noted: Sequence[Event]) -> Iterator[TimedEvent]:
         """Yield what a rank wrote, and what its files tell now and nobody has noted before."""
         known = {_kind(event) for event in noted if event.rank == rank}
         is_over = any(isinstance(e, Monitored) and e.act == "ended" for e in noted)
@@ -134,7 +139,7 @@ def _kind(event: Event) -> tuple[object, ...]:
 
 
 def merged(
-    folders: Sequence[RunFolder], canon: Canon, *, by_wall_clock: bool
+    folders: Sequence[RunFolder], canon: Interner, *, by_wall_clock: bool
 ) -> Iterator[TimedEvent]:
     """Yield the events of all nodes, by the clock of the first one, or by the wall clock."""
     streams = [_peeked(folder.timed_events(canon)) for folder in folders]
@@ -158,23 +163,44 @@ def _shifted(events: Iterator[TimedEvent], shift_ns: int) -> Iterator[TimedEvent
 def find_run_folders(paths: Sequence[Path]) -> tuple[RunFolder, ...]:
     """Return the run directories among the paths and below them: the nodes of one run.
 
+    Of several runs below one folder it is the one that began last.
+
     Raises:
-        UsageError: two of them hold the same rank, so they are not of one run.
+        UsageError: two of them hold the same rank, so they are not of one run, and both were named
+            or began at the same time.
 
     """
+    return newest_run(all_run_folders(paths), paths)
+
+
+def all_run_folders(paths: Sequence[Path]) -> tuple[RunFolder, ...]:
+    """Return the run directories among the paths and below them, whichever runs they are of."""
     roots = {root.resolve(): root for path in paths for root in _roots(path, DEEPEST)}
     newest = (_newest_attempt(root) for root in roots.values())
-    folders = tuple(folder for folder in newest if folder is not None)
-    owners: dict[int, Path] = {}
-    for folder in folders:
-        for rank in folder.ranks:
-            other = owners.setdefault(rank, folder.run_dir.root)
-            if other != folder.run_dir.root:
-                raise UsageError(
-                    f"{other} and {folder.run_dir.root} both hold rank {rank}; "
-                    "analyze one run at a time"
-                )
-    return folders
+    return tuple(folder for folder in newest if folder is not None)
+
+
+def newest_run(folders: Sequence[RunFolder], named: Sequence[Path]) -> tuple[RunFolder, ...]:
+    """Return those of the newest run, in their order; `named` are what the user asked for.
+
+    Raises:
+        UsageError: it is not clear which run is meant.
+
+    """
+    kept: list[RunFolder] = []
+    for folder in sorted(folders, key=RunFolder.began_s, reverse=True):
+        other = next((o for o in kept if not set(folder.ranks).isdisjoint(o.ranks)), None)
+        if other is None:
+            kept.append(folder)
+            continue
+        roots = [other.run_dir.root, folder.run_dir.root]
+        if other.began_s() == folder.began_s() or all(root in named for root in roots):
+            rank = min(set(folder.ranks) & set(other.ranks))
+            first, second = sorted(roots)
+            raise UsageError(
+                f"{first} and {second} both hold rank {rank}; analyze one run at a time"
+            )
+    return tuple(folder for folder in folders if folder in kept)
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -188,8 +214,18 @@ def _roots(path: Path, depth: int) -> Iterator[Path]:
     if is_run_folder(path):
         yield path
     elif depth > 0:
-        for child in sorted(path.iterdir()):
+        for child in _subfolders(path):
             yield from _roots(child, depth - 1)
+
+
+def _subfolders(path: Path) -> list[Path]:
+    """Return the folders in a folder; a data set of a million files costs one listing."""
+    try:
+        with os.scandir(path) as entries:
+            names = [e.name for e in entries if e.is_dir() and not is_skipped_folder(e.name)]
+    except OSError:
+        return []
+    return [path / name for name in sorted(names)]
 
 
 def _newest_attempt(root: Path) -> RunFolder | None:

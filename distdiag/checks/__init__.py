@@ -1,7 +1,5 @@
 """The catalogue: one module for each check, and the checks of third parties."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points

@@ -1,7 +1,5 @@
 """The contract of a check."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator
@@ -35,6 +33,8 @@ class Check(Generic[V]):
     """The types of view that the check judges: what stands in the brackets of `Check`."""
     covers: ClassVar[tuple[str, ...]] = ()
     """Codes of findings that are evidence for one of this check if they name the same line."""
+    gives_way: ClassVar[bool] = False
+    """What it finds is but a note where another check has proven something as severe."""
 
     why: ClassVar[str] = ""
     fix: ClassVar[str] = ""
@@ -63,7 +63,7 @@ class Check(Generic[V]):
         message: str,
         *,
         ranks: RankSet,
-        evidence: tuple[Evidence, ...],
+        evidence: tuple[Evidence, ...] | str,
         step: int | None = None,
         location: Location | None = None,
         subjects: tuple[str, ...] = (),
@@ -75,8 +75,10 @@ class Check(Generic[V]):
         """Build a finding that carries this check's code, name and texts.
 
         `texts` may replace why, fix, fix_changes, fix_leaves and disproof by more specific ones.
-        A note always has severity info.
+        A note always has severity info. A text as evidence is what these ranks saw at this place.
         """
+        if isinstance(evidence, str):
+            evidence = (Evidence(ranks=ranks, summary=evidence, location=location),)
         standing = {
             key: texts.get(key, getattr(self, key))
             for key in ("why", "fix", "fix_changes", "fix_leaves", "disproof")

@@ -1,7 +1,5 @@
 """Entry point ``distdiag``: one command in each module, which is loaded when it is used."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Sequence

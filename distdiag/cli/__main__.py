@@ -1,7 +1,5 @@
 """``python -m distdiag.cli`` is the command ``distdiag``."""
 
-from __future__ import annotations
-
 from distdiag.cli import main
 
 if __name__ == "__main__":

@@ -1,23 +1,27 @@
 """``distdiag analyze``: check what a job left behind."""
 
-from __future__ import annotations
-
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import BinaryIO, Final, TypedDict, Unpack
 
 import click
 
-from distdiag.analysis import Progress, analyze
+from distdiag.analysis import Progress, analyze, split_jobs
 from distdiag.cli.options import codes
-from distdiag.cli.show import reaches, report_option, show_report
+from distdiag.cli.show import reaches, report_option, show_report, verbose_option
 from distdiag.config.selection import Selection
-from distdiag.findings.finding import Severity
+from distdiag.events.errors import UsageError
+from distdiag.findings.finding import Report, Severity
+
+_PIPE: Final = Path("-")
 
 
 class _Options(TypedDict):
     paths: tuple[Path, ...]
     ranks_by_file: dict[str, int]
     report_format: str
+    verbose: bool
     select: tuple[str, ...]
     ignore: tuple[str, ...]
 
@@ -47,6 +51,7 @@ def _ranks_by_file(
     help="The rank of a dump, if neither the name nor the content of FILE says it.",
 )
 @report_option
+@verbose_option
 @click.option(
     "--select", default="", callback=codes, metavar="CODES", help="Run only these checks [ALL]."
 )
@@ -57,16 +62,47 @@ def command(**options: Unpack[_Options]) -> int:
     """Check dumps, logs and run directories of a job.
 
     PATH is a dump of the flight recorder (pickle or JSON), of py-spy, gdb or faulthandler, a log,
-    a run directory, a folder of such files or an archive of them. No code in them is run. Exits
-    with 1 if an error was found.
+    a run directory, a folder of such files or an archive of them; - is a log in a pipe. A folder
+    may hold other things, too: `distdiag analyze .` passes over sources, checkpoints and data. No
+    code in them is run. Exits with 1 if an error was found.
     """
+    paths = [path for path in options["paths"] if path != _PIPE]
+    piped = sys.stdin.buffer if len(paths) < len(options["paths"]) else None
+    jobs = split_jobs(paths)
     with Progress() as progress:
-        report = analyze(
-            options["paths"],
-            ranks_by_file=options["ranks_by_file"],
-            selection=Selection(options["select"], options["ignore"]),
-            progress=progress.show,
-            complain=progress.complain,
-        )
-    show_report(report, options["report_format"])
-    return 1 if reaches(report, Severity.ERROR) else 0
+        reports = list(_reports(jobs, piped, options, progress))
+    for report in reports:
+        show_report(report, options["report_format"], verbose=options["verbose"])
+    return 1 if any(reaches(report, Severity.ERROR) for report in reports) else 0
+
+
+def _reports(
+    jobs: Sequence[Sequence[Path]],
+    piped: BinaryIO | None,
+    options: _Options,
+    progress: Progress,
+) -> Iterator[Report]:
+    """Yield a report for each job; one that has nothing to check is told in one line.
+
+    Raises:
+        UsageError: no job has anything to check.
+
+    """
+    problems: list[UsageError] = []
+    for paths in jobs:
+        try:
+            yield analyze(
+                paths,
+                stream=piped,
+                ranks_by_file=options["ranks_by_file"],
+                selection=Selection(options["select"], options["ignore"]),
+                progress=progress.show,
+                complain=progress.complain,
+            )
+        except UsageError as error:
+            problems.append(error)
+        piped = None  # it is of the first job, and can be read once
+    if len(problems) == len(jobs):
+        raise problems[0]
+    for problem in problems:
+        progress.complain(str(problem))

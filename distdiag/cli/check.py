@@ -1,7 +1,5 @@
 """``distdiag check``: run a script on several ranks of this machine under observation."""
 
-from __future__ import annotations
-
 import click
 
 from distdiag.cli.options import check_options

@@ -1,7 +1,5 @@
 """``distdiag demo``: a healthy and a sick script, and the report of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """``distdiag dump``: where the ranks of a job are now, even if it runs without the agent."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from pathlib import Path

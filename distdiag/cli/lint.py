@@ -1,7 +1,5 @@
 """``distdiag lint``: find mistakes in the source of a training program before it runs."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

@@ -1,19 +1,16 @@
 """``distdiag moe-determinism``: whether the same run routes tokens in the same way again."""
 
-from __future__ import annotations
-
 import sys
 import time
-from pathlib import Path
-from typing import Final, TypedDict, Unpack
+from typing import Final, Unpack
 
 import click
 
 from distdiag.checks.moe.routing_differences import cause_phrase, nature_phrase
-from distdiag.cli.show import report_option, run_progress, show_report, tell
-from distdiag.cli.torchrun import new_run_dir
+from distdiag.cli.options import CompareOptions, compare_options
+from distdiag.cli.show import run_progress, show_report, tell
+from distdiag.cli.torchrun import empty_folder
 from distdiag.events.comparisons import Nature, RoutingDifference
-from distdiag.events.errors import UsageError
 from distdiag.parity.launcher import Script
 from distdiag.parity.report import Comparing, report_of
 from distdiag.parity.routing.comparison import Result
@@ -26,15 +23,9 @@ NOT_COMPARABLE_STATUS: Final = 2
 TABLES: Final = "routing.json"
 
 
-class _Options(TypedDict):
+class _Options(CompareOptions):
     num_ranks: int
-    num_steps: int
     seed: int | None
-    timeout_s: float
-    run_dir: Path | None
-    report_format: str
-    script: Path
-    script_args: tuple[str, ...]
 
 
 @click.command(MODE, context_settings={"allow_interspersed_args": False})
@@ -47,32 +38,13 @@ class _Options(TypedDict):
     help="How many ranks to start [2].",
 )
 @click.option(
-    "--steps",
-    "num_steps",
-    type=click.IntRange(min=1),
-    default=10,
-    metavar="N",
-    help="End both runs after N optimizer steps [10].",
-)
-@click.option(
     "--seed",
     type=click.IntRange(min=0),
     default=None,
     metavar="S",
     help="Seed Python, NumPy, torch and the order of sets in both runs, before the script does.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=1800.0,
-    metavar="SECONDS",
-    help="Give up if a run takes longer [1800].",
-)
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here.")
-@report_option
-@click.argument("script", type=click.Path(path_type=Path))
-@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@compare_options
 def command(**options: Unpack[_Options]) -> int:
     """Check whether two runs route tokens the same.
 
@@ -85,11 +57,7 @@ def command(**options: Unpack[_Options]) -> int:
     """
     started = time.time()
     script, num_ranks = options["script"], options["num_ranks"]
-    folder = (options["run_dir"] or new_run_dir()).resolve()
-    if not script.is_file():
-        raise UsageError(f"script {str(script)!r} does not exist")
-    if any(folder.glob("*")):
-        raise UsageError(f"run directory {folder} is not empty")
+    folder = empty_folder(script, options["run_dir"])
     settings = Settings(num_ranks, options["num_steps"], options["seed"], options["timeout_s"])
     say = run_progress(MODE, len(RUNS))
     result, own = compare_twice(folder, Script(str(script), options["script_args"]), settings, say)
@@ -103,7 +71,7 @@ def command(**options: Unpack[_Options]) -> int:
     write_tables(folder / TABLES, result)
     click.echo(table(result), err=True)
     tell(MODE, _summary(result))
-    show_report(report, options["report_format"])
+    show_report(report, options["report_format"], verbose=options["verbose"])
     return _status(result)
 
 

@@ -1,14 +1,14 @@
 """The options of a checked run on the command line, and how they are spelled there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, TypedDict, TypeVar, get_args
 
 import click
 import msgspec
 
+from distdiag.cli.show import report_option, verbose_option
 from distdiag.config import KEYS, DumpTransport, FailOn, OnHang, Profile, Seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,6 +76,12 @@ _OPTIONS: Final = (
         help="Show the report as: terminal,json [both]. report.json is always written.",
     ),
     click.option(
+        "-v",
+        "--verbose/--no-verbose",
+        default=None,
+        help="Show which checks looked, and why each of the others did not.",
+    ),
+    click.option(
         "--fail-on", type=_choice(FailOn), help="Exit with 1 at a finding this bad [error]."
     ),
     click.option(
@@ -116,11 +122,53 @@ _OPTIONS: Final = (
 )
 
 
+class CompareOptions(TypedDict):
+    """The options of a command that compares runs of a script."""
+
+    num_steps: int
+    timeout_s: float
+    run_dir: Path | None
+    report_format: str
+    verbose: bool
+    script: Path
+    script_args: tuple[str, ...]
+
+
+_COMPARE_OPTIONS: Final = (
+    click.option(
+        "--steps",
+        "num_steps",
+        type=click.IntRange(min=1),
+        default=10,
+        metavar="N",
+        help="End each run after N optimizer steps [10].",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="Give up if a run takes longer [1800].",
+    ),
+    click.option(
+        "--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here."
+    ),
+    report_option,
+    verbose_option,
+    click.argument("script", type=click.Path(path_type=Path)),
+    click.argument("script_args", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+def compare_options(command: F) -> F:
+    """Give a click command the options of `CompareOptions`."""
+    return reduce(lambda given, option: option(given), reversed(_COMPARE_OPTIONS), command)
+
+
 def check_options(command: F) -> F:
     """Give a click command the options of a checked run, for `load_config`; None if not given."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return reduce(lambda given, option: option(given), reversed(_OPTIONS), command)
 
 
 def to_arguments(flags: Mapping[str, Any]) -> list[str]:

@@ -1,17 +1,15 @@
 """``distdiag parity``: whether a script on N ranks computes the same as on one."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final, TypedDict, Unpack
+from typing import Final, Unpack
 
 import click
 
-from distdiag.cli.show import reaches, report_option, run_progress, show_report, tell
-from distdiag.cli.torchrun import new_run_dir
+from distdiag.cli.options import CompareOptions, compare_options
+from distdiag.cli.show import reaches, run_progress, show_report, tell
+from distdiag.cli.torchrun import empty_folder
 from distdiag.config.tasks import Dropout
 from distdiag.events.comparisons import Divergence
 from distdiag.events.errors import UsageError
@@ -28,21 +26,15 @@ NUM_REPEATS: Final = 2
 """The reference runs so many times more."""
 
 
-class _Options(TypedDict):
+class _Options(CompareOptions):
     world_sizes: str
     named: tuple[str, ...]
-    num_steps: int
     is_replayed: bool
     per_rank: str
     global_batch: int | None
     pads: tuple[str, ...]
     dropout: Dropout
     jobs: int | None
-    timeout_s: float
-    run_dir: Path | None
-    report_format: str
-    script: Path
-    script_args: tuple[str, ...]
 
 
 @click.command("parity", context_settings={"allow_interspersed_args": False})
@@ -58,14 +50,6 @@ class _Options(TypedDict):
     multiple=True,
     metavar="NAME=N[:ARGS]",
     help="Run these instead: N ranks, with ARGS added; the first is the reference.",
-)
-@click.option(
-    "--steps",
-    "num_steps",
-    type=click.IntRange(min=1),
-    default=10,
-    metavar="N",
-    help="End each run after N optimizer steps [10].",
 )
 @click.option(
     "--replay/--same-global-batch",
@@ -106,18 +90,7 @@ class _Options(TypedDict):
     metavar="N",
     help="Make at most N runs at the same time [as many as cores, GPUs and memory allow].",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=1800.0,
-    metavar="SECONDS",
-    help="Give up if a run takes longer [1800].",
-)
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Keep recordings and report here.")
-@report_option
-@click.argument("script", type=click.Path(path_type=Path))
-@click.argument("script_args", nargs=-1, type=click.UNPROCESSED)
+@compare_options
 def command(**options: Unpack[_Options]) -> int:
     """Compare a script on N ranks with one on 1.
 
@@ -129,12 +102,10 @@ def command(**options: Unpack[_Options]) -> int:
     """
     started = time.time()
     script, is_replayed = options["script"], options["is_replayed"]
-    if not script.is_file():
-        raise UsageError(f"script {str(script)!r} does not exist")
+    folder = empty_folder(script, options["run_dir"])
     configurations = _configurations(options)
     if not is_replayed and not options["per_rank"] and not options["named"]:
         raise UsageError("--same-global-batch needs --per-rank, which makes the batches alike")
-    folder = _empty((options["run_dir"] or new_run_dir()).resolve())
     settings = Settings(
         num_steps=options["num_steps"],
         is_replayed=is_replayed,
@@ -150,14 +121,8 @@ def command(**options: Unpack[_Options]) -> int:
     report = _report(outcomes, Comparing(MODE, tuple(sys.argv), folder, started, num_ranks))
     write_report(folder / "report.json", report)
     _show(outcomes)
-    show_report(report, options["report_format"])
+    show_report(report, options["report_format"], verbose=options["verbose"])
     return FOUND_STATUS if reaches(report, Severity.WARNING) else 0
-
-
-def _empty(folder: Path) -> Path:
-    if any(folder.glob("*")):
-        raise UsageError(f"run directory {folder} is not empty")
-    return folder
 
 
 def _report(outcomes: Sequence[Outcome], comparing: Comparing) -> Report:

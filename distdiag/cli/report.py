@@ -1,12 +1,10 @@
 """``distdiag report``: show the report of a run again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
 
-from distdiag.cli.show import known_format, show_report
+from distdiag.cli.show import known_format, show_report, verbose_option
 from distdiag.replay import replay_source
 from distdiag.reports import read_report
 
@@ -20,10 +18,11 @@ from distdiag.reports import read_report
     help="Show it as terminal or json [terminal]; pytest writes a test that replays a finding of "
     "collectives.",
 )
-def command(path: Path, name: str) -> None:
+@verbose_option
+def command(path: Path, name: str, verbose: bool) -> None:
     """Show the report of a run again. PATH is a report.json or a run directory."""
     if name == "pytest":
         click.echo(replay_source(path), nl=False)
         return
     report_format = known_format(name)
-    show_report(read_report(path), report_format)
+    show_report(read_report(path), report_format, verbose=verbose)

@@ -1,7 +1,5 @@
 """``distdiag schema``: the JSON Schema of report.json."""
 
-from __future__ import annotations
-
 import json
 
 import click

@@ -38,15 +38,23 @@ report_option = click.option(
 )
 """The option that says how to show a report."""
 
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show which checks looked, and why each of the others did not.",
+)
+"""The option that asks for the details of a report."""
 
-def show_report(report: Report, report_format: str) -> None:
+
+def show_report(report: Report, report_format: str, *, verbose: bool = False) -> None:
     """Write a report to stdout, in colour and as wide as the terminal if it is one."""
     reporter = load_reporter(report_format)
     if report_format == "terminal" and sys.stdout.isatty():
         width, color = shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ
-        text = reporter(width=width, color=color).render(report)
+        text = reporter(width=width, color=color, verbose=verbose).render(report)
     else:
-        text = reporter().render(report)
+        text = reporter(verbose=verbose).render(report)
     click.echo(text, nl=False)
 
 

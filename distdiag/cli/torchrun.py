@@ -75,6 +75,21 @@ def new_run_dir() -> Path:
     return Path(RUNS_FOLDER) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
+def empty_folder(script: Path, run_dir: Path | None) -> Path:
+    """Return the folder for runs of a script that are compared.
+
+    Raises:
+        UsageError: there is no such script, or something is in the folder.
+
+    """
+    if not script.is_file():
+        raise UsageError(f"script {str(script)!r} does not exist")
+    folder = (run_dir or new_run_dir()).resolve()
+    if any(folder.glob("*")):
+        raise UsageError(f"run directory {folder} is not empty")
+    return folder
+
+
 def _wait_for(launcher: list[str]) -> int:
     """Run the launcher, pass SIGTERM on to it, and return its status as a shell would."""
     process = subprocess.Popen(launcher)

@@ -1,4 +1,4 @@
-"""What a run is told to do: defaults, overruled by a TOML file, overruled by flags."""
+"""What a run is asked to do: defaults, overruled by a TOML file, overruled by flags."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import msgspec
 from distdiag.config.placement_rules import PlacementRule, rules_of
 from distdiag.config.selection import EVERYTHING, Selection
 from distdiag.config.subjects import (
-    AuxLossPlan,
-    RoutingPlan,
-    SequencePlan,
-    aux_loss_plan_of,
-    routing_plan_of,
-    sequence_plan_of,
+    AuxLossConfig,
+    RoutingConfig,
+    SequenceConfig,
+    aux_loss_config_of,
+    routing_config_of,
+    sequence_config_of,
 )
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 
@@ -40,6 +40,7 @@ KEYS: Final[Mapping[str, Any]] = {
     "run_dir": str,
     "overwrite": bool,
     "report": tuple[str, ...],
+    "verbose": bool,
     "fail_on": FailOn,
     "hang_timeout": Literal["auto"] | Seconds,
     "on_hang": OnHang,
@@ -55,9 +56,9 @@ KEYS: Final[Mapping[str, Any]] = {
 
 TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
     "plan": rules_of,
-    "sequence": sequence_plan_of,
-    "routing": routing_plan_of,
-    "aux_loss": aux_loss_plan_of,
+    "sequence": sequence_config_of,
+    "routing": routing_config_of,
+    "aux_loss": aux_loss_config_of,
 }
 """The tables of a TOML file, which have no flags, and what reads each of them."""
 
@@ -76,6 +77,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run_dir: Path | None = None
     overwrite: bool = False
     report: tuple[str, ...] = ("terminal", "json")
+    verbose: bool = False
     fail_on: FailOn = "error"
     hang_timeout_s: float | None = None
     on_hang: OnHang = "report"
@@ -87,9 +89,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parity_task: str = ""
     routing_task: str = ""
     plan: tuple[PlacementRule, ...] = ()
-    sequence: SequencePlan = SequencePlan()
-    routing: RoutingPlan = RoutingPlan()
-    aux_loss: AuxLossPlan = AuxLossPlan()
+    sequence: SequenceConfig = SequenceConfig()
+    routing: RoutingConfig = RoutingConfig()
+    aux_loss: AuxLossConfig = AuxLossConfig()
 
     @property
     def active_modes(self) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise UsageError(f'unknown report "{name}" (there are: {known})')
 
     def to_json(self) -> bytes:
-        """Return the form in which another process is told."""
+        """Return the form in which another process gets it."""
         return msgspec.json.encode(self, enc_hook=str)
 
     @classmethod

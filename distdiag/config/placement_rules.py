@@ -49,7 +49,7 @@ def closest(pattern: str, names: Iterable[str]) -> str:
     return next(iter(get_close_matches(wanted, generics, 1, _LIKENESS)), "")
 
 
-# ---
+# The rules themselves, and how they are read from the configuration.
 
 ALL_AXES: Final = "*"
 

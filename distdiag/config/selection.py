@@ -1,7 +1,5 @@
 """Which checks run: a decision by the prefixes of their codes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from difflib import get_close_matches
 

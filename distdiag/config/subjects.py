@@ -1,6 +1,4 @@
-"""The ``[sequence]`` table: which functions of the program split and gather sequences, and how."""
-
-from __future__ import annotations
+"""The tables of a configuration that name functions or numbers of the program."""
 
 from typing import Annotated, Final, Literal
 
@@ -13,7 +11,7 @@ from distdiag.events.sequences import Reduction
 Pattern = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class RoutingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Patterns of the names of modules that are given the experts of tokens, or return them.
 
     ``*`` stands for anything, dots too. What is read is the first tensor of integers with a row for
@@ -23,15 +21,15 @@ class RoutingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     modules: tuple[Pattern, ...] = ()
 
 
-def routing_plan_of(table: object) -> RoutingPlan:
+def routing_config_of(table: object) -> RoutingConfig:
     """Return what a ``[routing]`` table says.
 
     Raises:
-        ValueError: the table is no such plan; the message names the key.
+        ValueError: a value of the table does not fit; the message names the key.
 
     """
     try:
-        return msgspec.convert(table, RoutingPlan)
+        return msgspec.convert(table, RoutingConfig)
     except msgspec.ValidationError as error:
         raise ValueError(f'key "routing": {error}') from None
 
@@ -39,7 +37,7 @@ def routing_plan_of(table: object) -> RoutingPlan:
 # The ``[aux_loss]`` table: what the loss graph shows only as a number.
 
 
-class AuxLossPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AuxLossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """By what the program multiplies its auxiliary (load-balancing) losses; 0 if not declared.
 
     It is the whole coefficient, before any division by ranks, micro-steps or layers.
@@ -48,24 +46,24 @@ class AuxLossPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     coefficient: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
-def aux_loss_plan_of(table: object) -> AuxLossPlan:
+def aux_loss_config_of(table: object) -> AuxLossConfig:
     """Return what an ``[aux_loss]`` table says.
 
     Raises:
-        ValueError: the table is no such plan; the message names the key.
+        ValueError: a value of the table does not fit; the message names the key.
 
     """
     try:
-        return msgspec.convert(table, AuxLossPlan)
+        return msgspec.convert(table, AuxLossConfig)
     except msgspec.ValidationError as error:
         raise ValueError(f'key "aux_loss": {error}') from None
 
 
-# ---
+# The ``[sequence]`` table: which functions split and gather sequences, and how to verify them.
 
 MOST_TOKENS: Final = 8192
 MOST_ATTENDING: Final = 1024
-"""So many tokens at most are numbered, and so many where attention is looked at."""
+"""So many tokens at most are numbered, and so many where attention is compared."""
 _MANY: Final = 32
 """With more ranks a row has fewer tokens for each."""
 
@@ -75,7 +73,7 @@ _REFERENCE: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Reference = Annotated[str, msgspec.Meta(pattern=_REFERENCE)]
 
 
-class SequencePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SequenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to verify: the n-th split with the n-th gather and, if any are named, attention.
 
     Functions are named as ``package.module:function``. The numbered tensor has the dimensions
@@ -104,22 +102,22 @@ class SequencePlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.length or sum(self.documents) or num_ranks * (8 if num_ranks <= _MANY else 2)
 
 
-def sequence_plan_of(table: object) -> SequencePlan:
+def sequence_config_of(table: object) -> SequenceConfig:
     """Return what a ``[sequence]`` table says.
 
     Raises:
-        ValueError: the table is no such plan; the message names the key.
+        ValueError: a value of the table does not fit; the message names the key.
 
     """
     try:
-        plan = msgspec.convert(table, SequencePlan)
+        config = msgspec.convert(table, SequenceConfig)
     except msgspec.ValidationError as error:
         raise ValueError(f'key "sequence": {error}') from None
-    if len(plan.split) != len(plan.gather):
+    if len(config.split) != len(config.gather):
         raise ValueError(
-            f'key "sequence": split names {len(plan.split)} and gather {len(plan.gather)}: each '
-            "function needs its counterpart"
+            f'key "sequence": split names {len(config.split)} and gather {len(config.gather)}: '
+            "each function needs its counterpart"
         )
-    if len(plan.attention) not in (0, len(plan.split)):
+    if len(config.attention) not in (0, len(config.split)):
         raise ValueError('key "sequence": name an attention for each pair, or none')
-    return plan
+    return config

@@ -1,34 +1,28 @@
-"""What the ranks of a parity run are told to do: what to record, and which batches to use."""
-
-from __future__ import annotations
+"""What the ranks of a parity run have to do: what to record, and which batches to use."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, UsageError
 
-# What the ranks of a run are told whose choices of experts are compared with another run's.
 
-
-class RoutingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RecordingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One of the runs of a script that are compared.
 
     Each rank writes what it records below `folder`, and ends after `num_steps` optimizer steps.
-    `seed` seeds the default generators before the script does; None leaves them.
     """
 
     folder: str
     num_steps: int
-    seed: int | None = None
 
     def write(self, path: Path) -> None:
         """Keep the task in a file for the ranks."""
         path.write_bytes(msgspec.json.encode(self))
 
     @classmethod
-    def read(cls, path: str) -> RoutingTask:
+    def read(cls, path: str) -> Self:
         """Return the task in a file.
 
         Raises:
@@ -41,50 +35,38 @@ class RoutingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise UsageError(f"{path}: not the task of a recording: {error}") from None
 
 
-# ---
+class RoutingTask(RecordingTask, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run whose choices of experts are compared with those of the same run again.
+
+    `seed` seeds the default generators before the script does; None leaves them.
+    """
+
+    seed: int | None = None
+
+
+# What the ranks of a parity run get, and what they report.
 
 Dropout = Literal["on", "off"]
 
 
-class ParityTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run of a script among those that are compared.
+class ParityTask(RecordingTask, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run whose values are compared with those of runs on other numbers of ranks.
 
-    Each rank writes what it records below `folder`, and ends after `num_steps` optimizer steps.
     `replayed` is the folder of a recorded run whose batches are used instead of the script's own:
     those of the ranks `sources`, one for each of its data coordinates, joined in this order and
-    dealt out evenly to the data coordinates of this run. `nudge` seeds a change of all initial
-    parameters by one unit of rounding, of `nudge_dtype` where that is the coarser one; None leaves
-    them. `padding` has the values by which batches
-    of unequal lengths are filled up, by the last part of the name. With `dropout` off nothing is
-    dropped.
+    dealt out evenly to the data coordinates of this run. `perturbation` seeds a change of all
+    initial parameters by one unit of rounding, of `perturbation_dtype` where that is the coarser
+    one; None leaves them. `padding` has the values by which batches of unequal lengths are filled
+    up, by the last part of the name. With `dropout` off nothing is dropped.
     """
 
-    folder: str
-    num_steps: int
     replayed: str = ""
     sources: tuple[int, ...] = ()
-    nudge: int | None = None
-    nudge_dtype: str = ""
+    perturbation: int | None = None
+    perturbation_dtype: str = ""
     padding: dict[str, float] = {}
     dropout: Dropout = "on"
     keeps_batches: bool = True
-
-    def write(self, path: Path) -> None:
-        """Keep the task in a file for the ranks."""
-        path.write_bytes(msgspec.json.encode(self))
-
-    @classmethod
-    def read(cls, path: str) -> ParityTask:
-        """Return the task in a file.
-
-        Raises:
-            UsageError: it cannot be read, or is something else.
-
-        """
-        try:
-            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
-        except (OSError, *UNDECODABLE) as error:
-            raise UsageError(f"{path}: not a parity task: {error}") from None
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Final
 
 from distdiag.events.base import Value
-from distdiag.events.stacks import Observed, Stacks, ThreadStack
+from distdiag.events.stacks import Observed, ProcessSeen, Stacks, ThreadStack
 from distdiag.record.guard import Guard
 
 AT_ONCE: Final = 8
@@ -63,6 +63,7 @@ class DumpSource:
         summary: str = "",
         values: Mapping[str, Value] | None = None,
         *,
+        processes: Iterable[ProcessSeen] = (),
         error: str = "",
     ) -> Observed:
         """Build the event: it is the monitor's, so it has no number among the rank's own."""
@@ -73,6 +74,7 @@ class DumpSource:
             source=self.name,
             summary=summary,
             values=dict(values or {}),
+            processes=tuple(processes),
             error=error,
         )
 

@@ -14,13 +14,20 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 import msgspec
 
+from distdiag.dumps.bystanders import (
+    HEAD_BYTES,
+    LARGE,
+    is_skipped_folder,
+    kind_by_head,
+    kind_by_name,
+)
 from distdiag.dumps.reading import Dump
 from distdiag.events.errors import DamagedFileError
 
@@ -290,7 +297,11 @@ def _leaves(name: str, target: str) -> bool:
     return path.startswith(("/", "..")) or os.path.isabs(target)
 
 
-# ---
+# The walk over what was named, within its limits.
+
+
+LOOKED_AT: Final = 1 << 20
+"""So much of the end of a large text is searched for signs of a log."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -308,15 +319,19 @@ def walk(
     *,
     limits: Limits | None = None,
     skip_folder: Callable[[Path], bool] = lambda folder: False,
+    passed_over: Counter[str] | None = None,
 ) -> Iterator[Dump | Refused]:
     """Yield every regular file below the paths, members of archives included, in order of names.
 
-    Folders that `skip_folder` says yes to are left out. Devices, pipes and sockets are passed over,
-    and so are symbolic links that stay within the folder, since their target is met itself.
+    Folders that `skip_folder` says yes to are left out, and so is what lies in folders and is no
+    evidence: `passed_over` counts it by kind, such as sources and checkpoints. Devices, pipes and
+    sockets are passed over, and so are symbolic links that stay within the folder, since their
+    target is met itself.
     """
     budget = Budget(limits or Limits())
+    passed_over = Counter() if passed_over is None else passed_over
     for path in paths:
-        yield from _Walk(Path(path), budget, skip_folder).entries()
+        yield from _Walk(Path(path), budget, skip_folder, passed_over).entries()
         if budget.is_spent:
             yield Refused(printable(os.fspath(path)), f"{budget.reason}; the rest is not read")
             return
@@ -334,8 +349,15 @@ def printable(path: str) -> str:
 class _Walk:
     """The walk below one path that the user named."""
 
-    def __init__(self, root: Path, budget: Budget, skip_folder: Callable[[Path], bool]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        budget: Budget,
+        skip_folder: Callable[[Path], bool],
+        passed_over: Counter[str],
+    ) -> None:
         self._root = root
+        self._passed_over = passed_over
         self._real_root = os.path.realpath(root)
         self._budget = budget
         self._skip_folder = skip_folder
@@ -361,13 +383,18 @@ class _Walk:
         for entry in entries:
             if self._budget.is_spent:
                 return
-            path = folder / entry.name
-            if entry.is_symlink():
-                yield from self._link(path)
-            elif entry.is_dir(follow_symlinks=False):
+            yield from self._entry(entry, folder / entry.name, depth)
+
+    def _entry(self, entry: os.DirEntry[str], path: Path, depth: int) -> Iterator[Dump | Refused]:
+        if entry.is_symlink():
+            yield from self._link(path)
+        elif entry.is_dir(follow_symlinks=False):
+            if not is_skipped_folder(entry.name):
                 yield from self._folder(path, depth + 1)
-            elif entry.is_file(follow_symlinks=False):
-                yield from self._file(path, may_follow=False)
+        elif kind := kind_by_name(entry.name):
+            self._passed_over[kind] += 1
+        elif entry.is_file(follow_symlinks=False):
+            yield from self._file(path, may_follow=False)
 
     def _link(self, path: Path) -> Iterator[Refused]:
         target = os.path.realpath(path)
@@ -386,6 +413,9 @@ class _Walk:
             return
         with file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                if not may_follow and (kind := _kind(file, path.name)):
+                    self._passed_over[kind] += 1
+                    return
                 yield from self._content(file, printable(os.fspath(path)))
             elif may_follow:
                 yield self._refused(path, "is no regular file")
@@ -404,6 +434,36 @@ class _Walk:
 
     def _refused(self, path: Path, reason: str) -> Refused:
         return Refused(printable(os.fspath(path)), reason)
+
+
+def _kind(file: BinaryIO, name: str) -> str:
+    """Return what a file in a folder is if it is no evidence, from its first and last bytes."""
+    size = file.seek(0, os.SEEK_END)
+    tail = b""
+    if size > LARGE:
+        file.seek(-LOOKED_AT, os.SEEK_END)
+        tail = file.read(LOOKED_AT)
+    file.seek(0)
+    head = file.read(HEAD_BYTES)
+    file.seek(0)
+    return kind_by_head(name, head, tail, size)
+
+
+def dumps_of_stream(stream: BinaryIO, shown: str) -> Iterator[Dump | Refused]:
+    """Yield what comes out of a pipe: a log, of which the end is kept, or an archive.
+
+    It is read to its end, however long that takes.
+    """
+    limits = Limits()
+    member = _read("", stream.read, Budget(msgspec.structs.replace(limits, most_unpacked=1 << 62)))
+    file = io.BytesIO(member.data)
+    if member.is_cut:
+        yield Refused(shown, f"is large: only its last {limits.most_bytes >> 20} MiB are read")
+        yield Dump(path=shown, data=member.data, is_cut=True)
+    elif is_archive(member.data[:_TAR_HEAD]):
+        yield from _unpacked(file, shown, Budget(limits))
+    else:
+        yield Dump(path=shown, data=member.data)
 
 
 def _plain(file: BinaryIO, shown: str, most_bytes: int) -> Iterator[Dump | Refused]:

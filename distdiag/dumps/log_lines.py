@@ -1,4 +1,4 @@
-"""The lines of a log to which several ranks wrote, each with the rank that the launcher named."""
+"""The lines of a log to which several ranks wrote, each with the rank that its prefix names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from itertools import islice
+from itertools import pairwise
 from typing import Final, NamedTuple
 
+from distdiag.dumps.log_prefixes import Prefixes, Speaker, ranks_of_labels, time_in
+from distdiag.dumps.log_text import joined, plain
 from distdiag.dumps.reading import Dump
+
+__all__ = ["LONGEST_LINE", "Line", "Log", "Speaker", "Stream", "lines_with", "open_log", "streams"]
 
 LONGEST_LINE: Final = 1 << 16
 """So many bytes of a line are read."""
@@ -21,25 +24,6 @@ _ESCAPES: Final = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-# ``[rank3]: `` comes from torch's own hook and from its log lines, after whatever else was added.
-_RANK: Final = re.compile(rb"\[rank(\d{1,6})\]: ?")
-_RANK_WITHIN: Final = 128
-# ``[default3]:`` is what torchrun --tee puts before a line: a role and a local rank.
-_TEE: Final = re.compile(rb"\[([A-Za-z_][A-Za-z_-]{0,40})(\d{1,6})\]:")
-# mpirun --tag-output
-_MPI: Final = re.compile(rb"\[\d{1,9},(\d{1,6})\]<std(?:out|err)>: ?")
-# srun --label, only where nearly all lines have it
-_SRUN: Final = re.compile(rb" {0,6}(\d{1,6}): ?")
-_NUM_PROBED: Final = 200
-_HEAD: Final = 256
-
-
-class Speaker(NamedTuple):
-    """Whose line it is, as far as the line says."""
-
-    rank: int | None = None
-    local_rank: int | None = None
 
 
 class Line(NamedTuple):
@@ -56,23 +40,120 @@ class Stream(NamedTuple):
     lines: Callable[[], Iterator[str]]
 
 
+class PlacedLine(NamedTuple):
+    """A line with its place in the file: those of other speakers stand before or behind it."""
+
+    speaker: Speaker
+    text: str
+    place: int
+
+
+class Log:
+    """A log as text, with what was learned of its prefixes."""
+
+    def __init__(self, dump: Dump) -> None:
+        """Learn the prefixes; no line is read for good yet."""
+        self.path = dump.path
+        data = plain(dump).data
+        if b"\x1b" in data:
+            data = _ESCAPES.sub(b"", data)
+        self.data = joined(data)
+        self.prefixes = Prefixes(self.data)
+        if cuts := self.prefixes.glued_heads():
+            edges = [0, *cuts, len(self.data)]
+            self.data = b"\n".join(self.data[a:b] for a, b in pairwise(edges))
+            self.prefixes = Prefixes(self.data)
+        self._spans: dict[Speaker, array[int]] = {}
+        self._ranks: dict[str, int] | None = None
+        self._places: dict[bytes, list[int]] = {}
+
+    def lines_with(self, words: Iterable[bytes]) -> Iterator[PlacedLine]:
+        """Yield the lines that hold one of the words, without a look at the others."""
+        data = self.data
+        position = 0
+        for place in heapq.merge(*(_places(data, word) for word in words)):
+            if place < position:
+                continue  # a line with several of the words
+            breaks = (data.rfind(end, position, place) for end in (b"\n", b"\r"))
+            match = _LINE.match(data, max(position, *(at + 1 for at in breaks)))
+            assert match is not None  # the word's last byte
+            start, position = match.span()
+            speaker, begin = self.prefixes.read(start, position)
+            yield PlacedLine(self.named(speaker), _text(data, begin, position), start)
+
+    def streams(self) -> dict[Speaker, array[int]]:
+        """Return where the lines of each speaker begin and end, in turn."""
+        if not self._spans:
+            spans: dict[Speaker, array[int]] = defaultdict(lambda: array("Q"))
+            read = self.prefixes.read
+            for match in _LINE.finditer(self.data):
+                start, end = match.span()
+                speaker, start = read(start, end)
+                spans[speaker].extend((start, end))
+            self._spans = dict(spans)
+        return self._spans
+
+    def resolved(self, speaker: Speaker) -> Speaker:
+        """Return the speaker with the rank that its other lines tell."""
+        known = {
+            other.rank
+            for other in self.streams()
+            if other.rank is not None
+            and other.local_rank is not None
+            and (other.local_rank, other.label) == (speaker.local_rank, speaker.label)
+        }
+        if speaker.rank is None and len(known) == 1:
+            return Speaker(next(iter(known)), speaker.local_rank, speaker.label)
+        return self.named(speaker)
+
+    def named(self, speaker: Speaker) -> Speaker:
+        """Return the speaker with the rank that its label counts, if the labels of all do."""
+        if not speaker.label or speaker.rank is not None or speaker.local_rank is not None:
+            return speaker
+        if self._ranks is None:
+            self._ranks = ranks_of_labels(self.streams())
+        return Speaker(self._ranks.get(speaker.label), None, speaker.label)
+
+    def before(self, start: int) -> tuple[int, int]:
+        """Return where the line above the one that begins here, or in it, begins and ends."""
+        data = self.data
+        end = max(data.rfind(each, 0, start) for each in (b"\n", b"\r"))
+        begin = max(data.rfind(each, 0, max(end, 0)) for each in (b"\n", b"\r")) + 1
+        return begin, max(end, begin)
+
+    def places(self, word: bytes) -> list[int]:
+        """Return where a word begins, in the order of the file."""
+        if word not in self._places:
+            self._places[word] = [end + 1 - len(word) for end in _places(self.data, word)]
+        return self._places[word]
+
+    def text(self, start: int, end: int) -> str:
+        """Return a part of a line as it is shown."""
+        return _text(self.data, start, end)
+
+    def time_ns(self, place: int) -> int:
+        """Return the time since 1970 that the line at this place begins with, or 0."""
+        start = max(self.data.rfind(end, 0, place) for end in (b"\n", b"\r")) + 1
+        return time_in(self.data[start : max(place, start + 1)])
+
+
+_last: list[tuple[bytes, Log]] = []
+
+
+def open_log(dump: Dump) -> Log:
+    """Return the log; readers of the same file, one after the other, share what was learned."""
+    if not _last or _last[0][0] is not dump.data:
+        _last[:] = [(dump.data, Log(dump))]
+    return _last[0][1]
+
+
 def lines_with(dump: Dump, words: Iterable[bytes]) -> Iterator[Line]:
     """Yield the lines that hold one of the words, without a look at the others.
 
     A word that begins with a line feed stands at the beginning of a line.
     """
-    data = _as_utf8(dump.data)
-    prefixes = _Prefixes(data)
-    position = 0
-    for place in heapq.merge(*(_places(data, word) for word in words)):
-        if place < position:
-            continue  # a line with several of the words
-        breaks = (data.rfind(end, position, place) for end in (b"\n", b"\r"))
-        match = _LINE.match(data, max(position, *(at + 1 for at in breaks)))
-        assert match is not None  # the word's last byte
-        start, position = match.span()
-        speaker, start = prefixes.read(start, position)
-        yield Line(speaker, _text(data, start, position))
+    for speaker, text, _ in open_log(dump).lines_with(words):
+        yield Line(speaker, text)
 
 
 def streams(dump: Dump) -> tuple[Stream, ...]:
@@ -81,20 +162,10 @@ def streams(dump: Dump) -> tuple[Stream, ...]:
     A carriage return ends a line, too, as those of progress bars do.
     Where a local rank is known to be one rank only, its other lines are that rank's, too.
     """
-    data = _as_utf8(dump.data)
-    prefixes = _Prefixes(data)
-    spans: dict[Speaker, array[int]] = defaultdict(lambda: array("Q"))
-    for match in _LINE.finditer(data):
-        start, end = match.span()
-        speaker, start = prefixes.read(start, end)
-        spans[speaker].extend((start, end))
-    ranks: dict[int | None, set[int]] = {}
-    for rank, local_rank in spans:
-        if rank is not None and local_rank is not None:
-            ranks.setdefault(local_rank, set()).add(rank)
+    log = open_log(dump)
     return tuple(
-        Stream(_resolved(speaker, ranks), _reader_of(data, places))
-        for speaker, places in spans.items()
+        Stream(log.resolved(speaker), _reader_of(log, spans))
+        for speaker, spans in log.streams().items()
     )
 
 
@@ -106,78 +177,14 @@ def _places(data: bytes, word: bytes) -> Iterator[int]:
         place = data.find(word, place + len(word))
 
 
-def _reader_of(data: bytes, places: array[int]) -> Callable[[], Iterator[str]]:
+def _reader_of(log: Log, spans: array[int]) -> Callable[[], Iterator[str]]:
     def read() -> Iterator[str]:
-        for at in range(0, len(places), 2):
-            yield _text(data, places[at], places[at + 1])
+        for at in range(0, len(spans), 2):
+            yield log.text(spans[at], spans[at + 1])
 
     return read
 
 
-def _resolved(speaker: Speaker, ranks: dict[int | None, set[int]]) -> Speaker:
-    known = ranks.get(speaker.local_rank, set())
-    if speaker.rank is None and len(known) == 1:
-        return Speaker(next(iter(known)), speaker.local_rank)
-    return speaker
-
-
-def _as_utf8(data: bytes) -> bytes:
-    """Recode UTF-16, which some shells write; all else is read as UTF-8, broken or not."""
-    if data[:2] not in (b"\xff\xfe", b"\xfe\xff"):
-        return data
-    return data.decode("utf-16", errors="replace").encode("utf-8", errors="replace")
-
-
-class _Prefixes:
-    """What launchers put before the lines of one log."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._names_ranks = b"[rank" in data
-        self._is_labelled = _is_labelled(data)
-
-    def read(self, start: int, end: int) -> tuple[Speaker, int]:
-        """Return who wrote a line and where its own text begins."""
-        rank = local_rank = None
-        # Most lines have no prefix, and logs have many lines.
-        if self._is_labelled or self._data[start] in b"\x1b[":
-            rank, local_rank, start = self._of_launcher(start, min(end, start + _HEAD))
-        if self._names_ranks:
-            place = self._data.find(b"[rank", start, min(end, start + _RANK_WITHIN))
-            if place >= 0 and (match := _RANK.match(self._data, place, end)):
-                rank, start = int(match[1]), match.end()
-        return _speaker_of(rank, local_rank), start
-
-    def _of_launcher(self, start: int, end: int) -> tuple[int | None, int | None, int]:
-        data, rank, local_rank = self._data, None, None
-        if match := _ESCAPES.match(data, start, end):
-            start = match.end()
-        if (self._is_labelled and (match := _SRUN.match(data, start, end))) or (
-            match := _MPI.match(data, start, end)
-        ):
-            rank, start = int(match[1]), match.end()
-        if (match := _TEE.match(data, start, end)) and match[1] != b"rank":
-            local_rank, start = int(match[2]), match.end()
-        return rank, local_rank, start
-
-
-def _is_labelled(data: bytes) -> bool:
-    probed = [
-        data[match.start() : min(match.end(), match.start() + _HEAD)]
-        for match in islice(_LINE.finditer(data), _NUM_PROBED)
-    ]
-    num_labelled = sum(_SRUN.match(line) is not None for line in probed)
-    return num_labelled >= 2 and num_labelled >= 0.9 * len(probed)
-
-
-@lru_cache(maxsize=4096)
-def _speaker_of(rank: int | None, local_rank: int | None) -> Speaker:
-    return Speaker(rank, local_rank)
-
-
 def _text(data: bytes, start: int, end: int) -> str:
-    line = data[start : min(end, start + LONGEST_LINE)]
-    if b"\x1b" in line:
-        line = _ESCAPES.sub(b"", line)
-    text = line.decode("utf-8", errors="replace")
+    text = data[start : min(end, start + LONGEST_LINE)].decode("utf-8", errors="replace")
     return text if text.isprintable() else _CONTROLS.sub("", text)

@@ -4,8 +4,6 @@ The thread needs the GIL. Where that is held for ever, the thread's beat stands 
 asked.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Final, Literal
 

@@ -1,7 +1,5 @@
 """Give every dump its rank: from its content, from what else is known of its node, from names."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections import Counter
@@ -10,6 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from distdiag.dumps.ends import has_end, of_whole_job, settled
 from distdiag.dumps.reading import RankDump
 
 # Whose dump a file is, as far as the names of all files of a set tell.
@@ -119,7 +118,7 @@ def _candidates(family: list[str]) -> Iterator[tuple[int, ...]]:
             yield values
 
 
-# ---
+# Gives each dump its rank, from the surest source to the least sure.
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,16 +133,24 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[int, str] = {}
 
 
-def resolve_ranks(dumps: Sequence[RankDump], told: Mapping[str, int] | None = None) -> Resolved:
+def resolve_ranks(
+    dumps: Sequence[RankDump],
+    told: Mapping[str, int] | None = None,
+    *,
+    siblings: Collection[str] = (),
+) -> Resolved:
     """Find the rank of every dump, or say in one line what the user must tell.
 
     `told` are ranks that the user gave, by path or by the end of a path; they come first for what
     the content leaves open. A dump whose rank is a guess that another file contradicts is left out.
+    `siblings` are files that hold no dump: their names help to tell what numbers in names count.
     """
-    places = _Places(dumps, told or {})
+    places = _Places(dumps, told or {}, siblings)
     ranks = [places.rank(dump) for dump in dumps]
     ranks, problems = _without_contradictions(dumps, ranks, places)
+    dumps, ranks = settled(dumps, ranks)
     labels, numbered = _numbered(dumps, ranks)
+    dumps, numbered = of_whole_job(dumps, numbered)
     known = (
         _with_rank(d, rank) for d, rank in zip(dumps, numbered, strict=True) if rank is not None
     )
@@ -159,17 +166,28 @@ def _numbered(
 ) -> tuple[dict[int, str], list[int | None]]:
     """Give numbers to the processes that have a name but no rank, after the known ranks."""
     first = max((rank for rank in ranks if rank is not None), default=-1) + 1
+    is_anybody = any(not dump.is_whole_job for dump in dumps)
+    job = next((dump.label for dump in dumps if dump.is_whole_job and dump.label), "")
     numbers: dict[str, int] = {}
     numbered = list(ranks)
     for place, (dump, rank) in enumerate(zip(dumps, ranks, strict=True)):
-        if rank is None and dump.label:
-            numbered[place] = numbers.setdefault(dump.label, first + len(numbers))
+        name = job if dump.is_whole_job and job else _name(dump)
+        if rank is None and name and not (dump.is_whole_job and is_anybody):
+            numbered[place] = numbers.setdefault(name, first + len(numbers))
     return {number: label for label, number in numbers.items()}, numbered
+
+
+def _name(dump: RankDump) -> str:
+    """Return what a process is called without a rank: of one that ended its file is enough."""
+    if dump.label or not has_end(dump):
+        return dump.label
+    return f"a process in {posixpath.basename(dump.path.replace('!', '/'))}"
 
 
 class _Root(NamedTuple):
     kind: str
     path: str
+    node: str = ""
 
 
 def _offsets(known: Mapping[_Root, set[int]]) -> dict[_Root, int]:
@@ -181,7 +199,8 @@ def _offsets(known: Mapping[_Root, set[int]]) -> dict[_Root, int]:
     is_one_node = all(values <= {0} for values in known.values())
     kinds = Counter(root.kind for root in known)
     for root, values in known.items():
-        if not values and is_one_node and kinds[root.kind] == 1:
+        # Whoever names a node does it because there are others.
+        if not values and is_one_node and kinds[root.kind] == 1 and not root.node:
             offsets[root] = 0
     return offsets
 
@@ -189,15 +208,21 @@ def _offsets(known: Mapping[_Root, set[int]]) -> dict[_Root, int]:
 class _Places:
     """What is known of the files as a set."""
 
-    def __init__(self, dumps: Sequence[RankDump], told: Mapping[str, int]) -> None:
+    def __init__(
+        self, dumps: Sequence[RankDump], told: Mapping[str, int], siblings: Collection[str]
+    ) -> None:
         self._told = {_normal(path): rank for path, rank in told.items()}
-        self._names = ranks_from_names(list(dict.fromkeys(dump.path for dump in dumps)))
+        self._names = ranks_from_names(
+            list(dict.fromkeys([*(dump.path for dump in dumps), *siblings]))
+        )
         self._said: dict[str, set[int]] = {}
+        self._labels: dict[str, set[str]] = {}
         pids: dict[int, set[int]] = {}
         offsets: dict[_Root, set[int]] = {}
         for dump in dumps:
             if dump.rank is not None:
                 self._said.setdefault(dump.path, set()).add(dump.rank)
+            self._labels.setdefault(dump.path, set()).add(dump.label)
             root, local_rank = self._local(dump)
             if dump.rank is not None and dump.pid is not None:
                 pids.setdefault(dump.pid, set()).add(dump.rank)
@@ -219,6 +244,10 @@ class _Places:
         root, local_rank = self._local(dump)
         if local_rank is not None:
             return local_rank + self._offsets[root] if root in self._offsets else None
+        if dump.is_whole_job:
+            return None
+        if dump.label and len(self._labels[dump.path]) > 1:
+            return None  # the file holds lines of several processes
         named = self._named(dump.path).rank
         # A log that names other ranks as well holds more than one rank's lines.
         return named if self._said.get(dump.path, {named}) == {named} else None
@@ -243,7 +272,7 @@ class _Places:
         named = self._named(dump.path)
         if named.local_rank is not None:
             return _Root("folder", named.root), named.local_rank
-        return _Root("file", dump.path), dump.local_rank
+        return _Root("file", dump.path, dump.node), dump.local_rank
 
     def _named(self, path: str) -> NamedRank:
         return self._names.get(path, NamedRank())

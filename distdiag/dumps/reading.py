@@ -5,8 +5,6 @@ the bytes that it is given: it opens, writes and runs nothing. A file may be rec
 readers (a log holds tracebacks, stacks and lines of the NCCL watchdog), and each reads its part.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -41,7 +39,7 @@ def is_foreign_user_file(path: str) -> bool:
     return _STDLIB.search(path) is None and is_user_file(path, None)
 
 
-# ---
+# The contract of a reader, and what finds the readers.
 
 UNKNOWN_RANK = -1
 """What the `rank` of an event is while `RankDump.rank` is None."""
@@ -67,7 +65,9 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     content says them. `source` is the name of the reader.
 
     `label` is what the process is called where no rank is known in the end; a dump with neither is
-    left out.
+    left out. `node` is the host or pod whose local rank it is, if it is named. `place` is where in
+    the file it begins, in bytes: it orders what has no time. `is_whole_job`: it is true of every
+    process of the job. `is_vague`: it counts only where nothing else tells how a process ended.
 
     The events' `seq` is -1, as for all that is seen from outside of a process. `time_ns` is the
     wall clock since 1970 where the text tells it, else 0. The order is that of the file.
@@ -80,6 +80,10 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     pid: int | None = None
     label: str = ""
+    node: str = ""
+    place: int = 0
+    is_whole_job: bool = False
+    is_vague: bool = False
 
 
 class DumpReader:

@@ -1,11 +1,11 @@
 """The contract of an aligner, which puts events of ranks side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
+from types import ModuleType
 from typing import ClassVar, Final
 
 from distdiag.config.placement_rules import PlacementRule
@@ -19,8 +19,13 @@ from distdiag.views.rank_states import RankState
 
 @dataclass(frozen=True, slots=True)
 class NothingThere:
-    """The run holds nothing of what a view shows, so checks of it have nothing to judge."""
+    """The run holds nothing of what a view shows, so checks of it have nothing to judge.
 
+    `subject` is what there was none of, in a word or two that several reasons may share, such as
+    ``experts``. Make it a constant of the module: `subjects` finds those.
+    """
+
+    subject: str
     reason: str
 
 
@@ -41,6 +46,7 @@ class LeftOut:
 Gap = NothingThere | NotObserved | LeftOut
 
 LIGHT: Final = LeftOut("the light profile leaves the steps out")
+DESELECTED: Final = LeftOut("left out by --select or --ignore")
 
 
 @dataclass(slots=True)
@@ -86,7 +92,6 @@ class Aligner:
     """What it yields, and the events of whose absence it knows the reason."""
 
     def __init__(self, job: Job) -> None:
-        """Nothing was observed yet."""
         self.job = job
 
     def feed(self, event: Event) -> Iterable[View]:
@@ -108,9 +113,26 @@ class Aligner:
 
 def find_aligners() -> Iterator[type[Aligner]]:
     """Import every module of the engine and yield the aligners that they define."""
+    for module in _modules():
+        for value in vars(module).values():
+            is_aligner = isinstance(value, type) and issubclass(value, Aligner)
+            if is_aligner and value is not Aligner and value.__module__ == module.__name__:
+                yield value
+
+
+@cache
+def subjects() -> Mapping[str, str]:
+    """Return what a run may hold nothing of, by the reasons that `not_checked` gives for it."""
+    found: dict[str, str] = {}
+    for module in _modules():
+        for value in vars(module).values():
+            for each in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(each, NothingThere):
+                    found[each.reason] = each.subject
+    return found
+
+
+def _modules() -> Iterator[ModuleType]:
     package = import_module(__package__)
     for module in walk_packages(package.__path__, f"{__package__}."):
-        for value in vars(import_module(module.name)).values():
-            is_aligner = isinstance(value, type) and issubclass(value, Aligner)
-            if is_aligner and value is not Aligner and value.__module__ == module.name:
-                yield value
+        yield import_module(module.name)

@@ -4,8 +4,6 @@ Only events on files count, so ranks that touch none never change a clock, and r
 same share one object: most comparisons are comparisons of identities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -18,11 +16,10 @@ class Gate:
     __slots__ = ("waiters",)
 
     def __init__(self) -> None:
-        """Let nobody wait yet."""
         self.waiters: list[int] = []
 
 
-# ---
+# The clocks.
 
 Clock = Mapping[int, int]
 """By rank, never changed once it is made; a rank that is not in it has 0."""
@@ -44,7 +41,6 @@ class Joiner:
     """Puts together what several ranks know."""
 
     def __init__(self) -> None:
-        """Remember no result yet."""
         self._results: dict[tuple[int, int], tuple[Clock, Clock, Clock]] = {}
 
     def join(self, first: Clock, second: Clock) -> Clock:

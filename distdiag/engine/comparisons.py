@@ -1,7 +1,5 @@
 """Whether two runs were compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,9 +8,12 @@ from distdiag.events.base import Event
 from distdiag.events.comparisons import Divergence, RoutingDifference
 from distdiag.views.base import View
 
-_ONE_RUN: Final = NothingThere("there is one run only: distdiag parity compares it with another")
+_ONE_RUN: Final = NothingThere(
+    "a second run", "there is one run only: distdiag parity compares it with another"
+)
 _ONE_ROUTING: Final = NothingThere(
-    "there is one run only: distdiag moe-determinism compares it with the same again"
+    "a second run",
+    "there is one run only: distdiag moe-determinism compares it with the same again",
 )
 
 
@@ -23,7 +24,6 @@ class ComparisonAligner(Aligner):
     builds = (Divergence, RoutingDifference)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was compared yet."""
         super().__init__(job)
         self._has_compared = False
 

@@ -1,18 +1,18 @@
 """Which checks have looked, which had nothing to judge, and which could not see."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from distdiag.checks.base import Check
-from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NotObserved
+from distdiag.engine.aligner import Aligner, Gap, Job, LeftOut, NothingThere, NotObserved
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
 from distdiag.events.collectives import GroupCreated
 from distdiag.events.lifecycle import ProcessesSpawned, Unobserved
 from distdiag.events.ranks import RankSet
+from distdiag.record.guard import attempt
 from distdiag.views.base import View
 
 _HERE: Final = (GroupCreated, ProcessesSpawned, Unobserved)
@@ -32,10 +32,10 @@ class Coverage:
     """
 
     def __init__(self, runner: CheckRunner, aligners: Iterable[Aligner], job: Job) -> None:
-        """Ask these aligners, and the runner for the checks that it switched off."""
         self.unobserved = RankSet()
         self._runner = runner
         self._aligners = tuple(aligners)
+        self._lost: dict[Aligner, NotObserved] = {}
         self._world = job.world
         self._is_member = False
         self._blind: dict[tuple[str, str, str], set[int]] = {}
@@ -56,6 +56,11 @@ class Coverage:
                 self.unobserved = RankSet({*before, *scope} - set(self._world))
             case ProcessesSpawned() if len(self._world) == 1 and not self._is_member:
                 self.unobserved = RankSet(range(max(event.number, len(self.unobserved))))
+
+    def lose(self, aligner: Aligner, error: Exception) -> None:
+        """Report that an aligner raised this: nobody sees what it would have shown."""
+        reason = self._runner.report_crash(f"aligner {type(aligner).__name__}", error)
+        self._lost[aligner] = NotObserved(reason)
 
     def of(self, check: Check[Any]) -> Looked | Gap:
         """Say whether a check has looked, and if not, why."""
@@ -86,8 +91,20 @@ class Coverage:
                 found[check.code] = gap.reason
         return found
 
+    @property
+    def idle(self) -> frozenset[str]:
+        """The codes of the checks for which the run has nothing to judge."""
+        gaps = ((check.code, self.of(check)) for check in self._runner.checks)
+        return frozenset(code for code, gap in gaps if isinstance(gap, NothingThere))
+
     def _by_view(self) -> dict[type[View | Event], Gap]:
-        return {view: gap for aligner in self._aligners for view, gap in aligner.gaps().items()}
+        known: dict[type[View | Event], Gap] = {}
+        for aligner in self._aligners:
+            if aligner not in self._lost:
+                known |= attempt(partial(self.lose, aligner), aligner.gaps) or {}
+        for aligner, gap in self._lost.items():
+            known |= dict.fromkeys(aligner.builds, gap)
+        return known
 
     @property
     def _alone(self) -> str:

@@ -1,7 +1,5 @@
 """What the engine knows of the data that ranks are fed."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -27,7 +25,7 @@ from distdiag.views.data import FeedView, NormalisedFeeds
 
 # Which ranks train without anything that connects them, though they were launched together.
 
-_NO_CALL: Final = NothingThere("no collective was called")
+_NO_CALL: Final = NothingThere("collectives", "no collective was called")
 
 
 class LoneStepsAligner(Aligner):
@@ -40,7 +38,6 @@ class LoneStepsAligner(Aligner):
     builds = (LoneStepsView,)
 
     def __init__(self, job: Job) -> None:
-        """Nobody has stepped yet."""
         super().__init__(job)
         self._alone: dict[int, SteppedAlone] = {}
         self._connected: set[int] = set()
@@ -83,13 +80,17 @@ class LoneStepsAligner(Aligner):
         return LoneStepsView("step", ("first",), alone, self.job.world)
 
 
-# ---
+# The aligner: batches, passes over data sets, evaluations, schedules.
 
-_NO_FEED: Final = NothingThere("no model was seen to be fed")
-_NO_EPOCH: Final = NothingThere("no pass over a data set was seen")
-_NO_ROWS: Final = NothingThere("no rows of a last batch were gathered")
-_NO_NORMS: Final = NothingThere("no layer normalises by the statistics of a batch on one rank")
-_NO_SCHEDULE: Final = NothingThere("no schedule of a learning rate was seen")
+_NO_FEED: Final = NothingThere("model inputs", "no model was seen to be fed")
+_NO_EPOCH: Final = NothingThere("passes over data sets", "no pass over a data set was seen")
+_NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
+_NO_NORMS: Final = NothingThere(
+    "batch normalisation", "no layer normalises by the statistics of a batch on one rank"
+)
+_NO_SCHEDULE: Final = NothingThere(
+    "learning-rate schedules", "no schedule of a learning rate was seen"
+)
 _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
     EpochFed: EpochView,
     ScheduleState: ScheduleView,
@@ -128,7 +129,6 @@ class DataAligner(Aligner):
     builds = (FeedView, NormalisedFeeds, EpochView, ScheduleView, GatheredRowsView)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was fed yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._feeds = SideBySide(job.world)

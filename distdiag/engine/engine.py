@@ -1,9 +1,8 @@
 """The engine: events in, findings out. It neither reads a clock nor waits for anything."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from distdiag.checks.base import Check
@@ -11,13 +10,14 @@ from distdiag.config.placement_rules import PlacementRule
 from distdiag.engine.aligner import Aligner, CallOrder, Job, find_aligners
 from distdiag.engine.coverage import Coverage
 from distdiag.engine.hangs.aligner import CallAligner
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.engine.ranks import RankStates, RankTracker
 from distdiag.engine.runner import CheckRunner
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import Exited
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding
+from distdiag.record.guard import Guard
 from distdiag.views.base import View
 from distdiag.views.rank_states import RankState
 
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 class Engine:
     """Lets aligners put the events of all ranks side by side, and checks judge what they build.
+
+    A check or an aligner that raises is switched off, which is a finding; the others go on.
 
     Feed events as they come, call `tick` with the time at every poll, and `finish` at the end.
     `findings` holds the conclusions at any moment. When `evidence_wanted` is not empty, the
@@ -51,13 +53,14 @@ class Engine:
         self._runner = CheckRunner(checks)
         self._trackers = {rank: RankTracker(rank, hang_timeout_s) for rank in world}
         self._now_ns = 0
-        self.rank_status = RankStatus(world)
+        self.rank_status = RankStatuses(world)
+        self._order = CallOrder()
         job = Job(
             world,
             self.states,
             self._trackers,
             self._runner.store,
-            CallOrder(),
+            self._order,
             tuple(rules),
             only_start,
             hang_timeout_s,
@@ -67,6 +70,7 @@ class Engine:
         others = [kind(job) for kind in find_aligners() if self._is_wanted(kind)]
         self._aligners: tuple[Aligner, ...] = (self._calls, *others)
         self._by_event: dict[type[Event], tuple[Aligner, ...]] = {}
+        self._guards = {a: Guard(partial(self._switch_off, a)) for a in self._aligners}
         self._coverage = Coverage(self._runner, self._aligners, job)
 
     def _is_wanted(self, kind: type[Aligner]) -> bool:
@@ -87,12 +91,12 @@ class Engine:
     @property
     def evidence_wanted(self) -> RankSet:
         """The ranks whose stacks should be dumped now."""
-        return RankSet(self._calls.stall.wanted)
+        return RankSet(self._calls.stall.wanted if self._has_calls else ())
 
     @property
     def is_hung(self) -> bool:
         """Whether the job stands still, for a reason that a finding of warning or above names."""
-        return self._calls.is_hung
+        return self._has_calls and self._calls.is_hung
 
     @property
     def evidence_s(self) -> float:
@@ -110,13 +114,19 @@ class Engine:
         return self._coverage.gaps()
 
     @property
+    def idle(self) -> frozenset[str]:
+        """The codes of the checks for which the run has nothing to judge."""
+        return self._coverage.idle
+
+    @property
     def unobserved(self) -> RankSet:
-        """The ranks of the job of which nothing is read, since nobody told of them at the start."""
+        """The ranks of the job that nobody reported at the start: nothing of them is read."""
         return self._coverage.unobserved
 
     def states(self) -> Mapping[int, RankState]:
         """Return what is known of every rank now."""
-        return RankStates(self._trackers, self._calls.waiting, self._now_ns)
+        waiting = self._calls.waiting if self._has_calls else lambda _: ()
+        return RankStates(self._trackers, waiting, self._now_ns)
 
     # What goes in
 
@@ -134,7 +144,8 @@ class Engine:
         tracker.feed(event, self._now_ns)
         self._coverage.feed(event)
         for aligner in self._wanting(type(event)):
-            self._show(aligner.feed(event))
+            with self._guards[aligner]:
+                self._show(aligner.feed(event))
         self._runner.show(event)
 
     def advance(self, now_ns: int) -> None:
@@ -151,11 +162,14 @@ class Engine:
         if self.rank_status.is_aborted:
             return
         self._now_ns = now_ns
+        for tracker in self._trackers.values():
+            tracker.look(now_ns, is_seen=tracker.rank not in unseen)
         for aligner in self._aligners:
-            self._show(aligner.tick(now_ns, unseen))
+            with self._guards[aligner]:
+                self._show(aligner.tick(now_ns, unseen))
 
     def settle(self) -> None:
-        """Decide how the run ended if a rank has ended badly; after each look, whoever ended."""
+        """Decide how the run ended if a rank has ended badly; after each poll, whoever ended."""
         self.rank_status.settle(is_hung=self.is_hung)
 
     def finish(self) -> None:
@@ -163,7 +177,21 @@ class Engine:
         if self.rank_status.is_aborted:
             return
         for aligner in reversed(self._aligners):
-            self._show(aligner.end())
+            with self._guards[aligner]:
+                self._show(aligner.end())
+
+    def _switch_off(self, aligner: Aligner, error: Exception) -> None:
+        """Go on without an aligner that raised; what it showed before stays judged."""
+        self._aligners = tuple(other for other in self._aligners if other is not aligner)
+        self._by_event.clear()
+        if aligner is self._calls:
+            self._order.doubt(0)  # nobody tells any more whether calls are paired wrongly
+        self._coverage.lose(aligner, error)
+
+    @property
+    def _has_calls(self) -> bool:
+        """Whether the aligner of calls, which knows who waits for whom, still runs."""
+        return self._calls in self._aligners
 
     def _wanting(self, kind: type[Event]) -> tuple[Aligner, ...]:
         wanting = self._by_event.get(kind)

@@ -1,7 +1,5 @@
 """Which ranks have begun and ended, and how the run ended: by how the first rank ended badly."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 
@@ -16,12 +14,12 @@ from distdiag.events.lifecycle import (
 )
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
-from distdiag.views.rank_states import says_told_to_end
+from distdiag.views.rank_states import was_asked_to_end
 
 _MAIN: Final = "MainThread"
 
 
-class RankStatus:
+class RankStatuses:
     """Feed it all events of a poll, then let it `settle`.
 
     `exit_status` holds minus the number of the signal for ranks that one has ended. `is_aborted`:
@@ -29,7 +27,6 @@ class RankStatus:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        """Expect these ranks."""
         self.ranks = RankSet(ranks)
         self.exit_status: dict[int, int] = {}
         self.is_aborted = False
@@ -73,7 +70,7 @@ class RankStatus:
             self._was_hung = is_hung
             return
         first = min(bad, key=self._order)
-        is_killed = first in self.died or says_told_to_end(self.exit_status.get(first))
+        is_killed = first in self.died or was_asked_to_end(self.exit_status.get(first))
         self._cause = Outcome.KILLED if is_killed else Outcome.FAILED
         if self._was_hung:
             self._cause = Outcome.HUNG  # whatever ended it: that is why somebody did
@@ -85,8 +82,8 @@ class RankStatus:
         rank died is known only roughly. With equal times it is the death that was seen late.
         """
         has_exited = any(self.exit_status[r] > 0 for r in self._finished - self._raised)
-        is_told = rank in self.died and says_told_to_end(self.exit_status.get(rank))
-        return (has_exited and is_told, self._left_ns[rank], rank not in self.died)
+        is_by_signal = rank in self.died and was_asked_to_end(self.exit_status.get(rank))
+        return (has_exited and is_by_signal, self._left_ns[rank], rank not in self.died)
 
     @property
     def died(self) -> RankSet:

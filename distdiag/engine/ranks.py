@@ -1,7 +1,5 @@
 """What one rank has done so far, kept while its events arrive."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -16,7 +14,9 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
 )
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
+    ChildEnded,
     Exited,
     Finished,
     Heartbeat,
@@ -27,9 +27,10 @@ from distdiag.events.lifecycle import (
     RankStarted,
     Signalled,
     StepEnd,
+    TorchLoaded,
 )
-from distdiag.events.stacks import Observed, Stacks
-from distdiag.views.rank_states import Fate, Help, RankState
+from distdiag.events.stacks import FaultLogged, Observed, Stacks
+from distdiag.views.rank_states import Help, RankState, RankStatus
 
 RECENT: Final = 64
 BUSY_SHARE: Final = 0.3
@@ -40,7 +41,7 @@ SHORTEST_WINDOW_S: Final = 5.0
 """In less the kernel's hundredths, and pauses between children, would count for too much."""
 BEATS_PER_WINDOW: Final = 30
 HELP_LEAST_S: Final = 1.0
-"""The table of processes is read once a second: it takes two looks."""
+"""The table of processes is read once a second: it takes two samples."""
 CHILDREN_SHARE: Final = 0.1
 """Children that used this share of one processor work: idle ones that poll use below 0.02."""
 IO_PER_S: Final = 64 << 10
@@ -49,12 +50,12 @@ HELP_PATIENCE_S: Final = 1800.0
 """The default timeout of process groups: for longer nobody's peers wait, whoever works for it."""
 GIL_SILENCE_NS: Final = 2_500_000_000
 RECORDS_OF_CALLS: Final = frozenset(
-    {"agent", "collectives", "collective-fronts", "event-file"}
+    {"agent", "collectives", "collective-wrappers", "event-file"}
     | {"functional-collectives", "process-groups"}
 )
 """Without one of these a rank may have made calls that nobody wrote down."""
 
-_LEFT: Final = {Fate.FINISHED, Fate.RAISED, Fate.DIED}
+_LEFT: Final = {RankStatus.FINISHED, RankStatus.RAISED, RankStatus.DIED}
 
 
 class RankTracker:
@@ -64,7 +65,7 @@ class RankTracker:
         """Know nothing of the rank yet; so far back it counts what the rank used, in seconds."""
         self.rank = rank
         self._window_ns = int(max(SHORTEST_WINDOW_S, window_s or WINDOW_S) * 1e9)
-        self.fate = Fate.SILENT
+        self.status = RankStatus.SILENT
         self.is_unseen = False
         self.has_agent = True
         self.is_time_assumed = False
@@ -74,10 +75,11 @@ class RankTracker:
         self.is_over = False
         self._has_just_left = False
         self.incomplete = ""
+        self.label = ""
+        self._has_own_events = False
         self.last_call: Collective | None = None
         self.last_call_state = ""
         self.stacks: Stacks | None = None
-        self.label = ""
         self._observed: dict[str, Observed] = {}
         self._reached: dict[str, GroupProgress] = {}
         self._heartbeat: Heartbeat | None = None
@@ -89,16 +91,20 @@ class RankTracker:
         self._signalled: Signalled | None = None
         self._exit_status: int | None = None
         self._lost: NodeLost | None = None
+        self._torch = ""
         self._creates_group = False
         self._step = 0
         self._step_durations: deque[float] = deque(maxlen=50)
         self._recent: deque[Collective] = deque(maxlen=RECENT)
         self._site_counts: Counter[CallSite] = Counter()
+        self._asked: StoreAsked | None = None
+        self._published: deque[StoreCall] = deque(maxlen=RECENT)
+        self._dead_children: deque[ChildEnded] = deque(maxlen=RECENT)
 
     @property
     def has_left(self) -> bool:
         """The rank finished, raised or died."""
-        return self.fate in _LEFT
+        return self.status in _LEFT
 
     @property
     def median_step_s(self) -> float:
@@ -124,11 +130,13 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        if not isinstance(event, Stacks | Observed | ProbeDisabled | NodeLost | ProcessNamed):
+        outside = Stacks | Observed | FaultLogged | ProbeDisabled | NodeLost | ProcessNamed
+        if not isinstance(event, outside):
             self._live(now_ns)
         self._lost = event if isinstance(event, NodeLost) else self._lost
-        self._step = max(self._step, event.step)
+        self._has_own_events |= event.seq >= 0
         self.label = event.label if isinstance(event, ProcessNamed) else self.label
+        self._step = max(self._step, event.step)
         match event:
             case Collective():
                 self.last_call, self.last_call_state = event, "scheduled"
@@ -149,13 +157,15 @@ class RankTracker:
             case GroupCreated():
                 self._creates_group = not event.done
                 self._progress(now_ns)
+            case TorchLoaded():
+                self._torch = event.torch
             case _:
                 self._feed_rare(event, now_ns)
 
     def _live(self, now_ns: int) -> None:
         self._lost = None
-        if self.fate is Fate.SILENT:
-            self.fate, self.progress_ns = Fate.RUNNING, now_ns
+        if self.status is RankStatus.SILENT:
+            self.status, self.progress_ns = RankStatus.RUNNING, now_ns
 
     def _feed_rare(self, event: Event, now_ns: int) -> None:
         match event:
@@ -164,14 +174,15 @@ class RankTracker:
                 self._progress(now_ns)
             case Raised() if event.thread == "MainThread":
                 self._raised = event
-                self._leave(Fate.RAISED, event.time_ns)
+                self._leave(RankStatus.RAISED, event.time_ns)
             case Finished():
                 self._finished, self._exit_status = event, event.exit_status
-                self._leave(Fate.FINISHED, event.time_ns)
+                self._leave(RankStatus.FINISHED, event.time_ns)
             case Exited():
-                self._exited = event
-                self._exit_status = event.status if self._finished is None else self._exit_status
-                self._leave(Fate.DIED, event.time_ns)
+                self._exited = _fuller(self._exited, event)
+                status = self._exited.status
+                self._exit_status = status if self._finished is None else self._exit_status
+                self._leave(RankStatus.DIED, event.time_ns)
             case Signalled():
                 self._signalled = event
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
@@ -186,15 +197,29 @@ class RankTracker:
             case Stacks(is_native=False):
                 if self.stacks is None or not event.error:  # what was once seen is kept
                     self.stacks = event
+            case _:
+                self._feed_sign(event)
+
+    def _feed_sign(self, event: Event) -> None:
+        """Take in what tells what the rank waits for."""
+        match event:
             case Observed():
                 self._observed[event.source] = event
             case GroupProgress():
                 self._reached[event.group.name] = event
+            case ChildEnded():
+                self._dead_children.append(event)
+            case StoreAsked(thread="MainThread"):
+                self._asked = event
+            case StoreCall(done=False):
+                self._published.append(event)
+            case StoreCall() if self._asked is not None and event.keys == self._asked.keys:
+                self._asked = None
 
-    def _leave(self, fate: Fate, time_ns: int) -> None:
+    def _leave(self, status: RankStatus, time_ns: int) -> None:
         # A rank that raised or finished also exits: the first is what happened to it.
         if not self.has_left:
-            self.fate, self.left_ns = fate, time_ns
+            self.status, self.left_ns = status, time_ns
             self._has_just_left = True
 
     def _progress(self, now_ns: int) -> None:
@@ -241,7 +266,7 @@ class RankTracker:
         here = not self.has_left
         return RankState(
             rank=self.rank,
-            fate=self.fate,
+            status=self.status,
             phase=beat.phase if beat else Phase.STARTING,
             step=self._step,
             num_batches=beat.num_batches if beat else 0,
@@ -251,6 +276,8 @@ class RankTracker:
             help=self._help(idle_s) if here and not waiting else None,
             gil_held=here and not self.is_unseen and _is_silent(beat, now_ns),
             incomplete=self.incomplete,
+            label=self.label,
+            is_reported_only=not self._has_own_events,
             left_ns=self.left_ns,
             left_hang=self.left_hang,
             started=self._started,
@@ -267,10 +294,13 @@ class RankTracker:
             waiting=waiting,
             site_counts=MappingProxyType(self._site_counts),
             stacks=self.stacks,
-            label=self.label,
+            torch=self._torch,
             observed=MappingProxyType(self._observed),
             progress=MappingProxyType(self._reached),
             is_idle_assumed=self.is_time_assumed,
+            asked=self._asked,
+            published=tuple(self._published),
+            dead_children=tuple(self._dead_children),
         )
 
 
@@ -299,6 +329,13 @@ class RankStates(Mapping[int, RankState]):
 
     def __len__(self) -> int:
         return len(self._trackers)
+
+
+def _fuller(known: Exited | None, event: Exited) -> Exited:
+    """Return what says more of one end, where a launcher and a scheduler both have seen it."""
+    if known is None or not (known.cause or event.status is None):
+        return event
+    return known
 
 
 def _is_silent(beat: Heartbeat | None, now_ns: int) -> bool:

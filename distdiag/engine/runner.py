@@ -1,8 +1,5 @@
 """Shows views to the checks that name their types, and keeps what they find."""
 
-from __future__ import annotations
-
-import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +8,7 @@ from distdiag.checks.dia.crashed_check import Crash, CrashedCheck
 from distdiag.events.base import Event
 from distdiag.findings.finding import Finding, Severity
 from distdiag.findings.store import FindingStore
+from distdiag.record.exception_text import LONGEST_TRACEBACK, message_of, traceback_of
 from distdiag.views.base import View
 
 
@@ -18,10 +16,12 @@ class CheckRunner:
     """The checks of a run. A check that raises is switched off; `disabled` says why, by code."""
 
     def __init__(self, checks: Iterable[Check[Any]]) -> None:
-        """Let these checks judge."""
         self.checks = tuple(checks)
         self.disabled: dict[str, str] = {}
-        self.store = FindingStore({check.code: check.covers for check in self.checks})
+        self.store = FindingStore(
+            {check.code: check.covers for check in self.checks},
+            gives_way={check.code for check in self.checks if check.gives_way},
+        )
         self._by_view: dict[type, tuple[Check[Any], ...]] = {}
 
     def judging(self, kind: type[View | Event]) -> tuple[Check[Any], ...]:
@@ -53,9 +53,13 @@ class CheckRunner:
         try:
             return list(check.check(view))
         except Exception as error:  # noqa: BLE001 (a check must not end the report)
-            self.disabled[check.code] = f"the check crashed: {type(error).__name__}: {error}"
             self._by_view.clear()
-            crash = Crash(check.code, error, traceback.format_exc())
-            for finding in CrashedCheck().check(crash):
-                self.store.add(finding)
+            self.disabled[check.code] = self.report_crash(f"check {check.code}", error)
             return []
+
+    def report_crash(self, part: str, error: Exception) -> str:
+        """Tell that a part of the engine raised this; return why it does not look any more."""
+        crash = Crash(part, error, traceback_of(error, error.__traceback__, LONGEST_TRACEBACK))
+        for finding in CrashedCheck().check(crash):
+            self.store.add(finding)
+        return f"the {part.split()[0]} crashed: {type(error).__name__}: {message_of(error)}"

@@ -1,7 +1,5 @@
 """Finds the groups of ranks that share sequences, and what is known of their passes."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,14 +18,14 @@ from distdiag.events.sequences import (
     AttentionUnread,
     SequenceUnverified,
     SequenceUse,
-    TokenPassport,
+    TokenTrace,
 )
 from distdiag.views.alignment import TokenTraceView
 from distdiag.views.base import View
 from distdiag.views.sequences import (
-    Likeness,
     Losses,
     MaskedSequences,
+    ModelEquality,
     PositionedSequences,
     SequenceView,
     Uses,
@@ -38,30 +36,29 @@ from distdiag.views.sequences import (
 Tensors = Mapping[str, GradientSum]
 
 
-class FirstLooks:
-    """Keeps the first look at the models of each rank."""
+class FirstSamples:
+    """Keeps the first sample of the models of each rank."""
 
     def __init__(self) -> None:
-        """No rank has told of a model yet."""
         self._known: dict[int, dict[str, tuple[int, Tensors]]] = {}
 
     def feed(self, event: GradientSums) -> None:
-        """Take in what one rank tells of one model."""
+        """Take in what one rank reports of one model."""
         tensors = {each.name: each for each in event.gradients}
         self._known.setdefault(event.rank, {}).setdefault(event.model, (event.step, tensors))
 
-    def likeness(self, ranks: Sequence[int]) -> Likeness:
+    def equality(self, ranks: Sequence[int]) -> ModelEquality:
         """Compare the models of these ranks."""
         models = [self._known.get(rank, {}) for rank in ranks]
         if not all(models):
-            return Likeness.UNKNOWN
+            return ModelEquality.UNKNOWN
         if len({_shape(each) for each in models}) > 1:
-            return Likeness.OTHER_MODELS
+            return ModelEquality.OTHER_MODELS
         if len({step for each in models for step, _ in each.values()}) > 1:
-            return Likeness.UNKNOWN
+            return ModelEquality.UNKNOWN
         first, *others = ([tensors for _, tensors in each.values()] for each in models)
         is_equal = all(_are_equal(first, other) for other in others)
-        return Likeness.EQUAL if is_equal else Likeness.OTHER_VALUES
+        return ModelEquality.EQUAL if is_equal else ModelEquality.OTHER_VALUES
 
 
 def _shape(models: Mapping[str, tuple[int, Tensors]]) -> frozenset[tuple[str, str, int]]:
@@ -91,19 +88,19 @@ def _is_close(one: float, other: float) -> bool:
 
 # What ranks saw of numbered tokens, put side by side for each group of ranks.
 
-NOT_ASKED: Final = (
-    "no numbered tokens were sent: --verify-sequence does, or distdiag.sequence.verify"
+NOT_ASKED: Final = NothingThere(
+    "numbered tokens",
+    "no numbered tokens were sent: --verify-sequence does, or distdiag.sequence.verify",
 )
 
 
 class TokenTraceAligner(Aligner):
     """Numbered tokens, shown when all ranks of their group are there."""
 
-    needs = (TokenPassport, SequenceUnverified)
+    needs = (TokenTrace, SequenceUnverified)
     builds = (TokenTraceView,)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was sent yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._seen: set[int] = set()
@@ -118,7 +115,7 @@ class TokenTraceAligner(Aligner):
         if self._is_shown:
             return {}
         if not self._seen:
-            return {TokenTraceView: NothingThere(NOT_ASKED)}
+            return {TokenTraceView: NOT_ASKED}
         ranks = RankSet(self._seen).phrase()
         return {TokenTraceView: NotObserved(f"only {ranks} reported what became of the tokens")}
 
@@ -127,7 +124,7 @@ class TokenTraceAligner(Aligner):
         if isinstance(event, SequenceUnverified):
             self._unverified.setdefault(event.name, event.reason)
             return
-        assert isinstance(event, TokenPassport)
+        assert isinstance(event, TokenTrace)
         self._seen.add(event.rank)
         alignment = self._events.add(event)
         if alignment is not None:
@@ -135,14 +132,17 @@ class TokenTraceAligner(Aligner):
             yield alignment.show_as(TokenTraceView, {})
 
 
-# ---
+# The aligner of forward passes that share sequences.
 
-_NONE: Final = NothingThere("no exchange between ranks was seen around attention")
+_NONE: Final = NothingThere(
+    "shared sequences", "no exchange between ranks was seen around attention"
+)
 _NO_POSITIONS: Final = NothingThere(
-    "no positions of tokens were given to a module with shared attention"
+    "shared sequences", "no positions of tokens were given to a module with shared attention"
 )
 _NO_MASKS: Final = NothingThere(
-    "no mask, causality or lengths that hide tokens were seen at shared attention"
+    "shared sequences",
+    "no mask, causality or lengths that hide tokens were seen at shared attention",
 )
 _MOST_PASSES: Final = 8
 _MOST_CALLS: Final = 256
@@ -151,7 +151,7 @@ _NO_EXCHANGES: Final = ("barrier", "monitored_barrier")
 
 _COMBINING: Final = ("all_reduce", "reduce", "broadcast", "all_gather", "allreduce")
 _SHARING: Final = ("all_to_all", "all_gather")
-_OBSERVING: Final = ("sequence", "collective-fronts", "collectives", "functional-collectives")
+_OBSERVING: Final = ("sequence", "collective-wrappers", "collectives", "functional-collectives")
 """The probes that see attention and what is exchanged around it."""
 _COMPILED: Final = ("<eval_with_key>", "/_functorch/_aot_autograd/", "/_inductor/")
 _FIGURES: Final = 32
@@ -179,7 +179,6 @@ class SequenceAligner(Aligner):
     builds = (SequenceView, PositionedSequences, MaskedSequences)
 
     def __init__(self, job: Job) -> None:
-        """Know of no group yet."""
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._has_positions = False
@@ -192,7 +191,7 @@ class SequenceAligner(Aligner):
         self._blind: set[int] = set()
         self._unread: dict[int, AttentionUnread] = {}
         self._compiled: set[int] = set()
-        self._models = FirstLooks()
+        self._models = FirstSamples()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether no shared sequences were seen, or nothing beside them."""
@@ -282,7 +281,7 @@ class SequenceAligner(Aligner):
             losses=losses,
             is_reduced=self._is_reduced(members, losses),
             is_fed_by_others=any(self._is_sent(fed) for each in feeds for fed in each.values()),
-            likeness=self._models.likeness(members),
+            equality=self._models.equality(members),
         )
         yield view
         if self._has_positions:
@@ -308,7 +307,7 @@ def _keep(known: dict[int, deque[E]], event: E) -> None:
 def _together(
     known: Mapping[int, Iterable[E]], members: tuple[int, ...], place: Callable[[E], object]
 ) -> Iterator[dict[int, E]]:
-    """Yield what all members have told of the same place."""
+    """Yield what all members have reported of the same place."""
     found: dict[object, dict[int, E]] = {}
     for rank in members:
         for event in known.get(rank, ()):

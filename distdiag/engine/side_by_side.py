@@ -1,7 +1,5 @@
 """Puts events that ranks write about the same thing side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
@@ -30,13 +28,12 @@ class Placed(Protocol):
 
 
 class SideBySide:
-    """Collect events until all ranks have told of the same `place`.
+    """Collect events until all ranks have reported the same `place`.
 
-    Ranks that train together are compared with one another as soon as all of them have told.
+    Ranks that train together are compared with one another as soon as all of them have reported.
     """
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks where nothing tells who trains together."""
         self._world = world
         self._open: dict[Place, dict[int, Any]] = {}
         self._judged: dict[Place, set[int]] = {}
@@ -60,7 +57,7 @@ class SideBySide:
         return self._alignment(place, {rank: events[rank] for rank in sorted(group)})
 
     def rest(self) -> Iterator[Alignment[Any]]:
-        """Yield, at the end, what not all ranks have told."""
+        """Yield, at the end, what not all ranks have reported."""
         for place, events in self._open.items():
             judged = self._judged.get(place, set())
             groups: dict[tuple[int, ...], dict[int, Any]] = {}

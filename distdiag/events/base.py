@@ -1,7 +1,5 @@
 """What every event has: its rank and time, and where in the program it came from."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec

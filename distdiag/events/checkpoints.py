@@ -1,7 +1,5 @@
 """What probes observe of checkpoints: what was loaded, what came of it, and what was saved."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec
@@ -15,7 +13,7 @@ class WeightsLoaded(Event, frozen=True, kw_only=True):
     `target` is the class of the model, with `num_tensors` of `num_bytes` that a checkpoint should
     hold; of the `num_given` tensors `num_loaded` fitted. `missing` (at most so many that they can
     be read) were not given and nobody has loaded them since; `num_untouched` of the `num_missing`
-    still hold what they held at the load, for `num_unknown` this cannot be told. `unexpected` were
+    still hold what they held at the load, for `num_unknown` this is not known. `unexpected` were
     given and have no place. `num_renamed` of these fit missing ones of the same shape if the prefix
     `given_prefix` is replaced by `wanted_prefix`. `holes` are missing ones of whose like, with the
     same shape, those with a lower and with a higher number were loaded. `is_refused`: a strict load

@@ -57,7 +57,8 @@ class GroupCreated(Event, frozen=True, kw_only=True):
     """A call that creates or destroys process groups, made by all `scope` ranks in one order.
 
     `ordinal` numbers these calls within `scope`. `ranks` are those asked for, in the order given;
-    `done` is false while the call has not returned (`GroupCreated` is written before and after).
+    `done` is false while the call has not returned (`GroupCreated` is written before and after);
+    `thread` is the name of the one that makes it.
     """
 
     api: str
@@ -70,6 +71,7 @@ class GroupCreated(Event, frozen=True, kw_only=True):
     done: bool = False
     timeout_s: float | None = None
     backend: str = ""
+    thread: str = "MainThread"
 
     @property
     def has_processes(self) -> bool:

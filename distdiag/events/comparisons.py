@@ -1,7 +1,5 @@
 """Where two runs of one script route a token differently, as the comparison shows it to checks."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec
@@ -45,7 +43,7 @@ class Divergence(Event, frozen=True, kw_only=True):
     `differences` begin with the one that came first (the forward order of modules, the backward
     order of gradients); `num_compared` were compared. `explanation` is what was found out about
     them. `culprits` are the ranks whose part differs, where known. `weights` are the shares with
-    which the data of each coordinate enters, where they could be told, and `due` those that it
+    which the data of each coordinate enters, where they are known, and `due` those that it
     should have. `is_share`: it is in a part of the loss only. `is_of_batches`: what all ranks have
     computed is right for the batch of each, but the loss of a batch is no mean over its samples.
     `padded` are the parts of batches, by this step, that were filled up with a value that nobody
@@ -72,7 +70,7 @@ class Divergence(Event, frozen=True, kw_only=True):
         return self.is_of_batches or bool(self.padded)
 
 
-# ---
+# Where two runs of one script route a token differently.
 
 
 class Nature(StrEnum):

@@ -1,7 +1,5 @@
 """What probes observe of the data that each rank is fed."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event
@@ -151,7 +149,6 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     num_steps: int
     least_pace: int
     greatest_pace: int
-    first_rate: float
     peak_rate: float
     last_rate: float
     settled_at: int

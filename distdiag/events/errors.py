@@ -2,13 +2,11 @@
 
 DistdiagError
 ├── UsageError            the command line, the configuration or the run directory is wrong: exit 2
-├── RankError             which rank a process is cannot be told, or it is that of another process
+├── RankError             it is not known which rank a process is, or it is that of another process
 ├── DamagedFileError      a file of a run cannot be read; the rest of the run still can
 ├── CollectiveMismatchError  raised at the user's line by the active mode ``--strict``
 └── SequenceFaultError    raised on request where sequence parallelism loses or moves tokens
 """
-
-from __future__ import annotations
 
 from typing import Final
 

@@ -1,12 +1,10 @@
 """What probes observe of files and of the key-value store of the job."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec
 
-from distdiag.events.base import CallSite, Event
+from distdiag.events.base import CallSite, Event, Frame
 
 
 class FileAction(StrEnum):
@@ -71,7 +69,8 @@ class StoreCall(Event, frozen=True, kw_only=True):
 
     Calls that publish (set, add, compare_set, delete) are written before, with `done` false; those
     that learn (get, wait, check, add, compare_set) after, with `done` true. `value` is a digest of
-    what was set or read, or the number that ``add`` returned.
+    what was set or read, or the number that ``add`` returned. `frames` are the innermost ones of
+    the user's own code, in calls that publish.
     """
 
     action: str
@@ -79,6 +78,20 @@ class StoreCall(Event, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     value: str = ""
     done: bool = False
+    frames: tuple[Frame, ...] = ()
+
+
+class StoreAsked(Event, frozen=True, kw_only=True):
+    """A rank begins to wait for keys of the job's store; a `StoreCall` tells that it has them.
+
+    `frames` are the innermost ones of the user's own code.
+    """
+
+    action: str
+    store: str
+    keys: tuple[str, ...]
+    frames: tuple[Frame, ...] = ()
+    thread: str = "MainThread"
 
 
 class HostSynced(Event, frozen=True, kw_only=True):

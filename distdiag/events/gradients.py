@@ -1,7 +1,5 @@
 """What probes observe of gradients between a backward pass and the step that applies them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event
@@ -39,12 +37,12 @@ class Flow(msgspec.Struct, frozen=True, array_like=True):
     norm: float
 
 
-class Passage(msgspec.Struct, frozen=True, array_like=True):
+class AutogradNode(msgspec.Struct, frozen=True, array_like=True):
     """A node whose backward function is not torch's own arithmetic.
 
     `calls` are the event numbers, the last one excluded, that were written while it ran.
-    `parameters` get their gradient through it and through no other passage after it; `below` are
-    the passages, by their places, that are next after it. `is_bounded`: both lists are whole. The
+    `parameters` get their gradient through it and through no other node after it; `below` are
+    the nodes, by their places, that are next after it. `is_bounded`: both lists are whole. The
     first of all stands for the loss itself and has no name.
     """
 
@@ -60,11 +58,11 @@ class Passage(msgspec.Struct, frozen=True, array_like=True):
 class GradientSums(Event, frozen=True, kw_only=True):
     """Gradients of some parameters of a model, for one step.
 
-    `passages` are those of the first backward pass, the ones nearest to the loss first; there are
+    `nodes` are those of the first backward pass, the ones nearest to the loss first; there are
     none if the program has never issued an all-to-all nor gathered parts of activations.
     """
 
     model: str
     gradients: tuple[GradientSum, ...]
-    passages: tuple[Passage, ...]
+    nodes: tuple[AutogradNode, ...]
     site: CallSite

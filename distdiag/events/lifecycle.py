@@ -1,7 +1,5 @@
 """What is observed of a rank from its start to its end: steps, exceptions, signals, exit."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from distdiag.events.base import CallSite, Event, Frame, Phase
@@ -32,6 +30,16 @@ class ProcessesSpawned(Event, frozen=True, kw_only=True):
 
     number: int
     site: CallSite
+
+
+class ChildEnded(Event, frozen=True, kw_only=True):
+    """A process that the rank started by `multiprocessing` has ended badly, and it knows that.
+
+    `status` is its exit status, or minus the number of the signal that ended it.
+    """
+
+    pid: int
+    status: int
 
 
 class StepEnd(Event, frozen=True, kw_only=True):
@@ -84,16 +92,6 @@ class Finished(Event, frozen=True, kw_only=True):
     message: str = ""
 
 
-class ProcessNamed(Event, frozen=True, kw_only=True):
-    """Nothing tells which rank a process is: `rank` only numbers it, `label` names it.
-
-    Labels are what logs and dumps have: ``TrainWorker pid=31, ip=10.0.0.1``, ``worker-2``, the name
-    of a file.
-    """
-
-    label: str
-
-
 class ProbeDisabled(Event, frozen=True, kw_only=True):
     """A probe failed or could not observe and was switched off."""
 
@@ -129,17 +127,36 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     io_bytes: int = 0
 
 
+Cause = Literal["", "out-of-memory", "time-limit", "preempted", "node-failed", "cancelled"]
+"""Why somebody ended a process, where a scheduler, a container or the kernel has said it."""
+
+
 class Exited(Event, frozen=True, kw_only=True):
     """The monitor saw the process of a rank gone, after all its events were read.
 
+    It ended between `time_ns`, when it was last known to live, and `gone_ns`, when the monitor did
+    not find it any more (0: at `time_ns`).
     `status` is its exit status, or minus the number of the signal that ended it, or None where
     nobody could see it. `oom_kills` counts the processes that the kernel's out-of-memory killer has
-    ended around this one since the rank began.
+    ended around this one since the rank began. `cause` is what a scheduler or the
+    kernel said of it.
     """
 
     reason: str = ""
     status: int | None = None
     oom_kills: int = 0
+    cause: Cause = ""
+    gone_ns: int = 0
+
+
+class ProcessNamed(Event, frozen=True, kw_only=True):
+    """Nothing tells which rank a process is: `rank` only numbers it, `label` names it.
+
+    Labels are what logs and dumps have: ``TrainWorker pid=31, ip=10.0.0.1``, ``worker-2``, the name
+    of a file.
+    """
+
+    label: str
 
 
 class Monitored(Event, frozen=True, kw_only=True):

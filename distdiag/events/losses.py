@@ -1,7 +1,5 @@
 """What probes observe of losses: how much each element weighs in the gradient of a step."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event
@@ -45,7 +43,7 @@ class LossPass(msgspec.Struct, frozen=True, array_like=True):
     labels, the first ones of sequences, would count if the loss did not leave them out by its
     shift; -1 if that is not known. The tensor that holds them has `num_shifted` labels without the
     first ones. The model was given `num_targets` valid labels in `num_target_rows` rows that were
-    shifted already, -1 if none. `aux` are balancing losses that were added to it.
+    shifted already, -1 if none. `aux` are auxiliary losses that were added to it.
     """
 
     kind: str

@@ -1,7 +1,5 @@
 """What probes observe of models: how each tensor is sharded, who owns it, and what it holds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
@@ -60,7 +58,7 @@ class PlanPatterns(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
-# ---
+# How each tensor of a model is sharded, who owns it, and what it holds.
 
 MOST_NAMES: Final = 64
 """So many parameters an event names at most, of those that it only counts otherwise."""
@@ -75,7 +73,7 @@ class Moment(StrEnum):
     GRADIENT = "gradient"  # gradients as an optimizer step finds them
 
 
-class Basis(StrEnum):
+class ReplicaEvidence(StrEnum):
     """From what it is known which ranks hold the same tensor."""
 
     MESH = "mesh"  # the placements of a DTensor
@@ -87,11 +85,11 @@ class Basis(StrEnum):
     SENT = "sent"  # the program itself once sent the parameter round
     MARKED = "marked"  # not marked as a part, as Megatron marks others of the same model
     MODEL = "model"  # other tensors of the same model are sharded over these ranks
-    BESIDE = "beside"  # a frozen model beside one that all ranks train together
+    FROZEN = "frozen"  # a frozen model of ranks that train another one together
     OWN = "own"  # no others: it is marked as what ranks with the same experts alone hold
-    ROUTER = "router"  # the router beside it is trained, and stays the same on them
+    ROUTER = "router"  # the router of its layer is trained, and stays the same on them
     LAYER = "layer"  # the rest of its layer is, and does, and its experts are spread over them
-    SIBLING = "sibling"  # the groups that were made beside theirs reduce gradients
+    OTHER_GROUPS = "other-groups"  # groups that were made in the same split reduce gradients
     WORLD = "world"  # nothing: all ranks, by guess
 
 
@@ -107,7 +105,7 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Policy(msgspec.Struct, frozen=True, array_like=True):
-    """How a wrapper was told to compute with a tensor and to keep it; empty: as it is.
+    """How a wrapper should compute with a tensor and keep it; empty: as it is.
 
     `reshard_after_forward` is ``True``, ``False`` or the number of ranks of a smaller group.
     """
@@ -121,8 +119,8 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
 class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     """One parameter or buffer of a model: how it is kept on one rank.
 
-    `name` is the FQN as the user knows it, `shape` the global one. `keeper` is what synchronises it
-    (``FSDP2``, ``DDP``, …, or an empty string), `unit` the FQN of the module that was wrapped.
+    `name` is the FQN as the user knows it, `shape` the global one. `wrapper` is what synchronises
+    it (``FSDP2``, ``DDP``, …, or an empty string), `unit` the FQN of the module that was wrapped.
     `replicas` are the global ranks that hold the same content. `owners` are the optimizers that
     hold the parameter. `is_late`: it was added after its model had been sharded. `untied_from` is
     the tensor that it should be one with, by the configuration of the model, and is not.
@@ -138,12 +136,12 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     is_parameter: bool = True
     requires_grad: bool = False
-    keeper: str = ""
+    wrapper: str = ""
     unit: str = ""
     placements: tuple[str, ...] = ()
     mesh: Mesh | None = None
     replicas: tuple[int, ...] = ()
-    basis: Basis = Basis.WORLD
+    evidence: ReplicaEvidence = ReplicaEvidence.WORLD
     owners: tuple[str, ...] = ()
     tied_to: str = ""
     is_late: bool = False
@@ -157,10 +155,15 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_flat_part(self) -> bool:
         """Whether it is what one rank has of a flat parameter: a piece that may begin anywhere."""
-        return self.keeper == "FSDP1" and self.is_parameter and not self.replicas
+        return self.wrapper == "FSDP1" and self.is_parameter and not self.replicas
 
 
-_TOLD: Final = (Basis.MESH, Basis.WRAPPER, Basis.BYPASSED, Basis.MODEL)
+_KNOWN: Final = (
+    ReplicaEvidence.MESH,
+    ReplicaEvidence.WRAPPER,
+    ReplicaEvidence.BYPASSED,
+    ReplicaEvidence.MODEL,
+)
 
 
 def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
@@ -169,7 +172,7 @@ def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
     for plan in plans:
         if plan.mesh is not None:
             ranks.update(plan.mesh.ranks)
-        if plan.basis in _TOLD:
+        if plan.evidence in _KNOWN:
             ranks.update(plan.replicas)
     return ranks
 
@@ -235,9 +238,9 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     state are those of parameters that neither it nor a model holds; `num_stateless` parameters have
     none, of which `stateless` are some. `forgotten` are parameters with a gradient that no
     optimizer holds and that were made after all of them. `without_gradient` are trainable
-    parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle` looks
-    in a row, this one included, none of its parameters had a gradient; `was_fed`: some had, at a
-    look before.
+    parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle`
+    samples in a row, this one included, none of its parameters had a gradient; `was_fed`: some had,
+    at a sample before.
     """
 
     optimizer: str
@@ -261,6 +264,11 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     without_gradient: tuple[str, ...] = ()
     num_idle: int = 0
     was_fed: bool = False
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is the same on all ranks for the same step."""
+        return (self.optimizer, self.step)
 
 
 class PartialRead(Event, frozen=True, kw_only=True):

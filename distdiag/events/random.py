@@ -1,7 +1,5 @@
 """What probes observe of random number generators: in which state they are, and who draws."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event
@@ -9,7 +7,7 @@ from distdiag.events.models import Moment
 
 
 class GeneratorState(msgspec.Struct, frozen=True, array_like=True):
-    """One generator of a process. Equal states have equal digests; `seed` is -1 if it is not told.
+    """One generator of a process. Equal states have equal digests; `seed` is -1 if it is not known.
 
     `name` is ``cpu``, ``cuda``, ``numpy`` or ``python``.
     """

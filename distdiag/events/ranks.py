@@ -1,7 +1,5 @@
 """Sets of global ranks, and how they read to a person."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Set
 from itertools import count, groupby
 
@@ -12,7 +10,6 @@ class RankSet(Set[int]):
     __slots__ = ("_ranks",)
 
     def __init__(self, ranks: Iterable[int] = ()) -> None:
-        """Keep the distinct ranks in ascending order."""
         self._ranks = tuple(sorted(set(ranks)))
 
     def __contains__(self, rank: object) -> bool:

@@ -1,7 +1,5 @@
 """What probes observe of the routing of tokens to experts."""
 
-from __future__ import annotations
-
 import msgspec
 
 from distdiag.events.base import CallSite, Event
@@ -113,7 +111,7 @@ class CountsHeld(Event, frozen=True, kw_only=True):
 
 
 class AuxLoss(Event, frozen=True, kw_only=True):
-    """What became of the balancing losses of a layer in the backward passes of one step.
+    """What became of the auxiliary losses of a layer in the backward passes of one step.
 
     `num_passes` forward passes had scores through which gradients came back. In `num_computed` of
     them one number was made of the scores, in `num_injected` a function of the program was given

@@ -1,7 +1,5 @@
 """What probes observe of attention over sequences that several ranks share."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 import msgspec
@@ -26,7 +24,7 @@ class TokenSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Token `i` of row `r` has the number ``r * length + i``. `dim` is the one that is split.
     `documents` are the lengths of those that are packed into a row, none: one. `reduction` is what
-    the program does to gradients of parameters over these ranks, empty: not told.
+    the program does to gradients of parameters over these ranks, empty: not declared.
     """
 
     shape: tuple[int, ...]
@@ -73,7 +71,7 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     heads: tuple[int, ...] = ()
 
 
-class TokenPassport(Event, frozen=True, kw_only=True):
+class TokenTrace(Event, frozen=True, kw_only=True):
     """What one rank saw when numbered tokens went through split, attention and gather.
 
     `members` are the ranks that share the sequence, in the order of their group. `parts` are the
@@ -81,7 +79,7 @@ class TokenPassport(Event, frozen=True, kw_only=True):
     `gathered_shape` is missing if nothing gathers.
     `scales` say by what the gradient of each token was multiplied on this rank, `attended` the same
     summed over the tokens that attend to it; NaN where its channels disagree. Empty are those
-    that were not looked at. `gradients` are those of random queries, keys and values that came to
+    that were not read. `gradients` are those of random queries, keys and values that came to
     this rank, one number for each token, and `due_gradients` those of plain attention over whole
     rows; both only where the output was that of plain attention. `functions` says where the program
     defines what was called, by stage. `error` is what one of them raised, in `stage`.
@@ -121,7 +119,7 @@ class SequenceUnverified(Event, frozen=True, kw_only=True):
     reason: str
 
 
-# ---
+# What a forward pass with shared attention was given, and what it exchanged.
 
 UseKind = Literal["all_to_all", "ring", "all_gather"]
 

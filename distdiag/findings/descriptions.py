@@ -11,8 +11,10 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Location
 from distdiag.findings.source import location_of
-from distdiag.views.rank_states import Fate, Help, RankState, says_told_to_end
+from distdiag.views.rank_states import Help, RankState, RankStatus, was_asked_to_end
 
+LAST_ERROR = "Last error:"
+"""NCCL's own words for what went wrong come after it, on a line of their own."""
 MENTIONED_S = 0.1
 MENTIONED_BYTES = 1 << 20
 """Less than this would show as 0.0 in a message, and is left out."""
@@ -30,6 +32,15 @@ def agree(words: str, ranks: RankSet) -> str:
     verb, _, rest = words.partition(" ")
     several = _PLURALS.get(verb, verb) if len(ranks) > 1 else verb
     return f"{several} {rest}" if rest else several
+
+
+def who(ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
+    """Return ``rank 3`` or ``ranks 0-2``, with the names of processes whose ranks are not known."""
+    named = {rank: states[rank].label for rank in ranks if rank in states and states[rank].label}
+    known = RankSet(set(ranks) - named.keys())
+    names = [*([known.phrase()] if known else []), *sorted(named.values())[:MOST_NAMED]]
+    more = len(named) - MOST_NAMED
+    return ", ".join(names) + (f" and {more} more processes" if more > 0 else "")
 
 
 def call_phrase(call: Collective) -> str:
@@ -70,15 +81,6 @@ def call_location(call: Collective) -> Location | None:
     return location_of(frame) if frame is not None else None
 
 
-def who(ranks: Iterable[int], states: Mapping[int, RankState]) -> str:
-    """Return ``rank 3`` or ``ranks 0-2``, with the names of processes whose ranks are not known."""
-    named = {rank: states[rank].label for rank in ranks if rank in states and states[rank].label}
-    known = RankSet(set(ranks) - named.keys())
-    names = [*([known.phrase()] if known else []), *sorted(named.values())[:MOST_NAMED]]
-    more = len(named) - MOST_NAMED
-    return ", ".join(names) + (f" and {more} more processes" if more > 0 else "")
-
-
 def at(location: Location | None) -> str:
     """Return `` at train.py:12``, or nothing where the place is not known."""
     return f" at {location}" if location is not None else ""
@@ -101,7 +103,7 @@ def other_threads(state: RankState) -> list[tuple[str, Location]]:
 
 def blocking_call(state: RankState) -> Collective | None:
     """Return the call that keeps the rank's host from going on, if one does."""
-    if state.fate is not Fate.RUNNING:
+    if state.status is not RankStatus.RUNNING:
         return None
     held = [call for call in state.waiting if state.is_known_in(call)]
     if held:
@@ -116,7 +118,7 @@ def frames_of(state: RankState) -> tuple[Frame, ...]:
     """Return where a rank is now or was last seen, innermost frame first; empty if unknown."""
     if state.raised is not None:
         return state.raised.frames
-    if state.fate in (Fate.FINISHED, Fate.SILENT):
+    if state.status in (RankStatus.FINISHED, RankStatus.SILENT):
         return ()
     call = blocking_call(state)
     return call.site.frames if call is not None else main_stack(state.stacks)
@@ -130,16 +132,16 @@ def user_location(frames: tuple[Frame, ...]) -> Location | None:
 def whereabouts(state: RankState) -> str:
     """Return what a rank does or what became of it, as the end of ``rank 3 …``."""
     status = state.exit_status
-    match state.fate:
-        case Fate.SILENT:
+    match state.status:
+        case RankStatus.SILENT:
             return "recorded no events"
-        case Fate.FINISHED:
+        case RankStatus.FINISHED:
             return f"exited{exit_phrase(status)}" if status else "has finished its script"
-        case Fate.RAISED:
+        case RankStatus.RAISED:
             return f"raised {raised_phrase(state)}"
-        case Fate.DIED:
-            return ("was ended" if says_told_to_end(status) else "died") + exit_phrase(status)
-        case Fate.RUNNING:
+        case RankStatus.DIED:
+            return ("was ended" if was_asked_to_end(status) else "died") + exit_phrase(status)
+        case RankStatus.RUNNING:
             return _activity(state)
 
 
@@ -158,9 +160,17 @@ def raised_phrase(state: RankState) -> str:
     """Return ``ValueError: bad batch``: the first line of what a rank raised, shortened."""
     if state.raised is None:
         return "an exception"
-    first_line = state.raised.message.strip().split("\n", maxsplit=1)[0]
+    first_line = cause_line(state.raised.message)
     text = f"{state.raised.type}: {first_line}" if first_line else state.raised.type
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def cause_line(message: str) -> str:
+    """Return the line of a message that says what was wrong: the first, or NCCL's last error."""
+    lines = [line.strip() for line in message.strip().split("\n")]
+    if LAST_ERROR in lines[:-1]:
+        return lines[lines.index(LAST_ERROR) + 1]
+    return lines[0]
 
 
 def exit_phrase(status: int | None) -> str:

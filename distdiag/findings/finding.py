@@ -1,7 +1,5 @@
 """What checks conclude, what each conclusion rests on, and the report that holds them."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 import msgspec
@@ -130,8 +128,28 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     dump_transport: str = ""
 
 
+class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that `distdiag analyze` has read: what it is, whose, and how much was understood.
+
+    `kinds` are words such as ``log`` and ``stacks``, none where nothing in it is known. Lines count
+    in a text, `num_lines` in all (0: it is no text), and entries in a dump. `problem` says what was
+    not understood, and why.
+    """
+
+    path: str
+    kinds: tuple[str, ...] = ()
+    ranks: RankSet = msgspec.field(default_factory=RankSet)
+    num_lines: int = 0
+    num_understood: int = 0
+    problem: str = ""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run showed: findings, what was checked, and what was not and why."""
+    """What a run showed: findings, what was checked, and what was not and why.
+
+    Of a job that is gone, `files` are what was read of it, and `next_time` is what would have
+    helped to find more, one sentence each.
+    """
 
     schema_version: int = 1
     complete: bool = False
@@ -140,3 +158,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[str, ...] = ()
     not_checked: dict[str, str] = {}
     silent_ranks: RankSet = msgspec.field(default_factory=RankSet)
+    files: tuple[ReadFile, ...] = ()
+    next_time: tuple[str, ...] = ()

@@ -1,7 +1,5 @@
 """The JSON form of reports, which other programs read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a line of user code stands in: its text, the conditions before it, the loops around it."""
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

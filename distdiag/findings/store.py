@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -60,7 +60,7 @@ def _with(finding: Finding, others: Sequence[Finding]) -> Finding:
     )
 
 
-# ---
+# The store.
 
 Identity = tuple[object, ...]
 
@@ -70,9 +70,16 @@ _LATER: Final = "(the job went on later: it was slow, not stuck)"
 class FindingStore:
     """What the checks have concluded so far."""
 
-    def __init__(self, covers: Mapping[str, Collection[str]]) -> None:
-        """Begin with nothing; by code, `covers` says which codes tell of the same cause."""
+    def __init__(
+        self, covers: Mapping[str, Collection[str]], *, gives_way: Collection[str] = ()
+    ) -> None:
+        """Begin with nothing; by code, `covers` says which codes tell of the same cause.
+
+        Findings of the codes in `gives_way` are notes where something as severe is proven, and
+        their notes are left out where anything else is wrong.
+        """
         self._covers = covers
+        self._gives_way = frozenset(gives_way)
         self._findings: dict[Identity, Finding] = {}
         self._withdrawn: set[Identity] = set()
         self._newly_withdrawn: list[Finding] = []
@@ -88,7 +95,24 @@ class FindingStore:
         for findings in self._revised.values():
             for finding in findings:
                 _take(found, finding)
-        return tuple(self._supported(each) for each in folded(found.values(), self._covers))
+        kept = folded(found.values(), self._covers)
+        return tuple(self._supported(each) for each in self._in_their_places(kept))
+
+    def _in_their_places(self, findings: Sequence[Finding]) -> Iterator[Finding]:
+        """Yield the findings, those that give way to others as notes or not at all."""
+        others = [each for each in findings if each.code not in self._gives_way]
+        alarms = [each for each in others if each.severity is not Severity.INFO]
+        proven = [each.severity.weight for each in alarms if each.grade is Grade.PROVEN]
+        for each in findings:
+            if each.code not in self._gives_way:
+                yield each
+            elif each.grade is Grade.NOTE:
+                if not alarms:
+                    yield each
+            elif each.severity.weight > max(proven, default=-1):
+                yield each
+            else:
+                yield msgspec.structs.replace(each, severity=Severity.INFO, grade=Grade.NOTE)
 
     def add(self, finding: Finding) -> None:
         """Take in a finding; one that stands already stays, unless it was but a note."""

@@ -54,10 +54,9 @@ class EvaluationGathers(Probe):
     name: ClassVar[str] = "evaluation-gathers"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know of no pass yet."""
         super().__init__(recorder)
         self._passes: WeakMap[Any, _Pass] = WeakMap()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._depth = 0
 
     def _install(self) -> None:
@@ -148,8 +147,8 @@ class EvaluationGathers(Probe):
         if mine is None or mine.num_backwards != self.recorder.num_backwards:
             return
         for each in mine.gathered:
-            if each.name not in self._told:
-                self._told.add(each.name)
+            if each.name not in self._reported:
+                self._reported.add(each.name)
                 self.recorder.event(
                     RowsGathered,
                     name=each.name,

@@ -4,8 +4,6 @@ The job has two nodes with two ranks each: the smallest in which the first rank,
 node, the last one and the number of the node all differ.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Functions are named as ``package.module:path``. Groups are found without asking 
 any: one that was never set up is none.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from distdiag.probes.sequence.library_functions import (

@@ -1,18 +1,14 @@
 """Tensor-parallel plans of models that transformers has loaded and sharded."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import ClassVar, Final
 
 from torch import nn
 
 from distdiag.events.base import CallSite
 from distdiag.events.models import NamedFault, PatternMatches, PlanFault, PlanSource
-from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import cut_heads
@@ -30,28 +26,19 @@ class TransformersPlans(PlanProbe):
 
     def _install(self) -> None:
         kind = getattr(sys.modules[MODULE], "PreTrainedModel", None)
-        self._patches.wrap(kind, "from_pretrained", self._watching)
-
-    def _watching(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def from_pretrained(*args: object, **kwargs: object) -> object:
-            result = original(*args, **kwargs)
-            self._look(result, sys._getframe(1))
-            return result
-
-        return from_pretrained
+        self._patches.wrap(kind, "from_pretrained", self._call_after(self._look))
 
     @guarded
-    def _look(self, result: object, frame: FrameType) -> None:
+    def _look(self, result: object, /, *_: object, **__: object) -> None:
         model = result[0] if isinstance(result, tuple) and result else result
         size = getattr(model, "_tp_size", None)
         plan = getattr(model, "_tp_plan", None)
         if not isinstance(size, int) or size < 2 or not isinstance(plan, Mapping):
             return
         if isinstance(model, nn.Module) and getattr(model, "_device_mesh", None) is not None:
-            site = CallSite(frames_of(frame, self.recorder.main_script))
-            told = _outcomes(model, plan, size)
-            self._tell(PlanSource.TRANSFORMERS, type(model).__name__, told, site)
+            site = CallSite(frames_of(sys._getframe(3), self.recorder.main_script))
+            outcomes = _outcomes(model, plan, size)
+            self._tell(PlanSource.TRANSFORMERS, type(model).__name__, outcomes, site)
 
 
 def _outcomes(model: nn.Module, plan: Mapping[str, object], size: int) -> Iterator[PatternMatches]:

@@ -84,8 +84,8 @@ class VeOmniPlans(PlanProbe):
         *,
         is_done: bool,
     ) -> None:
-        told = _outcomes(entries, before, _shapes(model) if is_done else {})
-        self._tell(PlanSource.VEOMNI, type(model).__name__, told, site)
+        outcomes = _outcomes(entries, before, _shapes(model) if is_done else {})
+        self._tell(PlanSource.VEOMNI, type(model).__name__, outcomes, site)
 
 
 def _shapes(model: nn.Module) -> Shapes:
@@ -125,7 +125,7 @@ def _size(mesh: Untyped, axis: str) -> int:
 
 def _outcomes(entries: list[_Entry], before: Shapes, after: Shapes) -> list[PatternMatches]:
     taken: dict[str, _Entry] = {}
-    told = []
+    outcomes = []
     for entry in entries:
         found = [name for name in before if entry.fits(name)]
         faults = []
@@ -135,8 +135,8 @@ def _outcomes(entries: list[_Entry], before: Shapes, after: Shapes) -> list[Patt
                 faults += _clash(name, entry, first)
             else:
                 faults += _fault(name, entry, before[name], after.get(name))
-        told.append(outcome(entry.pattern, entry.wanted, found, before, faults))
-    return told
+        outcomes.append(outcome(entry.pattern, entry.wanted, found, before, faults))
+    return outcomes
 
 
 def _clash(name: str, entry: _Entry, first: _Entry) -> list[NamedFault]:

@@ -1,7 +1,5 @@
 """The contract of a rule of ``distdiag lint``."""
 
-from __future__ import annotations
-
 import ast
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -43,15 +41,15 @@ class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
     related: tuple[Related, ...] = ()
 
 
-# ---
+# The rule.
 
 
 class Rule(ABC):
     """One kind of defect that can be seen in the source.
 
-    The docstring is the documentation: What it detects, Why it matters, Example, How to fix,
-    References. A rule that looks for what a check finds at run time has that check's code and name.
-    `effects` tells what calls lead to, through all files that were given.
+    The docstring is a page of ``distdiag explain``, with the same sections as that of a check. A
+    rule that looks for what a check finds at run time has that check's code and name. `effects`
+    tells what calls lead to, through all files that were given.
     """
 
     code: ClassVar[str]

@@ -1,7 +1,5 @@
 """What a name stands for: the one value that it was given, if it was given one only."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import lru_cache

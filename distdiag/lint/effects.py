@@ -1,7 +1,5 @@
 """What a function surely does that needs every rank, itself or through what it calls."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which calls write or read a file, and which file that is."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,13 +1,12 @@
 """Calls that need every rank and that some ranks surely do not make."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from distdiag.findings.finding import Severity
-from distdiag.lint.base import Related, related
+from distdiag.lint.base import LintFinding, Related, Rule, related
 from distdiag.lint.effects import Effect, Effects
 from distdiag.lint.mentions import mentions_ranks
 from distdiag.lint.modules import Function, Module
@@ -54,12 +53,12 @@ def guarded_sites(module: Module, effects: Effects, family: Family) -> Iterator[
         if not mentions_ranks(function):
             continue
         units = _units(function, effects, family)
-        told: set[Site] = set()
+        reported: set[Site] = set()
         for unit in units:
             is_whole = unit.ranks in (EVERY, frozenset())
-            if is_whole or not unit.is_own or unit.site in told or _is_made_up_for(unit, units):
+            if is_whole or not unit.is_own or unit.site in reported or _is_made_up_for(unit, units):
                 continue
-            told.add(unit.site)
+            reported.add(unit.site)
             yield _guarded(unit)
 
 
@@ -114,21 +113,37 @@ def _is_made_up_for(unit: _Unit, units: Sequence[_Unit]) -> bool:
     return ranks == EVERY
 
 
-# How guarded calls are told.
+# How guarded calls are reported.
 
 _MAX_TEXT = 80
 _LEAVING = {ast.Return: "return", ast.Raise: "raise", ast.Break: "break", ast.Continue: "continue"}
 
 
-def severity_of(found: GuardedSite) -> Severity:
-    """Return error for what is seen directly, warning through calls, info where it may not be."""
-    if not found.is_certain:
-        return Severity.INFO
-    return Severity.ERROR if found.is_direct else Severity.WARNING
+class GuardRule(Rule):
+    """What the rules about operations of one family share that some ranks do not make."""
+
+    family: ClassVar[Family]
+    problem: ClassVar[str] = "is not called by every rank"
+
+    def look(self, module: Module) -> Iterator[LintFinding]:
+        """Yield the calls that some ranks leave out."""
+        for found in guarded_sites(module, self.effects, self.family):
+            yield self.finding(
+                module,
+                found.site.call,
+                f"{_call_text(found)} {self.problem}: {_guard_text(found)}",
+                severity=self.severity_of(found),
+                related=_places(found),
+            )
+
+    def severity_of(self, found: GuardedSite) -> Severity:
+        """Return error for what is seen directly, warning through calls, info if it may not be."""
+        if not found.is_certain:
+            return Severity.INFO
+        return Severity.ERROR if found.is_direct else Severity.WARNING
 
 
-def call_text(found: GuardedSite) -> str:
-    """Return the call, and the operation that it leads to."""
+def _call_text(found: GuardedSite) -> str:
     called = short(found.site.call.func)
     if found.is_direct:
         return called
@@ -137,8 +152,7 @@ def call_text(found: GuardedSite) -> str:
     return f"{called}, which calls {short(last.call.func)} ({where}),"
 
 
-def guard_text(found: GuardedSite) -> str:
-    """Return the condition that keeps ranks from a call."""
+def _guard_text(found: GuardedSite) -> str:
     if found.test is None:
         return "a decorator of the function lets some ranks only into it"
     line = found.test.lineno
@@ -148,7 +162,7 @@ def guard_text(found: GuardedSite) -> str:
     return f"it comes after a {way} under `{short(found.test)}` (line {line})".replace("a an", "an")
 
 
-def places(found: GuardedSite) -> tuple[Related, ...]:
+def _places(found: GuardedSite) -> tuple[Related, ...]:
     """Return the condition and the calls on the way to the operation."""
     module = found.site.function.module
     guard = (related(module, found.test, "the condition"),) if found.test is not None else ()

@@ -1,7 +1,5 @@
 """Look at files: which rules run on which, and what comes of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ def _silences(line: str, finding: LintFinding) -> bool:
     return bool(wanted & {finding.code.lower(), finding.name})
 
 
-# ---
+# Runs the rules on the files.
 
 
 @dataclass(frozen=True, slots=True)

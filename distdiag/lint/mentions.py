@@ -1,7 +1,5 @@
 """Which functions mention something at all: the others need no closer look."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence

@@ -80,7 +80,7 @@ def child_statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from block
 
 
-# ---
+# A file, parsed, with its functions and classes.
 
 MAX_BYTES: Final = 2_000_000
 """A file beyond this was generated, or is hostile."""

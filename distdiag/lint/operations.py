@@ -1,7 +1,5 @@
 """Which calls need every rank: collectives, the making of groups, the saving of sharded state."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The given files together: which function a call leads to."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,7 +112,7 @@ class Project:
             path = beside if name and beside in self._paths else self._by_name.get(name)
             try:
                 self._found[key] = self.module(path) if path is not None else None
-            except DamagedFileError:  # told when its turn comes to be looked at
+            except DamagedFileError:  # reported when its turn comes
                 self._found[key] = None
         return self._found[key]
 

@@ -1,7 +1,5 @@
 """What a condition is on each rank, as far as the source tells."""
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Which ranks get to a call, of those that get to its function."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Which files are looked at, and their text."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

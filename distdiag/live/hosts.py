@@ -106,11 +106,11 @@ def ask_hosts(
         asked = [pool.submit(_ask, host, call, timeout_s) for host, call in calls.items()]
         for done in as_completed(asked):
             answers.append(done.result())
-            say(_told(answers[-1], len(answers), len(hosts)))
+            say(_outcome(answers[-1], len(answers), len(hosts)))
     return tuple(sorted(answers, key=lambda answer: hosts.index(answer.host)))
 
 
-def _told(answer: Answer, number: int, num_hosts: int) -> str:
+def _outcome(answer: Answer, number: int, num_hosts: int) -> str:
     what = answer.error
     if answer.dump is not None:
         count = len(answer.dump.ranks)

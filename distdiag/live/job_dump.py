@@ -1,7 +1,5 @@
 """The stacks of the ranks of running jobs: taken on one node, put together over several."""
 
-from __future__ import annotations
-
 import platform
 import re
 import time
@@ -12,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from distdiag.analysis.jobs import JOB_PREFIX
 from distdiag.dumps.base import dump_ranks
 from distdiag.dumps.stacks.py_spy import PySpy
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
@@ -199,7 +198,7 @@ def save(jobs: Sequence[JobDump], folder: Path) -> int:
     num_files = 0
     try:
         for job in jobs:
-            place = folder / f"job-{_UNSAFE.sub('_', job.job)}" if len(jobs) > 1 else folder
+            place = folder / f"{JOB_PREFIX}{_UNSAFE.sub('_', job.job)}" if len(jobs) > 1 else folder
             make_private_folder(place)
             for rank, stacks in job.ranks.items():
                 if stacks.threads:

@@ -1,4 +1,4 @@
-"""Which processes of this node are ranks of a job that runs now, told by their environment.
+"""Which processes of this node are ranks of a job that runs now, known from their environment.
 
 A launcher gives each rank its number, and the rank's own children inherit it: data-loader workers,
 servers of shared memory, compilers. A pod or a scheduler gives numbers to the launcher, too. So a

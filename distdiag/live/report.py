@@ -1,7 +1,5 @@
 """The report on a job of which there is nothing but the stacks of its ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -54,5 +52,5 @@ def _rank_info(stacks: RankStacks, states: Mapping[int, RankState]) -> RankInfo:
         world_size=who.world_size,
         hostname=who.hostname,
         pid=who.pid,
-        fate=states[who.rank].fate,
+        fate=states[who.rank].status,
     )

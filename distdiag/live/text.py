@@ -1,7 +1,5 @@
 """How the stacks of a job read at a terminal: the odd ranks first, and where their paths part."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Watches the ranks of one node: ``python -m distdiag.monitor RUN_DIR ATTEMPT``."""
 
-from __future__ import annotations
-
 import sys
 
 from distdiag.monitor.monitor import main

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +11,12 @@ from distdiag.dumps.flight_recorder.request import FlightRequest
 from distdiag.dumps.gpu.nvml import Nvml
 from distdiag.dumps.logs.stderr_tail import StderrTail
 from distdiag.dumps.nccl_ras.client import NcclRas
+from distdiag.dumps.process.holders import Holders
 from distdiag.dumps.process.kernel import KernelView
 from distdiag.dumps.stacks.faulthandler_signal import FaulthandlerSignal
 from distdiag.dumps.stacks.py_spy import PySpy, PySpyNative
+from distdiag.events.base import Event
+from distdiag.events.files import FileAccess
 from distdiag.events.stacks import Observed, Stacks
 from distdiag.record.run_dir import RunDir
 
@@ -27,8 +30,15 @@ _NVIDIA: Final = Path("/proc/driver/nvidia")
 class DumpSources:
     """The sources of stacks, and those who look at the ranks of this node from outside."""
 
-    def __init__(self, run_dir: RunDir, main_script: str | None, *, may_ask_nccl: bool) -> None:
-        """Frames of `main_script` are the user's.
+    def __init__(
+        self,
+        run_dir: RunDir,
+        main_script: str | None,
+        ranks: Callable[[], Mapping[int, int]],
+        *,
+        may_ask_nccl: bool,
+    ) -> None:
+        """Frames of `main_script` are the user's; `ranks` returns the pids of this node's ranks.
 
         Asking NCCL's RAS has crashed jobs in some of its versions, so that it is asked only about a
         job that is going to be killed anyway (`may_ask_nccl`).
@@ -37,7 +47,13 @@ class DumpSources:
         self._second_source = FaulthandlerSignal(run_dir, main_script)
         self._native_source = PySpyNative(main_script)
         self._stderr = StderrTail()
-        self._outside: list[DumpSource] = [KernelView(), self._stderr, FlightRequest(run_dir)]
+        self._holders = Holders(ranks, self._stack_source)
+        self._outside: list[DumpSource] = [
+            KernelView(),
+            self._holders,
+            self._stderr,
+            FlightRequest(run_dir),
+        ]
         self._nccl: list[DumpSource] = []
         if _NVIDIA.exists():
             self._outside.append(Nvml())
@@ -46,6 +62,11 @@ class DumpSources:
     def meet(self, pid: int) -> None:
         """Note what can only be learnt while the process of a rank lives."""
         self._stderr.watch(pid)
+
+    def note(self, event: Event) -> None:
+        """Note what a rank does that tells later what it waits for."""
+        if isinstance(event, FileAccess):
+            self._holders.asked.feed(event)
 
     def stacks(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Stacks, ...]:
         """Return the Python stacks of ranks, from the first source that can see them."""
@@ -62,16 +83,16 @@ class DumpSources:
         return tuple(seen.values())
 
     def outside(self, pids: Mapping[int, int], timeout_s: float) -> tuple[Observed, ...]:
-        """Return what else can be told of ranks that hang, each source within `timeout_s`."""
-        told = observe_all(self._outside, pids, timeout_s=min(timeout_s, OUTSIDE_S))
-        return told + observe_all(self._nccl, pids, timeout_s=min(timeout_s, RAS_S))
+        """Return what else is known of ranks that hang, each source within `timeout_s`."""
+        observed = observe_all(self._outside, pids, timeout_s=min(timeout_s, OUTSIDE_S))
+        return observed + observe_all(self._nccl, pids, timeout_s=min(timeout_s, RAS_S))
 
     def native(self, pids: Mapping[int, int]) -> tuple[Stacks, ...]:
         """Return stacks with native frames. This takes long, and stops each process meanwhile."""
         return dump_ranks(self._native_source, pids, timeout_s=NATIVE_S)
 
     def no_process(self, rank: int) -> Stacks:
-        """Return what is told of a rank whose process is not there."""
+        """Return what is reported of a rank whose process is not there."""
         return self._stack_source.stacks(rank, error="there is no process")
 
 

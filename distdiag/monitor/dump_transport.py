@@ -4,8 +4,6 @@ Each way has a deadline, and when one fails the next takes its place: carriers, 
 of the monitors, then the nodes' own disks, where everything is kept in any case.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterable, Iterator
@@ -17,7 +15,7 @@ from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.carriers import (
     CarriageError,
     Carriers,
@@ -44,14 +42,14 @@ class DumpTransporter:
         choice: DumpTransport,
         local: RankSet,
         others: TcpSource | None,
-        canon: Canon,
+        interner: Interner,
     ) -> None:
         """Bring evidence of the `local` ranks and of those of `others`; files go below `folder`."""
         self._folder = folder
         self._choice = choice
         self._local = local
         self._others = others
-        self._canon = canon
+        self._interner = interner
         self._wanted: frozenset[int] = frozenset()
         self._num_carriages = 0
         self._carriage: Carriage | None = None
@@ -150,7 +148,7 @@ class DumpTransporter:
         held, self._held = self._held, ()
         try:
             arrived = carriers.result()
-            events = [e for rank in arrived for e in unpack(rank, arrived[rank], self._canon)]
+            events = [e for rank in arrived for e in unpack(rank, arrived[rank], self._interner)]
         except (CarriageError, DamagedFileError) as error:
             _log.warning("the carriers failed: %s", error)
             self._problem = str(error)

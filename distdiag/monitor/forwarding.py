@@ -3,8 +3,6 @@
 What it sends lies on this node's disk as well, and stays there if the other one is out of reach.
 """
 
-from __future__ import annotations
-
 import logging
 import platform
 import shutil
@@ -16,7 +14,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Observed, Stacks
@@ -24,7 +22,7 @@ from distdiag.monitor.local_ranks import LocalRanks
 from distdiag.monitor.takeover import Takeover
 from distdiag.record.guard import Guard
 from distdiag.record.run_dir import LaunchFile, RunDir, read_reporter_address, write_atomically
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.reports.builder import say
 from distdiag.transports.carriers import CarriageError, Carriers, pack
 from distdiag.transports.forwarder import Forwarder, Outbox, shifted
@@ -51,17 +49,16 @@ class ForwardingMonitor:
         config: Config,
         before: Takeover,
     ) -> None:
-        """Prepare to watch, and begin to look for the reporter."""
         self._run_dir = run_dir
-        self._local = LocalRanks(run_dir, launch_file, config, Canon())
-        self._status = RankStatus(self._local.ranks)
+        self._local = LocalRanks(run_dir, launch_file, config, Interner())
+        self._status = RankStatuses(self._local.ranks)
         self._journal = Journal(run_dir.journal)
         self._forwarder = Forwarder(
             Outbox(run_dir, self._local.ranks),
             self._local.ranks,
             lambda: read_reporter_address(run_dir),
         )
-        for event in before.seen(Canon()):
+        for event in before.seen(Interner()):
             self._forwarder.put(event)
         self._evidence = Evidence(run_dir, self._local.ranks, self._forwarder)
         self._wanted: frozenset[int] = frozenset()
@@ -141,7 +138,6 @@ class Evidence:
     """What this node saw of a hang, on its way to the reporter."""
 
     def __init__(self, run_dir: RunDir, ranks: RankSet, forwarder: Forwarder) -> None:
-        """Send evidence of these ranks, over the forwarder unless it is told otherwise."""
         self._run_dir = run_dir
         self._ranks = ranks
         self._forwarder = forwarder
@@ -212,4 +208,4 @@ def _kept(event: Event, path: Path) -> Event:
     error = f"it is kept on {platform.node()} in {path} (--dump-transport files)"
     if isinstance(event, Stacks):
         return msgspec.structs.replace(event, threads=(), error=error)
-    return msgspec.structs.replace(event, summary="", values={}, error=error)
+    return msgspec.structs.replace(event, summary="", values={}, processes=(), error=error)

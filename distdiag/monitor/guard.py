@@ -32,12 +32,12 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a rank that ignores it would leave no status
     os.umask(0o077)  # whatever the rank's is: no file of the monitor is for others
-    told, tell = os.pipe()
+    ready, tell = os.pipe()
     if os.fork():
         os.close(tell)
-        os.read(told, 1)  # returns when the guard has told who it is, or is dead
+        os.read(ready, 1)  # returns when the guard has said who it is, or is dead
         os._exit(0)
-    os.close(told)
+    os.close(ready)
     return guard(pids_file, command, tell)
 
 

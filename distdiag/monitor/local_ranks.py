@@ -1,7 +1,5 @@
 """The ranks of one node, as a process beside them sees and reaches them."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +11,7 @@ from distdiag.config import Config
 from distdiag.dumps.process.memory import count_oom_kills
 from distdiag.dumps.process.proc import Process, kill_families, wait_for_end
 from distdiag.dumps.process.tree import ProcessTree
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, Finished
@@ -23,7 +21,7 @@ from distdiag.monitor.dump_sources import DumpSources
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.user_code import main_script
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.files import LocalFiles
 
 BUSY_S: Final = 0.02
@@ -40,7 +38,7 @@ class LocalRanks:
     """Follow the files and processes of this node's ranks, and look at them from outside."""
 
     def __init__(
-        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, canon: Canon
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, interner: Interner
     ) -> None:
         """Prepare to follow; nothing is read yet."""
         launch = launch_file.launch
@@ -49,10 +47,11 @@ class LocalRanks:
         self._run_dir = run_dir
         self._processes: dict[int, Process] = {}
         tree = ProcessTree(lambda: self.pids.values())
-        self._source = LocalFiles(run_dir, self.ranks, self._watch, canon, family=tree.use_of)
+        self._source = LocalFiles(run_dir, self.ranks, self._watch, interner, family=tree.use_of)
         self._sources = DumpSources(
             run_dir,
             main_script(launch_file.command, launch_file.cwd),
+            lambda: self.pids,
             may_ask_nccl=config.on_hang == "abort",
         )
         self._started_s = self._moved_s = time.monotonic()
@@ -77,6 +76,7 @@ class LocalRanks:
             if isinstance(event, Exited) and event.status == -signal.SIGKILL:
                 num_killed = count_oom_kills() - self._num_oom_kills
                 event = msgspec.structs.replace(event, oom_kills=num_killed)
+            self._sources.note(event)
             yield event
 
     def living(self, gone: RankSet) -> list[Process]:
@@ -108,14 +108,14 @@ class LocalRanks:
         """Return stacks with native frames: it takes up to a minute."""
         return self._sources.native(self._present(ranks))
 
-    def see_last(self, status: RankStatus) -> Iterator[Event]:
+    def see_last(self, status: RankStatuses) -> Iterator[Event]:
         """When a rank raised or died, yield what can still be seen of its peers; only once."""
         if self._has_seen_last or not (status.raised or status.died):
             return
         self._has_seen_last = True
         yield from self._sources.stacks(self._present(status.undisturbed), LAST_DUMP_S)
 
-    def unanswered(self, status: RankStatus) -> list[int]:
+    def unanswered(self, status: RankStatuses) -> list[int]:
         """Return the ranks that raised since the last call: they wait for their peers' dumps."""
         new = [rank for rank in status.raised & self.ranks if rank not in self._answered]
         self._answered.update(new)

@@ -4,8 +4,6 @@ A process of its own: it follows what the ranks leave behind, takes their stacks
 wrong, and tells of it. It outlives killed and stuck ranks, and ends by itself when they are gone.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -23,6 +21,7 @@ from distdiag.checks import Check, load_checks
 from distdiag.config import Config
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.engine import Engine
+from distdiag.engine.aligner import DESELECTED
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import Monitored, NodeLost
 from distdiag.events.ranks import RankSet
@@ -35,7 +34,7 @@ from distdiag.monitor.peers import listen_for_others
 from distdiag.monitor.takeover import Takeover
 from distdiag.record.guard import Guard
 from distdiag.record.run_dir import LaunchFile, RunDir, write_atomically
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.reports import one_line
 from distdiag.reports.builder import RunReporter, crash_finding, say
 from distdiag.transports.frames import Orders
@@ -93,26 +92,24 @@ class Monitor:
     ) -> None:
         """Prepare to watch; nothing is read of the ranks yet."""
         self._config = config
-        canon = Canon()
-        self._local = LocalRanks(run_dir, launch_file, config, canon)
+        interner = Interner()
+        self._local = LocalRanks(run_dir, launch_file, config, interner)
         self._native = NativePass(self._local.see_native)
         self._journal = Journal(run_dir.journal)
-        self._others = listen_for_others(run_dir, launch_file.launch, canon)
+        self._others = listen_for_others(run_dir, launch_file.launch, interner)
         self._transporter = DumpTransporter(
             run_dir.folder,
             config.dump_transport,
             self._local.ranks,
             self._others.source,
-            canon,
+            interner,
         )
         ranks = RankSet({*self._local.ranks, *self._others.ranks})
         self._own_findings = list(before.findings())
         catalogue: Mapping[str, type[Check[Any]]] = self._guarded(load_checks, MappingProxyType({}))
         self._growing = {code for code, check in catalogue.items() if Race in check.views}
         selects = config.selection.selects
-        self._left_out = {
-            code: "left out by --select or --ignore" for code in catalogue if not selects(code)
-        }
+        self._left_out = {code: DESELECTED.reason for code in catalogue if not selects(code)}
         self._engine = Engine(
             [check() for code, check in catalogue.items() if selects(code)],
             ranks,
@@ -124,9 +121,9 @@ class Monitor:
         self._reporter = RunReporter(run_dir, launch_file, config, self._status)
         self._reporter.problem = self._others.problem
         self._announced: set[tuple[object, ...]] = set()
-        for told in before.told():
-            self._announced |= {self._news_of(told), (False, *self._news_of(told)[1:])}
-        for event in before.seen(canon):
+        for found in before.reported():
+            self._announced |= {self._news_of(found), (False, *self._news_of(found)[1:])}
+        for event in before.seen(interner):
             self._engine.feed(event)
         self._has_verdict = False
         self._written_s = self._aborted_s = self._deserted_s = 0.0

@@ -1,19 +1,17 @@
 """The other nodes of a job, as the monitor on the node of rank 0 knows them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
 from distdiag.record.run_dir import Launch, RunDir, write_atomically
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.reports.builder import say
 from distdiag.transports.base import EventSource
 from distdiag.transports.frames import Orders
@@ -52,16 +50,16 @@ class OtherNodes(EventSource):
         """The ranks of which nobody knows what they do now."""
         return frozenset(self.source.out_of_sight) if self.source is not None else frozenset()
 
-    def is_early(self, here: Iterable[int], status: RankStatus) -> bool:
+    def is_early(self, here: Iterable[int], status: RankStatuses) -> bool:
         """Whether all that came have ended, `here` and elsewhere, and others may be on their way.
 
-        Who is silent, and who was missed by whom, is then left for the end to be told.
+        Who is silent, and who was missed by whom, is then reported at the end.
         """
         if not self.ranks or not self._heard.union(here) <= set(status.over):
             return False
         return bool(set(self.ranks) - self._heard)
 
-    def may_go_on(self, status: RankStatus) -> bool:
+    def may_go_on(self, status: RankStatuses) -> bool:
         """Whether something of them is still to come, now that all ranks of this node are over."""
         if self.source is None:
             return False
@@ -89,7 +87,7 @@ class OtherNodes(EventSource):
             self.source.close()
 
 
-def listen_for_others(run_dir: RunDir, launch: Launch, canon: Canon) -> OtherNodes:
+def listen_for_others(run_dir: RunDir, launch: Launch, interner: Interner) -> OtherNodes:
     """Listen for the monitors of other nodes if there are any, and leave the address in a file.
 
     Where that fails it is said on stderr.
@@ -98,7 +96,7 @@ def listen_for_others(run_dir: RunDir, launch: Launch, canon: Canon) -> OtherNod
     if not ranks:
         return OtherNodes(None)
     try:
-        source = TcpSource(listen_host(launch.master_addr), ranks, canon)
+        source = TcpSource(listen_host(launch.master_addr), ranks, interner)
         write_atomically(run_dir.reporter, msgspec.json.encode(source.address))
     except OSError as error:
         problem = f"this node cannot listen at MASTER_ADDR {launch.master_addr!r}: {error}"

@@ -1,7 +1,5 @@
 """What a monitor takes over from the one that watched this attempt before it and died."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 
@@ -12,7 +10,7 @@ from distdiag.events.stacks import Observed, Stacks
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.findings.report_json import decode_report
 from distdiag.record.run_dir import RunDir
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.journal import read_journal
 
 _log = logging.getLogger(__name__)
@@ -28,19 +26,19 @@ class Takeover:
         for death in deaths:
             _log.warning("the monitor %s, and was started again", death)
 
-    def told(self) -> tuple[Finding, ...]:
+    def reported(self) -> tuple[Finding, ...]:
         """Return the findings of which the user knows already."""
         try:
             return decode_report(self._run_dir.report.read_bytes()).findings if self.deaths else ()
         except (OSError, DamagedFileError):
             return ()
 
-    def seen(self, canon: Canon) -> Iterator[Event]:
+    def seen(self, interner: Interner) -> Iterator[Event]:
         """Yield what was seen from outside and cannot be seen again."""
         if not self.deaths:
             return
         try:
-            for event in read_journal(self._run_dir.journal, canon):
+            for event in read_journal(self._run_dir.journal, interner):
                 if isinstance(event, Stacks | Observed):
                     yield event
         except (OSError, DamagedFileError) as error:

@@ -1,7 +1,5 @@
 """Whether two runs, and the ranks of one, were fed the samples that they should have been."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Final
 

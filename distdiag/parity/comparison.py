@@ -1,7 +1,5 @@
 """Puts a recorded run and its reference side by side, and finds what differs first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A configuration is named by its parts, joined by ``x``: ``fsdp2xtp2`` stands abo
 ``tp2``. It brings a divergence in if it differs from the reference and none below it does.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence

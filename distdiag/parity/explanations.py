@@ -1,7 +1,5 @@
 """Why two runs differ: a factor, a sign, an order, or data that enters with another weight."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

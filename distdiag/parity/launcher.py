@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-from distdiag.config.tasks import ParityTask, RoutingTask
+from distdiag.config.tasks import ParityTask, RecordingTask, RoutingTask
 from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.findings.finding import Report
@@ -50,7 +50,7 @@ class RunSpec(NamedTuple):
     name: str
     label: str
     num_ranks: int
-    task: ParityTask | RoutingTask
+    task: RecordingTask
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = {}
     is_checked: bool = False

@@ -1,7 +1,5 @@
 """What backward was called on in two runs: one number for each pass and data coordinate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -44,7 +42,7 @@ def share_of(gradients: Sequence[Difference]) -> Share | None:
     )
 
 
-# ---
+# Compares the losses of two runs, pass by pass.
 
 _FIRST_STEPS: Final = 4
 

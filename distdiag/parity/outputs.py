@@ -1,7 +1,5 @@
 """What modules return in two runs, sample by sample."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
@@ -139,21 +137,21 @@ def _joined(run: RecordedRun, step: int, micro: int, name: str) -> Figures | Non
         own = [records[rank] for rank in ranks if rank in records]
         if len(own) < max(len(ranks), 2) or len({record.shape for record in own}) > 1:
             return None
-        told = [record.values for record in own if record.values]
-        parts = np.array([float(values[0]) for values in told])  # type: ignore[arg-type]
+        given = [record.values for record in own if record.values]
+        parts = np.array([float(values[0]) for values in given])  # type: ignore[arg-type]
         shares = (parts / parts.sum())[:, None]
         figures = np.stack([run.array(rank, records[rank]) for rank in ranks])
         mean = (shares * figures[:, :, 0]).sum(0)
         square = (shares * figures[:, :, 1] ** 2).sum(0)
         rows.append(np.stack((mean, np.sqrt(square)), 1))
-        sizes.add((int(parts.sum()), *told[0][1:]))
+        sizes.add((int(parts.sum()), *given[0][1:]))
     return (sizes.pop(), np.concatenate(rows)) if len(sizes) == 1 else None
 
 
 def _pooled(figures: Figures) -> Figures:
     """Return figures of all samples together that do not depend on the order of the elements.
 
-    What has no dimension for samples is told apart by pieces that are other ones in its parts.
+    What has no dimension for samples is distinguished by pieces that are other ones in its parts.
     """
     size, rows = figures
     return size, np.array([[rows[:, 0].mean(), np.sqrt((rows[:, 1] ** 2).mean())]])

@@ -4,8 +4,6 @@ Each rank holds other experts, or other rows of a weight, and no mesh tells whic
 step a part is a slice of the whole to the bit, or one of the numbered parameters of the whole.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
@@ -89,7 +87,7 @@ def _moments(run: RecordedRun, name: str) -> Moments | None:
     return Moments(len(values), float(values.sum()), float(squares.sum()), float(squares @ squares))
 
 
-# ---
+# Finds the place of each part.
 
 Spots = Mapping[tuple[int, str], Spot]
 """Where what a rank holds under a name belongs."""

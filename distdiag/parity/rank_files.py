@@ -1,7 +1,5 @@
 """Reads what all ranks of a run recorded: summaries and indices at once, bytes on demand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar

@@ -1,7 +1,5 @@
 """From what a comparison of runs found to one report, as any other run has it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """How many runs of a comparison fit on this machine at the same time, and what each gets of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple

@@ -1,7 +1,5 @@
 """A whole comparison: which runs are made, in which order, and what came of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,14 +92,14 @@ class Study:
         again, perturbed, self._reference, *replayed = self._run_all(
             [
                 self._spec(reference, "again", num_steps=AGAIN_STEPS),
-                self._spec(reference, PERTURBED, nudge_dtype=dtype),
+                self._spec(reference, PERTURBED, perturbation_dtype=dtype),
                 self._spec(reference, "reference"),
                 *(self._spec(each) for each in rest),
             ]
         )
         due = self._reference.compute_dtype
         if due != dtype:  # the reference computes in another one than the recorded run
-            (perturbed,) = self._run_all([self._spec(reference, PERTURBED, nudge_dtype=due)])
+            (perturbed,) = self._run_all([self._spec(reference, PERTURBED, perturbation_dtype=due)])
         self._repeats = [*self._unlike_repeats(again, reference), perturbed]
         recorded.update(zip(rest, replayed, strict=True))
         outcomes = []
@@ -155,7 +153,7 @@ class Study:
         purpose: str = "",
         *,
         num_steps: int = 0,
-        nudge_dtype: str = "",
+        perturbation_dtype: str = "",
         sources: Sequence[int] = (),
     ) -> RunSpec:
         """Return how to make a run; one with a purpose helps to compare the others."""
@@ -169,8 +167,8 @@ class Study:
             num_steps=min(num_steps or settings.num_steps, settings.num_steps),
             replayed=replayed,
             sources=tuple(sources),
-            nudge=PERTURBATION_SEED if purpose == PERTURBED else None,
-            nudge_dtype=nudge_dtype,
+            perturbation=PERTURBATION_SEED if purpose == PERTURBED else None,
+            perturbation_dtype=perturbation_dtype,
             padding=settings.padding,
             dropout=settings.dropout,
         )

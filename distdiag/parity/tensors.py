@@ -1,7 +1,5 @@
 """Gradients and changes of parameters in two runs, tensor by tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +74,6 @@ class Rates:
     """The learning rates of all groups of parameters."""
 
     def __init__(self, reference: RecordedRun, candidate: RecordedRun) -> None:
-        """Compare these runs."""
         self._reference = reference
         self._candidate = candidate
 
@@ -123,7 +120,7 @@ def _values(run: RecordedRun, step: int) -> dict[int, tuple[float, ...]]:
     }
 
 
-# ---
+# Compares the tensors of one step.
 
 MOST_EXPLAINED: Final = 24
 MOST_ELEMENTS: Final = 4_000_000

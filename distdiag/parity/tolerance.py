@@ -5,8 +5,6 @@ parameters and floating-point inputs changed by one unit of rounding (what round
 shows). Another way to split the same sums does no worse than `MARGIN` times what rounding does.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Sequence

@@ -26,7 +26,7 @@ from distdiag.probes.patching.in_place import InPlace, built_in_of, open_up
 from distdiag.record.exception_text import message_of, traceback_of
 from distdiag.record.guard import Guard
 from distdiag.record.recorder import Recorder
-from distdiag.record.signals import Signal, Unsubscribe
+from distdiag.record.signals import Signal
 
 _P = ParamSpec("_P")
 
@@ -58,7 +58,8 @@ class Probe(ABC):
         """Around what the probe does in the middle of the program, where torch sees nothing of it;
         elsewhere `probes.guard` hides it."""
         self._patches = Patches(self._miss)
-        self._subscriptions: list[Unsubscribe] = []
+        self._to_undo: list[Callable[[], object]] = []
+        """What takes back subscriptions and the hooks of torch."""
 
     @abstractmethod
     def _install(self) -> None:
@@ -80,13 +81,42 @@ class Probe(ABC):
     def uninstall(self) -> None:
         """Take the hooks away again, those that nobody has wrapped since."""
         self.off = True
-        while self._subscriptions:
-            self._subscriptions.pop()()
+        while self._to_undo:
+            self._to_undo.pop()()
         self._patches.undo()
 
+    def _call_before(self, callback: Callable[..., object]) -> Wrap:
+        """Let a callback, which raises nothing, be called first with what a function is given."""
+
+        def make(original: AnyCallable) -> AnyCallable:
+            @wrap_like(original)
+            def function(*args: object, **kwargs: object) -> object:
+                if not self.is_off:
+                    callback(*args, **kwargs)
+                return original(*args, **kwargs)
+
+            return function
+
+        return make
+
+    def _call_after(self, callback: Callable[..., object]) -> Wrap:
+        """Let a callback be called with what a function has returned, then what it was given."""
+
+        def make(original: AnyCallable) -> AnyCallable:
+            @wrap_like(original)
+            def function(*args: object, **kwargs: object) -> object:
+                result = original(*args, **kwargs)
+                if not self.is_off:
+                    callback(result, *args, **kwargs)
+                return result
+
+            return function
+
+        return make
+
     def _subscribe(self, signal: Signal[_P], callback: Callable[_P, object]) -> None:
-        """Be told of a moment until the probe is uninstalled; the callback is guarded."""
-        self._subscriptions.append(signal.subscribe(callback))
+        """Call back at a moment until the probe is uninstalled; the callback is guarded."""
+        self._to_undo.append(signal.subscribe(callback))
 
     def fail(self, error: Exception) -> None:
         """Switch the probe off because its own code raised this.
@@ -156,7 +186,7 @@ class Patches:
     """
 
     def __init__(self, tell: Callable[[str, str], None] = lambda *_: None) -> None:
-        """Nothing is wrapped yet; `tell` is told what cannot be, and why."""
+        """Nothing is wrapped yet; `tell` gets what cannot be, and why."""
         self._tell = tell
         self._undo: list[Callable[[], None]] = []
         self.wrapped: list[tuple[object, str]] = []

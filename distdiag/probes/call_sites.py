@@ -1,7 +1,5 @@
 """Call sites: the Python stack as a cheap key, and as frames when it is new."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Hashable, Iterator

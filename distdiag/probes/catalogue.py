@@ -18,6 +18,7 @@ from distdiag.record.signals import Signals
 
 if TYPE_CHECKING:
     from distdiag.probes.models.registry import LiveModels
+    from distdiag.probes.models.snapshot import ModelSnapshots
     from distdiag.probes.routing.passes import Biases
 
 
@@ -32,7 +33,7 @@ class Wiring:
 
     @property
     def is_light(self) -> bool:
-        """Whether only the beginning of a run is looked at closely."""
+        """Whether only the beginning of a run is sampled closely."""
         return self.config.profile == "light"
 
     @cached_property
@@ -87,8 +88,8 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
     if config.strict:
         gate = StrictGate(recorder.rank, config.strict_timeout_s, own_store())
     functional = FunctionalTap(recorder, signals.exchange_starting)
-    told = (signals.collective_recorded, signals.exchange_known)
-    taps = [kind(recorder, functional, *told, gate) for kind in (DispatcherTap, HookTap)]
+    call_signals = (signals.collective_recorded, signals.exchange_known)
+    taps = [kind(recorder, functional, *call_signals, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
     tap = next((tap for tap in taps if tap.can_observe()), taps[0])
     works = WorkProbe(recorder)
@@ -99,31 +100,29 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
 
 
 def _steps(wiring: Wiring) -> Sequence[Probe]:
-    from distdiag.probes.gradients import sums
-    from distdiag.probes.losses import probe as losses
-    from distdiag.probes.models import snapshot
-    from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
+    snapshots, clocks = _snapshots(wiring), _clocks(wiring)
+    if wiring.is_light:
+        return [snapshots, *clocks]
+    return [snapshots, _loss_weights(wiring, snapshots), _gradients(wiring, snapshots), *clocks]
 
-    recorder, signals = wiring.recorder, wiring.signals
-    snapshots = snapshot.ModelSnapshots(
-        recorder,
-        snapshot.Moments(
-            wrapped=signals.model_wrapped,
-            cut=signals.sequence_cut,
-            shared=signals.tensors_shared,
-            saving=signals.state_saving,
-            first_forward=signals.before_first_forward,
-            before_backward=signals.before_backward,
-            backward_ended=signals.backward_ended,
-            stepping=signals.optimizer_stepping,
-            stepped=signals.optimizer_stepped,
-            started=signals.model_started,
-        ),
+
+def _snapshots(wiring: Wiring) -> ModelSnapshots:
+    from distdiag.probes.models import snapshot
+
+    return snapshot.ModelSnapshots(
+        wiring.recorder,
+        wiring.signals.pick(snapshot.Moments),
         wiring.models,
         wiring.routing_biases.has,
         only_start=wiring.is_light,
     )
-    clocks = [
+
+
+def _clocks(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.optimizers.steps import BackwardProbe, StepClock
+
+    recorder, signals = wiring.recorder, wiring.signals
+    return [
         BackwardProbe(
             recorder, signals.before_backward, signals.backward_started, signals.backward_ended
         ),
@@ -131,35 +130,28 @@ def _steps(wiring: Wiring) -> Sequence[Probe]:
             recorder, signals.optimizer_stepping, signals.optimizer_stepped, signals.step_ended
         ),
     ]
-    if wiring.is_light:
-        return [snapshots, *clocks]
-    loss_weights = losses.LossProbe(
-        recorder,
-        losses.Moments(
-            inputs_seen=signals.inputs_seen,
-            backward_started=signals.backward_started,
-            backward_ended=signals.backward_ended,
-            stepping=signals.optimizer_stepping,
-            step_ended=signals.step_ended,
-            aux_loss_injected=signals.aux_loss_injected,
-            aux_loss_doubted=signals.aux_loss_doubted,
-            aux_loss_used=signals.aux_loss_used,
-        ),
+
+
+def _loss_weights(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
+    from distdiag.probes.losses import probe as losses
+
+    return losses.LossProbe(
+        wiring.recorder,
+        wiring.signals.pick(losses.Moments),
         snapshots.own_steps,
         wiring.config.aux_loss.coefficient,
     )
-    gradients = sums.GradientSumProbe(
-        recorder,
-        sums.Moments(
-            exchange_known=signals.exchange_known,
-            backward_started=signals.backward_started,
-            stepping=signals.optimizer_stepping,
-            step_ended=signals.step_ended,
-        ),
+
+
+def _gradients(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
+    from distdiag.probes.gradients import sums
+
+    return sums.GradientSumProbe(
+        wiring.recorder,
+        wiring.signals.pick(sums.Moments),
         wiring.models.roots,
         snapshots.name_of,
     )
-    return [snapshots, loss_weights, gradients, *clocks]
 
 
 def _random_states(wiring: Wiring) -> Sequence[Probe]:
@@ -182,8 +174,7 @@ def _verify_sequence(wiring: Wiring) -> Sequence[Probe]:
         return []
     from distdiag.probes.sequence.verify import Moments, VerifySequence
 
-    signals = wiring.signals
-    moments = Moments(signals.before_backward, signals.sequence_cut, signals.tensors_shared)
+    moments = wiring.signals.pick(Moments)
     sequence = wiring.config.sequence
     # By name: what knows libraries stands above the probes.
     table = importlib.import_module("distdiag.frameworks.sequence_functions").LIBRARIES
@@ -223,13 +214,7 @@ def _data(wiring: Wiring) -> Sequence[Probe]:
     recorder, signals = wiring.recorder, wiring.signals
     feeds = StepFeeds(
         recorder,
-        Moments(
-            forward_started=signals.forward_started,
-            forward_ended=signals.forward_ended,
-            before_backward=signals.before_backward,
-            step_ended=signals.step_ended,
-            inputs_seen=signals.inputs_seen,
-        ),
+        signals.pick(Moments),
     )
     return [
         feeds,
@@ -240,20 +225,12 @@ def _data(wiring: Wiring) -> Sequence[Probe]:
 
 
 def _routing(wiring: Wiring) -> Sequence[Probe]:
-    config, signals = wiring.config, wiring.signals
+    config = wiring.config
     if wiring.is_light and config.routing_task:
         return []  # which records all that this one would look at
     from distdiag.probes.routing.probe import Moments, RoutingProbe
 
-    moments = Moments(
-        model_started=signals.model_started,
-        before_backward=signals.before_backward,
-        step_ended=signals.step_ended,
-        collective_recorded=signals.collective_recorded,
-        aux_loss_used=signals.aux_loss_used,
-        aux_loss_injected=signals.aux_loss_injected,
-        aux_loss_doubted=signals.aux_loss_doubted,
-    )
+    moments = wiring.signals.pick(Moments)
     named, biases = config.routing.modules, wiring.routing_biases
     return [RoutingProbe(wiring.recorder, moments, biases, named, is_light=wiring.is_light)]
 
@@ -263,14 +240,7 @@ def _sequence(wiring: Wiring) -> Sequence[Probe]:
         return []
     from distdiag.probes.sequence.probe import Moments, SequenceProbe
 
-    signals = wiring.signals
-    moments = Moments(
-        inputs_seen=signals.inputs_seen,
-        exchange_starting=signals.exchange_starting,
-        before_backward=signals.before_backward,
-        step_ended=signals.step_ended,
-    )
-    return [SequenceProbe(wiring.recorder, moments)]
+    return [SequenceProbe(wiring.recorder, wiring.signals.pick(Moments))]
 
 
 _C10D: Final = "torch.distributed.distributed_c10d"
@@ -285,6 +255,11 @@ PROBES: Final = (
         "process-groups", ("torch", _C10D), _only("probes.collectives.groups", "ProcessGroups")
     ),
     ProbeSpec("spawned-processes", ("torch", _C10D), _only("probes.process.spawned", "SpawnProbe")),
+    ProbeSpec(
+        "child-processes",
+        ("multiprocessing.popen_fork",),
+        _only("probes.process.children", "ChildEnds"),
+    ),
     ProbeSpec("collectives", ("torch", _C10D), _collectives),
     ProbeSpec("steps", ("torch",), _steps),
     ProbeSpec("random-states", ("torch",), _random_states),

@@ -29,7 +29,6 @@ class guard(Guard):
         self._hidden = out_of_sight()
 
     def __enter__(self) -> None:
-        """Begin our part."""
         self._hidden.__enter__()
 
     def __exit__(
@@ -38,7 +37,6 @@ class guard(Guard):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Go back to the program's part."""
         self._hidden.__exit__(kind, error, trace)
         return super().__exit__(kind, error, trace)
 

@@ -12,7 +12,7 @@ loggers and flop counters look at them, hooks move saved tensors, profilers name
 
 Nothing may be drawn in it, and no operation used that deterministic algorithms forbid. Whether a
 tensor can be read at all (it may be fake, wrapped, or on a device that records a CUDA graph) says
-`tensor_bytes.is_readable`. Code of the program never runs in it: where it has to, as when a signal
+`tensors.bytes.is_readable`. Code of the program never runs in it: where it has to, as when a signal
 arrives, it runs `in_sight`.
 """
 

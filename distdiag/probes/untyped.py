@@ -1,7 +1,5 @@
 """Values of the program and of libraries that no type describes."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 Untyped: TypeAlias = Any

@@ -7,8 +7,6 @@ before a segment is mapped, because a store into a hole on a full disk would kil
 A call has one byte more: its mark says how far it went, and costs a twentieth of a record.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import struct
@@ -21,7 +19,7 @@ from typing import Final
 from distdiag.record.private_file import Mapping, create_private
 from distdiag.record.wire import MAX_RECORD
 
-MAGIC: Final = b"ddevnt01"
+MAGIC: Final = b"ddevnt02"
 HEADER: Final = struct.Struct("<8sii")
 LENGTH: Final = struct.Struct("<I")
 START: Final = 16

@@ -44,7 +44,6 @@ class EventReader:
     """Follow the event file of one rank, also while it is written and after its writer died."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        """Start before the first record."""
         self._folder = folder
         self._rank = rank
         self._index = 0
@@ -160,7 +159,9 @@ class EventReader:
                     return None  # created a moment ago
                 magic, _, _ = HEADER.unpack(header)
                 if magic != MAGIC:
-                    raise DamagedFileError(f"{path} is not an event file")
+                    raise DamagedFileError(
+                        f"{path} is not an event file of this version of distdiag"
+                    )
                 self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             return None

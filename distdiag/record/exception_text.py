@@ -1,14 +1,12 @@
 """What an exception says of itself, as text that can be written down, whatever its class does."""
 
-from __future__ import annotations
-
 import traceback
 from types import TracebackType
 from typing import Final
 
 from distdiag.record.guard import Guard, WideGuard
 
-# Texts that are cut in their middle: an exception is told at the end of its traceback.
+# Texts that are cut in their middle: an exception stands at the end of its traceback.
 
 LONGEST_TRACEBACK: Final = 6_000
 """In a finding; the record has ten times this, but a report is read by people."""
@@ -35,7 +33,7 @@ def shortened(text: str, length: int) -> str:
     return f"{first}{gap}{last}"
 
 
-# ---
+# The text of an exception and its traceback.
 
 _LONGEST_PART: Final = 2_000
 """A frame needs 200 characters or less: what is longer is a message, or a line of data."""

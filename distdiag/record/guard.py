@@ -1,10 +1,8 @@
 """The guard around all parts of distdiag whose failure must not reach the program.
 
-`Exception` is caught here and nowhere else: a guard knows who is to be told, and lets everything
+`Exception` is caught here and nowhere else: a guard knows whom to notify, and lets everything
 through that is no `Exception`.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Callable
@@ -40,7 +38,6 @@ class Guard:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Go back to the program's part."""
         if error is None or not isinstance(error, self.kinds):
             return False
         self._fail(error)

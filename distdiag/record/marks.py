@@ -28,7 +28,7 @@ def set_hook(hook: Callable[[Any], Any]) -> None:
     _hooks[:] = [hook]
 
 
-# ---
+# The marks of this process.
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,8 +6,6 @@ belong to what it opens next. So nothing keeps a descriptor that can do without 
 keep one asks before each use whether it is still its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -65,7 +63,7 @@ def make_private_folder(path: Path) -> None:
     """
     path = path.absolute()
     for folder in reversed(path.parents):
-        with suppress(FileExistsError):  # a file in the way is told by what is made below it
+        with suppress(FileExistsError):  # a file in the way makes what is made below it fail
             if not folder.is_dir():
                 _make_folder(folder, 0o777)
     _make_folder(path, 0o700)
@@ -134,7 +132,7 @@ class Mapping:
         self.memory = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
     def close(self) -> None:
-        """Let go of the memory; whoever still writes to it is told by a ValueError."""
+        """Let go of the memory; whoever still writes to it gets a ValueError."""
         address, self._address = self._address, None
         if address is None:
             return
@@ -157,7 +155,6 @@ class KeptDescriptor:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Move this descriptor up, as far as the limit of the process allows."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft, _HIGHEST)
         self.number = descriptor

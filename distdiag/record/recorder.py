@@ -4,8 +4,6 @@ Nothing here waits: no lock, no system call, no store. Values that repeat are wr
 then named by numbers; `tables` says which numbers are known at the moment.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable
 from itertools import count
@@ -53,7 +51,6 @@ class Site:
         is_own_call: bool,
         kept_alive: object,
     ) -> None:
-        """Keep alive the code objects whose ids are part of the key."""
         self.number = number
         self.frames = frames
         self.api = api
@@ -67,7 +64,6 @@ class Tables:
     __slots__ = ("frames", "groups", "signatures", "sites")
 
     def __init__(self) -> None:
-        """Know nothing."""
         self.groups: dict[Hashable, int] = {}
         self.signatures: dict[Hashable, int] = {}
         self.frames: dict[Frame, int] = {}
@@ -86,7 +82,7 @@ class Recorder:
         main_script: str | None = None,
         before_sync: Signal[[]] | None = None,
     ) -> None:
-        """Create the event file; `before_sync` is told of events that order what ranks do.
+        """Create the event file; `before_sync` gets events that order what ranks do.
 
         Raises:
             OSError: there is no room for it.

@@ -6,8 +6,6 @@ Nothing in them is ever run. Parity records tensors (`Record`), moe-determinism 
 choices of routers (`RouteRecord`).
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from enum import StrEnum

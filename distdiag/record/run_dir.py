@@ -20,8 +20,6 @@
             verdict.json      what rank 0 waits for
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import get_annotations
 from types import FrameType
-from typing import Any, Generic, ParamSpec, TypeAlias
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 P = ParamSpec("P")
 Unsubscribe: TypeAlias = Callable[[], None]
@@ -26,11 +27,10 @@ class Signal(Generic[P]):
     __slots__ = ("_is_muted", "_known", "subscribers")
 
     def __init__(self) -> None:
-        """Have no subscriber."""
         self._known: dict[Callable[P, object], None] = {}
         self._is_muted = False
         self.subscribers: tuple[Callable[P, object], ...] = ()
-        """Who is told now. Where microseconds count these are called without `emit`."""
+        """Who is notified now. Where microseconds count these are called without `emit`."""
 
     def subscribe(self, callback: Callable[P, object]) -> Unsubscribe:
         """Call this function each time, until what is returned is called."""
@@ -78,9 +78,16 @@ Node: TypeAlias = Any
 """A node of an autograd graph."""
 
 
+M = TypeVar("M")
+
+
 @dataclass(frozen=True, slots=True)
 class Signals:
     """All signals of one rank."""
+
+    def pick(self, kind: Callable[..., M]) -> M:
+        """Make an object of those signals that its class has fields for."""
+        return kind(**{name: getattr(self, name) for name in get_annotations(kind)})
 
     before_sync: Signal[[]] = field(default_factory=Signal)
     """An event is about to be written that orders what this rank did for others, or they for it."""

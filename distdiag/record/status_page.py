@@ -4,8 +4,6 @@ The event file is the history, the status page the present. Writing costs a stor
 what was written is readable after SIGKILL and while the GIL is held for ever.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path
@@ -79,7 +77,6 @@ class StatusPage:
     """The writing side, held by the rank."""
 
     def __init__(self, path: Path) -> None:
-        """Create the page, readable by the owner only, with its disk space reserved."""
         descriptor = create_private(path)
         try:
             os.posix_fallocate(descriptor, 0, _SIZE)

@@ -1,7 +1,5 @@
 """What one thread of a rank is in the middle of, so that one probe can tell another."""
 
-from __future__ import annotations
-
 import threading
 
 Calls = list[tuple[int, bool]]
@@ -33,7 +31,6 @@ class ThreadContext:
     )
 
     def __init__(self) -> None:
-        """Look up which thread this is, once."""
         # Not current_thread(): that would register a dummy for a thread of C++.
         thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         self.is_native = thread is None
@@ -52,7 +49,6 @@ class Here(threading.local):
     """The context of the thread that asks: one look-up where several things are needed."""
 
     def __init__(self) -> None:
-        """Begin the context of this thread."""
         self.context = ThreadContext()
 
 

@@ -4,8 +4,6 @@ The names are those of the functions and methods that ``torch.use_deterministic_
 or replaces, as its documentation lists them.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 FORWARD: Final = frozenset(

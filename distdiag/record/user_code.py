@@ -1,7 +1,5 @@
 """Whether a file is the user's own code, or belongs to Python, torch or a known framework."""
 
-from __future__ import annotations
-
 import os
 import sysconfig
 from collections.abc import Iterable

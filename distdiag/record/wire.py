@@ -4,8 +4,6 @@ A stream of records belongs to one rank. Process groups, signatures, frames and 
 defined under a number the first time they occur; a collective then is a handful of integers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from functools import reduce
 from importlib import import_module
@@ -150,11 +148,10 @@ encode: Final[Callable[[object], bytes]] = msgspec.msgpack.Encoder(enc_hook=plai
 _decode_record: Final = msgspec.msgpack.Decoder(reduce(or_, _RECORDS)).decode
 
 
-class Canon:
+class Interner:
     """One object for each value, over all ranks, so that equal values are identical."""
 
     def __init__(self) -> None:
-        """Start with no values."""
         self._values: dict[Any, Any] = {}
 
     def __call__(self, value: T) -> T:
@@ -166,10 +163,10 @@ class Canon:
 class EventDecoder:
     """Turn the records of one rank back into events."""
 
-    def __init__(self, rank: int, canon: Canon) -> None:
-        """Decode for this rank; equal values of all ranks that share `canon` become identical."""
+    def __init__(self, rank: int, interner: Interner) -> None:
+        """Decode for this rank; equal values of ranks that share `interner` become identical."""
         self._rank = rank
-        self._canon = canon
+        self._interner = interner
         self._groups: dict[int, ProcessGroup] = {}
         self._signatures: dict[int, Signature] = {}
         self._frames: dict[int, Frame] = {}
@@ -194,11 +191,11 @@ class EventDecoder:
             case AccessRecord():
                 return self._access(record)
             case DefineGroup():
-                self._groups[record.id] = self._canon(record.group)
+                self._groups[record.id] = self._interner(record.group)
             case DefineSignature():
-                self._signatures[record.id] = self._canon(record.signature)
+                self._signatures[record.id] = self._interner(record.signature)
             case DefineFrame():
-                self._frames[record.id] = self._canon(record.frame)
+                self._frames[record.id] = self._interner(record.frame)
             case DefineSite():
                 self._sites[record.id] = self._site(record)
             case _:
@@ -208,7 +205,7 @@ class EventDecoder:
 
     def _site(self, record: DefineSite) -> CallSite:
         frames = tuple(self._frames[number] for number in record.frames if number in self._frames)
-        return self._canon(CallSite(frames, record.module))
+        return self._interner(CallSite(frames, record.module))
 
     def _collective(self, record: CallRecord) -> Collective:
         try:

@@ -1,7 +1,5 @@
 """Turns the collectives of a run, up to where its ranks part, into a small test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from distdiag.replay.calls import find_calls

@@ -1,7 +1,5 @@
 """Finds what each rank called in the process group of a finding, up to the first contradiction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from distdiag.events.collectives import Collective, ProcessGroup
 from distdiag.events.errors import UsageError
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Report
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
 
@@ -81,9 +79,9 @@ def _partings(root: Path, finding: Finding) -> Iterator[tuple[int, ProcessGroup,
 
 def _by_group(root: Path) -> dict[ProcessGroup, dict[int, list[Collective]]]:
     groups: dict[ProcessGroup, dict[int, list[Collective]]] = {}
-    canon = Canon()
+    interner = Interner()
     for folder in find_run_folders([root]):
-        for _, event in folder.timed_events(canon):
+        for _, event in folder.timed_events(interner):
             if isinstance(event, Collective) and event.collective_seq_id >= 0:
                 groups.setdefault(event.group, {}).setdefault(event.rank, []).append(event)
     return groups

@@ -1,7 +1,5 @@
 """Writes the test: one function for each call of the program, and who made which, in order."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -138,7 +136,7 @@ def _list(tensors: list[str]) -> str:
     return f"[{', '.join(tensors)}]"
 
 
-# ---
+# Writes the test.
 
 WIDTH: Final = 88
 TIMEOUT_S: Final = 30

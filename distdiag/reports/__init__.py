@@ -1,7 +1,5 @@
 """Ways to show a report: one module for each, found by its name."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pkgutil import iter_modules
 

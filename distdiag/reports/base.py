@@ -1,7 +1,5 @@
 """The contract of a reporter, and how strings of strangers are made safe to show."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Final
 
 from distdiag.events.ranks import RankSet
@@ -21,10 +19,10 @@ class Reporter:
     name: ClassVar[str]
     file_name: ClassVar[str | None] = None
 
-    def __init__(self, *, width: int = 80, color: bool = False) -> None:
-        """Remember the columns of the surface and whether it shows colours."""
+    def __init__(self, *, width: int = 80, color: bool = False, verbose: bool = False) -> None:
         self.width = width
         self.color = color
+        self.verbose = verbose
 
     def render(self, report: Report) -> str:
         """Return the text, which ends with a newline."""

@@ -1,7 +1,5 @@
 """Builds the one report of a run, keeps it on disk while the run goes on, and gives the verdict."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -16,7 +14,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config import Config
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import TorchLoaded
@@ -35,7 +33,7 @@ from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
 from distdiag.record.private_file import open_private
 from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
 from distdiag.reports import load_reporter, one_line, write_report
-from distdiag.views.rank_states import Fate, RankState, last_act
+from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +46,12 @@ class RunReporter:
     """The report of one run, kept on the node of rank 0.
 
     `lost` are ranks that are not observed any more, `problem` is why others never were.
-    `unobserved` are ranks of the job that nobody told of when it began.
+    `unobserved` are ranks of the job that nobody reported when it began.
     """
 
     def __init__(
-        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, rank_status: RankStatus
+        self, run_dir: RunDir, launch_file: LaunchFile, config: Config, rank_status: RankStatuses
     ) -> None:
-        """Take over what earlier attempts found, and set some room aside on the disk."""
         self.rank_status = rank_status
         self.pids: Mapping[int, int] = {}
         self.lost = RankSet()
@@ -98,7 +95,7 @@ class RunReporter:
             checked=tuple(code for code in checks if code not in gaps),
             not_checked=gaps,
             silent_ranks=RankSet(
-                {*self.unobserved, *(r for r, s in states.items() if s.fate is Fate.SILENT)}
+                {*self.unobserved, *(r for r, s in states.items() if s.status is RankStatus.SILENT)}
             ),
         )
 
@@ -114,7 +111,7 @@ class RunReporter:
     def show(self, report: Report) -> None:
         """Write the other forms of the report that were asked for, to stderr or to their files."""
         for kind in self._forms:
-            reporter = kind(width=_width(), color=_has_colours())
+            reporter = kind(width=_width(), color=_has_colours(), verbose=self._config.verbose)
             if reporter.file_name is None:
                 say(reporter.render(report))
             elif self._run_dir.root / reporter.file_name != self._run_dir.report:
@@ -214,16 +211,16 @@ class RunReporter:
         launch = self._launch_file.launch
         started = state.started if state else None
         hostname = platform.node() if rank in launch.local_ranks else ""
-        fate: str = state.fate if state else Fate.SILENT
-        if self.rank_status.is_aborted and fate == Fate.RUNNING:
-            fate = "aborted"
+        status: str = state.status if state else RankStatus.SILENT
+        if self.rank_status.is_aborted and status == RankStatus.RUNNING:
+            status = "aborted"
         return RankInfo(
             rank=rank,
             local_rank=started.local_rank if started else max(0, rank - launch.local_ranks[0]),
             world_size=self._world_size,
             hostname=started.hostname if started else hostname,
             pid=started.pid if started else self.pids.get(rank, 0),
-            fate=fate,
+            fate=status,
             last=last_act(state) if state else "",
         )
 

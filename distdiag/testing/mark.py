@@ -1,7 +1,5 @@
 """Reads the arguments of ``@pytest.mark.distdiag`` and of fixtures that start ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, get_args

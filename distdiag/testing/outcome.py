@@ -55,7 +55,7 @@ class RankFailures(TerminalRepr):
         return text.getvalue().strip()
 
 
-# ---
+# The outcome of a test, from those of its ranks.
 
 K = TypeVar("K", bound=Hashable)
 

@@ -1,7 +1,5 @@
 """Compares what a step function returned on one rank with what it returned on several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median

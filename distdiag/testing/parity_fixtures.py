@@ -70,7 +70,7 @@ def _run(command: Sequence[str]) -> tuple[int, str, str]:
     return process.returncode, written.strip(), errors.strip()
 
 
-# ---
+# The fixtures.
 
 StepFunction = Callable[[int, int], Any]
 """Called with the rank and the world size; returns what must be equal for all world sizes."""
@@ -80,7 +80,6 @@ class AssertParity:
     """The value of the fixture in pytest's own process: it starts the ranks and compares."""
 
     def __init__(self, item: pytest.Function) -> None:
-        """Belong to one test, which the ranks run again up to their call."""
         self._item = item
         self._num_calls = 0
 
@@ -150,7 +149,6 @@ class MeasureHere:
     """The value of the fixture on a rank: it calls the step function and ends the test."""
 
     def __init__(self, plugin: RankPlugin) -> None:
-        """Measure what the plan of this rank says."""
         self._plugin = plugin
         self._num_calls = 0
 

@@ -9,8 +9,6 @@
          run/             the run directory of the observation
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path

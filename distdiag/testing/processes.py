@@ -43,7 +43,7 @@ def num_gpus() -> int:
     return min(num, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
-# ---
+# The processes of one test.
 
 POLL_S: Final = 0.05
 PEERS_S: Final = 6.0
@@ -68,7 +68,6 @@ class Ranks:
         """Ranks that did not end by themselves."""
 
     def __enter__(self) -> Self:
-        """Start all ranks."""
         try:
             with listening_socket() as listener:
                 for rank in range(self._world_size):

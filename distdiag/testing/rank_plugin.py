@@ -29,7 +29,6 @@ class RankPlugin:
     def __init__(
         self, folder: Folder, plan: RankPlan, *, rank: int, agent: RankAgent | None
     ) -> None:
-        """Read the values that the parent's fixtures have."""
         self.rank = rank
         self.plan = plan
         self.has_failed = False

@@ -51,7 +51,7 @@ def take_stacks(pids: Mapping[int, int]) -> Stacks:
     return Stacks(ranks, job_text(jobs[0]), report_of(jobs[0]))
 
 
-# ---
+# Runs one test on its ranks.
 
 SHORTEST_STALL_S: Final = 1.0
 LONGEST_STALL_S: Final = 30.0

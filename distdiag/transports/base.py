@@ -1,7 +1,5 @@
 """The contract of a source of events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self

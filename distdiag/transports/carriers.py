@@ -4,8 +4,6 @@ A carrier has its own CUDA context and its own communicator, so that it gets thr
 training processes are stuck. It exists only while dumps are carried.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket
@@ -22,14 +20,14 @@ from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.record.private_file import make_private_folder
 from distdiag.record.run_dir import write_atomically
-from distdiag.record.wire import Canon, EventDecoder, encode
+from distdiag.record.wire import EventDecoder, Interner, encode
 from distdiag.transports.frames import Carriage
 
 Backend = Literal["nccl", "gloo"]
 
 _LEFT_OUT: Final = (
     "CUDA_LAUNCH_BLOCKING",
-    "NCCL_COMM_ID",  # the training's own meeting point
+    "NCCL_COMM_ID",  # the training's own rendezvous
     "NCCL_DEBUG",
     "TORCHELASTIC_",
     "TORCH_DISTRIBUTED_DEBUG",
@@ -214,14 +212,14 @@ def pack(events: Iterable[Event]) -> bytes:
     return msgspec.msgpack.encode([encode(event) for event in events])
 
 
-def unpack(rank: int, payload: bytes, canon: Canon) -> Iterator[Event]:
+def unpack(rank: int, payload: bytes, interner: Interner) -> Iterator[Event]:
     """Yield the events of a payload.
 
     Raises:
         DamagedFileError: it holds something else than events of this rank.
 
     """
-    decoder = EventDecoder(rank, canon)
+    decoder = EventDecoder(rank, interner)
     try:
         records = msgspec.msgpack.decode(payload, type=list[bytes])
     except UNDECODABLE as error:
@@ -234,7 +232,7 @@ def unpack(rank: int, payload: bytes, canon: Canon) -> Iterator[Event]:
 
 
 class Errand(msgspec.Struct, frozen=True, kw_only=True):
-    """What one carrier is told on its standard input.
+    """What one carrier reads from its standard input.
 
     `descriptor` is a listening socket that it has inherited (the first carrier), `device` the
     number of its GPU on this machine.

@@ -1,7 +1,5 @@
 """The events of the ranks of this node, from the files that they leave in the run directory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Final, Protocol
@@ -12,7 +10,7 @@ from distdiag.events.lifecycle import Exited, Finished, Heartbeat, ProbeDisabled
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import RunDir
 from distdiag.record.status_page import Status, read_status
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 from distdiag.transports.base import EventSource
 
 BATCH: Final = 5000
@@ -75,17 +73,17 @@ class LocalFiles(EventSource):
         run_dir: RunDir,
         ranks: Iterable[int],
         watch: Watch,
-        canon: Canon,
+        interner: Interner,
         *,
         family: Family | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Follow these ranks; `watch` is asked to follow the process of each.
 
-        `canon` is shared with the other sources of the same engine. `family` is asked about the
+        `interner` is shared with the other sources of the same engine. `family` is asked about the
         descendants of ranks that stand still.
         """
-        self._ranks = {rank: _RankFiles(run_dir, rank, canon, watch, family) for rank in ranks}
+        self._ranks = {rank: _RankFiles(run_dir, rank, interner, watch, family) for rank in ranks}
         self._clock = clock
 
     @property
@@ -107,7 +105,7 @@ class _RankFiles:
     """The files and the process of one rank."""
 
     def __init__(
-        self, run_dir: RunDir, rank: int, canon: Canon, watch: Watch, family: Family | None
+        self, run_dir: RunDir, rank: int, interner: Interner, watch: Watch, family: Family | None
     ) -> None:
         self.pid: int | None = None
         self._rank = rank
@@ -116,7 +114,7 @@ class _RankFiles:
         self._watch = watch
         self._family = family
         self._reader = EventReader(run_dir.folder, rank)
-        self._decoder = EventDecoder(rank, canon)
+        self._decoder = EventDecoder(rank, interner)
         self._process: WatchedProcess | None = None
         self._said: set[str] = set()
         self._unreadable = False
@@ -140,7 +138,7 @@ class _RankFiles:
         status = self._status()
         if status is None or (status is _LOST and (yield from self._unobserved(now_ns))):
             return
-        yield from self._told_by_flags(status, now_ns, is_drained=is_drained)
+        yield from self._events_of_flags(status, now_ns, is_drained=is_drained)
         if reading is not None:
             yield from self._heartbeat(status, reading, now_ns)
         elif is_drained:
@@ -218,7 +216,7 @@ class _RankFiles:
             self._said.add(probe)
             yield ProbeDisabled(rank=self._rank, seq=-1, time_ns=now_ns, probe=probe, reason=reason)
 
-    def _told_by_flags(self, status: Status, now_ns: int, *, is_drained: bool) -> Iterator[Event]:
+    def _events_of_flags(self, status: Status, now_ns: int, *, is_drained: bool) -> Iterator[Event]:
         """Yield what only the status page could still say, such as on a full disk."""
         if status.detached:
             yield from self._disabled("agent", "it was detached, or could not start", now_ns)
@@ -287,6 +285,7 @@ class _RankFiles:
             step=status.step,
             reason="the process is gone",
             status=self._process.exit_status if self._process is not None else None,
+            gone_ns=now_ns,
         )
 
 

@@ -1,7 +1,5 @@
 """A node's end of the connection to the reporter: a thread that sends and never loses its place."""
 
-from __future__ import annotations
-
 import platform
 import secrets
 import select
@@ -16,7 +14,7 @@ import msgspec
 
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
-from distdiag.events.lifecycle import Heartbeat, ProbeDisabled
+from distdiag.events.lifecycle import Exited, Heartbeat, ProbeDisabled
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.record.event_reader import EventReader
@@ -128,11 +126,13 @@ class Link:
 
 def shifted(event: Event, offset_ns: int) -> Event:
     """Return an event with its times as another clock tells them."""
-    if isinstance(event, Heartbeat):
-        return msgspec.structs.replace(
-            event, time_ns=event.time_ns + offset_ns, beat_ns=event.beat_ns + offset_ns
-        )
-    return msgspec.structs.replace(event, time_ns=event.time_ns + offset_ns)
+    more = {}
+    match event:
+        case Heartbeat():
+            more = {"beat_ns": event.beat_ns + offset_ns}
+        case Exited() if event.gone_ns:
+            more = {"gone_ns": event.gone_ns + offset_ns}
+    return msgspec.structs.replace(event, time_ns=event.time_ns + offset_ns, **more)
 
 
 # What a node's monitor has to send: its ranks' records as they lie on disk, and its own events.
@@ -159,7 +159,6 @@ class Outbox:
         *,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Start before the first record of these ranks."""
         self._ranks = {rank: _RankRecords(run_dir, rank, clock) for rank in ranks}
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self._num_bytes = 0
@@ -287,7 +286,7 @@ class _RankRecords:
             )
 
 
-# ---
+# The thread that sends.
 
 LOOK_S: Final = 0.05
 """So often it is looked whether there is something new to send."""

@@ -5,8 +5,6 @@ A connection begins with the `Hello` of a node's monitor, which must hold the to
 `Orders`. A `Bye` says that all ranks of the node are gone and everything was sent.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Final, Literal

@@ -4,11 +4,9 @@ With it and the ranks' own event files an engine can be led through a run once m
 records one after the other, each a length (4 bytes, the lowest first) and an event in its
 MessagePack form. It is appended to and never rewritten.
 
-Heartbeats and looks are many, and nearly all of them are followed by nothing. They are kept in
+Heartbeats and polls are many, and nearly all of them are followed by nothing. They are kept in
 memory and written before an event that tells that something has happened, and for a while after it.
 """
-
-from __future__ import annotations
 
 import os
 import struct
@@ -21,7 +19,7 @@ from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Heartbeat, Monitored
 from distdiag.record.private_file import open_private
-from distdiag.record.wire import Canon, EventDecoder, encode
+from distdiag.record.wire import EventDecoder, Interner, encode
 
 MOST_BYTES: Final = 64 << 20
 """Beyond this size nothing is written any more."""
@@ -29,7 +27,7 @@ MOST_EVENT_BYTES: Final = 32 << 20
 _LENGTH: Final = struct.Struct("<I")
 
 AFTER_NS: Final = 3_000_000_000
-"""What an event leads to is concluded within a few looks of the engine, 0.2 s each."""
+"""What an event leads to is concluded within a few polls of the engine, 0.2 s each."""
 BEAT_EVERY_NS: Final = 1_000_000_000
 MOST_BEATS: Final = 60
 """The engine asks what a rank did in the last 30 s, or for as long as the user's threshold."""
@@ -65,7 +63,6 @@ class Journal:
     """Append the events that a monitor made. A full disk loses them and nothing else."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file, readable by the owner only, or append to it."""
         self.stopped: OSError | None = None
         self._num_bytes = 0
         self._beats: dict[int, _Beats] = {}
@@ -115,7 +112,7 @@ class Journal:
             self.stopped = OSError("the disk is full")
 
 
-def read_journal(path: Path, canon: Canon) -> Iterator[Event]:
+def read_journal(path: Path, interner: Interner) -> Iterator[Event]:
     """Yield the events of a journal; a record that was cut off at the end is left out.
 
     Raises:
@@ -123,7 +120,7 @@ def read_journal(path: Path, canon: Canon) -> Iterator[Event]:
         FileNotFoundError: there is no journal.
 
     """
-    decoder = EventDecoder(-1, canon)
+    decoder = EventDecoder(-1, interner)
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
             (size,) = _LENGTH.unpack(head)

@@ -1,7 +1,5 @@
 """Gathers the bytes of several processes at one of them, over NCCL or over gloo."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -40,7 +38,7 @@ class Gathering:
             wait_for_workers=False,
             master_listen_fd=errand.descriptor,
         )
-        # Under the token, so that nobody takes part who was not told.
+        # Under the token, so that nobody takes part who was not asked.
         self._store = PrefixStore(carriage.token, self._base)
         self._device = torch.device("cpu")
         if carriage.backend == "nccl":

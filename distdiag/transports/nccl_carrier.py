@@ -3,8 +3,6 @@
 It waits for its parcel, brings it to the first carrier, and ends. It never outlives its time.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -20,7 +20,7 @@ from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, NodeLost, ProbeDisabled
 from distdiag.events.ranks import RankSet
 from distdiag.record.run_dir import ReporterAddress
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 from distdiag.transports.base import EventSource
 from distdiag.transports.forwarder import shifted
 from distdiag.transports.frames import (
@@ -277,7 +277,7 @@ def _bind(host: str) -> socket.socket:
     return server
 
 
-# ---
+# The source of the events of all other nodes.
 
 MOST_QUEUED_BYTES: Final = 64 << 20
 """What was received and not yet polled; beyond that the nodes have to wait."""
@@ -304,13 +304,13 @@ class TcpSource(EventSource):
         self,
         host: str,
         ranks: Iterable[int],
-        canon: Canon,
+        interner: Interner,
         *,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Listen at an address of this machine for the monitors of these ranks.
 
-        `canon` is shared with the other sources of the same engine.
+        `interner` is shared with the other sources of the same engine.
 
         Raises:
             OSError: nobody can listen there.
@@ -318,7 +318,7 @@ class TcpSource(EventSource):
         """
         self.ranks = RankSet(ranks)
         token = secrets.token_hex(16)
-        self._canon = canon
+        self._interner = interner
         self._clock = clock
         self._began_ns = clock()
         self._nodes: dict[str, _Node] = {}
@@ -441,7 +441,7 @@ class _Node(Peer):
         self._received = 0
         self._is_gone = False
         self._heard_ns = self._current_ns = source._clock()
-        self._decoders = {rank: EventDecoder(rank, source._canon) for rank in ranks}
+        self._decoders = {rank: EventDecoder(rank, source._interner) for rank in ranks}
         self._damaged: set[int] = set()
 
     def welcome(self) -> list[AnyFrame]:

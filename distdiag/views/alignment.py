@@ -22,7 +22,7 @@ from distdiag.events.lifecycle import SteppedAlone
 from distdiag.events.models import OptimizerState, SliceSaved
 from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import TokenPassport
+from distdiag.events.sequences import TokenTrace
 from distdiag.views.base import View
 from distdiag.views.rank_states import RankState
 
@@ -187,7 +187,7 @@ class RandomView(Alignment[RandomDraw | RandomState]):
     __slots__ = ()
 
 
-class TokenTraceView(Alignment[TokenPassport]):
+class TokenTraceView(Alignment[TokenTrace]):
     """Numbered tokens that went through the split, the attention and the gather of a program."""
 
     __slots__ = ()

@@ -1,7 +1,5 @@
 """Views of what models are fed over ranks: the same backward passes side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,13 +1,11 @@
 """Which parameters are those of experts, and how many experts there should be."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from distdiag.events.models import Basis, Content, TensorPlan
+from distdiag.events.models import Content, ReplicaEvidence, TensorPlan
 
 _LIST: Final = re.compile(
     r"^(?:(?P<layer>.+?)\.)?(?:experts\.)?(?:local_)?experts\.(?P<index>\d+)\.(?P<rest>.+)$"
@@ -52,7 +50,7 @@ def experts_in(by_rank: Held) -> Iterator[Experts]:
             experts.is_stacked = bool(stacked)
             experts.digests.setdefault(rank, []).append(content.digest)
             experts.num_local = max(experts.num_local, stacked or len(experts.digests[rank]))
-            is_known = plan.basis is not Basis.WORLD and rank in plan.replicas
+            is_known = plan.evidence is not ReplicaEvidence.WORLD and rank in plan.replicas
             experts.groups.add(plan.replicas if is_known else (rank,))
     yield from found.values()
 

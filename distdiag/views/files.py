@@ -1,7 +1,5 @@
 """Accesses to files that can harm one another, side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

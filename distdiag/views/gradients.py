@@ -1,7 +1,5 @@
 """A view of gradients over ranks: what the ranks gave, and what their optimizers found."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +25,10 @@ class Sum(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class GradientLook:
+class GradientSample:
     """One step of a model, on all ranks that train it.
 
-    `exchanges` are, for each rank and each of its passages, the ranks that it issued an all-to-all
+    `exchanges` are, for each rank and each of its nodes, the ranks that it issued an all-to-all
     over; empty: it issued none. `gathers` are the same for gathers and reductions. `groups` are
     those over which anybody has reduced anything.
     """
@@ -48,14 +46,14 @@ class GradientLook:
 
 @dataclass(frozen=True, slots=True)
 class GradientView(View):
-    """All looks at the gradients of one model so far.
+    """All samples of the gradients of one model so far.
 
     `placed` are the parameters of which something tells who holds copies, or that nobody does.
     """
 
     model: str
     ranks: RankSet
-    looks: tuple[GradientLook, ...]
+    samples: tuple[GradientSample, ...]
     placed: frozenset[str] = frozenset()
 
     @property
@@ -66,19 +64,20 @@ class GradientView(View):
 
 @dataclass(frozen=True, slots=True)
 class SumsView(View):
-    """What some ranks do with the gradients of one model, over several looks.
+    """What some ranks do with the gradients of one model, over several samples.
 
     `plans` are those of parameters that began alike and that all of these ranks train by the same
-    optimizers; `sums` tells it for each look at which there was a gradient. `apart` are those whose
-    copies differ at all later looks. `has_shards`: others of the model, but for experts, differ
-    from the start. `is_more_sent`: a later step sent more between the ranks than these looks did.
+    optimizers; `sums` tells it for each sample in which there was a gradient. `drifted` are those
+    whose copies differ in all later samples. `has_shards`: others of the model, but for experts,
+    differ from the start. `is_more_sent`: a later step sent more between the ranks than these
+    samples did.
     """
 
     model: str
     ranks: Ranks
     plans: Mapping[str, TensorPlan]
     sums: Mapping[str, tuple[Sum, ...]]
-    apart: frozenset[str]
+    drifted: frozenset[str]
     step: int
     site: CallSite
     has_shards: bool = False
@@ -112,23 +111,23 @@ class Combined(NamedTuple):
 
 
 def combined_on(
-    looks: Sequence[GradientLook], rank: int, is_wanted: Callable[[str], bool] = lambda _: True
+    samples: Sequence[GradientSample], rank: int, is_wanted: Callable[[str], bool] = lambda _: True
 ) -> Combined | None:
     """Return how the wanted gradients of a rank were combined; None if that is not clear.
 
-    Several looks are taken together, as if nothing had scaled one of them otherwise.
+    Several samples are taken together, as if nothing had scaled one of them otherwise.
     """
-    everyone = set.intersection(*(set(look.by_rank) for look in looks))
-    found = list(_explanations(looks, rank, is_wanted, everyone))
+    everyone = set.intersection(*(set(sample.by_rank) for sample in samples))
+    found = list(_explanations(samples, rank, is_wanted, everyone))
     return found[0] if len(found) == 1 else None
 
 
-def copied_on(look: GradientLook, rank: int) -> Combined | None:
+def copied_on(sample: GradientSample, rank: int) -> Combined | None:
     """Return how the gradients of a rank were combined, without ranks that have given copies.
 
     What ranks gave that compute the same explains the same sum, with a greater divisor.
     """
-    found = list(_explanations((look,), rank, lambda _: True, set(look.by_rank)))
+    found = list(_explanations((sample,), rank, lambda _: True, set(sample.by_rank)))
     if not found:
         return None
     least = min(found, key=lambda each: len(each.members))
@@ -141,34 +140,37 @@ def copied_on(look: GradientLook, rank: int) -> Combined | None:
 
 
 def _explanations(
-    looks: Sequence[GradientLook], rank: int, is_wanted: Callable[[str], bool], everyone: set[int]
+    samples: Sequence[GradientSample],
+    rank: int,
+    is_wanted: Callable[[str], bool],
+    everyone: set[int],
 ) -> Iterator[Combined]:
-    for members in candidates(looks[0], rank):
+    for members in candidates(samples[0], rank):
         values = [
             divisor
-            for look in looks
+            for sample in samples
             if set(members) <= everyone
-            for divisor in divisors(look, rank, members, filter(is_wanted, look.named(rank)))
+            for divisor in divisors(sample, rank, members, filter(is_wanted, sample.named(rank)))
         ]
         divisor = one_of(values)
         if divisor is not None:
             yield Combined(members, divisor)
 
 
-def candidates(look: GradientLook, rank: int) -> Iterator[Ranks]:
+def candidates(sample: GradientSample, rank: int) -> Iterator[Ranks]:
     """Yield the groups that may have combined gradients of a rank."""
-    groups = {(rank,), tuple(sorted(look.by_rank)), *look.groups}
-    yield from sorted(g for g in groups if rank in g and set(g) <= look.by_rank.keys())
+    groups = {(rank,), tuple(sorted(sample.by_rank)), *sample.groups}
+    yield from sorted(g for g in groups if rank in g and set(g) <= sample.by_rank.keys())
 
 
 def divisors(
-    look: GradientLook, rank: int, members: Ranks, names: Iterable[str]
+    sample: GradientSample, rank: int, members: Ranks, names: Iterable[str]
 ) -> Iterator[float]:
     """Yield, for each gradient that tells it, by what the sum over these ranks was divided."""
     for name in names:
-        gradients = [look.named(each).get(name) for each in members]
+        gradients = [sample.named(each).get(name) for each in members]
         there = [each for each in gradients if each is not None]
-        if len(there) == len(members) and (own := look.named(rank)[name]) in there:
+        if len(there) == len(members) and (own := sample.named(rank)[name]) in there:
             divisor = _divisor(members, own, there)
             if divisor is not None:
                 yield divisor

@@ -1,7 +1,5 @@
 """What the ranks of one collective must agree on, and where their records contradict that."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum

@@ -65,9 +65,9 @@ def has_aux(windows: Iterable[LossWindow]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LossView(View):
-    """All steps of one optimizer that were looked at so far.
+    """All steps of one optimizer that were sampled so far.
 
-    `is_told`: a wrapper keeps the ranks together. `is_multiplied`: the program has multiplied
+    `has_wrapper`: a wrapper keeps the ranks together. `is_multiplied`: the program has multiplied
     gradients by more than one, between a backward pass and a step. `scalings` are all factors by
     which it has multiplied them. `sequences` is what ranks of the run exchange around attention.
     `is_measured`: no wrapper tells how gradients are combined, but the gradients themselves do.
@@ -76,7 +76,7 @@ class LossView(View):
     optimizer: str
     ranks: RankSet
     windows: tuple[LossWindow, ...]
-    is_told: bool = True
+    has_wrapper: bool = True
     is_multiplied: bool = False
     scalings: frozenset[float] = frozenset()
     sequences: tuple[SequenceView, ...] = ()

@@ -1,7 +1,5 @@
 """Views of models over ranks: plans, contents and gradients side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +7,12 @@ from dataclasses import dataclass, field
 from distdiag.config.placement_rules import PlacementRule
 from distdiag.events.base import CallSite
 from distdiag.events.models import (
-    Basis,
     Content,
     Moment,
     NamedFault,
     PatternMatches,
     PlanSource,
+    ReplicaEvidence,
     TensorPlan,
 )
 from distdiag.events.ranks import RankSet
@@ -87,7 +85,7 @@ class ProgramPlanView(View):
 PlanView = RuleView | ProgramPlanView
 
 
-# ---
+# Plans, contents and gradients of models, side by side.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +127,12 @@ class Disagreement:
         return float(max(max(each) - min(each) for each in values) / peak)
 
     @property
-    def camps(self) -> tuple[RankSet, ...]:
+    def groups(self) -> tuple[RankSet, ...]:
         """The ranks that hold the same, the largest group first."""
-        camps: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         for rank in sorted(self.by_rank):
-            camps.setdefault(self.by_rank[rank].digest, []).append(rank)
-        return tuple(RankSet(camp) for camp in sorted(camps.values(), key=len, reverse=True))
+            groups.setdefault(self.by_rank[rank].digest, []).append(rank)
+        return tuple(RankSet(group) for group in sorted(groups.values(), key=len, reverse=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +140,20 @@ class ReplicaView(View):
     """Tensors of a model that differ between the ranks that should hold the same.
 
     `alike_at` is the last step at which all of these tensors were seen to be the same, None if that
-    was never seen. `num_compared` tensors were compared. For `apart_for` steps nothing of the size
-    of these tensors has passed between the ranks; 0: something has, or it is not known.
+    was never seen. `num_compared` tensors were compared. For `num_unsynced_steps` steps nothing of
+    the size of these tensors has passed between the ranks; 0: something has, or it is not known.
     """
 
     model: str
     moment: Moment
     step: int
-    basis: Basis
+    evidence: ReplicaEvidence
     ranks: RankSet
     tensors: tuple[Disagreement, ...]
     num_compared: int
     alike_at: int | None = None
     sites: Mapping[int, CallSite] = field(default_factory=dict)
-    apart_for: int = 0
+    num_unsynced_steps: int = 0
 
 
 class StartReplicas(ReplicaView):
@@ -210,7 +208,7 @@ class ScalingView(View):
 
 @dataclass(frozen=True, slots=True)
 class UntrainedView(View):
-    """What an optimizer holds and had no gradient for at any of `num_looks` looks.
+    """What an optimizer holds and had no gradient for at any of `num_samples` samples.
 
     `parted` are parameters that never had one on some ranks, and always on these others that hold
     copies of them.
@@ -219,7 +217,7 @@ class UntrainedView(View):
     optimizer: str
     never: Mapping[int, tuple[str, ...]]
     parted: Mapping[str, RankSet]
-    num_looks: int
+    num_samples: int
     sites: Mapping[int, CallSite] = field(default_factory=dict)
 
 

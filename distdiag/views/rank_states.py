@@ -1,7 +1,5 @@
 """What is known of one rank at one moment."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +13,9 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
 )
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
+    ChildEnded,
     Exited,
     Finished,
     NodeLost,
@@ -27,7 +27,7 @@ from distdiag.events.lifecycle import (
 from distdiag.events.stacks import Observed, Stacks
 from distdiag.views.base import View
 
-TOLD_TO_END: Final = frozenset(
+END_SIGNALS: Final = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 )
 """Signals that no fault of a program sends: a launcher, a scheduler or a person did."""
@@ -36,14 +36,14 @@ _SHELL_OFFSET: Final = 128
 """What shells, and programs that handle a signal, add to its number to make an exit status."""
 
 
-def says_told_to_end(status: int | None) -> bool:
+def was_asked_to_end(status: int | None) -> bool:
     """Say whether an exit status (minus the number, for a signal) tells of a signal to end."""
     if status is None:
         return False
-    return (-status if status < 0 else status - _SHELL_OFFSET) in TOLD_TO_END
+    return (-status if status < 0 else status - _SHELL_OFFSET) in END_SIGNALS
 
 
-class Fate(StrEnum):
+class RankStatus(StrEnum):
     """What became of a rank so far."""
 
     SILENT = "silent"  # no event was ever read
@@ -85,12 +85,17 @@ class RankState:
     `exit_status` is minus the number of the signal that ended the process, if one did. `is_over`:
     the run has ended, nothing more will be heard of the rank. `lost`: its node fell silent. `label`
     is the name of a process whose rank is not known: then `rank` only numbers it.
+    `is_reported_only`: the rank recorded nothing itself, so logs and launchers tell what is known,
+    and there may have been more ranks.
     `progress` is how far it is in a process group, by the group's name, where dumps or messages of
     the group say so. `is_idle_assumed`: nobody knows `idle_s`, only that the rank stood still.
+    `asked` is what its main thread waits for in the job's store, as far as its records tell;
+    `published` are the last keys that it set there; `dead_children` those of its processes that
+    ended badly. `torch` is its version, where known.
     """
 
     rank: int
-    fate: Fate = Fate.SILENT
+    status: RankStatus = RankStatus.SILENT
     phase: Phase = Phase.STARTING
     step: int = 0
     num_batches: int = 0
@@ -100,6 +105,8 @@ class RankState:
     help: Help | None = None
     gil_held: bool = False
     incomplete: str = ""
+    label: str = ""
+    is_reported_only: bool = False
     left_ns: int = 0
     left_hang: bool = False
     started: RankStarted | None = None
@@ -116,16 +123,19 @@ class RankState:
     waiting: tuple[Collective, ...] = ()
     site_counts: Mapping[CallSite, int] = field(default_factory=dict)
     stacks: Stacks | None = None
+    torch: str = ""
     observed: Mapping[str, Observed] = field(default_factory=dict)
-    label: str = ""
     progress: Mapping[str, GroupProgress] = field(default_factory=dict)
     is_idle_assumed: bool = False
+    asked: StoreAsked | None = None
+    published: tuple[StoreCall, ...] = ()
+    dead_children: tuple[ChildEnded, ...] = ()
 
     @property
     def has_failed(self) -> bool:
         """It raised, died, or left with a status that says failure."""
-        is_bad = self.fate in (Fate.RAISED, Fate.DIED)
-        return is_bad or (self.fate is Fate.FINISHED and bool(self.exit_status))
+        is_bad = self.status in (RankStatus.RAISED, RankStatus.DIED)
+        return is_bad or (self.status is RankStatus.FINISHED and bool(self.exit_status))
 
     def has_reached(self, call: Collective) -> bool:
         """Say whether it made this call of a group, or a later one."""
@@ -172,7 +182,7 @@ def last_act(state: RankState) -> str:
         place = _place(next((f for f in state.raised.frames if f.user), None))
         message = " ".join(state.raised.message.split())[:200]
         return f"raised {state.raised.type}{place} in step {state.step}: {message}"
-    if state.fate is Fate.SILENT:
+    if state.status is RankStatus.SILENT:
         return ""
     where = f"step {state.step}, phase {state.phase}"
     call = state.last_call
@@ -181,7 +191,7 @@ def last_act(state: RankState) -> str:
         place = _place(call.site.location)
         doing = f"{call.signature.op}{number} in {call.group.label}{place}"
         where = f"{doing} ({state.last_call_state}), {where}"
-    if state.fate is Fate.FINISHED:
+    if state.status is RankStatus.FINISHED:
         return f"finished with exit status {state.exit_status}; before that {where}"
     return where
 
@@ -192,11 +202,15 @@ def _place(frame: Frame | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobView(View):
-    """The job as a whole: when it stands still, when a rank left badly, and at the end."""
+    """The job as a whole: when it stands still, when a rank left badly, and at the end.
+
+    `is_unexplained`: the run is over, ranks have failed, and no check has found why.
+    """
 
     is_of_one_rank: ClassVar[bool] = True
 
     states: Mapping[int, RankState]
+    is_unexplained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Views of the exchanges of tokens between the ranks that share the experts of a layer."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -59,7 +57,7 @@ class RoutingView(View):
     """What was seen so far of the routing in one model.
 
     `choices` are the choices of first forward passes, the last one of each rank, layer and number
-    in each step that was looked at. `aux` are the looks at balancing losses that were never used,
+    in each step that was sampled. `aux` are the samples of auxiliary losses that were never used,
     and one at each that was. `num_steps` is how many steps a run took that ran to its end, else 0.
     """
 
@@ -80,7 +78,7 @@ class RoutingView(View):
         return self.model
 
 
-# ---
+# The views of routing.
 
 
 class RepeatedRouting(RoutingView):
@@ -121,7 +119,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class UnfitExchange(View):
-    """An exchange of tokens in which what some rank sends is not what another one expects."""
+    """An all-to-all of tokens in which what some rank sends is not what another one expects."""
 
     by_rank: Mapping[int, Exchange]
 

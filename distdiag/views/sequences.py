@@ -1,7 +1,5 @@
 """A view of what ranks that share sequences exchange around attention, over several passes."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -17,7 +15,7 @@ Feeds = Mapping[int, ModelFed]
 Losses = Mapping[int, LossWeights]
 
 
-class Likeness(Enum):
+class ModelEquality(Enum):
     """How the models of ranks resemble one another when their training begins."""
 
     UNKNOWN = auto()
@@ -33,7 +31,7 @@ class SequenceView(View):
     `feeds` are what models were given for them, `losses` what these passes led to, as far as that
     is known of all ranks. `is_fed_by_others`: ranks exchange integers or objects before their
     forward passes, such as the samples. `is_reduced`: after the first step something larger than
-    some figures was reduced or sent round among them, or it is not known yet. `likeness` compares
+    some figures was reduced or sent round among them, or it is not known yet. `equality` compares
     the models of the ranks.
     """
 
@@ -44,7 +42,7 @@ class SequenceView(View):
     losses: tuple[Losses, ...] = ()
     is_fed_by_others: bool = False
     is_reduced: bool = True
-    likeness: Likeness = Likeness.UNKNOWN
+    equality: ModelEquality = ModelEquality.UNKNOWN
 
     @property
     def supersedes(self) -> Hashable:

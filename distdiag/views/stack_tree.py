@@ -213,7 +213,7 @@ def _order(num_ranks: int, ranks: RankSet) -> tuple[int, int]:
     return (-num_ranks, next(iter(ranks), -1))
 
 
-# ---
+# The MessagePack form of a tree.
 
 MOST_RANKS: Final = 1 << 20
 """No rank has a number as large as this; a larger one means a damaged tree."""
@@ -250,7 +250,6 @@ class TreeDecoder:
     """Read trees of many nodes; equal stacks of all of them become one object."""
 
     def __init__(self) -> None:
-        """Start with no frames."""
         self._frames: dict[Frame, Frame] = {}
         self._stacks: dict[Stack, Stack] = {}
 

@@ -140,8 +140,8 @@ def _references(part: Part) -> None:
                 num_steps=NEVER,
                 replayed=str(source),
                 sources=tuple(sources_of(RecordedRun(source, "source"))),
-                nudge=PERTURBATION_SEED if name == "perturbed" else None,
-                nudge_dtype=dtype,
+                perturbation=PERTURBATION_SEED if name == "perturbed" else None,
+                perturbation_dtype=dtype,
             )
             record(part, run, task, 0, is_reference=True)
             dtype = RecordedRun(Path(task.folder), name).compute_dtype

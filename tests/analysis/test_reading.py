@@ -1,5 +1,6 @@
 """Files are read in processes of their own, and one that kills its process costs one line."""
 
+import io
 import os
 import pickle
 import signal
@@ -10,8 +11,8 @@ from distdiag.analysis.reading import read_files
 from tests.dumps.recorders import recorders, write_dumps
 
 
-def read(*paths, skip_folder=lambda folder: False, progress=lambda num_files: None):
-    return read_files(paths, skip_folder=skip_folder, progress=progress)
+def read(*paths, skip_folder=lambda folder: False, progress=lambda num_files: None, stream=None):
+    return read_files(paths, skip_folder=skip_folder, progress=progress, stream=stream)
 
 
 def jobs_dumps(folder, world=6):
@@ -84,7 +85,7 @@ def test_each_bad_file_is_one_line_and_the_rest_is_read(tmp_path):
     (tmp_path / "evil").write_bytes(b"\x80\x02cos\nsystem\nX\x09\x00\x00\x00pg_config\x85R.")
     (tmp_path / "other.bin").write_bytes(b"\x00\x01\x02")
     (tmp_path / "way-out").symlink_to("/etc/passwd")
-    (tmp_path / "a\x1b[31mred").write_bytes(b"\x00")
+    (tmp_path / "a\x1b[31mred").write_bytes(b"hello")
     contents = read(tmp_path)
     assert names(contents) == ["nccl_trace_rank_0", "nccl_trace_rank_1"]
     by_name = {problem.split(":")[0].rsplit("/", 1)[-1]: problem for problem in contents.problems}
@@ -92,7 +93,8 @@ def test_each_bad_file_is_one_line_and_the_rest_is_read(tmp_path):
     assert "no whole pickle" in by_name["cut"]
     assert "asks for os.system" in by_name["evil"]
     assert "leaves the folder" in by_name["way-out"]
-    assert [path.rsplit("/", 1)[-1] for path in contents.foreign] == ["a\\x1b[31mred", "other.bin"]
+    assert [path.rsplit("/", 1)[-1] for path in contents.foreign] == ["a\\x1b[31mred"]
+    assert contents.passed_over == {"checkpoints": 1}
     assert not any("\n" in problem or "\x1b" in problem for problem in contents.problems)
 
 
@@ -121,3 +123,40 @@ def test_a_folder_that_is_to_be_skipped_is_left_out(tmp_path):
 def test_a_pickle_that_is_no_dump_is_foreign(tmp_path):
     (tmp_path / "weights.pt").write_bytes(pickle.dumps({"a": 1}))
     assert read(tmp_path).foreign == [f"{tmp_path}/weights.pt"]
+
+
+def test_of_each_file_it_is_told_how_much_was_understood(tmp_path):
+    jobs_dumps(tmp_path, world=1)
+    trace = ["Traceback (most recent call last):", '  File "/work/a.py", line 9, in f', "E: no"]
+    lines = ["step 1", *(f"[rank3]: {line}" for line in trace), "step 2"]
+    (tmp_path / "train.log").write_text("\n".join(lines) + "\n")
+    (tmp_path / "notes.txt").write_text("hello\nworld")
+    (tmp_path / "empty.log").write_text("")
+    files = {file.path.rsplit("/", 1)[-1]: file for file in read(tmp_path).files}
+    assert (files["train.log"].kinds, files["train.log"].num_lines) == (("log",), 5)
+    assert (files["train.log"].num_understood, files["train.log"].problem) == (3, "")
+    recorder = files["nccl_trace_rank_0"]
+    assert (recorder.kinds, recorder.num_understood) == (("flight recorder",), 1)
+    notes = files["notes.txt"]
+    assert (notes.kinds, notes.num_lines) == ((), 2)
+    assert notes.problem == "nothing in it is of a kind that is known"
+    assert files["empty.log"].problem == "it is empty"
+
+
+def test_a_damaged_file_says_what_of_it_was_not_understood(tmp_path):
+    good = (jobs_dumps(tmp_path, world=1) / "nccl_trace_rank_0").read_bytes()
+    (tmp_path / "nccl_trace_rank_0").write_bytes(good[:-100])
+    (file,) = read(tmp_path).files
+    assert file.kinds == ()
+    assert "no whole pickle" in file.problem
+
+
+def test_a_pipe_may_hold_a_log_or_an_archive(tmp_path):
+    jobs_dumps(tmp_path / "dumps", world=2)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        archive.add(tmp_path / "dumps", "dumps")
+    file.seek(0)
+    assert names(read(stream=file)) == [f"nccl_trace_rank_{rank}" for rank in (0, 1)]
+    contents = read(stream=io.BytesIO(b"[rank0]: terminate called without an active exception\n"))
+    assert [found.path for found in contents.files] == ["stdin"]

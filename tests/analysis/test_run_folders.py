@@ -4,6 +4,7 @@ import shutil
 import signal
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from distdiag.analysis import analyze
@@ -99,6 +100,22 @@ def test_run_folders_are_found_below_a_folder_once(tmp_path):
     assert (folder.run_dir.root, folder.ranks) == (tmp_path / "a" / "run", [0])
     assert is_run_folder(tmp_path / "a" / "run")
     assert not is_run_folder(tmp_path / "a")
+
+
+def test_of_several_runs_below_a_folder_the_newest_is_taken(tmp_path):
+    with job(tmp_path / "a", ["rank.all_reduce()\n" + WAIT]):
+        pass
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    launch = tmp_path / "b" / "attempt-0" / "launch.json"
+    file = msgspec.json.decode(launch.read_bytes())
+    file["launch"]["started_s"] += 60
+    launch.write_bytes(msgspec.json.encode(file))
+    report = analyze([tmp_path])
+    assert report.run.id == "b"
+    assert report.not_checked[f"{tmp_path}/a"] == "not used: an older run; name it to read it"
+    assert analyze([tmp_path / "a"]).run.id == "a"
+    with pytest.raises(UsageError, match="both hold rank 0; analyze one run at a time"):
+        analyze([tmp_path / "a", tmp_path / "b"])
 
 
 def test_two_runs_are_not_mixed(tmp_path):

@@ -50,7 +50,6 @@ def schedule(rank, **values):
         "num_steps": 40,
         "least_pace": 1,
         "greatest_pace": 1,
-        "first_rate": 0.1,
         "peak_rate": 0.1,
         "last_rate": 0.0,
         "settled_at": 40,

@@ -2,9 +2,9 @@
 
 import math
 
-from distdiag.events.gradients import Flow, GradientSum, GradientSums, Passage
+from distdiag.events.gradients import AutogradNode, Flow, GradientSum, GradientSums
 from distdiag.events.ranks import RankSet
-from distdiag.views.gradients import GradientLook, GradientView
+from distdiag.views.gradients import GradientSample, GradientView
 from tests.checks.streams import event_of, plain_site
 
 DENSE = ("embed.weight", "gate.weight", "head.weight", "norm.weight")
@@ -38,27 +38,27 @@ def gradient(name, rank, step, members, divisor, weight=None):
     )
 
 
-def passages(factor=1.0, scale=None):
+def nodes(factor=1.0, scale=None):
     """The loss, the exchange after the experts, and the one before them."""
     back = Flow(64, 1.0, 2.0)
     there = Flow(64, factor, 2.0 * factor)
     found = [
-        Passage("", (0, 0), NOTHING, NOTHING, DENSE, (1,), True),
-        Passage("ExchangeBackward", (11, 12), back, there, EXPERTS, (2,), True),
-        Passage("ExchangeBackward", (12, 13), back, back, DENSE[:1], (), True),
+        AutogradNode("", (0, 0), NOTHING, NOTHING, DENSE, (1,), True),
+        AutogradNode("ExchangeBackward", (11, 12), back, there, EXPERTS, (2,), True),
+        AutogradNode("ExchangeBackward", (12, 13), back, back, DENSE[:1], (), True),
     ]
     exchanges = [(), (0, 1), (0, 1)]
     if scale is not None:
         scaled = Flow(64, scale, 2.0 * scale)
-        found.append(Passage("ScaleBackward", (0, 0), back, scaled, (), (), True))
+        found.append(AutogradNode("ScaleBackward", (0, 0), back, scaled, (), (), True))
         exchanges.append(())
     return tuple(found), tuple(exchanges)
 
 
-def look(step, dense, experts, of_rank=lambda rank: (rank,), **values):
+def sample(step, dense, experts, of_rank=lambda rank: (rank,), **values):
     """A step: dense gradients are divided by one number, those of experts by another."""
     weight = values.pop("weight", None)
-    found, exchanges = passages(**values)
+    found, exchanges = nodes(**values)
     by_rank = {
         rank: event_of(
             GradientSums,
@@ -69,13 +69,13 @@ def look(step, dense, experts, of_rank=lambda rank: (rank,), **values):
                 *(gradient(name, rank, step, (0, 1), dense, 0.5) for name in DENSE),
                 *(gradient(n, rank, step, of_rank(rank), experts, weight) for n in EXPERTS),
             ),
-            passages=found,
+            nodes=found,
             site=plain_site(10),
         )
         for rank in (0, 1)
     }
-    return GradientLook(step, by_rank, dict.fromkeys((0, 1), exchanges), frozenset({(0, 1)}))
+    return GradientSample(step, by_rank, dict.fromkeys((0, 1), exchanges), frozenset({(0, 1)}))
 
 
-def view(*looks):
-    return GradientView("Net", RankSet([0, 1]), looks)
+def view(*samples):
+    return GradientView("Net", RankSet([0, 1]), samples)

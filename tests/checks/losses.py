@@ -34,7 +34,7 @@ def part(num_counted, weight, *factors, **values):
 
 
 def aux(*inner, outer=(), **values):
-    """A balancing loss with these factors, the outer ones of which are those of the whole loss."""
+    """An auxiliary loss with these factors, the outer ones of which are those of the whole loss."""
     return AuxTerm("layers.0", (*outer, *inner), len(outer), values.pop("is_own_mean", True))
 
 
@@ -46,7 +46,7 @@ def mean(num_counted, *factors, **values):
     return part(num_counted, weight, *factors, reduction="mean", **values)
 
 
-def told(rank, passes, step=0, **values):
+def reported(rank, passes, step=0, **values):
     """A rank tells the passes of a step."""
     return event_of(
         LossWeights,
@@ -65,15 +65,17 @@ def told(rank, passes, step=0, **values):
 def window(*passes_of_ranks, step=0, **values):
     """One step: the passes of rank 0, 1, …."""
     return LossWindow(
-        step, {r: told(r, passes, step, **values) for r, passes in enumerate(passes_of_ranks)}
+        step, {r: reported(r, passes, step, **values) for r, passes in enumerate(passes_of_ranks)}
     )
 
 
-def losses(*passes_of_ranks, num_steps=3, is_told=True, is_multiplied=False, scalings=(), **values):
+def losses(
+    *passes_of_ranks, num_steps=3, has_wrapper=True, is_multiplied=False, scalings=(), **values
+):
     """The same step several times: the passes of rank 0, 1, …."""
     sequences, is_measured = values.pop("sequences", ()), values.pop("is_measured", False)
     kind = values.pop("kind", CombinedLossView if sequences or is_measured else LossView)
     windows = tuple(window(*passes_of_ranks, step=n, **values) for n in range(num_steps))
     ranks = RankSet(range(len(passes_of_ranks)))
-    scaled = is_told, is_multiplied, frozenset(scalings)
+    scaled = has_wrapper, is_multiplied, frozenset(scalings)
     return kind("AdamW", ranks, windows, *scaled, sequences, is_measured)

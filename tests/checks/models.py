@@ -1,13 +1,13 @@
 """Builds views of models and states of optimizers as the engine would show them."""
 
 from distdiag.events.models import (
-    Basis,
     Content,
     Mesh,
     ModelPlan,
     ModelState,
     Moment,
     OptimizerState,
+    ReplicaEvidence,
     TensorPlan,
 )
 from distdiag.events.ranks import RankSet
@@ -25,9 +25,9 @@ from tests.checks.streams import event_of, plain_site, together
 
 def plan(name="layer.weight", **values):
     """A parameter that DDP keeps."""
-    values.setdefault("keeper", "DDP")
+    values.setdefault("wrapper", "DDP")
     values.setdefault("requires_grad", True)
-    values.setdefault("basis", Basis.WRAPPER)
+    values.setdefault("evidence", ReplicaEvidence.WRAPPER)
     return TensorPlan(name, values.pop("shape", (4, 4)), values.pop("dtype", "float32"), **values)
 
 
@@ -66,7 +66,7 @@ def replicas(*tensors, moment=Moment.START, **values):
         values.pop("model", "DDP Net"),
         moment,
         values.pop("step", 0),
-        values.pop("basis", tensors[0].plan.basis),
+        values.pop("evidence", tensors[0].plan.evidence),
         ranks,
         tensors,
         values.pop("num_compared", len(tensors)),

@@ -79,7 +79,7 @@ def counter(rank=0, **values):
 
 
 def aux_loss(rank=0, step=0, **values):
-    """A gate has computed a balancing loss that no backward pass has reached."""
+    """A gate has computed an auxiliary loss that no backward pass has reached."""
     fields = {
         "model": "Net",
         "layer": "layers.0.gate",

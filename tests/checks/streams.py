@@ -21,7 +21,7 @@ from distdiag.events.lifecycle import Raised, SteppedAlone
 from distdiag.events.models import OptimizerState, SliceSaved
 from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import TokenPassport
+from distdiag.events.sequences import TokenTrace
 from distdiag.events.stacks import Observed, Stacks, ThreadStack
 from distdiag.views.alignment import (
     Alignment,
@@ -43,7 +43,7 @@ from distdiag.views.alignment import (
     TokenTraceView,
     WeightsLoadedView,
 )
-from distdiag.views.rank_states import Fate, JobView, RankState
+from distdiag.views.rank_states import JobView, RankState, RankStatus
 
 TORCH = Frame("/site-packages/torch/distributed/distributed_c10d.py", 1, "all_reduce", user=False)
 
@@ -95,7 +95,9 @@ class Job:
     def __init__(self, num_ranks=2):
         self.world = RankSet(range(num_ranks))
         self.calls = {rank: [] for rank in self.world}
-        self.states = {r: RankState(r, fate=Fate.RUNNING, phase=Phase.SCRIPT) for r in self.world}
+        self.states = {
+            r: RankState(r, status=RankStatus.RUNNING, phase=Phase.SCRIPT) for r in self.world
+        }
         self.trigger = None
 
     def group(self, ranks=None, name="default_pg"):
@@ -136,7 +138,7 @@ class Job:
         text = traceback or f"Traceback …\n{kind}: {message}"
         values = {"type": kind, "message": message, "frames": frames, "traceback": text}
         failed = event_of(Raised, rank, **values)
-        self.set(rank, fate=Fate.RAISED, raised=failed, left_ns=left_ns)
+        self.set(rank, status=RankStatus.RAISED, raised=failed, left_ns=left_ns)
 
     def lose_peer(self, rank, left_ns, message="Connection closed by peer"):
         """Let a rank raise what a collective raises when another rank is gone."""
@@ -150,7 +152,7 @@ class Job:
         calls = self.calls[rank]
         mine = tuple(c for c in calls if not self._is_complete(c)) if waiting is None else waiting
         given = self.states[rank]
-        left = given.fate is not Fate.RUNNING
+        left = given.status is not RankStatus.RUNNING
         return replace(
             given,
             last_call=calls[-1] if calls else None,
@@ -231,7 +233,7 @@ MOMENTS = {
     StateRestored: (RankStateView, "load"),
     StateSaved: (RankStateView, "load"),
     SteppedAlone: (LoneStepsView, "step"),
-    TokenPassport: (TokenTraceView, "data"),
+    TokenTrace: (TokenTraceView, "data"),
     TrainingResumed: (ResumeView, "load"),
     WeightsLoaded: (WeightsLoadedView, "load"),
 }

@@ -10,6 +10,7 @@ import pytest
 
 from distdiag.checks import load_checks
 from distdiag.findings.finding import Outcome, Report, Run
+from distdiag.findings.known_faults import known_faults
 from distdiag.lint.rules import load_rules
 from distdiag.reports import load_reporter, write_report
 
@@ -48,12 +49,13 @@ def distdiag(tmp_path):
     return run
 
 
-def test_the_package_is_the_command(tmp_path):
+@pytest.mark.parametrize("package", ["distdiag", "distdiag.cli"])
+def test_the_package_is_the_command(package, tmp_path):
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
     def ask(*arguments):
         return subprocess.run(
-            [sys.executable, "-m", "distdiag.cli", *arguments],
+            [sys.executable, "-m", package, *arguments],
             cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": paths},
             capture_output=True,
@@ -61,7 +63,7 @@ def test_the_package_is_the_command(tmp_path):
             timeout=100,
         )
 
-    usage = "Usage: python -m distdiag.cli"
+    usage = f"Usage: python -m {package}"
     assert ask("--help").stdout.startswith(f"{usage} [OPTIONS] COMMAND [ARGS]...")
     assert ask("explain", "--help").stdout.startswith(f"{usage} explain [OPTIONS]")
     assert "silent-rank" in ask("explain", "DIA002").stdout
@@ -137,6 +139,16 @@ def test_the_list_has_a_line_for_each_check(distdiag):
     assert static == load_rules().keys() - load_checks().keys()
 
 
+def test_known_faults_are_listed_and_explained(distdiag):
+    done = distdiag("list", "--known-faults")
+    names = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert names == [row.id for row in known_faults()]
+    page = distdiag("explain", "nccl-shm-full").stdout
+    assert page.startswith("nccl-shm-full (known fault, of the machine)\n\n/dev/shm is full")
+    assert "--shm-size" in page and "- https://docs.nvidia.com/" in page
+    assert "(did you mean nccl-shm-full" in distdiag("explain", "nccl-shm-ful").stderr
+
+
 def test_each_check_explains_itself_by_code_or_name(distdiag):
     checks = list(load_checks().values())
     assert checks
@@ -159,7 +171,7 @@ def test_the_demo_finds_the_sick_script_and_only_that(distdiag):
     done = distdiag("demo", OMP_NUM_THREADS="1")
     assert done.returncode == 0
     healthy, sick = done.stdout.split("demo: sick.py, ")
-    assert "nothing found by" in healthy
+    assert "nothing found; the run finished" in healthy
     assert "\nERROR " in sick
     assert done.stdout.endswith("demo: went as it should\n")
 
@@ -182,7 +194,7 @@ def test_a_report_is_shown_again_from_its_file_or_directory(distdiag, tmp_path, 
 
 def test_a_terminal_without_the_letters_still_gets_the_report(distdiag, tmp_path):
     write_report(tmp_path / "report.json", REPORT)
-    done = distdiag("report", ".", PYTHONIOENCODING="latin-1")
+    done = distdiag("report", ".", "--verbose", PYTHONIOENCODING="latin-1")
     assert done.returncode == 0
     assert "\\u65e5\\u672c" in done.stdout
 

@@ -71,8 +71,8 @@ def started(folder, process):
     while not all(file.exists() for file in files):  # pytest-timeout ends a wait for ever
         assert process.poll() is None
         time.sleep(0.1)
-    told = [file.read_text().split() for file in files]
-    job = Job(told[0][1], {rank: int(pid) for rank, (pid, _) in enumerate(told)})
+    reported = [file.read_text().split() for file in files]
+    job = Job(reported[0][1], {rank: int(pid) for rank, (pid, _) in enumerate(reported)})
     while not all(line in distdiag("--job", job.name).stdout for line in (EVALUATES, REDUCES)):
         assert process.poll() is None
     return job

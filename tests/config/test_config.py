@@ -1,4 +1,4 @@
-"""Where a configuration comes from, which source wins, and how mistakes in it are told."""
+"""Where a configuration comes from, which source wins, and how mistakes in it are reported."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from distdiag.cli.options import check_options, to_arguments
 from distdiag.config import KEYS, Config, load_config
 from distdiag.config.placement_rules import rules_of
-from distdiag.config.subjects import SequencePlan
+from distdiag.config.subjects import SequenceConfig
 from distdiag.events.errors import DamagedFileError, UsageError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
@@ -71,6 +71,7 @@ def test_every_key_can_be_set_with_either_spelling():
         run{s}dir = "runs/1"
         overwrite = true
         report = ["json"]
+        verbose = true
         fail{s}on = "never"
         hang{s}timeout = 5
         on{s}hang = "abort"
@@ -89,6 +90,7 @@ def test_every_key_can_be_set_with_either_spelling():
         run_dir=Path("runs/1"),
         overwrite=True,
         report=("json",),
+        verbose=True,
         fail_on="never",
         hang_timeout_s=5.0,
         on_hang="abort",
@@ -118,7 +120,7 @@ def test_the_table_of_sequences_names_functions():
     text = "verify_sequence = true\n[sequence]\nsplit = ['a.b:c']\ngather = ['a.b:D.e']\ndim = 0\n"
     config = load_config(write(text))
     assert config.active_modes == ("verify-sequence",)
-    assert config.sequence == SequencePlan(split=("a.b:c",), gather=("a.b:D.e",), dim=0)
+    assert config.sequence == SequenceConfig(split=("a.b:c",), gather=("a.b:D.e",), dim=0)
     assert Config.from_json(config.to_json()) == config
 
 

@@ -19,7 +19,7 @@ from distdiag.dumps.stacks.native_text import NativeText
 from distdiag.dumps.stacks.py_spy_json import PySpyJson
 from distdiag.dumps.stacks.py_spy_text import PySpyText
 from distdiag.events.errors import DamagedFileError
-from distdiag.record.wire import Canon, EventDecoder, encode
+from distdiag.record.wire import EventDecoder, Interner, encode
 from tests.dumps.reading import SAMPLES
 
 READERS = (
@@ -57,7 +57,7 @@ def check(data):
     for rank_dump in resolve_ranks(found).dumps:
         for event in rank_dump.events:
             assert event.rank == rank_dump.rank >= 0
-            assert EventDecoder(event.rank, Canon()).decode(encode(event)) == event
+            assert EventDecoder(event.rank, Interner()).decode(encode(event)) == event
     return found
 
 

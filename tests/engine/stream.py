@@ -17,11 +17,12 @@ from distdiag.events.collectives import (
     ProcessGroup,
     Signature,
 )
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import Exited, Finished, Heartbeat, Raised, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks, ThreadStack
 from distdiag.findings.finding import Finding, Severity
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 
 S = 1_000_000_000
 
@@ -42,7 +43,7 @@ class Job:
             self.checks = [check() for check in load_checks().values()]
         self.engine = Engine(self.checks, world, hang_timeout_s=self.hang_timeout_s)
         self._seq = count()
-        self._canon = Canon()
+        self._interner = Interner()
         self._group_seq: dict[tuple[str, int], int] = {}
         self._used: Counter[tuple[int, str]] = Counter()
         self.engine.tick(self.now_ns)
@@ -67,7 +68,7 @@ class Job:
 
     def site(self, line: int, module: str | None = None) -> CallSite:
         torch_frame = Frame("torch/distributed/distributed_c10d.py", 10, "call", user=False)
-        return self._canon(
+        return self._interner(
             CallSite((torch_frame, Frame("train.py", line, "main", user=True)), module)
         )
 
@@ -96,9 +97,9 @@ class Job:
             self._group_seq[name, rank] = seq_id + 1
         event = Collective(
             **self._common(rank),
-            group=self._canon(ProcessGroup(name, name, ranks, "gloo")),
+            group=self._interner(ProcessGroup(name, name, ranks, "gloo")),
             collective_seq_id=seq_id,
-            signature=self._canon(
+            signature=self._interner(
                 Signature(
                     op,
                     ((size,),),
@@ -159,6 +160,24 @@ class Job:
                 num_batches=batches,
                 **family,
             )
+        )
+
+    def sets(self, rank: int, key: str, line: int = 20) -> None:
+        frames = (Frame("train.py", line, "main"),)
+        self.engine.feed(
+            StoreCall(**self._common(rank), action="set", store="s", keys=(key,), frames=frames)
+        )
+
+    def asks(self, rank: int, key: str, line: int = 12, *, thread: str = "MainThread") -> None:
+        frames = (Frame("train.py", line, "main"),)
+        asked = StoreAsked(
+            **self._common(rank), action="get", store="s", keys=(key,), frames=frames, thread=thread
+        )
+        self.engine.feed(asked)
+
+    def gets(self, rank: int, key: str) -> None:
+        self.engine.feed(
+            StoreCall(**self._common(rank), action="get", store="s", keys=(key,), done=True)
         )
 
     def finishes(self, rank: int, exit_status: int = 0) -> None:

@@ -8,7 +8,7 @@ from distdiag.checks import load_checks
 from distdiag.checks.moe.aux_loss_scale import AuxLossScale
 from distdiag.checks.moe.duplicated_experts import DuplicatedExperts
 from distdiag.checks.rep.replica_mismatch import ReplicaMismatch
-from distdiag.engine.aligner import LeftOut, NothingThere, NotObserved
+from distdiag.engine.aligner import LeftOut, NothingThere, NotObserved, subjects
 from distdiag.engine.coverage import Coverage, Looked
 from distdiag.engine.models.aligner import ModelAligner
 from distdiag.engine.runner import CheckRunner
@@ -19,7 +19,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SeenMask
 from tests.checks.dia.test_silent_rank import begun, spawned, started
 from tests.checks.feeds import schedule
-from tests.checks.losses import aux, over, part, told
+from tests.checks.losses import aux, over, part, reported
 from tests.checks.models import plan, plan_event, state_event
 from tests.checks.routing import routing
 from tests.checks.sequences import passed
@@ -47,10 +47,10 @@ def model(*tensors):
     return [*plans, *(event for each in states for event in each)]
 
 
-DENSE = [*model(), *of_both(told, [part(40, 1 / 40, over(40))])]
+DENSE = [*model(), *of_both(reported, [part(40, 1 / 40, over(40))])]
 EXPERT = model(plan("experts.0.up.weight"))
 BIAS = model(plan("bias", is_routing_bias=True))
-BALANCED = of_both(told, [part(40, 1 / 40, over(40), aux=(aux(),))])
+BALANCED = of_both(reported, [part(40, 1 / 40, over(40), aux=(aux(),))])
 REPEATED = of_both(routing, is_recompute=True)
 PLACED = of_both(passed, 0, positions=("a",))
 MASKED = of_both(passed, 0, mask=SeenMask(num_queries=8, num_keys=16, aligned="first"))
@@ -84,6 +84,13 @@ def test_a_check_whose_view_was_built_has_looked():
     assert of(ReplicaMismatch(), *DENSE) == Looked()
 
 
+def test_what_an_empty_run_holds_nothing_of_is_known_by_its_subject():
+    found = gaps()
+    assert len(found) > 60
+    assert {reason for reason in found.values() if reason not in subjects()} == set()
+    assert subjects()[found["MOE001"]] == subjects()[found["MOE003"]] == "experts"
+
+
 def test_a_check_has_looked_if_one_of_its_views_was_built():
     class Both(ReplicaMismatch):
         views = (*DuplicatedExperts.views, *ReplicaMismatch.views)
@@ -93,7 +100,7 @@ def test_a_check_has_looked_if_one_of_its_views_was_built():
 
 def test_a_check_whose_view_was_never_built_had_nothing_to_judge():
     reason = "no parameter was recognised as one of an expert"
-    assert of(DuplicatedExperts(), *DENSE) == NothingThere(reason)
+    assert of(DuplicatedExperts(), *DENSE) == NothingThere("experts", reason)
 
 
 def test_a_check_of_which_one_view_was_not_observed_may_have_missed_some():

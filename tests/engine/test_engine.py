@@ -15,7 +15,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import CollectiveView
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.engine.stream import Job, S
 
 
@@ -324,7 +324,7 @@ def test_an_exception_after_the_death_of_a_peer_is_not_the_cause():
 def test_a_rank_that_never_came_stays_silent_whatever_the_monitor_says_of_it():
     silent = Engine([], RankSet({0, 1}))
     silent.feed(Stacks(rank=1, seq=-1, time_ns=0, source="py-spy", error="no process"))
-    assert silent.states()[1].fate is Fate.SILENT
+    assert silent.states()[1].status is RankStatus.SILENT
 
 
 @pytest.mark.parametrize(("hang_timeout_s", "codes"), [(None, []), (30.0, ["HNG007"])])

@@ -33,7 +33,7 @@ class TemperatureAligner(Aligner):
             yield TemperatureView(dict(self._by_rank))
 
     def gaps(self):
-        nothing = NothingThere("no temperature was read")
+        nothing = NothingThere("temperatures", "no temperature was read")
         return {} if self._by_rank else {TemperatureView: nothing}
 """
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
@@ -50,7 +50,7 @@ def exited(rank, status=None, time_ns=0):
     ],
 )
 def test_the_first_bad_end_decides_the_outcome(polls, outcome):
-    status = RankStatus((0, 1))
+    status = RankStatuses((0, 1))
     for events in polls:
         for event in events:
             status.feed(event)
@@ -59,7 +59,7 @@ def test_the_first_bad_end_decides_the_outcome(polls, outcome):
 
 
 def test_what_ends_a_hung_run_does_not_change_that_it_hung():
-    status = RankStatus((0, 1))
+    status = RankStatuses((0, 1))
     status.settle(is_hung=True)
     assert status.outcome is Outcome.HUNG
     status.feed(raised(0))
@@ -68,7 +68,7 @@ def test_what_ends_a_hung_run_does_not_change_that_it_hung():
 
 
 def test_a_run_that_went_on_after_a_hang_has_finished():
-    status = RankStatus((0,))
+    status = RankStatuses((0,))
     status.settle(is_hung=True)
     status.settle(is_hung=False)
     status.feed(finished(0))
@@ -77,7 +77,7 @@ def test_a_run_that_went_on_after_a_hang_has_finished():
 
 
 def test_ranks_are_counted_by_how_they_ended():
-    status = RankStatus(range(5))
+    status = RankStatuses(range(5))
     for event in (finished(0), raised(1), exited(2), finished(3), exited(3)):
         status.feed(event)
     assert status.ended == RankSet((0, 2, 3))
@@ -89,7 +89,7 @@ def test_ranks_are_counted_by_how_they_ended():
 
 
 def test_a_rank_without_an_agent_is_not_waited_for_and_did_not_die():
-    status = RankStatus((0, 1))
+    status = RankStatuses((0, 1))
     status.feed(ProbeDisabled(rank=1, seq=-1, time_ns=0, probe="agent", reason="no room"))
     assert not status.is_over
     status.feed(finished(0))
@@ -101,7 +101,7 @@ def test_a_rank_without_an_agent_is_not_waited_for_and_did_not_die():
 
 
 def test_a_rank_that_let_its_agent_go_is_still_waited_for():
-    status = RankStatus((0,))
+    status = RankStatuses((0,))
     status.feed(
         RankStarted(
             rank=0, seq=0, time_ns=0, local_rank=0, world_size=1, hostname="", pid=1, python="",

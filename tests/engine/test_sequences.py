@@ -8,19 +8,19 @@ import pytest
 
 from distdiag.checks.seq.lost_or_duplicated_token import LostOrDuplicatedToken
 from distdiag.engine.aligner import NothingThere
-from distdiag.engine.sequences import NOT_ASKED, FirstLooks, SequenceAligner, TokenTraceAligner
+from distdiag.engine.sequences import NOT_ASKED, FirstSamples, SequenceAligner, TokenTraceAligner
 from distdiag.events.base import CallSite, Frame
 from distdiag.events.collectives import ProcessGroup, Signature
 from distdiag.events.gradients import GradientSum, GradientSums
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import AttentionUnread, SequenceUnverified
 from distdiag.views.alignment import TokenTraceView
-from distdiag.views.sequences import Likeness, SequenceView
+from distdiag.views.sequences import ModelEquality, SequenceView
 from tests.checks.feeds import model_fed
-from tests.checks.losses import mean, told
-from tests.checks.passports import HALVES, passports
+from tests.checks.losses import mean, reported
 from tests.checks.sequences import both, passed
 from tests.checks.streams import Job, plain_site
+from tests.checks.token_traces import HALVES, token_traces
 from tests.engine.aligned import aligned, broken
 
 WORLD = range(4)
@@ -80,12 +80,12 @@ def test_only_samples_that_are_sent_before_the_model_feed_it(sent, is_fed_by_oth
 def test_only_large_sums_over_the_group_after_the_first_step_count(ranks, size, step, is_reduced):
     events = [call(0, "all_reduce", (size,), ranks, step=step)]
     for number in range(3):
-        events += [told(rank, [mean(8)], step=number) for rank in (0, 1)] + both(number)
+        events += [reported(rank, [mean(8)], step=number) for rank in (0, 1)] + both(number)
     assert shared(*events).views[-1].is_reduced is is_reduced
 
 
 def test_nothing_is_said_of_sums_before_there_were_some_steps():
-    losses = [told(rank, [mean(8)]) for rank in (0, 1)]
+    losses = [reported(rank, [mean(8)]) for rank in (0, 1)]
     assert shared(*losses, *both(0)).views[-1].is_reduced
 
 
@@ -127,7 +127,7 @@ def traced(events):
 
 
 def on_ranks(parts, ranks):
-    events = passports(parts).by_rank.values()
+    events = token_traces(parts).by_rank.values()
     return [
         msgspec.structs.replace(event, rank=rank, members=ranks)
         for rank, event in zip(ranks, events, strict=True)
@@ -148,8 +148,8 @@ def test_a_group_of_which_ranks_are_silent_is_not_judged():
     )
 
 
-def test_without_any_passport_it_says_how_to_get_one():
-    assert traced([]) == ((), NOT_ASKED)
+def test_without_any_token_trace_it_says_how_to_get_one():
+    assert traced([]) == ((), NOT_ASKED.reason)
 
 
 def test_ranks_that_disagree_about_the_group_are_not_compared():
@@ -166,31 +166,31 @@ def test_what_a_library_has_and_was_not_verified_is_told():
 # Whether ranks have the same model when they begin to train
 
 
-def looked(rank, weights, *, step=0, size=8, members=()):
+def sampled(rank, weights, *, step=0, size=8, members=()):
     gradients = tuple(
         GradientSum(name, size, members, len(members), weight, 0.0, 1.0, 1.0, 1.0)
         for name, weight in weights.items()
     )
-    fields = {"seq": 0, "time_ns": 0, "passages": (), "site": plain_site(3)}
+    fields = {"seq": 0, "time_ns": 0, "nodes": (), "site": plain_site(3)}
     return GradientSums(rank=rank, step=step, model="Model", gradients=gradients, **fields)
 
 
 @pytest.mark.parametrize(
-    ("events", "likeness"),
+    ("events", "equality"),
     [
-        ([looked(r, {"a": 1.0, "b": 2.0}) for r in (0, 1)], Likeness.EQUAL),
-        ([looked(r, {"a": 1.0, "b": 2.0, "c": 3.0 + r}) for r in (0, 1)], Likeness.EQUAL),
-        ([looked(r, {"a": 1.0 + r}) for r in (0, 1)], Likeness.OTHER_VALUES),
+        ([sampled(r, {"a": 1.0, "b": 2.0}) for r in (0, 1)], ModelEquality.EQUAL),
+        ([sampled(r, {"a": 1.0, "b": 2.0, "c": 3.0 + r}) for r in (0, 1)], ModelEquality.EQUAL),
+        ([sampled(r, {"a": 1.0 + r}) for r in (0, 1)], ModelEquality.OTHER_VALUES),
         (
-            [*(looked(r, {"a": 1.0}) for r in (0, 1)), looked(1, {"a": 2.0}, step=1)],
-            Likeness.EQUAL,
+            [*(sampled(r, {"a": 1.0}) for r in (0, 1)), sampled(1, {"a": 2.0}, step=1)],
+            ModelEquality.EQUAL,
         ),
-        ([looked(r, {"ab"[r]: 1.0}) for r in (0, 1)], Likeness.OTHER_MODELS),
-        ([looked(r, {"a": 1.0}, size=8 + r) for r in (0, 1)], Likeness.OTHER_MODELS),
-        ([looked(0, {"a": 1.0})], Likeness.UNKNOWN),
-        ([looked(r, {"a": 1.0 + r}, step=r) for r in (0, 1)], Likeness.UNKNOWN),
-        ([looked(r, {"a": 1.0 + r}, members=(0, 1)) for r in (0, 1)], Likeness.EQUAL),
-        ([looked(r, {"a": (math.nan, 2.0)[r]}) for r in (0, 1)], Likeness.EQUAL),
+        ([sampled(r, {"ab"[r]: 1.0}) for r in (0, 1)], ModelEquality.OTHER_MODELS),
+        ([sampled(r, {"a": 1.0}, size=8 + r) for r in (0, 1)], ModelEquality.OTHER_MODELS),
+        ([sampled(0, {"a": 1.0})], ModelEquality.UNKNOWN),
+        ([sampled(r, {"a": 1.0 + r}, step=r) for r in (0, 1)], ModelEquality.UNKNOWN),
+        ([sampled(r, {"a": 1.0 + r}, members=(0, 1)) for r in (0, 1)], ModelEquality.EQUAL),
+        ([sampled(r, {"a": (math.nan, 2.0)[r]}) for r in (0, 1)], ModelEquality.EQUAL),
     ],
     ids=[
         "the same weights",
@@ -205,8 +205,8 @@ def looked(rank, weights, *, step=0, size=8, members=()):
         "what could not be read",
     ],
 )
-def test_how_alike_the_models_of_two_ranks_are(events, likeness):
-    looks = FirstLooks()
+def test_how_alike_the_models_of_two_ranks_are(events, equality):
+    samples = FirstSamples()
     for event in events:
-        looks.feed(event)
-    assert looks.likeness((0, 1)) is likeness
+        samples.feed(event)
+    assert samples.equality((0, 1)) is equality

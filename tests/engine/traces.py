@@ -17,7 +17,7 @@ from distdiag.events.collectives import (
 from distdiag.events.files import FileAccess, FileAction, FileClosed, HostSynced, StoreCall
 from distdiag.events.lifecycle import Raised, RankStarted
 from distdiag.events.ranks import RankSet
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 
 MESSAGES = ("send", "recv", "recv_any_source")
 
@@ -31,7 +31,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         self._ticks = count(1)
-        self._canon = Canon()
+        self._interner = Interner()
         self._seq_ids: dict[tuple[str, int], int] = {}
 
     @property
@@ -45,7 +45,7 @@ class Trace:
         return event
 
     def site(self, line: int) -> CallSite:
-        return self._canon(CallSite((Frame("train.py", line, "main"),)))
+        return self._interner(CallSite((Frame("train.py", line, "main"),)))
 
     def starts(self, rank: int, host: str) -> None:
         self.add(
@@ -82,7 +82,7 @@ class Trace:
         return self.add(
             Collective,
             rank,
-            group=self._canon(ProcessGroup(name, name, members, backend)),
+            group=self._interner(ProcessGroup(name, name, members, backend)),
             collective_seq_id=seq_id,
             signature=Signature(op, **signature),
             site=self.site(1),

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from distdiag.events.ranks import RankSet
@@ -66,3 +67,36 @@ def test_the_surer_of_two_that_are_the_same_stands():
     conclusions.revise("by targets", [finding(message="sure")])
     (found,) = conclusions.all()
     assert (found.message, found.evidence) == ("sure", ())
+
+
+def placed(*findings):
+    """What is left of these, where LOG001 gives way."""
+    store = FindingStore({}, gives_way={"LOG001"})
+    for each in findings:
+        store.add(each)
+    return {found.code: found for found in store.all()}
+
+
+def error(code, grade=Grade.PROVEN):
+    return msgspec.structs.replace(finding(code), severity=Severity.ERROR, grade=grade)
+
+
+def test_what_gives_way_stands_where_nothing_is_proven():
+    likely = error("LOG001", Grade.LIKELY)
+    assert placed(likely) == {"LOG001": likely}
+    assert placed(likely, error("HNG016", Grade.LIKELY))["LOG001"] == likely
+    less = msgspec.structs.replace(error("DIA003"), severity=Severity.WARNING)
+    assert placed(likely, less)["LOG001"] == likely
+
+
+def test_what_gives_way_is_a_note_beside_what_is_proven():
+    found = placed(error("LOG001", Grade.LIKELY), error("HNG001"))
+    assert (found["LOG001"].severity, found["LOG001"].grade) == (Severity.INFO, Grade.NOTE)
+    assert found["HNG001"].severity is Severity.ERROR
+
+
+def test_a_note_that_gives_way_is_left_out_where_anything_is_wrong():
+    note = finding("LOG001", is_note=True)
+    assert placed(note) == {"LOG001": note}
+    assert placed(note, finding("HNG016", is_note=True)).keys() == {"LOG001", "HNG016"}
+    assert placed(note, finding("HNG016")).keys() == {"HNG016"}

@@ -77,11 +77,11 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_rows_of_a_filled_batch_are_told(observed: Observed, *, drops: bool) -> None:
-    (told,) = evaluated(observed, torch.arange(8), drops=drops)
-    assert (told.num_samples, told.num_rows, told.num_real) == (18, 16, 2)
-    assert told.tensors == ("int64 8",)
-    assert told.is_dropped_elsewhere is drops
-    assert told.site.location is not None
+    (reported,) = evaluated(observed, torch.arange(8), drops=drops)
+    assert (reported.num_samples, reported.num_rows, reported.num_real) == (18, 16, 2)
+    assert reported.tensors == ("int64 8",)
+    assert reported.is_dropped_elsewhere is drops
+    assert reported.site.location is not None
 
 
 def test_a_number_for_each_rank_is_no_row(observed: Observed) -> None:

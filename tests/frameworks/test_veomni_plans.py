@@ -41,7 +41,7 @@ def mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (1, 2), mesh_dim_names=("ep_fsdp", "ep"))
 
 
-def told(observed: Observed) -> list[PatternMatches]:
+def reported(observed: Observed) -> list[PatternMatches]:
     (event,) = observed.events(PlanPatterns)
     assert (event.source, event.model) == (PlanSource.VEOMNI, "ModuleDict")
     return list(event.patterns)
@@ -54,7 +54,7 @@ def apply(plans: ModuleType, patterns: dict[str, Any], **options: Any) -> None:
 def test_each_pattern_is_told_with_what_it_matches(observed: Observed, plans: ModuleType) -> None:
     observed.install("veomni-plans")
     apply(plans, {"experts.*": Shard(0), "model.experts.up": Shard(0)})
-    first, second = told(observed)
+    first, second = reported(observed)
     assert (first.num_matches, first.wanted, first.faults) == (2, "Shard(0) over ep", ())
     assert (second.num_matches, second.closest) == (0, "experts.up")
 
@@ -72,7 +72,7 @@ def test_a_second_pattern_that_says_something_else_clashes(
 ) -> None:
     observed.install("veomni-plans")
     apply(plans, {"experts.*": Shard(0), "*.up": Shard(1), "*.down": Shard(0)})
-    _, up, down = told(observed)
+    _, up, down = reported(observed)
     assert [(fault.fault, fault.name) for fault in up.faults] == [(PlanFault.CLASH, "experts.up")]
     assert down.faults == ()
 
@@ -83,7 +83,7 @@ def test_experts_that_cannot_be_divided_are_told_before_the_plan_fails(
     observed.install("veomni-plans")
     with pytest.raises(AssertionError):
         apply(plans, {"experts.up": Shard(0)}, num_experts=3)
-    (fault,) = told(observed)[0].faults
+    (fault,) = reported(observed)[0].faults
     assert (fault.fault, fault.text) == (PlanFault.UNEVEN, "3 is no multiple of ep=2")
 
 
@@ -93,7 +93,7 @@ def test_a_parameter_that_is_not_split_is_told(
     monkeypatch.setattr(plans.ParallelPlan, "apply", lambda self, model, meshes: None)
     observed.install("veomni-plans")
     apply(plans, {"experts.up": Shard(0)})
-    (fault,) = told(observed)[0].faults
+    (fault,) = reported(observed)[0].faults
     assert (fault.fault, fault.name) == (PlanFault.UNLIKE, "experts.up")
 
 
@@ -107,7 +107,7 @@ def test_a_plan_of_an_older_version_is_read_too(
 
     observed.install("veomni-plans")
     Older({"gone": Shard(0)}).apply(model(), mesh())
-    assert [(each.pattern, each.num_matches) for each in told(observed)] == [("gone", 0)]
+    assert [(each.pattern, each.num_matches) for each in reported(observed)] == [("gone", 0)]
 
 
 def test_a_module_without_such_plans_is_left_alone(

@@ -65,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         findings = self.report["findings"] if self.report else []
         return [finding for finding in findings if finding["severity"] in ("warning", "error")]
 
-    def told(self) -> dict[str, dict[str, Any]]:
+    def reported(self) -> dict[str, dict[str, Any]]:
         """Return the findings above info by code, of a run that no probe has left alone."""
         assert self.report is not None, self.describe()
         assert self.leftovers == (), self.describe()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def findings(*args):
     outcome = run_checked(SCRIPT, list(args))
-    found = outcome.told()
+    found = outcome.reported()
     assert "SEQ011" in outcome.report["checked"], outcome.describe()
     return found
 

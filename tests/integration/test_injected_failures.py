@@ -10,7 +10,7 @@ from tests.integration.launch import Launch, Outcome, run_plain, with_report
 SCRIPT = Path(__file__).with_name("injected.py")
 PROBES = (
     "backward",
-    "collective-fronts",
+    "collective-wrappers",
     "collectives",
     "dataloader",
     "functional-collectives",

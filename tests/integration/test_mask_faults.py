@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def findings(*args):
-    return run_checked(SCRIPT, list(args)).told()
+    return run_checked(SCRIPT, list(args)).reported()
 
 
 def test_a_mask_of_which_all_ranks_take_the_first_part_is_told():

@@ -18,10 +18,15 @@ MORE_STEPS_THAN_IT_TAKES = 100
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.fixture(scope="module", params=["eager", "traced"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def plain_records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def plain_records(way: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("plain") / "record"
-    plain = run_plain(SCRIPT, ["--way", "eager", "--out", str(out)])
+    plain = run_plain(SCRIPT, ["--way", way, "--out", str(out)])
     records = read_records(out)
     assert sorted(records) == ["rank0", "rank1"], plain.describe()
     return records
@@ -42,13 +47,13 @@ def recording_options(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("how", ["light", "recorded"])
 def test_modes_of_a_program_see_the_same(
-    how: str, plain_records: dict[str, str], tmp_path: Path
+    how: str, way: str, plain_records: dict[str, str], tmp_path: Path
 ) -> None:
     out = tmp_path / "record"
     options = recording_options(tmp_path) if how == "recorded" else ["--profile", how]
-    checked = run_checked(SCRIPT, ["--way", "eager", "--out", str(out)], options=options)
+    checked = run_checked(SCRIPT, ["--way", way, "--out", str(out)], options=options)
     assert read_records(out) == plain_records, checked.describe()
-    assert checked.told() == {}
+    assert checked.reported() == {}
     if how == "recorded":
         for recording in ("parity", "routing"):
             assert any((tmp_path / recording).iterdir()), checked.describe()

@@ -42,7 +42,7 @@ def test_routers_that_differ_are_told_by_what_they_choose():
 
 
 @pytest.mark.slow
-def test_the_light_profile_looks_at_routing_and_leaves_balancing_losses_out():
+def test_the_light_profile_looks_at_routing_and_leaves_auxiliary_losses_out():
     found, not_checked = observed("unequal", "--profile", "light")
     assert found["MOE002"]["severity"] == "warning"
     assert "MOE002" not in not_checked

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def findings(*args):
     outcome = run_checked(SCRIPT, list(args))
-    found = outcome.told()
+    found = outcome.reported()
     unseen = "no exchange between ranks was seen around attention"
     is_seen = not any(why.startswith(unseen) for why in outcome.report["not_checked"].values())
     return found, is_seen

@@ -30,7 +30,7 @@ ACCELERATE = pytest.mark.skipif(
 )
 def test_all_ranks_that_train_alone_are_told_once(way, words):
     outcome = run_checked(SCRIPT, [way])
-    found = outcome.told()
+    found = outcome.reported()
     assert found.keys() == {"ENV001"}, outcome.describe()
     assert found["ENV001"]["severity"] == "warning"
     assert found["ENV001"]["ranks"] == [0, 1]
@@ -43,4 +43,4 @@ def test_all_ranks_that_train_alone_are_told_once(way, words):
 @pytest.mark.parametrize("way", ["later", "one"])
 def test_ranks_that_meet_later_or_leave_the_steps_to_one_are_not_accused(way):
     outcome = run_checked(SCRIPT, [way])
-    assert "ENV001" not in outcome.told(), outcome.describe()
+    assert "ENV001" not in outcome.reported(), outcome.describe()

@@ -59,8 +59,8 @@ def test_a_rank_without_an_agent_is_neither_accused_nor_a_reason_to_abort(tmp_pa
     assert [f["code"] for f in report["findings"]] == ["DIA003"], outcome.describe()
     assert report["silent_ranks"] == [rank]
     assert "could not start: FileExistsError" in report["not_checked"][f"rank {rank}"]
-    fates = {info["rank"]: info["fate"] for info in report["run"]["ranks"]}
-    assert fates == {rank: "silent", 1 - rank: "finished"}
+    statuses = {info["rank"]: info["fate"] for info in report["run"]["ranks"]}
+    assert statuses == {rank: "silent", 1 - rank: "finished"}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small disk")

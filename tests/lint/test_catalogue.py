@@ -6,16 +6,19 @@ from pathlib import Path
 import pytest
 
 from distdiag.checks import load_checks
+from distdiag.checks.base import sections
 from distdiag.lint.rules import load_rules
+from tests.checks.test_catalogue import SECTIONS
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = ["What it detects", "Why it matters", "Example", "How to fix", "References"]
 each_rule = pytest.mark.parametrize("rule", load_rules().values(), ids=lambda rule: rule.code)
 
 
 @each_rule
 def test_the_docstring_has_every_section(rule):
-    assert re.findall(r"^ *## (.+)$", rule.__doc__, re.M) == SECTIONS
+    assert list(sections(rule.__doc__)) == SECTIONS
+    assert rule.code in sections(rule.__doc__)["When it is not a defect"]
+    assert "https://" in sections(rule.__doc__)["References"]
 
 
 @each_rule

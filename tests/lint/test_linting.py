@@ -39,10 +39,10 @@ def test_a_damaged_file_is_told_and_the_others_are_looked_at(tmp_path, content, 
     (tmp_path / "sick.py").write_text(SICK)
     result = lint_files([tmp_path], ALL)
     assert len(result.findings) == 1
-    ((path, told),) = result.not_checked.items()
+    ((path, reported),) = result.not_checked.items()
     assert path == str(tmp_path / "bad.py")
-    assert told.startswith(f"{path}: ")
-    assert problem in told
+    assert reported.startswith(f"{path}: ")
+    assert problem in reported
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

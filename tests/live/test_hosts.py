@@ -16,7 +16,7 @@ DUMP = NodeDump(hostname="far", ranks=())
 
 @pytest.fixture
 def via(tmp_path):
-    """Return a function that makes a stand-in for ssh out of the body of a shell script."""
+    """Return a function that makes a fake ssh out of the body of a shell script."""
 
     def make(body):
         script = tmp_path / "via.sh"

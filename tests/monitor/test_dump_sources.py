@@ -29,7 +29,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def _sources(folder: Path) -> DumpSources:
     run_dir = RunDir(folder, 0)
     run_dir.folder.mkdir(parents=True)
-    return DumpSources(run_dir, None, may_ask_nccl=False)
+    return DumpSources(run_dir, None, dict, may_ask_nccl=False)
 
 
 def test_the_first_source_that_can_see_a_rank_is_used(
@@ -54,12 +54,12 @@ def test_everybody_else_is_asked_about_each_rank(
 ) -> None:
     sources = _sources(tmp_path)
     sources.meet(sleeper.pid)
-    told = {event.source: event for event in sources.outside({3: sleeper.pid}, 3.0)}
-    assert {"kernel", "stderr", "flight-recorder"} <= told.keys()
-    assert "nccl-ras" not in told
-    assert told["kernel"].values["state"] == "S"
-    assert told["flight-recorder"].error
-    assert {event.rank for event in told.values()} == {3}
+    reported = {event.source: event for event in sources.outside({3: sleeper.pid}, 3.0)}
+    assert {"kernel", "holders", "stderr", "flight-recorder"} <= reported.keys()
+    assert "nccl-ras" not in reported
+    assert reported["kernel"].values["state"] == "S"
+    assert reported["flight-recorder"].error
+    assert {event.rank for event in reported.values()} == {3}
 
 
 def test_a_rank_without_a_process_is_told_as_such(tmp_path: Path) -> None:

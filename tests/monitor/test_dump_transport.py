@@ -10,7 +10,7 @@ from distdiag.events.stacks import Observed, Stacks, ThreadStack
 from distdiag.monitor import dump_transport
 from distdiag.monitor.dump_transport import DumpTransporter
 from distdiag.record.run_dir import ReporterAddress
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.frames import Orders
 
 pytestmark = pytest.mark.timeout(180)
@@ -43,7 +43,7 @@ class Others:
 
 
 def transporter(folder, choice, others=None):
-    return DumpTransporter(folder, choice, RankSet((0, 1)), others, Canon())
+    return DumpTransporter(folder, choice, RankSet((0, 1)), others, Interner())
 
 
 def until_carried(made):

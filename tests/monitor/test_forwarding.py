@@ -12,7 +12,7 @@ from distdiag.findings.finding import Outcome
 from distdiag.monitor.peers import listen_for_others
 from distdiag.record.event_reader import EventReader
 from distdiag.record.run_dir import Launch, RunDir
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.journal import read_journal
 from tests.fake_nodes import FakeCluster
 
@@ -26,7 +26,7 @@ def codes(report):
     return {finding.code for finding in report.findings if finding.severity != "info"}
 
 
-def fates(report):
+def statuses(report):
     return {info.rank: info.fate for info in report.run.ranks}
 
 
@@ -43,7 +43,7 @@ def test_a_healthy_job_has_one_silent_report_of_all_ranks(tmp_path):
     assert report.complete
     assert report.run.outcome is Outcome.FINISHED
     assert report.findings == ()
-    assert fates(report) == dict.fromkeys(range(4), "finished")
+    assert statuses(report) == dict.fromkeys(range(4), "finished")
     assert unseen_ranks(report) == set()
     assert [info.local_rank for info in report.run.ranks] == [0, 1, 2, 3]
     assert "nothing found" in said[0]
@@ -69,7 +69,7 @@ def test_the_stacks_of_a_hang_come_from_both_nodes(tmp_path):
     assert list(finding.ranks) == [3]
     assert "rank3.py" in msgspec.json.encode(finding, enc_hook=list).decode()
     for number, node in enumerate(cluster.nodes):
-        seen = [e for e in read_journal(node.run_dir.journal, Canon()) if isinstance(e, Stacks)]
+        seen = [e for e in read_journal(node.run_dir.journal, Interner()) if isinstance(e, Stacks)]
         # When the ranks are killed at the end, they are looked at once more, perhaps in vain.
         well = {event.rank for event in seen if not event.error}
         assert well == {2 * number, 2 * number + 1}
@@ -97,7 +97,7 @@ def test_the_report_says_which_way_the_dumps_came(tmp_path, choice, ways):
     assert list(finding.ranks) == [1]
     has_stack = "rank1.py" in msgspec.json.encode(finding, enc_hook=list).decode()
     assert has_stack == (choice != "files")
-    journal = read_journal(cluster.nodes[1].run_dir.journal, Canon())
+    journal = read_journal(cluster.nodes[1].run_dir.journal, Interner())
     assert [event.error for event in journal if isinstance(event, Stacks)] == [""]
 
 
@@ -113,7 +113,7 @@ def test_a_rank_that_dies_on_the_other_node_is_the_first_cause(tmp_path):
     assert report.run.outcome is Outcome.KILLED
     (finding,) = [f for f in report.findings if f.code == "HNG002"]
     assert list(finding.ranks) == [3]
-    journal = list(read_journal(cluster.nodes[1].run_dir.journal, Canon()))
+    journal = list(read_journal(cluster.nodes[1].run_dir.journal, Interner()))
     assert {e.rank for e in journal if isinstance(e, Exited)} == {2, 3}
 
 
@@ -208,7 +208,7 @@ def test_where_nobody_can_listen_the_others_are_not_observed_and_it_is_said(tmp_
         started_s=0.0,
         master_addr="192.0.2.1",
     )
-    others = listen_for_others(RunDir(tmp_path, 0), launch, Canon())
+    others = listen_for_others(RunDir(tmp_path, 0), launch, Interner())
     assert others.source is None
     assert list(others.ranks) == []
     assert "cannot listen at MASTER_ADDR '192.0.2.1'" in others.problem

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from distdiag.findings.finding import Outcome
-from distdiag.record.event_file import segment_path
+from distdiag.record.event_file import START, segment_path
 from tests.fake_ranks import FakeJob
 
 FINISH = "rank.all_reduce(); rank.finish()\n"
@@ -28,7 +28,7 @@ def both_wait(report):
     return all("#1" in info.last for info in report.run.ranks)
 
 
-def fates(report):
+def statuses(report):
     return {info.rank: info.fate for info in report.run.ranks}
 
 
@@ -49,7 +49,7 @@ def test_a_healthy_run_is_finished_silent_and_complete(tmp_path):
     assert report.complete
     assert report.run.outcome is Outcome.FINISHED
     assert codes(report) == set()
-    assert fates(report) == {0: "finished", 1: "finished"}
+    assert statuses(report) == {0: "finished", 1: "finished"}
     assert "all_reduce #0 in default_pg at train.py:10 (waited)" in report.run.ranks[1].last
     assert report.run.torch == "2.13.0"
     assert job.verdict().exit_status == 0
@@ -110,7 +110,7 @@ def test_a_killed_rank_is_the_first_cause_and_its_peer_is_dumped(tmp_path):
     assert report.run.outcome is Outcome.KILLED
     (finding,) = [finding for finding in report.findings if finding.code == "HNG002"]
     assert list(finding.ranks) == [1]
-    assert fates(report) == {0: "died", 1: "died"}
+    assert statuses(report) == {0: "died", 1: "died"}
     assert "all_reduce #1" in report.run.ranks[1].last
 
 
@@ -132,14 +132,19 @@ def test_a_rank_that_raised_waits_only_until_its_peers_are_dumped(tmp_path):
 
 def test_a_death_comes_before_the_exception_that_it_causes(tmp_path):
     # Rank 0 raises within a millisecond of the death of rank 1, long before anybody can look.
-    dying = "rank.all_reduce(); time.sleep(1); os.kill(os.getpid(), 9)\n"
     watching = (
-        "rank.all_reduce(); pid = int(open(sys.argv[1] + '/pid1').read())\n"
-        "fd = os.pidfd_open(pid)\nimport select\n"
-        "select.select([fd], [], []); rank.fail('Connection closed by peer', inside_torch=True)\n"
+        "import select\nrank.all_reduce()\n"
+        "while not os.path.exists(sys.argv[1] + '/pid1'): time.sleep(0.01)\n"
+        "fd = os.pidfd_open(int(open(sys.argv[1] + '/pid1').read()))\n"
+        "rank.all_reduce(done=False); select.select([fd], [], [])\n"
+        "rank.fail('Connection closed by peer', inside_torch=True)\n"
     )
-    named = "open(sys.argv[1] + '/pid1', 'w').write(str(os.getpid()))\n" + dying
-    with FakeJob(tmp_path / "run", [f"time.sleep(0.5)\n{watching}", named]) as job:
+    with FakeJob(tmp_path / "run", [watching, TRAIN_FOR_EVER]) as job:
+        named = tmp_path / "run" / "pid1"
+        named.with_suffix(".new").write_text(str(job.ranks[1].pid))
+        named.with_suffix(".new").rename(named)
+        job.until_report(both_wait)
+        job.ranks[1].kill()
         for process in job.ranks:
             process.wait(30)
         job.wait()
@@ -182,7 +187,7 @@ def test_on_hang_abort_kills_the_ranks_and_their_children_and_completes_the_repo
     report = job.report()
     assert report.complete
     assert report.run.outcome is Outcome.ABORTED
-    assert fates(report) == {0: "aborted", 1: "aborted"}
+    assert statuses(report) == {0: "aborted", 1: "aborted"}
     assert "HNG002" not in codes(report)
     assert job.verdict().exit_status == 1
 
@@ -310,16 +315,17 @@ def test_findings_of_an_earlier_attempt_stay_in_the_report_but_not_in_the_verdic
 
 
 def test_a_damaged_event_file_is_told_and_the_rest_is_judged(tmp_path):
-    with FakeJob(tmp_path / "run", [FINISH, "rank.all_reduce(); time.sleep(2)\n" + FINISH]) as job:
-        path = segment_path(job.run_dir.folder, 1, 0)
-        job.until(path.exists)
-        with path.open("r+b") as file:
-            file.seek(16)
+    with FakeJob(tmp_path / "run", [FINISH, FINISH], is_monitored=False) as job:
+        # Damage is seen only where the writer does not write any more and nobody has read yet.
+        job.ranks[1].wait(20)
+        with segment_path(job.run_dir.folder, 1, 0).open("r+b") as file:
+            file.seek(START)
             file.write(b"\xff\xff\xff\x7f")
+        job.start_monitor()
         job.wait()
     report = job.report()
     assert report.complete
-    assert fates(report)[0] == "finished"
+    assert statuses(report)[0] == "finished"
     assert "claims" in report.not_checked["rank 1"]
 
 

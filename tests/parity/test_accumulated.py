@@ -24,9 +24,9 @@ def run_of(folder, losses, *, samples=SAMPLES, num_steps=2):
 
 
 def ratios(tmp_path, losses):
-    once, nudged = run_of(tmp_path / "once", [2.0]), run_of(tmp_path / "nudged", [2.000001])
+    once, perturbed = run_of(tmp_path / "once", [2.0]), run_of(tmp_path / "perturbed", [2.000001])
     several = run_of(tmp_path / "several", losses)
-    return [pair.difference.ratio for pair in loss_pairs(once, [nudged], several, 0)]
+    return [pair.difference.ratio for pair in loss_pairs(once, [perturbed], several, 0)]
 
 
 def test_losses_of_a_step_may_be_summed_or_averaged_over_its_passes(tmp_path):

@@ -17,11 +17,11 @@ RIGHT = {"loss": 2.0, "gradient": GRADIENT, "start": np.ones((6, 4)), "update": 
 @pytest.fixture
 def compare(tmp_path):
     def compare(*ranks, is_replayed=True, **summary):
-        nudged = {**RIGHT, "gradient": GRADIENT * (1 + 1e-7), "update": RIGHT["update"]}
+        perturbed = {**RIGHT, "gradient": GRADIENT * (1 + 1e-7), "update": RIGHT["update"]}
         reference = run_of(tmp_path / "1", "1 rank", [RIGHT], num_steps=3)
         repeats = [
             run_of(tmp_path / "again", "1 rank", [RIGHT], num_steps=3),
-            run_of(tmp_path / "nudged", "1 rank", [nudged], num_steps=3),
+            run_of(tmp_path / "perturbed", "1 rank", [perturbed], num_steps=3),
         ]
         label = f"{len(ranks)} ranks"
         candidate = run_of(
@@ -127,14 +127,14 @@ def test_two_ranks_with_the_same_samples_are_told_before_anything_else(tmp_path)
 @pytest.mark.parametrize(("losses", "differs"), [((2.0, 4.0), False), ((2.0, 5.0), True)])
 def test_the_losses_of_ranks_that_share_a_sequence_are_taken_together(tmp_path, losses, differs):
     runs = {}
-    for label, own in (("1", (3.0,)), ("nudged", (3.0 + 1e-6,)), ("n", losses)):
+    for label, own in (("1", (3.0,)), ("perturbed", (3.0 + 1e-6,)), ("n", losses)):
         for rank, loss in enumerate(own):
             writer = Rank(tmp_path / label, rank)
             writer.batch(0, 0, "x", [1, 2])
             writer.values(Kind.LOSS, 0, "loss", loss)
             writer.close(1, len(own))
         runs[label] = RecordedRun(tmp_path / label, label)
-    comparison = Comparison(runs["1"], [runs["nudged"]], runs["n"], is_replayed=True)
+    comparison = Comparison(runs["1"], [runs["perturbed"]], runs["n"], is_replayed=True)
     divergence = comparison.run().divergence
     assert (divergence is not None and divergence.subject is Subject.LOSS) is differs
 

@@ -29,9 +29,9 @@ def recorded(folder, parts, *, num_elements=64, axis=0, shares_data=False):
 def ratio(tmp_path, parts, *, experts=(), **more):
     reference = recorded(tmp_path / "1", [ROWS])
     noise = 1 + 1e-3 * np.random.default_rng(4).normal(size=ROWS.shape)
-    nudged = recorded(tmp_path / "nudged", [ROWS * noise])
+    perturbed = recorded(tmp_path / "perturbed", [ROWS * noise])
     candidate = recorded(tmp_path / "n", parts, **more)
-    pairs = list(output_pairs(reference, [reference, nudged], candidate, 0, experts))
+    pairs = list(output_pairs(reference, [reference, perturbed], candidate, 0, experts))
     return [pair.difference.ratio for pair in pairs]
 
 

@@ -17,11 +17,13 @@ RIGHT = {"loss": 2.0, "gradient": GRADIENT, "start": np.ones((40, 25)), "update"
 @pytest.fixture
 def divergence(tmp_path):
     def divergence(*ranks):
-        reference, again, nudged = (
-            run_of(tmp_path / name, "1 rank", [RIGHT]) for name in ("1", "again", "nudged")
+        reference, again, perturbed = (
+            run_of(tmp_path / name, "1 rank", [RIGHT]) for name in ("1", "again", "perturbed")
         )
         candidate = run_of(tmp_path / "n", "2 ranks", ranks, data_group=(0, 1))
-        return Comparison(reference, [again, nudged], candidate, is_replayed=True).run().divergence
+        return (
+            Comparison(reference, [again, perturbed], candidate, is_replayed=True).run().divergence
+        )
 
     return divergence
 

@@ -67,7 +67,7 @@ def test_zero_is_compared_too():
     assert compare("w", zero, one, [zero], UNIT).ratio == math.inf
 
 
-def test_in_a_coarse_dtype_rounding_once_is_less_than_the_nudge(reference):
+def test_in_a_coarse_dtype_rounding_once_is_less_than_the_perturbation(reference):
     repeats = [reference, noisy(reference, 1e-2, 1)]
     candidate = noisy(reference, 5e-2, 2)
     fine = measure("w", reference, candidate, repeats, Exactness(UNIT))
@@ -86,7 +86,7 @@ def test_what_is_not_deterministic_counts_as_it_is(reference):
     assert difference_of(found, Common(), sees_factor=False).ratio < 1
 
 
-def test_few_elements_that_the_nudge_left_alone_by_chance_borrow_the_noise_of_others():
+def test_few_elements_that_the_perturbation_left_alone_by_chance_borrow_the_noise_of_others():
     scalar, others = np.array([2.0]), np.ones((64, 64))
     measured = [measure("s", scalar, scalar * 1.001, [scalar, scalar], Exactness(UNIT))]
     for seed in range(3):
@@ -96,11 +96,11 @@ def test_few_elements_that_the_nudge_left_alone_by_chance_borrow_the_noise_of_ot
     assert difference_of(measured[0], in_common(measured)).ratio < 1
 
 
-def test_a_factor_that_the_nudge_had_by_chance_only_elsewhere_is_allowed(reference):
+def test_a_factor_that_the_perturbation_had_by_chance_only_elsewhere_is_allowed(reference):
     leaning = [1.0003 * noisy(reference, 1e-4, seed) for seed in range(3)]
     measured = [
-        measure(name, reference, candidate, [reference, nudged], Exactness(UNIT))
-        for name, candidate, nudged in (
+        measure(name, reference, candidate, [reference, perturbed], Exactness(UNIT))
+        for name, candidate, perturbed in (
             ("a", 1.0003 * reference, noisy(reference, 3e-4, 7)),
             *(("b", reference, each) for each in leaning),
         )

@@ -21,7 +21,7 @@ from distdiag.record.event_reader import EventReader
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signals
 from distdiag.record.status_page import StatusPage
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 
 E = TypeVar("E", bound=Event)
 
@@ -64,7 +64,7 @@ class Observed:
 
     def events(self, kind: type[E] = Event) -> list[E]:  # type: ignore[assignment]
         """Return the events of a kind, as the monitor would read them."""
-        decoder = EventDecoder(self.recorder.rank, Canon())
+        decoder = EventDecoder(self.recorder.rank, Interner())
         found = [decoder.decode(p) for p in EventReader(self.folder, 0).payloads()]
         return [event for event in found if isinstance(event, kind)]
 

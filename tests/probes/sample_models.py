@@ -1,4 +1,4 @@
-"""Small models, how they are trained, and what the snapshots told of them."""
+"""Small models, how they are trained, and what the snapshots recorded of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(model: nn.Module, num_steps: int = 1) -> torch.optim.Optimizer:
     return optimizer
 
 
-def told(observed: Observed) -> list[tuple[Moment, int]]:
+def reported(observed: Observed) -> list[tuple[Moment, int]]:
     return [(state.moment, state.step) for state in observed.events(ModelState)]
 
 
@@ -76,7 +76,7 @@ def plans(root: nn.Module, **around: Any) -> dict[str, TensorPlan]:
         reduced=around.pop("reduced", {}),
         sent=around.pop("sent", {}),
         is_local=around.pop("is_local", False),
-        beside=around.pop("beside", ()),
+        training_ranks=around.pop("training_ranks", ()),
         world=around.pop("world", PAIR),
         wrap_times=around.pop("wrap_times", WrapTimes()),
         is_cut=around.pop("is_cut", lambda _: False),

@@ -399,7 +399,7 @@ def test_both_ways_of_seeing_a_call_write_the_same(
     call: Any = METHOD_CALLS[what]
 
     call(dist.group.WORLD)
-    probes["collective-fronts"].uninstall()
+    probes["collective-wrappers"].uninstall()
     probes["collectives"].engage()
     call(dist.group.WORLD)
 

@@ -69,13 +69,13 @@ def test_the_rest_is_seen(observed: Observed, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_cannot_be_replaced_is_told_with_the_reason() -> None:
-    told: list[tuple[str, str]] = []
-    patches = Patches(lambda *each: told.append(each))
+    reported: list[tuple[str, str]] = []
+    patches = Patches(lambda *each: reported.append(each))
 
     assert not patches.wrap(dict, "fromkeys", lambda original: original)
     assert not patches.wrap(torch, "nothing", lambda original: original)
-    assert [what for what, _ in told] == ["builtins.dict.fromkeys", "torch.nothing"]
-    assert told[1][1] == "it is not there"
+    assert [what for what, _ in reported] == ["builtins.dict.fromkeys", "torch.nothing"]
+    assert reported[1][1] == "it is not there"
 
 
 def test_methods_of_every_kind_can_be_wrapped() -> None:
@@ -99,7 +99,7 @@ def test_methods_of_every_kind_can_be_wrapped() -> None:
 
         return wrapper
 
-    patches = Patches(lambda *told: pytest.fail(str(told)))
+    patches = Patches(lambda *reported: pytest.fail(str(reported)))
     for name in ("apply", "of_class", "alone"):
         assert patches.wrap(Function, name, make)
 

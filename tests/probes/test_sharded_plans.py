@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distdiag.events.models import Basis, Mesh, Policy, TensorPlan
+from distdiag.events.models import Mesh, Policy, ReplicaEvidence, TensorPlan
 from distdiag.probes.models.meshes import mesh_of
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.models.wrappers import WrapTimes
@@ -42,15 +42,15 @@ def test_fully_shard_on_one_axis(fake_group: None) -> None:
         (3, 2),  # of the whole, though three rows do not part evenly
         "float32",
         requires_grad=True,
-        keeper="FSDP2",
+        wrapper="FSDP2",
         unit="0",
         placements=("S(0)",),
         mesh=Mesh(("dp",), (2,), PAIR),
         replicas=(0,),
-        basis=Basis.MESH,
+        evidence=ReplicaEvidence.MESH,
         policy=Policy(reshard_after_forward="True"),
     )
-    assert (found["1.weight"].keeper, found["1.weight"].unit) == ("FSDP2", "")
+    assert (found["1.weight"].wrapper, found["1.weight"].unit) == ("FSDP2", "")
 
 
 def test_the_policy_of_each_unit_of_fsdp2(four_ranks: DeviceMesh) -> None:
@@ -77,7 +77,7 @@ def test_buffers_of_a_sharded_model_are_whole_on_each_rank(fake_group: None) -> 
 
     buffer = plans(model)["1.running_mean"]
 
-    assert (buffer.replicas, buffer.basis, buffer.mesh) == (PAIR, Basis.WRAPPER, None)
+    assert (buffer.replicas, buffer.evidence, buffer.mesh) == (PAIR, ReplicaEvidence.WRAPPER, None)
 
 
 def test_the_plan_is_the_same_while_parameters_are_gathered(fake_group: None) -> None:
@@ -130,8 +130,8 @@ def test_a_parameter_that_came_after_sharding_is_late(fake_group: None) -> None:
 
     late = [name for name, plan in found.items() if plan.is_late]
     assert late == ["0.lora", "1.adapter.weight", "1.adapter.bias"]
-    assert (found["0.lora"].keeper, found["0.lora"].replicas) == ("", PAIR)
-    assert found["0.lora"].basis is Basis.WRAPPER
+    assert (found["0.lora"].wrapper, found["0.lora"].replicas) == ("", PAIR)
+    assert found["0.lora"].evidence is ReplicaEvidence.WRAPPER
 
 
 def test_a_parameter_that_sharding_was_told_to_ignore_is_not_late(fake_group: None) -> None:
@@ -142,7 +142,7 @@ def test_a_parameter_that_sharding_was_told_to_ignore_is_not_late(fake_group: No
 
     bias = plans(model, wrap_times=times)["0.bias"]
 
-    assert (bias.is_late, bias.keeper, bias.replicas) == (False, "", ())
+    assert (bias.is_late, bias.wrapper, bias.replicas) == (False, "", ())
 
 
 def test_a_late_buffer_is_no_late_parameter(fake_group: None) -> None:
@@ -178,7 +178,7 @@ def test_ranks_along_the_replicated_axes_hold_the_same(
 ) -> None:
     weight = plans(on_mesh(four_ranks, *placements), world=FOUR)["weight"]
 
-    assert (weight.replicas, weight.basis) == (replicas, Basis.MESH)
+    assert (weight.replicas, weight.evidence) == (replicas, ReplicaEvidence.MESH)
     assert weight.placements == tuple(map(str, placements))
     assert weight.shape == (4, 4)
 
@@ -196,7 +196,7 @@ def test_a_plain_parameter_beside_shards_belongs_to_their_mesh(four_ranks: Devic
 
     scale = plans(model, world=FOUR)["scale"]
 
-    assert (scale.replicas, scale.basis) == ((0, 1), Basis.MODEL)
+    assert (scale.replicas, scale.evidence) == ((0, 1), ReplicaEvidence.MODEL)
 
 
 def test_a_mesh_is_told_with_its_ranks_in_their_order(four_ranks: DeviceMesh) -> None:

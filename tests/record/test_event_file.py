@@ -184,8 +184,8 @@ def test_nobody_else_may_read_the_file(tmp_path: Path) -> None:
     "content",
     [
         b"x" * 4096,
-        b"ddevnt01" + struct.pack("<ii", 0, 0) + struct.pack("<I", 0xFFFFFFFF) + b"x" * 100,
-        b"ddevnt01" + struct.pack("<ii", 0, 0) + struct.pack("<I", 5000) + b"x" * 100,
+        b"ddevnt02" + struct.pack("<ii", 0, 0) + struct.pack("<I", 0xFFFFFFFF) + b"x" * 100,
+        b"ddevnt02" + struct.pack("<ii", 0, 0) + struct.pack("<I", 5000) + b"x" * 100,
     ],
     ids=["foreign", "endless record", "record beyond the end"],
 )
@@ -199,7 +199,7 @@ def test_a_damaged_segment_is_said_with_its_path(content: bytes, tmp_path: Path)
 
 @pytest.mark.parametrize("size", [0, 7, 16, 18])
 def test_a_segment_that_was_only_begun_is_empty(size: int, tmp_path: Path) -> None:
-    whole = b"ddevnt01" + struct.pack("<ii", 0, 0) + bytes(20)
+    whole = b"ddevnt02" + struct.pack("<ii", 0, 0) + bytes(20)
     segment_path(tmp_path, 0, 0).write_bytes(whole[:size])
 
     assert list(EventReader(tmp_path, 0).payloads()) == []

@@ -1,4 +1,4 @@
-"""What a part of the tool raises does not reach the program, and somebody is told."""
+"""What a part of the tool raises does not reach the program, and somebody is notified."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from distdiag.record.guard import Guard, WideGuard, guarded
 
 
 def test_what_a_block_raises_is_told_and_the_program_goes_on() -> None:
-    told: list[Exception] = []
-    guard = Guard(told.append)
+    reported: list[Exception] = []
+    guard = Guard(reported.append)
     for text in ("one", "two"):  # one guard serves many blocks
         with guard:
             raise ValueError(text)
-    assert [str(error) for error in told] == ["one", "two"]
+    assert [str(error) for error in reported] == ["one", "two"]
 
 
 def test_a_block_that_raises_nothing_tells_nobody() -> None:
-    told: list[Exception] = []
-    with Guard(told.append):
+    reported: list[Exception] = []
+    with Guard(reported.append):
         pass
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_what_is_no_exception_of_ours_passes_through(kind: type[BaseException]) -> None:
-    told: list[Exception] = []
-    with pytest.raises(kind), Guard(told.append):
+    reported: list[Exception] = []
+    with pytest.raises(kind), Guard(reported.append):
         raise kind
-    assert told == []
+    assert reported == []
 
 
 def test_a_wide_guard_lets_nothing_through() -> None:
-    told: list[BaseException] = []
-    with WideGuard(told.append):
+    reported: list[BaseException] = []
+    with WideGuard(reported.append):
         raise SystemExit(3)
-    assert [type(error) for error in told] == [SystemExit]
+    assert [type(error) for error in reported] == [SystemExit]
 
 
 def test_who_is_told_may_raise_what_belongs_to_the_program() -> None:

@@ -13,7 +13,7 @@ from distdiag.record.event_file import EventWriter
 from distdiag.record.event_reader import EventReader
 from distdiag.record.recorder import Recorder
 from distdiag.record.status_page import StatusPage, read_status
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 
 GROUP = ProcessGroup("0", "default_pg", (0, 1), "gloo")
 SIGNATURE = Signature("all_reduce", ((4,),), dtypes=("float32",), reduce_op="SUM")
@@ -28,7 +28,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 
 def _events(folder: Path) -> list[Event]:
-    decoder = EventDecoder(0, Canon())
+    decoder = EventDecoder(0, Interner())
     decoded = [decoder.decode(payload) for payload in EventReader(folder, 0).payloads()]
     return [event for event in decoded if event is not None]
 

@@ -1,4 +1,4 @@
-"""Whoever subscribes is told, in turn, until he does not want to know any more."""
+"""Whoever subscribes is notified, in turn, until he does not want to know any more."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from distdiag.record.signals import Signal, Signals
 
 def test_all_subscribers_are_told_in_their_order() -> None:
     signal: Signal[int] = Signal()
-    told: list[tuple[str, int]] = []
-    signal.subscribe(lambda value: told.append(("first", value)))
-    signal.subscribe(lambda value: told.append(("second", value)))
+    received: list[tuple[str, int]] = []
+    signal.subscribe(lambda value: received.append(("first", value)))
+    signal.subscribe(lambda value: received.append(("second", value)))
     signal.emit(7)
-    assert told == [("first", 7), ("second", 7)]
+    assert received == [("first", 7), ("second", 7)]
 
 
 def test_who_unsubscribes_is_told_no_more_and_the_others_are() -> None:
@@ -32,47 +32,47 @@ def test_who_unsubscribes_is_told_no_more_and_the_others_are() -> None:
 def test_a_function_is_told_once_however_often_it_subscribes() -> None:
     class Listener:
         def __init__(self) -> None:
-            self.told: list[int] = []
+            self.received: list[int] = []
 
         def hear(self, value: int) -> None:
-            self.told.append(value)
+            self.received.append(value)
 
     signal: Signal[int] = Signal()
     listener = Listener()
     signal.subscribe(listener.hear)
     signal.subscribe(listener.hear)
     signal.emit(1)
-    assert listener.told == [1]
+    assert listener.received == [1]
 
 
 def test_who_subscribes_or_leaves_while_all_are_told_changes_nothing_for_the_others() -> None:
     signal: Signal[[]] = Signal()
-    told: list[str] = []
+    received: list[str] = []
 
     def leaving() -> None:
-        told.append("leaving")
+        received.append("leaving")
         leave()
-        signal.subscribe(lambda: told.append("late"))
+        signal.subscribe(lambda: received.append("late"))
 
     leave = signal.subscribe(leaving)
-    signal.subscribe(lambda: told.append("staying"))
+    signal.subscribe(lambda: received.append("staying"))
     signal.emit()
-    assert told == ["leaving", "staying"]
+    assert received == ["leaving", "staying"]
     signal.emit()
-    assert told == ["leaving", "staying", "staying", "late"]
+    assert received == ["leaving", "staying", "staying", "late"]
 
 
 def test_nobody_is_told_while_a_signal_is_muted() -> None:
     signal: Signal[int] = Signal()
-    told: list[int] = []
-    signal.subscribe(told.append)
+    received: list[int] = []
+    signal.subscribe(received.append)
     with signal.muted():
         assert not signal.subscribers
         signal.emit(1)
         other: list[int] = []
         signal.subscribe(other.append)
     signal.emit(2)
-    assert (told, other) == ([2], [2])
+    assert (received, other) == ([2], [2])
 
 
 def test_each_run_has_signals_of_its_own() -> None:

@@ -34,7 +34,7 @@ from distdiag.events.lifecycle import (
 from distdiag.events.stacks import Observed, Stacks, ThreadStack
 from distdiag.findings import report_json
 from distdiag.record import wire
-from distdiag.record.wire import Canon, EventDecoder, encode
+from distdiag.record.wire import EventDecoder, Interner, encode
 
 FRAME = Frame("train.py", 3, "main")
 COMMON = {"rank": 2, "seq": 9, "time_ns": 123, "step": 4}
@@ -65,7 +65,7 @@ EVENTS = [
     Finished(**COMMON, exit_status=3),
     ProbeDisabled(**COMMON, probe="p", reason="r"),
     Heartbeat(**COMMON, phase=Phase.BACKWARD, beat_ns=7),
-    Exited(**COMMON, reason="SIGKILL"),
+    Exited(**COMMON, reason="SIGKILL", gone_ns=8),
     Monitored(**COMMON, act="aborted"),
     Stacks(**COMMON, source="py-spy", threads=(ThreadStack("MainThread", (FRAME,)),)),
     Observed(**COMMON, source="process", summary="it sleeps", values={"rss_bytes": 5}),
@@ -75,7 +75,7 @@ GROUP = ProcessGroup("0", "default_pg", (0, 1), "gloo")
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_an_event_comes_back_equal(event: object) -> None:
-    assert EventDecoder(2, Canon()).decode(encode(event)) == event
+    assert EventDecoder(2, Interner()).decode(encode(event)) == event
 
 
 def _definitions() -> list[bytes]:
@@ -88,7 +88,7 @@ def _definitions() -> list[bytes]:
 
 
 def test_a_call_record_is_a_collective_of_what_was_defined() -> None:
-    decoder = EventDecoder(0, Canon())
+    decoder = EventDecoder(0, Interner())
     assert [decoder.decode(payload) for payload in _definitions()] == [None] * 4
 
     event = decoder.decode(encode(wire.CallRecord(7, 8, 0, 1, 5, 2, 4, True, None, None)))
@@ -107,8 +107,8 @@ def test_a_tuple_that_begins_with_the_tag_is_the_record() -> None:
 
 
 def test_equal_values_of_two_ranks_are_one_object() -> None:
-    canon = Canon()
-    decoders = [EventDecoder(rank, canon) for rank in (0, 1)]
+    interner = Interner()
+    decoders = [EventDecoder(rank, interner) for rank in (0, 1)]
     record = encode(wire.CallRecord(7, 8, 0, 1, 5, 2, 4, True, None, None))
     events = []
     for decoder in decoders:
@@ -128,14 +128,14 @@ def test_a_reference_to_what_was_never_defined_is_damage() -> None:
     record = encode(wire.CallRecord(7, 8, 0, 1, 5, 2, 4, True, None, None))
 
     with pytest.raises(DamagedFileError, match="event 7 of rank 3"):
-        EventDecoder(3, Canon()).decode(record)
+        EventDecoder(3, Interner()).decode(record)
 
 
 @given(payload=st.binary(max_size=60))
 @example(payload=b"\x91\xa2\x00\x80")  # a kind of record that is no UTF-8
 def test_any_bytes_are_an_event_or_damage(payload: bytes) -> None:
     try:
-        EventDecoder(0, Canon()).decode(payload)
+        EventDecoder(0, Interner()).decode(payload)
     except DamagedFileError as error:
         assert "rank 0" in str(error)
 
@@ -144,7 +144,7 @@ def test_a_state_outside_the_known_ones_is_damage() -> None:
     record = msgspec.msgpack.encode(["T", 1, 2, 3, 4, 99])
 
     with pytest.raises(DamagedFileError):
-        EventDecoder(0, Canon()).decode(record)
+        EventDecoder(0, Interner()).decode(record)
 
 
 def test_numbers_that_json_does_not_have_are_spelt() -> None:
@@ -170,6 +170,6 @@ def test_marked_text_is_written_as_text():
         written="a.csv",
         site=CallSite(()),
     )
-    decoded = EventDecoder(0, Canon()).decode(encode(access))
+    decoded = EventDecoder(0, Interner()).decode(encode(access))
     assert isinstance(decoded, FileAccess)
     assert (decoded.path, type(decoded.path)) == ("/data/a.csv", str)

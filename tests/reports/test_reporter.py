@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from distdiag.config import Config
-from distdiag.engine.rank_status import RankStatus
+from distdiag.engine.rank_status import RankStatuses
 from distdiag.events.base import CallSite, Frame, Phase
 from distdiag.events.collectives import Collective, ProcessGroup, Signature
 from distdiag.events.lifecycle import Finished, Raised, TorchLoaded
@@ -15,7 +15,7 @@ from distdiag.findings.finding import Finding, Grade, Outcome, Severity
 from distdiag.findings.report_json import decode_report
 from distdiag.record.run_dir import Launch, LaunchFile, RunDir, Verdict
 from distdiag.reports.builder import RESERVE_BYTES, RunReporter, crash_finding
-from distdiag.views.rank_states import Fate, RankState, last_act
+from distdiag.views.rank_states import RankState, RankStatus, last_act
 
 SITE = CallSite((Frame("torch/x.py", 1, "f", False), Frame("train.py", 41, "main")))
 CALL = Collective(
@@ -58,7 +58,7 @@ def reporter_of(folder, *, first=0, local=2, world=2, attempt=0, **config):
     run_dir = RunDir(folder, attempt)
     run_dir.folder.mkdir(exist_ok=True)
     launch_file = LaunchFile(launch=launch, command=("train.py",), config={}, cwd="/")
-    return RunReporter(run_dir, launch_file, Config(**config), RankStatus(launch.local_ranks))
+    return RunReporter(run_dir, launch_file, Config(**config), RankStatuses(launch.local_ranks))
 
 
 def build(reporter, findings=(), states=None, **options):
@@ -70,11 +70,14 @@ def build(reporter, findings=(), states=None, **options):
     ("state", "expected"),
     [
         (RankState(0), ""),
-        (RankState(0, fate=Fate.RUNNING, phase=Phase.DATALOADER), "step 0, phase dataloader"),
+        (
+            RankState(0, status=RankStatus.RUNNING, phase=Phase.DATALOADER),
+            "step 0, phase dataloader",
+        ),
         (
             RankState(
                 0,
-                fate=Fate.RUNNING,
+                status=RankStatus.RUNNING,
                 phase=Phase.BACKWARD,
                 step=3,
                 last_call=CALL,
@@ -83,13 +86,13 @@ def build(reporter, findings=(), states=None, **options):
             "all_reduce #12 in default_pg at train.py:41 (issued), step 3, phase backward",
         ),
         (
-            RankState(0, fate=Fate.FINISHED, phase=Phase.FINISHED, exit_status=3),
+            RankState(0, status=RankStatus.FINISHED, phase=Phase.FINISHED, exit_status=3),
             "finished with exit status 3; before that step 0, phase finished",
         ),
         (
             RankState(
                 0,
-                fate=Fate.RAISED,
+                status=RankStatus.RAISED,
                 step=2,
                 raised=Raised(
                     rank=0,
@@ -130,7 +133,7 @@ def test_ranks_of_other_nodes_and_incomplete_ranks_are_not_passed_over(tmp_path)
 def test_ranks_that_nobody_told_of_at_the_start_are_silent_and_count(tmp_path):
     reporter = reporter_of(tmp_path, local=1, world=1)
     reporter.unobserved = RankSet((1, 2))
-    report = build(reporter, states={0: RankState(0, fate=Fate.FINISHED)})
+    report = build(reporter, states={0: RankState(0, status=RankStatus.FINISHED)})
     assert report.silent_ranks == RankSet((1, 2))
     assert report.run.world_size == 3
     assert report.not_checked["ranks 1-2"] == "not observed: no agent runs there"
@@ -229,7 +232,7 @@ def test_a_failure_of_the_monitor_is_told_with_its_traceback():
     try:
         raise KeyError("gone")
     except KeyError as error:
-        told = crash_finding(error)
-    assert told.severity is Severity.WARNING
-    assert "KeyError" in told.message
-    assert "test_reporter.py" in str(told.evidence[0].values["traceback"])
+        reported = crash_finding(error)
+    assert reported.severity is Severity.WARNING
+    assert "KeyError" in reported.message
+    assert "test_reporter.py" in str(reported.evidence[0].values["traceback"])

@@ -13,6 +13,7 @@ from distdiag.findings.finding import (
     Location,
     Outcome,
     RankInfo,
+    ReadFile,
     Report,
     Run,
     Severity,
@@ -103,6 +104,33 @@ def render(report, **surface):
 def test_a_clean_run(snapshot):
     report = Report(complete=True, run=make_run(), checked=("COL001", "COL002", "HNG001"))
     assert render(report) == snapshot
+
+
+def test_a_clean_run_says_in_one_sentence_what_was_not_there(snapshot):
+    report = Report(
+        complete=True,
+        run=make_run(),
+        checked=("COL001", "COL002", "HNG001"),
+        not_checked={
+            "MOE001": "no choice of experts was seen",
+            "MOE005": "no parameter was recognised as one of an expert",
+            "SEQ005": "no exchange between ranks was seen around attention",
+            "DAT001": "no pass over a data set was seen",
+            "BAR001": "probe files of rank 1 is off: PermissionError: /proc",
+            "COL010": "left out by --select or --ignore",
+            "functional collectives": "probe hooks of ranks 0-1 does not observe it: no hook",
+        },
+    )
+    assert render(report) == snapshot
+    assert render(report, verbose=True) == snapshot(name="verbose")
+
+
+def test_of_many_causes_only_the_first_are_shown():
+    report = Report(run=make_run(), not_checked={f"COL{n:03}": f"cause {n}" for n in range(1, 10)})
+    text = " ".join(render(report).split())
+    assert "0 checks looked; not observed: cause 1, cause 2, cause 3," in text
+    assert "cause 6 and 3 more." in text
+    assert "cause 7" in render(report, verbose=True)
 
 
 def test_the_worst_finding_comes_first_with_all_it_rests_on(snapshot):
@@ -203,6 +231,37 @@ def test_hostile_strings_are_shown_and_not_obeyed():
     text.encode()
 
 
+def test_what_was_read_and_what_to_collect(snapshot):
+    folder = "/runs/47"
+    dumps = [
+        ReadFile(
+            path=f"{folder}/nccl_trace_rank_{rank}",
+            kinds=("flight recorder",),
+            ranks=RankSet({rank}),
+            num_understood=2000,
+        )
+        for rank in range(64)
+    ]
+    files = (
+        *dumps,
+        ReadFile(
+            path=f"{folder}/train.log",
+            kinds=("log", "stacks"),
+            ranks=RankSet({0, 1, 2}),
+            num_lines=51_234,
+            num_understood=17,
+        ),
+        ReadFile(path="stdin", num_lines=3, problem="nothing in it is of a kind that is known"),
+    )
+    report = Report(
+        run=make_run(outcome=Outcome.HUNG),
+        checked=("COL003",),
+        files=files,
+        next_time=("set NCCL_DEBUG=WARN, so that NCCL says what failed",),
+    )
+    assert render(report) == snapshot
+
+
 def test_colours_change_nothing_but_the_colours():
     report = Report(run=make_run(), findings=(shape_mismatch(),), checked=("COL003",))
     coloured = render(report, color=True)
@@ -217,3 +276,14 @@ def test_the_surroundings_do_not_change_the_lines(monkeypatch):
     for name, value in {"COLUMNS": "30", "FORCE_COLOR": "1", "TERM": "xterm-256color"}.items():
         monkeypatch.setenv(name, value)
     assert render(report) == before
+
+
+def test_processes_without_a_rank_have_their_names():
+    named = RankInfo(
+        rank=3, local_rank=-1, world_size=4, hostname="", pid=0, label="worker pid=7", last="x"
+    )
+    run = make_run()
+    report = Report(run=make_run(ranks=(*run.ranks, named)), findings=(shape_mismatch(),))
+    text = TerminalReporter(width=100).render(report)
+    assert "culprit    worker pid=7" in text
+    assert "worker pid=7: running" in text

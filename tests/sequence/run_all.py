@@ -35,7 +35,7 @@ def is_as_expected(case, faults):
     ranks = {rank for fault in faults for rank in fault["ranks"]}
     if not case.kinds:
         return not faults
-    # What is added up in a coarse dtype is not always told apart from what is no number at all.
+    # What is added up in a coarse dtype is not always distinguished from what is no number at all.
     is_kind = bool(kinds) and kinds <= {kind.value for kind in case.kinds}
     return is_kind and ranks == case.culprits(blocks.size())
 

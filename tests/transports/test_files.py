@@ -11,7 +11,7 @@ from distdiag.record.event_file import segment_path
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import RunDir
 from distdiag.record.status_page import DETACHED, EVENTS_STOPPED, FINISHED, RAISED, StatusPage
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.files import BATCH, LocalFiles
 
 SECOND = 1_000_000_000
@@ -42,7 +42,7 @@ class Node:
         self.now_ns = 1 << 62  # later than what the ranks write with the real clock
         self.processes = []
         self.source = LocalFiles(
-            self.run_dir, (0, 1), self.watch, Canon(), clock=lambda: self.now_ns
+            self.run_dir, (0, 1), self.watch, Interner(), clock=lambda: self.now_ns
         )
 
     def watch(self, pid, start_ticks):
@@ -122,7 +122,7 @@ def test_a_death_is_dated_to_when_the_process_was_last_seen_alive(node):
     node.now_ns += SECOND
     node.processes[0].is_gone = True
     (exited,) = node.poll(Exited)
-    assert (exited.time_ns, exited.status) == (seen_ns, -9)
+    assert (exited.time_ns, exited.gone_ns, exited.status) == (seen_ns, node.now_ns, -9)
 
 
 def test_a_death_that_came_before_anybody_looked_is_not_put_before_what_others_did(node):
@@ -134,9 +134,11 @@ def test_a_death_that_came_before_anybody_looked_is_not_put_before_what_others_d
         process.is_gone = True
         return process
 
-    node.source = LocalFiles(node.run_dir, (0, 1), watch_late, Canon(), clock=lambda: node.now_ns)
+    node.source = LocalFiles(
+        node.run_dir, (0, 1), watch_late, Interner(), clock=lambda: node.now_ns
+    )
     (exited,) = node.poll(Exited)
-    assert exited.time_ns == node.now_ns
+    assert exited.time_ns == exited.gone_ns == node.now_ns
 
 
 def test_heartbeats_come_twice_a_second_or_when_the_rank_moved_on(node):

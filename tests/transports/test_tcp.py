@@ -15,7 +15,7 @@ from distdiag.record.event_file import segment_path
 from distdiag.record.recorder import Recorder
 from distdiag.record.run_dir import ReporterAddress, RunDir
 from distdiag.record.status_page import StatusPage
-from distdiag.record.wire import Canon, encode
+from distdiag.record.wire import Interner, encode
 from distdiag.transports.forwarder import WINDOW_BYTES, Forwarder, Outbox
 from distdiag.transports.frames import Batch, Hello, Orders, to_bytes
 from distdiag.transports.tcp import CONNECT_NS, LOST_NS, TcpSource
@@ -30,7 +30,7 @@ class Node:
 
     def __init__(self, folder, *, offset_ns=0):
         self.now_ns = None
-        self.source = TcpSource("127.0.0.1", (2, 3), Canon(), clock=self.clock)
+        self.source = TcpSource("127.0.0.1", (2, 3), Interner(), clock=self.clock)
         address = self.source.address
         self.relay = Relay((address.host, address.port))
         host, port = self.relay.address
@@ -148,8 +148,8 @@ def test_a_segment_that_was_dropped_before_it_could_be_sent_is_told(node):
     segment_path(node.run_dir.folder, 2, 1).unlink()
     node.connect()
     node.until(lambda: any(e.probe == "event-file" for e in node.has(ProbeDisabled)))
-    (told,) = [e for e in node.has(ProbeDisabled) if e.probe == "event-file"]
-    assert (told.rank, told.reason) == (2, "1 segments were dropped before they were sent")
+    (reported,) = [e for e in node.has(ProbeDisabled) if e.probe == "event-file"]
+    assert (reported.rank, reported.reason) == (2, "1 segments were dropped before they were sent")
 
 
 def test_times_are_those_of_the_reporters_clock(tmp_path):
@@ -161,10 +161,14 @@ def test_times_are_those_of_the_reporters_clock(tmp_path):
         there = before - FAR_NS
         beat = Heartbeat(rank=2, seq=-1, time_ns=there, phase=Phase.SCRIPT, beat_ns=there - SECOND)
         node.forwarder.put(beat)
-        node.until(lambda: node.has(Heartbeat))
+        node.forwarder.put(Exited(rank=2, seq=-1, time_ns=there, gone_ns=there + SECOND))
+        node.until(lambda: node.has(Exited))
         (event,) = node.has(Heartbeat)
         assert abs(event.time_ns - before) < SECOND // 10
         assert event.time_ns - event.beat_ns == SECOND
+        (event,) = node.has(Exited)
+        assert abs(event.time_ns - before) < SECOND // 10
+        assert event.gone_ns - event.time_ns == SECOND
     finally:
         node.close()
 
@@ -206,10 +210,10 @@ def test_a_node_that_is_not_heard_any_more_is_lost_and_that_is_said_once(node):
     assert not node.source.lost
     node.now_ns += LOST_NS
     assert node.source.lost == RankSet((3,))
-    told, lost = node.source.poll()
-    assert isinstance(told, ProbeDisabled)
-    assert (told.rank, told.probe) == (3, "event-file")
-    assert "not heard of any more" in told.reason
+    reported, lost = node.source.poll()
+    assert isinstance(reported, ProbeDisabled)
+    assert (reported.rank, reported.probe) == (3, "event-file")
+    assert "not heard of any more" in reported.reason
     assert isinstance(lost, NodeLost)
     assert (lost.rank, lost.hostname) == (3, socket.gethostname())
     assert lost.time_ns + int(lost.silent_s * SECOND) == pytest.approx(node.now_ns, abs=SECOND)
@@ -291,17 +295,17 @@ def test_ranks_that_a_node_watches_are_not_given_to_another(node):
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "reported"),
     [((2, b"\xc1"), [2]), ((3, b""), [3]), ((9, b"\x90"), [])],
 )
-def test_a_record_that_makes_no_sense_is_told_and_the_rest_is_taken(node, record, told):
+def test_a_record_that_makes_no_sense_is_told_and_the_rest_is_taken(node, record, reported):
     good = encode(StepEnd(rank=2, seq=0, time_ns=1, step=0, duration_s=0.1))
     with socket.create_connection((node.source.address.host, node.source.address.port)) as link:
         link.sendall(hello(node) + to_bytes(Batch(1, 0, True, (record, record, (2, good)))))
         node.until(lambda: node.steps(2) == [0])
-    assert [event.rank for event in node.has(ProbeDisabled)] == told
+    assert [event.rank for event in node.has(ProbeDisabled)] == reported
 
 
 def test_nobody_listens_at_an_address_that_is_not_this_machines():
     with pytest.raises(OSError, match="assign"):
-        TcpSource("192.0.2.1", (2, 3), Canon())
+        TcpSource("192.0.2.1", (2, 3), Interner())

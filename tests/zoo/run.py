@@ -41,7 +41,8 @@ _NAMED_MISMATCH = re.compile(
 class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one script did under the tool, and how that is judged.
 
-    A script that ran several times is told by its first run that did not pass, if there is one.
+    A script that ran several times is described by its first run that did not pass, if there is
+    one.
     """
 
     outcome: str
@@ -59,10 +60,12 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     def cell(self) -> str:
         """Return the script's cell of the table."""
         mark = "[green]ok[/]" if self.score.passed else "[red]no[/]"
-        told = f" {self.score.code} by {'+'.join(self.score.matched)}" if self.score.matched else ""
+        reported = (
+            f" {self.score.code} by {'+'.join(self.score.matched)}" if self.score.matched else ""
+        )
         named = ", named by torch" if self.names_mismatch else ""
         share = f" {self.num_passed}/{self.num_runs}" if self.num_runs > 1 else ""
-        return f"{mark}{share} {self.outcome}{named}{told} ({self.duration_s:.0f} s)"
+        return f"{mark}{share} {self.outcome}{named}{reported} ({self.duration_s:.0f} s)"
 
 
 class EntryResult(msgspec.Struct, frozen=True):
@@ -160,9 +163,9 @@ def _run(
 
 def combine(results: Sequence[ScriptResult]) -> ScriptResult:
     """Return one result for several runs of a script: all of them must pass."""
-    told = next((result for result in results if not result.score.passed), results[-1])
+    reported = next((result for result in results if not result.score.passed), results[-1])
     return msgspec.structs.replace(
-        told,
+        reported,
         num_runs=sum(result.num_runs for result in results),
         num_passed=sum(result.num_passed for result in results),
     )

@@ -124,8 +124,8 @@ def score_bug(report: Report | None, expectation: Expectation, script: Path) -> 
     if best is None:
         return Score(False, reason="no finding of warning or above")
     if not matched or not needed.issubset(matched):
-        told = ", ".join(f"{f.code} ranks {list(f.ranks)} {_lines_of(f)}" for f in alarms)
-        return Score(False, best.code, matched, f"nothing that matches: {told}")
+        reported = ", ".join(f"{f.code} ranks {list(f.ranks)} {_lines_of(f)}" for f in alarms)
+        return Score(False, best.code, matched, f"nothing that matches: {reported}")
     if not report.complete:
         return Score(False, best.code, matched, "the report is not complete")
     return Score(True, best.code, matched)

@@ -1,7 +1,5 @@
 """BAR007: a file access relies on an asynchronous collective that was not waited for."""
 
-from __future__ import annotations
-
 from distdiag.checks.bar.races import FileRace, RaceKind, bypassed, phrase, several
 from distdiag.findings.descriptions import at, call_location, call_phrase
 from distdiag.findings.finding import Severity

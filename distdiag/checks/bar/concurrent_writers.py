@@ -1,7 +1,5 @@
 """BAR002: several ranks write one file at the same time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from distdiag.checks.bar.races import (

@@ -1,7 +1,5 @@
 """BAR003: a rank removes or renames a file that another rank still uses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from distdiag.checks.bar.races import FileRace, RaceKind, phrase, several, unordered

@@ -1,7 +1,5 @@
 """BAR008: ranks test whether a file exists, get different answers, and take different branches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """BAR006: only one rank of the job writes a file that every node needs on its local disk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """BAR004: a rank lists a folder while another rank changes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import takewhile
 

@@ -1,7 +1,5 @@
 """What the checks share that judge accesses to files which nothing orders."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """BAR005: a condition on the rank is tested before init_process_group, so every rank passes it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from distdiag.checks.bar.races import FileRace, RaceKind, common_guard, name_of, phrase

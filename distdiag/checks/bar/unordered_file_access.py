@@ -1,7 +1,5 @@
 """BAR001: a rank reads a file that another rank writes, and nothing makes it wait."""
 
-from __future__ import annotations
-
 from distdiag.checks.bar.races import FileRace, RaceKind, barrier_advice, unordered
 from distdiag.findings.finding import Severity
 from distdiag.views.files import Race

@@ -1,7 +1,5 @@
 """CKP006: a distributed checkpoint keeps one rank's value where each rank has its own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final

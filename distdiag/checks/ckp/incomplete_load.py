@@ -1,7 +1,5 @@
 """CKP003: weights keep their initial values although a checkpoint was loaded into the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """CKP004: a checkpoint was read, but the model that trains does not hold its values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -9,7 +7,7 @@ from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.checkpoints import Waste
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import LoadWastedView
 
 _TEXTS: Final = {
@@ -68,7 +66,6 @@ class IneffectiveLoad(Check[LoadWastedView]):
         event = alignment.any_event
         message, why, fix = _TEXTS[event.waste]
         names = first_and_more(event.names)
-        location = user_location(event.site.frames)
         # What rank 0 holds is sent to the others: what these had loaded is replaced by it.
         is_first = 0 in alignment.by_rank or not alignment.missing_ranks
         is_sure = event.waste is Waste.UNUSED or is_first
@@ -77,18 +74,13 @@ class IneffectiveLoad(Check[LoadWastedView]):
             message.format(api=event.api, names=names, target=event.target),
             ranks=alignment.present_ranks,
             step=event.step,
-            location=location,
+            location=user_location(event.site.frames),
             subjects=event.names,
             grade=grade if is_sure else Grade.NOTE,
             confidence=0.9 if is_sure else 0.4,
             why=why,
             fix=fix,
             evidence=(
-                Evidence(
-                    ranks=alignment.present_ranks,
-                    summary=f"none of {event.num_compared} tensors that were compared holds what "
-                    f"was loaded",
-                    location=location,
-                ),
+                f"none of {event.num_compared} tensors that were compared holds what was loaded"
             ),
         )

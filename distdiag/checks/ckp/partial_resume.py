@@ -1,7 +1,5 @@
 """CKP007: weights were loaded from a checkpoint, and the state of their optimizer was not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """CKP002: a checkpoint holds only some ranks' parts of a sharded parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """COL007: ranks call the same collective for different modules, or from different lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group

@@ -1,7 +1,5 @@
 """COL004: ranks call one collective with different dtypes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group

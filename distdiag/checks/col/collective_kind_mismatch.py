@@ -1,7 +1,5 @@
 """COL002: ranks call different collectives at the same point of a process group."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.col.mismatch import CallMismatch

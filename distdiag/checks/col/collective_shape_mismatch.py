@@ -1,7 +1,5 @@
 """COL003: ranks call one collective with sizes that do not fit together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group

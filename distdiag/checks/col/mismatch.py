@@ -1,7 +1,5 @@
 """What the checks share that compare how the ranks made one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

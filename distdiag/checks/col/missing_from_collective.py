@@ -1,7 +1,5 @@
 """COL001: some ranks never called a collective that the others wait in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,8 +1,7 @@
 """COL008: ranks create process groups differently, or in different order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.col.mismatch import each_group
@@ -23,7 +22,13 @@ from distdiag.findings.descriptions import at, frames_of, user_location, whereab
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.findings.source import rank_guards
 from distdiag.views.alignment import Alignment, GroupView, OpenGroup, Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
+
+_MAIN: Final = "MainThread"
+_FIX_OF_THREADS: Final = (
+    "Create all process groups in one thread, in one order on every rank, before other threads "
+    "begin: threads come to their calls in another order on each rank."
+)
 
 
 class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
@@ -83,7 +88,8 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
         if len(groups) < 2 or _is_split(alignment):
             return
         verdict = blame(alignment, groups)
-        what = each_group(alignment, groups, lambda call: f"{call.api}({list(call.ranks)})")
+        what = each_group(alignment, groups, _call_phrase)
+        in_threads = any(call.thread != _MAIN for call in alignment.by_rank.values())
         yield self.finding(
             f"process group creation #{alignment.key[-1]} differs: {what}",
             ranks=verdict.culprits,
@@ -92,12 +98,13 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
             grade=grade_of(alignment, verdict) if differs else Grade.NOTE,
             confidence=verdict.confidence if differs else 0.2,
             evidence=_evidence(alignment, groups),
+            fix=_FIX_OF_THREADS if in_threads else self.fix,
         )
 
     def _missing_call(self, alignment: OpenGroup) -> Iterator[Finding]:
         missing = alignment.missing_ranks
-        fates = {state_of(alignment, rank).fate for rank in missing}
-        if fates & {Fate.RAISED, Fate.DIED}:
+        statuses = {state_of(alignment, rank).status for rank in missing}
+        if statuses & {RankStatus.RAISED, RankStatus.DIED}:
             return
         if activity_of_missing(alignment) not in (None, Activity.INITIALISATION):
             return
@@ -110,7 +117,7 @@ class ProcessGroupMismatch(Check[GroupView | OpenGroup]):
         place = user_location(frames_of(state_of(alignment, min(verdict.culprits))))
         odd = alignment.present_ranks if guards and len(missing) >= 2 else verdict.culprits
         yield self.finding(
-            f"{alignment.present_ranks.phrase()} called {call.api}({list(call.ranks)})"
+            f"{alignment.present_ranks.phrase()} called {_call_phrase(call)}"
             f"{at(_where(call))}{under}, and {missing.phrase()} did not: {missing.phrase()} "
             f"{whereabouts(state_of(alignment, min(missing)))}",
             ranks=odd,
@@ -136,11 +143,20 @@ def _evidence(
     return tuple(
         Evidence(
             ranks=ranks,
-            summary=f"{call.api} of {list(call.ranks)} named {call.desc or 'nothing'}",
+            summary=f"{call.api} of {list(call.ranks)} named {call.desc or 'nothing'}"
+            + _thread_phrase(call),
             location=_where(call),
         )
         for ranks, call in calls
     )
+
+
+def _call_phrase(call: GroupCreated) -> str:
+    return f"{call.api}({list(call.ranks)}){_thread_phrase(call)}"
+
+
+def _thread_phrase(call: GroupCreated) -> str:
+    return f" in thread {call.thread}" if call.thread != _MAIN else ""
 
 
 def _where(call: GroupCreated) -> Location | None:

@@ -1,7 +1,5 @@
 """COL009: a collective stands under a condition that holds on some ranks only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """COL005: ranks reduce one tensor with different operations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group

@@ -1,7 +1,5 @@
 """COL006: ranks name different roots for one collective."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.col.mismatch import CallMismatch, each_group

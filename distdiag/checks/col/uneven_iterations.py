@@ -1,7 +1,5 @@
 """COL011: a loop with collectives runs more often on some ranks than on others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """COL012: a send or a receive has no counterpart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -29,7 +27,7 @@ from distdiag.findings.descriptions import (
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import Alignment, OpenCollective, Trigger
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 
 class UnmatchedSend(Check[OpenCollective]):
@@ -78,14 +76,14 @@ class UnmatchedSend(Check[OpenCollective]):
         call = alignment.any_event
         peer = min(alignment.missing_ranks)
         state = state_of(alignment, peer)
-        if state.fate in (Fate.RAISED, Fate.DIED):
+        if state.status in (RankStatus.RAISED, RankStatus.DIED):
             return  # the failure is the reason, and has a check of its own
         if activity_of_missing(alignment) is not None:
             return
         verdict = self._verdict(alignment, call)
         is_waiting = blocking_call(state_of(alignment, call.rank)) == call
         # An asynchronous message that is never picked up harms nobody.
-        is_lost = not call.is_async and state.fate is Fate.FINISHED
+        is_lost = not call.is_async and state.status is RankStatus.FINISHED
         is_note = (
             not (is_waiting or is_lost)
             or (alignment.trigger is Trigger.ENDED and not is_lost)

@@ -1,14 +1,12 @@
 """COL010: an asynchronous collective is never waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.collectives import Collective, CollectiveState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import at, call_location, call_phrase
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.rank_states import WorkView
 
 
@@ -70,9 +68,7 @@ class UnwaitedWork(Check[WorkView]):
             location=location,
             grade=Grade.LIKELY if has_result else Grade.NOTE,
             confidence=0.8 if has_result else 0.3,
-            evidence=(
-                Evidence(ranks=ranks, summary="its Work was released unwaited", location=location),
-            ),
+            evidence="its Work was released unwaited",
         )
 
 

@@ -1,7 +1,5 @@
 """DAT003: ranks shuffle one data set differently, so that their parts do not fit together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """DAT005: samples that fill up the last batch are evaluated as if they were further ones."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -74,7 +72,7 @@ def _drops(node: ast.AST) -> bool:
             return False
 
 
-# ---
+# The check.
 
 
 class DuplicatedEvaluationSamples(Check[GatheredRowsView]):

@@ -1,7 +1,5 @@
 """DAT004: the epoch of a sampler goes back when training is resumed in the middle of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

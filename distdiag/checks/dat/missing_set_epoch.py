@@ -1,7 +1,5 @@
 """DAT001: a distributed sampler shuffles every epoch alike."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """How many samples ranks read more than once, and how findings describe a sampler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from distdiag.events.data import EpochFed, SamplerState

@@ -1,7 +1,5 @@
 """DAT006: ranks with different samples draw the same random numbers for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """DAT007: ranks that train together have different numbers of batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """DAT002: ranks that train one model together are given the same samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final
 

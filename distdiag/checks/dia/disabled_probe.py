@@ -1,7 +1,5 @@
 """DIA003: a probe could not observe and was switched off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

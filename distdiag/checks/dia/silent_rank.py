@@ -1,7 +1,5 @@
 """DIA002: a rank of the job recorded no events."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 
@@ -11,7 +9,7 @@ from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import Fate, JobView, LaunchView
+from distdiag.views.rank_states import JobView, LaunchView, RankStatus
 
 
 class SilentRank(Check[LaunchView | JobView]):
@@ -94,15 +92,15 @@ class SilentRank(Check[LaunchView | JobView]):
         silent = RankSet(
             s.rank
             for s in states.values()
-            if s.fate is Fate.SILENT and not s.incomplete.startswith("agent: ")
+            if s.status is RankStatus.SILENT and not s.incomplete.startswith("agent: ")
         )
-        if not silent or any(state.fate is Fate.RUNNING for state in states.values()):
+        if not silent or any(state.status is RankStatus.RUNNING for state in states.values()):
             return
         yield self.finding(
             f"{silent.phrase()} recorded no events",
             ranks=silent,
             confidence=1.0,
-            evidence=(Evidence(ranks=silent, summary="no event file, or an empty one"),),
+            evidence="no event file, or an empty one",
         )
 
 

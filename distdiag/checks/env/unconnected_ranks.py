@@ -1,7 +1,5 @@
 """ENV001: ranks were launched together, and each trains a model of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """HNG016: all ranks are in the same collective, and it does not end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """HNG006: native code holds the GIL of a rank, so that none of its Python threads runs."""
 
-from __future__ import annotations
-
 from distdiag.checks.hng.stuck_rank import StuckRank
 from distdiag.checks.shared.activities import Activity
 from distdiag.findings.finding import Severity

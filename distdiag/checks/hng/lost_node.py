@@ -1,7 +1,5 @@
 """HNG018: a node of the job is gone, and the other ranks cannot go on without its ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final
 

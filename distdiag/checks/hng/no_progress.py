@@ -1,12 +1,11 @@
 """HNG003: the job makes no progress, and no collective explains it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.hng.stuck_rank import outside_evidence, where_all_are
-from distdiag.checks.shared.activities import common_activity, is_busy
+from distdiag.checks.shared.activities import common_activity, will_come
+from distdiag.checks.shared.holders import holder_of
 from distdiag.checks.shared.stuck import odd_ranks
 from distdiag.findings.descriptions import (
     blocking_call,
@@ -16,7 +15,7 @@ from distdiag.findings.descriptions import (
     user_location,
 )
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.rank_states import Fate, JobView
+from distdiag.views.rank_states import JobView, RankStatus
 
 
 class NoProgress(Check[JobView]):
@@ -67,15 +66,20 @@ class NoProgress(Check[JobView]):
             return
         if all(blocking_call(s) or s.is_in_unrecorded_call for s in map(states.get, odd) if s):
             return  # HNG016 reports that
-        running = [state for state in states.values() if state.fate is Fate.RUNNING]
-        is_late = all(is_busy(states[rank]) for rank in odd)
+        running = [state for state in states.values() if state.status is RankStatus.RUNNING]
+        is_late = all(will_come(states[rank], states) for rank in odd)
+        holder = holder_of(states[min(odd)], states)
         yield self.finding(
             f"nothing has moved{idle_phrase(min(running, key=lambda s: s.idle_s))}: "
-            f"{each_whereabouts([states[rank] for rank in odd])}",
+            f"{each_whereabouts([states[rank] for rank in odd])}"
+            + (f"; {holder.text}" if holder is not None else ""),
             ranks=odd,
             step=states[min(odd)].step,
             location=user_location(frames_of(states[min(odd)])),
             grade=Grade.NOTE if is_late else Grade.LIKELY,
             confidence=0.3 if is_late else 0.8,
-            evidence=where_all_are(states) + outside_evidence(states, odd),
+            evidence=(holder.evidence if holder is not None else ())
+            + where_all_are(states)
+            + outside_evidence(states, odd),
+            fix=holder.fix if holder is not None else self.fix,
         )

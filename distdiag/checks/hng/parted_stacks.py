@@ -14,7 +14,7 @@ from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import agree, main_stack, user_location, who
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
-from distdiag.views.rank_states import Fate, RankState, StackView
+from distdiag.views.rank_states import RankState, RankStatus, StackView
 
 _COLLECTIVE_FILES: Final = (
     "torch/distributed/distributed_c10d.py",
@@ -75,7 +75,7 @@ def standpoints(states: Mapping[int, RankState]) -> tuple[Standpoint, ...]:
 
     Empty if records of any rank were read: these say more.
     """
-    if any(state.fate is not Fate.SILENT for state in states.values()):
+    if any(state.status is not RankStatus.SILENT for state in states.values()):
         return ()
     ranks_at: dict[tuple[str | None, Location | None], list[int]] = {}
     for rank, state in states.items():
@@ -124,7 +124,7 @@ class PartedStacks(Check[StackView]):
 
     ## What you see
     Some ranks are inside a function of torch.distributed; the ranks that are elsewhere are probably
-    those that they wait for. One look cannot tell a wait from a passing moment.
+    those that they wait for. One sample cannot tell a wait from a passing moment.
 
     ## Example
         # wrong: seven ranks are in the all_reduce, rank 3 is in an evaluation of its own

@@ -1,13 +1,18 @@
 """HNG002: the process of a rank ended before its work was done, and it raised no exception."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.failures import FirstEnd, contradicting_rank, first_end, is_settled
+from distdiag.checks.shared import endings
+from distdiag.checks.shared.failures import (
+    FirstEnd,
+    contradicting_rank,
+    first_end,
+    is_settled,
+    last_word,
+)
 from distdiag.events.base import Value
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
@@ -18,78 +23,57 @@ from distdiag.findings.descriptions import (
     signal_name,
     user_location,
     whereabouts,
+    who,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.alignment import OpenCollective
-from distdiag.views.rank_states import TOLD_TO_END, Fate, JobView, RankState
-
-
-class Story(NamedTuple):
-    """Why a process ended in this way, and what to do about it."""
-
-    why: str
-    fix: str
-
-
-_LEFT: Final = Story(
-    "A rank that leaves with a failing status ends the job: the launcher stops the other ranks, "
-    "wherever they are.",
-    "Look at why the program leaves at this line on this rank and not on the others. If it may "
-    "stop early, let all ranks decide it together and leave with status 0.",
-)
-_ALL_LEFT: Final = Story(
-    "All ranks left in the same way: the program itself decided to fail.",
-    "Look at the condition of this exit, and at what the ranks wrote before it.",
-)
-_OUTSIDE: Final = Story(
-    "Such a signal to all ranks comes from a launcher, a scheduler or a person; no fault of the "
-    "program sends it.",
-    "Ask who stopped the job: a time limit, a pre-emption, scancel, a signal to the launcher, or "
-    "the failure of another node. The program need not change.",
-)
-_ASKED_TO_END: Final = Story(
-    "No fault of a program sends this signal: somebody ended this rank, and the others cannot go "
-    "on without it.",
-    "Ask who sent it: a script, a limit for single processes, the launcher of another node.",
-)
-_OUT_OF_MEMORY: Final = Story(
-    "While this job ran, the kernel's out-of-memory killer ended processes here, and it does so by "
-    "SIGKILL: the memory of the host, or of the job's cgroup, was used up.",
-    "Use less host memory on this node (data loader workers, pinned buffers, checkpoints that all "
-    "ranks load at once), or ask for more. The kernel log names the process and its size.",
-)
-_KILLED: Final = Story(
-    "SIGKILL comes from outside of the process, and leaves it no time to say anything. The "
-    "kernel's out-of-memory killer has ended nothing here that was counted.",
-    "Look in the scheduler's log for a limit or a pre-emption, and ask who may have killed it.",
-)
-_CRASHED: Final = Story(
-    "The process crashed in native code, below Python: such an end prints no Python traceback.",
-    "Read the last lines that this rank wrote (an assertion of C++ or CUDA). Run it again with "
-    "`python -X faulthandler` for the line of Python, or look at the core file.",
+from distdiag.views.rank_states import (
+    END_SIGNALS,
+    JobView,
+    RankState,
+    RankStatus,
+    was_asked_to_end,
 )
 
 
-def _story_of(end: FirstEnd, states: Mapping[int, RankState]) -> Story | None:
+def _story_of(end: FirstEnd, states: Mapping[int, RankState]) -> endings.Story | None:
     """Return what the exit status or signal tells; None if it is not known."""
     state = states[min(end.ranks)]
-    if state.fate is Fate.FINISHED and not end.is_outside:
-        return _LEFT if end.ranks < states.keys() else _ALL_LEFT
+    if state.status is RankStatus.FINISHED and not end.is_outside:
+        return endings.LEFT if end.ranks < states.keys() else endings.ALL_LEFT
     if any(states[rank].oom_kills for rank in end.ranks):
-        return _OUT_OF_MEMORY
-    if end.is_outside:
-        return _OUTSIDE
+        return endings.OUT_OF_MEMORY
+    if state.exited is not None and state.exited.cause:
+        return endings.OF_CAUSES[state.exited.cause]
+    return endings.OUTSIDE if end.is_outside else _story_of_status(state)
+
+
+def _story_of_status(state: RankState) -> endings.Story | None:
     match state.exit_status:
         case None:
             return None
         case status if status == -signal.SIGKILL:
-            return _KILLED
-        case status if status < 0 and -status not in TOLD_TO_END:
-            return _CRASHED
+            # Without an agent nobody has counted what the kernel killed.
+            return endings.KILLED_UNSEEN if state.is_reported_only else endings.KILLED
+        case status if status == -signal.SIGBUS:
+            return endings.BUS_ERROR
+        case status if status == -signal.SIGSEGV:
+            return endings.SEGMENTATION
+        case status if status < 0 and -status not in END_SIGNALS:
+            return endings.CRASHED
+        case status if status > 0 and not was_asked_to_end(status):
+            return endings.FAILED
         case _:
-            return _ASKED_TO_END
+            return endings.ASKED_TO_END
 
 
+_CAUSES: Final[Mapping[str, str]] = {
+    "out-of-memory": " for want of memory",
+    "time-limit": " at the time limit of the job",
+    "preempted": ", to make room for another job",
+    "node-failed": ", since a node failed",
+    "cancelled": ", since the job was cancelled",
+}
 _LONGEST_REASON: Final = 200
 """As of an exception's message."""
 
@@ -142,11 +126,13 @@ class RankDied(Check[OpenCollective | JobView]):
             if not any(states[rank].has_failed for rank in missing):
                 return
         end = first_end(states)
+        if end is None and isinstance(view, JobView) and view.is_unexplained:
+            end = last_word(states)
         if end is None or states[min(end.ranks)].raised is not None or not is_settled(end, states):
             return
         state = states[min(end.ranks)]
         others = RankSet(states.keys() - end.ranks)
-        has_left = state.fate is Fate.FINISHED
+        has_left = state.status is RankStatus.FINISHED
         peer = contradicting_rank(state, states)
         is_consequence = peer is not None or state.left_hang
         is_note = is_consequence or end.is_outside or (has_left and not others)
@@ -168,22 +154,23 @@ class RankDied(Check[OpenCollective | JobView]):
 def _message(
     end: FirstEnd, states: Mapping[int, RankState], location: Location | None, peer: int | None
 ) -> str:
-    who, state = end.ranks.phrase(), states[min(end.ranks)]
+    subject, state = who(end.ranks, states), states[min(end.ranks)]
+    cause = _CAUSES.get(state.exited.cause, "") if state.exited is not None else ""
     if end.is_outside:
         how = dict.fromkeys(exit_phrase(states[rank].exit_status) for rank in end.ranks)
         was = "was ended from outside" if len(end.ranks) == 1 else "were all ended from outside"
         after = ", after the job had stood still" if state.left_hang else ""
-        return f"{who} {was}{' and'.join(filter(None, how))}{after}"
+        return f"{subject} {was}{' and'.join(filter(None, how))}{after}{cause}"
     if state.finished is not None:
         reason = state.finished.message.strip().split("\n", maxsplit=1)[0][:_LONGEST_REASON]
         reason = f" ({reason})" if reason else ""
-        others = RankSet(r for r, s in states.items() if s.fate is not Fate.FINISHED)
+        others = RankSet(r for r, s in states.items() if s.status is not RankStatus.FINISHED)
         before = f", before {others.phrase()} had finished" if others else ""
-        return f"{who} {whereabouts(state)}{reason}{at(location)}{before}"
+        return f"{subject} {whereabouts(state)}{reason}{at(location)}{before}"
     call = state.last_call
     last = f"; it had last called {call_phrase(call)}{at(location)}" if call is not None else ""
     ending = f": its last collective contradicted that of rank {peer}" if peer is not None else ""
-    return f"{who} {whereabouts(state)}{ending}{last}"
+    return f"{subject} {whereabouts(state)}{cause}{ending}{last}"
 
 
 def _line(state: RankState) -> Location | None:
@@ -196,7 +183,7 @@ def _line(state: RankState) -> Location | None:
 def _evidence(state: RankState) -> Evidence:
     values: dict[str, Value] = {}
     status = state.exit_status
-    if state.fate in (Fate.DIED, Fate.FINISHED) and status:
+    if state.status in (RankStatus.DIED, RankStatus.FINISHED) and status:
         values = {"signal": signal_name(-status)} if status < 0 else {"exit_status": status}
     if state.oom_kills:
         values["processes_killed_for_memory"] = state.oom_kills

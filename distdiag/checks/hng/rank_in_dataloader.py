@@ -1,7 +1,5 @@
 """HNG004: a rank waits for its data loader while the others wait for it."""
 
-from __future__ import annotations
-
 from distdiag.checks.hng.stuck_rank import StuckRank
 from distdiag.checks.shared.activities import Activity
 from distdiag.findings.finding import Severity

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.failures import first_end, is_interruption, was_setting_up
+from distdiag.checks.shared import endings
+from distdiag.checks.shared.failures import (
+    FirstEnd,
+    first_end,
+    is_interruption,
+    known_fault_of,
+    last_word,
+    was_setting_up,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     at,
     blocking_call,
+    cause_line,
     raised_phrase,
     user_location,
     whereabouts,
+    who,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
 from distdiag.views.alignment import OpenCollective
-from distdiag.views.rank_states import Fate, JobView, RankState
+from distdiag.views.rank_states import JobView, RankState, RankStatus
 
 _WHY_ALL = (
     "Every rank came to the same line and raised there: this is a fault of the program, or of what "
@@ -30,6 +40,19 @@ _WHY_SETUP = (
 _FIX_SETUP = (
     "Compare MASTER_ADDR, MASTER_PORT and the world size that this rank uses with those of the "
     "others, see whether rank 0 can be reached there, and look at where the others were."
+)
+_WHY_SEEN = (
+    "This exception was not caught, and it ended the process. What was read says nothing of other "
+    "ranks, or nothing that came earlier."
+)
+_WHY_LAST = (
+    "This error says that a peer was gone, or did not come: it is a consequence of something that "
+    "nothing that was read tells. It was the first of its kind."
+)
+_FIX_LAST = (
+    "Read what the other ranks wrote before it, and what the launcher, the scheduler and the "
+    "kernel say of their processes. Next time, keep the output of each rank (torchrun --log-dir "
+    "DIR --redirects 3) and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1."
 )
 _FIX_ALL = "Fix what the exception says; running the script on one rank should show it as well."
 
@@ -77,45 +100,89 @@ class RankRaised(Check[OpenCollective | JobView]):
         states = view.states
         if isinstance(view, OpenCollective):
             missing = view.missing_ranks & states.keys()
-            if not any(states[rank].fate is Fate.RAISED for rank in missing):
+            if not any(states[rank].status is RankStatus.RAISED for rank in missing):
                 return
         end = first_end(states)
+        if end is None and isinstance(view, JobView) and view.is_unexplained:
+            yield from self._last_word(states)
         if end is None or states[min(end.ranks)].raised is None:
             return
-        first = end.ranks
-        others = RankSet(states.keys() - first)
+        others = RankSet(states.keys() - end.ranks)
         if any(_may_raise_too(states[rank]) for rank in others):
             return
+        yield self._first(end.ranks, end, states)
+        for ranks in end.tied:
+            yield self._first(ranks, end, states)
+
+    def _first(self, first: RankSet, end: FirstEnd, states: Mapping[int, RankState]) -> Finding:
         state = states[min(first)]
+        others = RankSet(states.keys() - first)
+        is_whole = not state.is_reported_only  # else more ranks may have been there
         is_everybody = not others and len(first) > 1
-        is_note = not others or end.is_outside or is_interruption(state)
-        why, fix = self.why, self.fix
-        if was_setting_up(state):
-            why, fix = _WHY_SETUP, _FIX_SETUP
-        elif is_everybody:
-            why, fix = _WHY_ALL, _FIX_ALL
+        fault = known_fault_of(state)
+        is_own = fault is None or fault.whose == "program"
+        is_note = (not others and is_whole and is_own) or end.is_outside or is_interruption(state)
+        is_sure = others and not end.tied
+        why, fix = self._texts(state, is_everybody=is_everybody, has_others=bool(others))
+        if fault is not None:
+            why, fix = fault.cause, fault.fix
         location = _line(state)
-        who = f"all {len(first)} ranks" if is_everybody else first.phrase()
-        yield self.finding(
-            f"{who} raised {raised_phrase(state)}{at(location)}"
-            + (f", before {others.phrase()} failed or waited in vain" if others else ""),
+        subject = f"all {len(first)} ranks" if is_everybody and is_whole else who(first, states)
+        after = who(others - RankSet(r for t in end.tied for r in t), states) if others else ""
+        return self.finding(
+            f"{subject} raised {raised_phrase(state)}{at(location)}"
+            + (f", before {after} failed or waited in vain" if after and not end.tied else "")
+            + (f": {fault.title} (known fault {fault.id})" if fault is not None else ""),
             ranks=first,
             step=state.step,
             location=location,
-            grade=Grade.NOTE if is_note else Grade.PROVEN,
-            confidence=0.95,
+            grade=Grade.NOTE if is_note else Grade.PROVEN if is_sure else Grade.LIKELY,
+            confidence=0.95 if is_sure or is_note else 0.85,
             evidence=(
                 *_raised_evidence(states[rank] for rank in first),
+                *((fault.evidence(first),) if fault is not None else ()),
                 *(_evidence(states[rank]) for rank in others),
             ),
             why=why,
             fix=fix,
         )
 
+    def _texts(self, state: RankState, *, is_everybody: bool, has_others: bool) -> tuple[str, str]:
+        if was_setting_up(state):
+            return _WHY_SETUP, _FIX_SETUP
+        if state.raised is not None and "/dev/shm/" in cause_line(state.raised.message):
+            return endings.SHARED_MEMORY
+        if is_everybody:
+            return _WHY_ALL, _FIX_ALL
+        if not has_others and state.is_reported_only:
+            return _WHY_SEEN, self.fix
+        return self.why, self.fix
+
+    def _last_word(self, states: Mapping[int, RankState]) -> Iterator[Finding]:
+        """Name the first that failed for want of a peer, where nothing else is known."""
+        end = last_word(states)
+        if end is None or states[min(end.ranks)].raised is None:
+            return
+        state = states[min(end.ranks)]
+        location = _line(state)
+        yield self.finding(
+            f"{who(end.ranks, states)} lost a peer, and nothing says which: "
+            f"{raised_phrase(state)}{at(location)}",
+            ranks=RankSet(),
+            step=state.step,
+            location=location,
+            severity=Severity.WARNING,
+            grade=Grade.LIKELY,
+            confidence=0.6,
+            evidence=tuple(_raised_evidence(s for s in states.values() if s.raised is not None)),
+            why=_WHY_LAST,
+            fix=_FIX_LAST,
+        )
+
 
 def _may_raise_too(state: RankState) -> bool:
     """Say whether a rank still runs freely, so that it may be about to raise the same."""
-    is_free = state.fate is Fate.RUNNING and blocking_call(state) is None
+    is_free = state.status is RankStatus.RUNNING and blocking_call(state) is None
     return is_free and state.idle_s < 1.0 and not state.is_over
 
 

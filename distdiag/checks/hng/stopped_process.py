@@ -1,7 +1,5 @@
 """HNG012: the process of a rank was stopped, by a signal or in a debugger."""
 
-from __future__ import annotations
-
 from distdiag.checks.hng.stuck_rank import StuckRank
 from distdiag.checks.shared.activities import Activity
 from distdiag.findings.finding import Severity

@@ -1,7 +1,5 @@
 """HNG015: a rank is slow, and the others wait for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """HNG009: a rank is still setting up process groups while the job stands still."""
 
-from __future__ import annotations
-
 from distdiag.checks.hng.stuck_rank import StuckRank
 from distdiag.checks.shared.activities import Activity
 from distdiag.findings.finding import Severity

@@ -1,13 +1,12 @@
 """What the checks share that report where a rank is stuck while the job stands still."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.shared.activities import Activity, common_activity, doing_of, is_busy
+from distdiag.checks.shared.activities import Activity, common_activity, doing_of, will_come
 from distdiag.checks.shared.culprits import all_work, blame_missing, is_reliable, missing_evidence
+from distdiag.checks.shared.holders import holder_of
 from distdiag.checks.shared.stuck import activity_of_missing, odd_ranks
 from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.ranks import RankSet
@@ -25,6 +24,7 @@ from distdiag.findings.descriptions import (
     whereabouts,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Location
+from distdiag.findings.known_faults import KnownFault, fault_of_stack
 from distdiag.views.alignment import OpenCollective, OpenGroup
 from distdiag.views.rank_states import JobView, RankState
 
@@ -108,7 +108,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         ranks = odd_ranks(states)
         if not ranks or common_activity(states[rank] for rank in ranks) not in self.activities:
             return
-        is_note = all(is_busy(states[rank]) for rank in ranks)
+        is_note = all(will_come(states[rank], states) for rank in ranks)
         yield self._stuck(ranks, states, "", where_all_are(states), is_note=is_note)
 
     def _stuck(
@@ -126,18 +126,31 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         signs = [doing.sign] if doing is not None and doing.sign else []
         signs += [help_phrase(state.help)] if state.help is not None else []
         sign = f" ({'; '.join(signs)})" if signs else ""
+        holder = holder_of(state, states)
+        who = f"; {holder.text}" if holder is not None else ""
+        fault = _known_fault(state)
         return self.finding(
             f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
-            f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{others}",
+            f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{who}{others}",
             ranks=culprits,
             step=state.step,
             location=location,
             grade=Grade.NOTE if is_note else Grade.LIKELY,
             confidence=0.4 if is_note else 0.85,
-            evidence=evidence
+            evidence=(holder.evidence if holder is not None else ())
+            + evidence
             + tuple(line for rank in culprits for line in _history(states[rank]))
             + outside_evidence(states, culprits),
+            why=fault.cause if fault is not None else self.why,
+            fix=holder.fix if holder is not None else fault.fix if fault is not None else self.fix,
         )
+
+
+def _known_fault(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank's stacks show, if they show one."""
+    threads = state.stacks.threads if state.stacks is not None else ()
+    rows = (fault_of_stack(thread.frames, {"torch": state.torch}) for thread in threads)
+    return next((row for row in rows if row is not None), None)
 
 
 def _name(event: Collective | GroupCreated) -> str:

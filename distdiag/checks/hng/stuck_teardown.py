@@ -1,7 +1,5 @@
 """HNG010: a rank is stuck while it shuts down."""
 
-from __future__ import annotations
-
 from distdiag.checks.hng.stuck_rank import StuckRank
 from distdiag.checks.shared.activities import Activity
 from distdiag.findings.finding import Severity

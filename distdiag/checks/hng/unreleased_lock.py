@@ -1,7 +1,5 @@
 """HNG011: a rank waits for a lock, a queue, a thread or a future while the job stands still."""
 
-from __future__ import annotations
-
 from distdiag.checks.hng.stuck_rank import StuckRank
 from distdiag.checks.shared.activities import Activity
 from distdiag.findings.finding import Severity

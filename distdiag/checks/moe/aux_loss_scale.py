@@ -1,7 +1,5 @@
 """MOE009: an auxiliary loss is multiplied with the rest of a loss that was divided beforehand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -146,13 +144,13 @@ class AuxLossScale(Check[AuxLossView | CombinedAuxLossView]):
     ## When it is not a defect
     The coefficient in the loss was divided by that number beforehand.
 
-    A fraction in the loss graph may be such a part, so this is a note until the configuration
-    declares the whole coefficient:
+    The loss graph shows only the result of such a division. Declare the whole coefficient in
+    `distdiag.toml`; without it this is a note:
 
         [aux_loss]
         coefficient = 0.01
 
-    If so, add `ignore = ["MOE009"]` to `distdiag.toml`.
+    To silence it, set `ignore = ["MOE009"]`.
 
     ## References
     - https://github.com/huggingface/transformers/issues/48706
@@ -195,7 +193,7 @@ def _is_begun_late(window: LossWindow) -> bool:
 
 def _parts(window: LossWindow, view: LossView) -> list[LossWindow]:
     """Return what can be judged: each rank alone if it is not known how gradients are combined."""
-    return [window] if view.is_told else [window.alone(rank) for rank in window.by_rank]
+    return [window] if view.has_wrapper else [window.alone(rank) for rank in window.by_rank]
 
 
 def _reason(scale: AuxScale) -> str:

@@ -1,7 +1,5 @@
 """MOE011: ranks that share experts give each expert a different number of places."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """MOE013: ranks choose experts by a bias that is no longer the same on all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -56,7 +54,7 @@ class DivergentRouterBias(Check[RouterBiasReplicas]):
 
     def check(self, view: RouterBiasReplicas) -> Iterator[Finding]:
         """Judge biases that were equal before."""
-        if view.alike_at is None or view.basis in NOT_REDUCED:
+        if view.alike_at is None or view.evidence in NOT_REDUCED:
             return
         tensors = [tensor for tensor in view.tensors if tensor.plan.is_routing_bias]
         if not tensors:

@@ -1,7 +1,5 @@
 """MOE002: ranks send the same tokens to different experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """MOE005: ranks that should hold different experts start with the same ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

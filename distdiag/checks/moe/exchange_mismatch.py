@@ -1,7 +1,5 @@
 """MOE003: ranks send and expect different numbers of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

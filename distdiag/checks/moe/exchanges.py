@@ -1,7 +1,5 @@
 """How findings describe the all-to-all that sends tokens to experts."""
 
-from __future__ import annotations
-
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import call_location, sizes_phrase
 from distdiag.findings.finding import Evidence

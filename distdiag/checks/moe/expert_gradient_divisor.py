@@ -1,7 +1,5 @@
 """MOE012: the gradients of experts are divided by another number than those of dense parameters."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +10,14 @@ from typing import Final
 import msgspec
 
 from distdiag.checks.base import Check
-from distdiag.events.gradients import Passage
+from distdiag.events.gradients import AutogradNode
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.gradients import (
     TOLERANCE,
     Combined,
-    GradientLook,
+    GradientSample,
     GradientView,
     Ranks,
     candidates,
@@ -45,33 +43,33 @@ class ExpertPath:
     names: frozenset[str]
 
 
-def expert_paths(look: GradientLook, rank: int) -> Iterator[ExpertPath]:
+def expert_paths(sample: GradientSample, rank: int) -> Iterator[ExpertPath]:
     """Yield the all-to-alls of a rank that have experts behind them, the last layer first."""
-    passages, exchanges = look.by_rank[rank].passages, look.exchanges[rank]
-    if not passages:
+    nodes, exchanges = sample.by_rank[rank].nodes, sample.exchanges[rank]
+    if not nodes:
         return
-    depths = _depths(passages, exchanges)
+    depths = _depths(nodes, exchanges)
     least: dict[str, int] = {}
     for place, depth in depths.items():
-        for name in passages[place].parameters:
+        for name in nodes[place].parameters:
             least[name] = min(depth, least.get(name, depth))
     for place, depth in depths.items():
-        reach = _reach(passages, exchanges, place)
+        reach = _reach(nodes, exchanges, place)
         if exchanges[place] and depth % 2 == 1 and reach is not None:
-            names = {name for each in reach for name in passages[each].parameters}
+            names = {name for each in reach for name in nodes[each].parameters}
             mine = frozenset(name for name in names if least[name] == depth)
             if mine:
                 yield ExpertPath(place, exchanges[place], mine)
 
 
-def _depths(passages: Sequence[Passage], exchanges: Sequence[Ranks]) -> dict[int, int]:
+def _depths(nodes: Sequence[AutogradNode], exchanges: Sequence[Ranks]) -> dict[int, int]:
     """Return how many all-to-alls at least lie between the loss and each autograd node."""
     depths = {0: 0}
     level, depth = [0], 0
     while level:
         deeper = []
         for place in level:  # it grows meanwhile
-            for below in passages[place].below:
+            for below in nodes[place].below:
                 if below in depths:
                     continue
                 if exchanges[below]:
@@ -85,43 +83,45 @@ def _depths(passages: Sequence[Passage], exchanges: Sequence[Ranks]) -> dict[int
     return depths
 
 
-def _reach(passages: Sequence[Passage], exchanges: Sequence[Ranks], place: int) -> list[int] | None:
+def _reach(
+    nodes: Sequence[AutogradNode], exchanges: Sequence[Ranks], place: int
+) -> list[int] | None:
     """Return a node and all that follow it before the next all-to-all; None if unknown."""
     reach = [place]
     for each in reach:  # it grows meanwhile
-        if not passages[each].is_bounded:
+        if not nodes[each].is_bounded:
             return None
-        reach += [b for b in passages[each].below if not exchanges[b] and b not in reach]
+        reach += [b for b in nodes[each].below if not exchanges[b] and b not in reach]
     return reach
 
 
-def factor_of(look: GradientLook, rank: int, path: ExpertPath) -> float | None:
+def factor_of(sample: GradientSample, rank: int, path: ExpertPath) -> float | None:
     """Return by what the backward pass of an all-to-all multiplies gradients; None if unclear.
 
     What a rank sends another one receives: over all ranks only a factor changes the norm.
     """
-    mine = [each.place for each in expert_paths(look, rank) if each.exchange == path.exchange]
+    mine = [each.place for each in expert_paths(sample, rank) if each.exchange == path.exchange]
     index = mine.index(path.place)
-    found: list[Passage] = []
+    found: list[AutogradNode] = []
     for other in path.exchange:
-        if other not in look.by_rank:
+        if other not in sample.by_rank:
             return None
-        theirs = [e for e in expert_paths(look, other) if e.exchange == path.exchange]
+        theirs = [e for e in expert_paths(sample, other) if e.exchange == path.exchange]
         if len(theirs) != len(mine):
             return None
-        found.append(look.by_rank[other].passages[theirs[index].place])
+        found.append(sample.by_rank[other].nodes[theirs[index].place])
     given = math.hypot(*(each.given.norm for each in found))
     passed = math.hypot(*(each.passed.norm for each in found))
     is_whole = sum(e.given.num_elements - e.passed.num_elements for e in found) == 0
     return passed / given if is_whole and given > 0 and math.isfinite(passed) else None
 
 
-def scales_of(look: GradientLook, rank: int) -> frozenset[float]:
+def scales_of(sample: GradientSample, rank: int) -> frozenset[float]:
     """Return by what other functions of the program multiply gradients as a whole."""
     found: set[float] = set()
-    exchanges = look.exchanges[rank]
-    for place, passage in enumerate(look.by_rank[rank].passages):
-        given, passed = passage.given, passage.passed
+    exchanges = sample.exchanges[rank]
+    for place, node in enumerate(sample.by_rank[rank].nodes):
+        given, passed = node.given, node.passed
         is_plain = given.num_elements == passed.num_elements > 0 and not exchanges[place]
         if not is_plain or not given.norm > 0 or given.total == 0:
             continue
@@ -191,7 +191,7 @@ class ExpertGradients:
 class _Part:
     """What one sampled step shows of one rank."""
 
-    look: GradientLook
+    sample: GradientSample
     names: frozenset[str]
     exchange: Ranks
     factors: tuple[float, ...]
@@ -203,8 +203,8 @@ def expert_gradients(view: GradientView) -> dict[int, ExpertGradients]:
     """Return what is known of the experts of each rank."""
     found = {}
     for rank in view.ranks:
-        looks = [look for look in view.looks if rank in look.by_rank]
-        parts = [_part(look, rank, looks) for look in looks]
+        samples = [sample for sample in view.samples if rank in sample.by_rank]
+        parts = [_part(sample, rank, samples) for sample in samples]
         known = [part for part in parts if part is not None]
         result = _of(rank, known) if known else None
         if result is not None:
@@ -222,25 +222,25 @@ def coverage(one: ExpertGradients, others: Mapping[int, ExpertGradients]) -> Cov
     return Coverage.SAME if set(counts.values()) == {1} else Coverage.REPEATED
 
 
-def _part(look: GradientLook, rank: int, looks: Sequence[GradientLook]) -> _Part | None:
-    paths = list(expert_paths(look, rank))
+def _part(sample: GradientSample, rank: int, samples: Sequence[GradientSample]) -> _Part | None:
+    paths = list(expert_paths(sample, rank))
     if len({path.exchange for path in paths}) != 1:
         return None
-    factors = [factor_of(look, rank, path) for path in paths]
+    factors = [factor_of(sample, rank, path) for path in paths]
     known = [factor for factor in factors if factor is not None]
     names = frozenset(name for path in paths for name in path.names)
     # With few dense parameters it takes several sampled steps to know the divisor.
-    dense = combined_on([look], rank, lambda name: name not in names)
-    dense = dense or combined_on(looks, rank, lambda name: name not in names)
-    if dense is None or len(known) < len(factors) or not _is_shared(look, dense, paths):
+    dense = combined_on([sample], rank, lambda name: name not in names)
+    dense = dense or combined_on(samples, rank, lambda name: name not in names)
+    if dense is None or len(known) < len(factors) or not _is_shared(sample, dense, paths):
         return None
-    scales = scales_of(look, rank)
-    return _Part(look, names, paths[0].exchange, tuple(known), dense, scales)
+    scales = scales_of(sample, rank)
+    return _Part(sample, names, paths[0].exchange, tuple(known), dense, scales)
 
 
-def _is_shared(look: GradientLook, dense: Combined, paths: Sequence[ExpertPath]) -> bool:
+def _is_shared(sample: GradientSample, dense: Combined, paths: Sequence[ExpertPath]) -> bool:
     """Say whether all ranks that combine dense gradients were seen, those of the all-to-all too."""
-    return set(paths[0].exchange) <= set(dense.members) <= look.by_rank.keys()
+    return set(paths[0].exchange) <= set(dense.members) <= sample.by_rank.keys()
 
 
 def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
@@ -249,13 +249,13 @@ def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
     if factor is None or any(part.exchange != first.exchange for part in known):
         return None
     found = []
-    for members in candidates(first.look, rank):
+    for members in candidates(first.sample, rank):
         # Clipping scales all gradients by one factor: the ratio to the dense ones stays.
         ratios = [
             divisor / part.dense.divisor
             for part in known
-            if set(members) <= part.look.by_rank.keys()
-            for divisor in divisors(part.look, rank, members, part.names)
+            if set(members) <= part.sample.by_rank.keys()
+            for divisor in divisors(part.sample, rank, members, part.names)
         ]
         if (ratio := one_of(ratios)) is not None:
             found.append(Combined(members, ratio * first.dense.divisor))
@@ -263,14 +263,14 @@ def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
         return None
     return ExpertGradients(
         rank=rank,
-        step=first.look.step,
+        step=first.sample.step,
         names=tuple(sorted(first.names)),
         exchange=first.exchange,
         dense=first.dense,
         experts=found[0],
         factor=factor,
         scales=frozenset().union(*(part.scales for part in known)),
-        are_different=_are_different(first.look, found[0].members, first.names),
+        are_different=_are_different(first.sample, found[0].members, first.names),
         are_tables=_are_tables(first, rank),
     )
 
@@ -278,13 +278,13 @@ def _of(rank: int, known: Sequence[_Part]) -> ExpertGradients | None:
 def _are_tables(part: _Part, rank: int) -> bool:
     # Of many experts only some gradients are read, though all are known by name.
     return all(
-        each.is_table for each in part.look.by_rank[rank].gradients if each.name in part.names
+        each.is_table for each in part.sample.by_rank[rank].gradients if each.name in part.names
     )
 
 
-def _are_different(look: GradientLook, members: Ranks, names: frozenset[str]) -> bool:
+def _are_different(sample: GradientSample, members: Ranks, names: frozenset[str]) -> bool:
     for name in sorted(names):
-        there = [look.named(rank).get(name) for rank in members]
+        there = [sample.named(rank).get(name) for rank in members]
         weights = [each.weight for each in there if each is not None and not each.members]
         if weights and max(weights) - min(weights) > 1e-6 * max(map(abs, weights)):
             return True
@@ -361,7 +361,7 @@ class ExpertGradientDivisor(Check[GradientView]):
             message,
             ranks=RankSet(each.rank for each in found),
             step=first.step,
-            location=user_location(view.looks[0].by_rank[first.rank].site.frames),
+            location=user_location(view.samples[0].by_rank[first.rank].site.frames),
             subjects=tuple(names)[:_MOST_NAMES],
             grade=grade,
             confidence=confidence,

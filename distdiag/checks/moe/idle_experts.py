@@ -1,7 +1,5 @@
 """MOE007: some experts get no tokens, or one gets most of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """MOE006: counts of tokens are summed up in a type that cannot hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """MOE004: a router compares scores of so few bits that many are equal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

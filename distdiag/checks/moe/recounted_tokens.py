@@ -1,7 +1,5 @@
 """MOE008: activation checkpointing repeats a forward pass, which counts the same tokens again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """MOE001: activation checkpointing repeats a forward pass and sends tokens to other experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """How findings describe choices of experts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

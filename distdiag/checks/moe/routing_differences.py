@@ -1,7 +1,5 @@
 """How findings describe two runs of one script that route differently."""
 
-from __future__ import annotations
-
 from distdiag.events.comparisons import Cause, Flip, MarginBin, Nature, Origin, RoutingDifference
 
 _WHAT = {

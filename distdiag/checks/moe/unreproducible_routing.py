@@ -1,7 +1,5 @@
 """MOE014: two runs of one script with the same seed send tokens to different experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """MOE010: an auxiliary loss is computed, but no backward pass reaches it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -100,8 +98,8 @@ class UnusedAuxLoss(Check[AuxLossRouting]):
         of_all = f" of the {view.num_steps} that the run took" if view.num_steps else ""
         text = what.format(layers=", ".join(names[:3]) + more, coefficient=last.coefficient)
         return self.finding(
-            f"{text}, but no gradient came back through it in the {len(steps)} steps that were "
-            f"looked at, from {min(steps)} to {max(steps)}{of_all}, in which they came back to the "
+            f"{text}, but no gradient came back through it in the {len(steps)} sampled steps, "
+            f"from {min(steps)} to {max(steps)}{of_all}, in which they came back to the "
             f"scores of {view.model}",
             ranks=RankSet(each.rank for events in layers for each in events),
             step=last.step,

@@ -1,16 +1,11 @@
 """PAR007: runs on different numbers of ranks are fed different samples."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-from distdiag.checks.base import Check
-from distdiag.checks.par.divergence import evidence_of, subjects_of
+from distdiag.checks.par.divergence import DisparityCheck
 from distdiag.events.comparisons import Divergence, Subject
-from distdiag.findings.finding import Finding, Severity
+from distdiag.findings.finding import Severity
 
 
-class DataDisparity(Check[Divergence]):
+class DataDisparity(DisparityCheck):
     """Runs on different numbers of ranks are fed different samples.
 
     ## What you see
@@ -44,16 +39,9 @@ class DataDisparity(Check[Divergence]):
     code = "PAR007"
     name = "data-disparity"
     severity = Severity.ERROR
+    subject = Subject.DATA
+    may_be_meant = False
 
-    def check(self, event: Divergence) -> Iterator[Finding]:
+    def message(self, event: Divergence) -> str:
         """Say which samples differ."""
-        if event.subject is not Subject.DATA:
-            return
-        message = f"{event.candidate} and {event.reference} see different data: {event.explanation}"
-        yield self.finding(
-            message,
-            ranks=event.culprits,
-            step=event.step,
-            subjects=subjects_of(event),
-            evidence=tuple(evidence_of(event)),
-        )
+        return f"{event.candidate} and {event.reference} see different data: {event.explanation}"

@@ -1,12 +1,12 @@
 """The sentences that the checks of a parity comparison share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
+from typing import ClassVar
 
-from distdiag.events.comparisons import Difference, Divergence
-from distdiag.findings.finding import Evidence
+from distdiag.checks.base import Check
+from distdiag.events.comparisons import Difference, Divergence, Subject
+from distdiag.findings.finding import Evidence, Finding, Grade
 
 
 def figures(difference: Difference) -> str:
@@ -77,3 +77,27 @@ def subjects_of(event: Divergence) -> tuple[str, ...]:
         difference.name.partition("/")[2].partition("#")[0] or difference.name
         for difference in event.differences
     )
+
+
+class DisparityCheck(Check[Divergence]):
+    """What the checks of comparisons share: each judges what differs in one `subject`."""
+
+    subject: ClassVar[Subject]
+    may_be_meant: ClassVar[bool] = True
+    """Whether a comparison whose batches were filled up says no more than a note."""
+
+    def message(self, event: Divergence) -> str:
+        """Say what differs."""
+        raise NotImplementedError
+
+    def check(self, event: Divergence) -> Iterator[Finding]:
+        """Judge comparisons of the subject."""
+        if event.subject is self.subject:
+            yield self.finding(
+                self.message(event),
+                ranks=event.culprits,
+                step=event.step,
+                subjects=subjects_of(event),
+                evidence=tuple(evidence_of(event)),
+                grade=Grade.NOTE if self.may_be_meant and event.is_doubtful else Grade.PROVEN,
+            )

@@ -1,16 +1,16 @@
 """PAR011: gradients on N ranks are not those of the same samples on one rank."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-from distdiag.checks.base import Check
-from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
+from distdiag.checks.par.divergence import (
+    DisparityCheck,
+    figures,
+    how_many,
+    reason,
+)
 from distdiag.events.comparisons import Divergence, Subject
-from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.findings.finding import Severity
 
 
-class GradientDisparity(Check[Divergence]):
+class GradientDisparity(DisparityCheck):
     """Gradients on N ranks are not those of the same samples on one rank.
 
     ## What you see
@@ -45,21 +45,12 @@ class GradientDisparity(Check[Divergence]):
     code = "PAR011"
     name = "gradient-disparity"
     severity = Severity.ERROR
+    subject = Subject.GRADIENT
 
-    def check(self, event: Divergence) -> Iterator[Finding]:
+    def message(self, event: Divergence) -> str:
         """Name the first gradient that differs, and what explains it."""
-        if event.subject is not Subject.GRADIENT:
-            return
-        message = (
+        return (
             f"at step {event.step} {how_many(event)} of {event.num_compared} gradients of "
             f"{event.candidate} differ from those of {event.reference}, first in backward order "
             f"{figures(event.differences[0])}{reason(event)}"
-        )
-        yield self.finding(
-            message,
-            ranks=event.culprits,
-            step=event.step,
-            subjects=subjects_of(event),
-            evidence=tuple(evidence_of(event)),
-            grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

@@ -1,7 +1,5 @@
 """PAR005: batch normalisation uses the statistics of the few samples of one rank."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +74,7 @@ def _named(norms: tuple[NormStatistics, ...], name: str) -> NormStatistics | Non
     return next((each for each in norms if each.name == name), None)
 
 
-# ---
+# The check, and what counts as a spread beyond chance.
 
 _TINY: Final = 2
 _SMALL: Final = 4

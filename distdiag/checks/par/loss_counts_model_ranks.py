@@ -1,7 +1,5 @@
 """PAR013: a loss is multiplied by a number of ranks over which its gradients are not averaged."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -256,7 +254,7 @@ def _phrase(groups: Iterable[tuple[int, ...]]) -> str:
     return "ranks in the group " + ", ".join(map(str, first))
 
 
-# ---
+# The check.
 
 
 class LossCountsModelRanks(Check[LossView | CombinedLossView]):
@@ -309,7 +307,7 @@ class LossCountsModelRanks(Check[LossView | CombinedLossView]):
     def _found(self, view: LossView) -> Iterator[Finding]:
         windows = [w for w in known_windows(view) if any(p.num_counted for _, p in w.passes())]
         found = {excess_of(window, view.sequences) for window in windows}
-        if len(found) != 1 or not view.is_told or view.is_multiplied:
+        if len(found) != 1 or not view.has_wrapper or view.is_multiplied:
             return
         excess = found.pop()
         if excess is None or any(abs(each * excess.times - 1) < 1e-3 for each in view.scalings):

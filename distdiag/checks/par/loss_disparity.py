@@ -1,16 +1,11 @@
 """PAR010: the loss over the ranks is not the loss of the same samples on one rank."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-from distdiag.checks.base import Check
-from distdiag.checks.par.divergence import evidence_of, figures, reason, subjects_of
+from distdiag.checks.par.divergence import DisparityCheck, figures, reason
 from distdiag.events.comparisons import Divergence, Subject
-from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.findings.finding import Severity
 
 
-class LossDisparity(Check[Divergence]):
+class LossDisparity(DisparityCheck):
     """The loss over the ranks is not the loss of the same samples on one rank.
 
     ## What you see
@@ -46,20 +41,11 @@ class LossDisparity(Check[Divergence]):
     code = "PAR010"
     name = "loss-disparity"
     severity = Severity.ERROR
+    subject = Subject.LOSS
 
-    def check(self, event: Divergence) -> Iterator[Finding]:
+    def message(self, event: Divergence) -> str:
         """Say by how much the losses differ, and with which weights the ranks enter."""
-        if event.subject is not Subject.LOSS:
-            return
-        message = (
+        return (
             f"at step {event.step} the loss of {event.candidate} is not that of {event.reference}: "
             f"{figures(event.differences[0])}{reason(event)}"
-        )
-        yield self.finding(
-            message,
-            ranks=event.culprits,
-            step=event.step,
-            subjects=subjects_of(event),
-            evidence=tuple(evidence_of(event)),
-            grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
         )

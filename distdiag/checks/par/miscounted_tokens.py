@@ -1,7 +1,5 @@
 """PAR003: a loss is divided by another number of tokens than it sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from distdiag.checks.base import Check

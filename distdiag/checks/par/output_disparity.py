@@ -1,16 +1,11 @@
 """PAR009: a module returns something else on N ranks than on one, for the same samples."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-from distdiag.checks.base import Check
-from distdiag.checks.par.divergence import evidence_of, figures, reason, subjects_of
+from distdiag.checks.par.divergence import DisparityCheck, figures, reason, subjects_of
 from distdiag.events.comparisons import Divergence, Subject
-from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.findings.finding import Severity
 
 
-class OutputDisparity(Check[Divergence]):
+class OutputDisparity(DisparityCheck):
     """A module returns something else on N ranks than on one, for the same samples.
 
     ## What you see
@@ -46,22 +41,14 @@ class OutputDisparity(Check[Divergence]):
     code = "PAR009"
     name = "output-disparity"
     severity = Severity.ERROR
+    subject = Subject.OUTPUT
 
-    def check(self, event: Divergence) -> Iterator[Finding]:
+    def message(self, event: Divergence) -> str:
         """Name the first module whose output differs."""
-        if event.subject is not Subject.OUTPUT:
-            return
         where = f" on {event.culprits.phrase()}" if event.culprits else ""
         first = event.differences[0]
         message = (
             f"at step {event.step} the output of {subjects_of(event)[0]} differs between "
             f"{event.candidate}{where} and {event.reference} for the same samples: {figures(first)}"
         )
-        yield self.finding(
-            message + reason(event),
-            ranks=event.culprits,
-            step=event.step,
-            subjects=subjects_of(event),
-            evidence=tuple(evidence_of(event)),
-            grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
-        )
+        return message + reason(event)

@@ -1,7 +1,5 @@
 """PAR004: a learning-rate schedule is advanced once for each rank at every step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

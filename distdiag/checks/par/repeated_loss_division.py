@@ -1,7 +1,5 @@
 """PAR002: a loss is divided once more than it should be."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -94,7 +92,7 @@ class RepeatedLossDivision(Check[LossView | CombinedLossView]):
 
 def _found_in(window: LossWindow, view: LossView) -> str:
     num_passes, total = window.num_passes, total_weight(window)
-    if not total or not view.is_told:
+    if not total or not view.has_wrapper:
         return ""
     found = {_division(rank, each, window) for rank, each in window.passes() if each.num_counted}
     division = found.pop() if len(found) == 1 else ""

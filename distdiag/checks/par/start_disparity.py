@@ -1,16 +1,15 @@
 """PAR008: runs on different numbers of ranks begin with different weights."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-from distdiag.checks.base import Check
-from distdiag.checks.par.divergence import evidence_of, figures, how_many, subjects_of
+from distdiag.checks.par.divergence import (
+    DisparityCheck,
+    figures,
+    how_many,
+)
 from distdiag.events.comparisons import Divergence, Subject
-from distdiag.findings.finding import Finding, Severity
+from distdiag.findings.finding import Severity
 
 
-class StartDisparity(Check[Divergence]):
+class StartDisparity(DisparityCheck):
     """Runs on different numbers of ranks begin with different weights.
 
     ## What you see
@@ -46,19 +45,12 @@ class StartDisparity(Check[Divergence]):
     code = "PAR008"
     name = "start-disparity"
     severity = Severity.ERROR
+    subject = Subject.START
+    may_be_meant = False
 
-    def check(self, event: Divergence) -> Iterator[Finding]:
+    def message(self, event: Divergence) -> str:
         """Name the parameters that begin with other values."""
-        if event.subject is not Subject.START:
-            return
-        message = (
+        return (
             f"{event.candidate} begins with other weights than {event.reference}: "
             f"{how_many(event)} of {event.num_compared} parameters; {figures(event.differences[0])}"
-        )
-        yield self.finding(
-            message,
-            ranks=event.culprits,
-            step=event.step,
-            subjects=subjects_of(event),
-            evidence=tuple(evidence_of(event)),
         )

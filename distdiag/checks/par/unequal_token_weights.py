@@ -1,7 +1,5 @@
 """PAR001: tokens weigh unequally between the ranks or micro-steps of one optimizer step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -69,7 +67,7 @@ class UnequalTokenWeights(Check[LossView]):
         often = sum(much) * 2 > len(ratios)
         if sum(ratio >= _SOME for ratio in ratios) * 2 <= len(ratios):
             return
-        is_sure = often and len(ratios) > 1 and view.is_told and windows[-1].divisor > 0
+        is_sure = often and len(ratios) > 1 and view.has_wrapper and windows[-1].divisor > 0
         # The mean over the tokens of a pass with one sequence is the mean over that sequence.
         is_sure = is_sure and any(p.num_rows != 1 for w in windows for _, p in w.passes())
         # Void pixels are left out of each image's mean by custom.

@@ -1,16 +1,16 @@
 """PAR012: an optimizer changes parameters otherwise on N ranks than on one."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-from distdiag.checks.base import Check
-from distdiag.checks.par.divergence import evidence_of, figures, how_many, reason, subjects_of
+from distdiag.checks.par.divergence import (
+    DisparityCheck,
+    figures,
+    how_many,
+    reason,
+)
 from distdiag.events.comparisons import Divergence, Subject
-from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.findings.finding import Severity
 
 
-class UpdateDisparity(Check[Divergence]):
+class UpdateDisparity(DisparityCheck):
     """An optimizer changes parameters otherwise on N ranks than on one.
 
     ## What you see
@@ -42,11 +42,10 @@ class UpdateDisparity(Check[Divergence]):
     code = "PAR012"
     name = "update-disparity"
     severity = Severity.ERROR
+    subject = Subject.UPDATE
 
-    def check(self, event: Divergence) -> Iterator[Finding]:
+    def message(self, event: Divergence) -> str:
         """Name the first parameter whose change differs, and what explains it."""
-        if event.subject is not Subject.UPDATE:
-            return
         first = event.differences[0]
         message = (
             f"at step {event.step} {how_many(event)} of {event.num_compared} parameters of "
@@ -58,11 +57,4 @@ class UpdateDisparity(Check[Divergence]):
                 f"at step {event.step} of {event.candidate} the {figures(first)}, with respect to "
                 f"{event.reference}{reason(event)}"
             )
-        yield self.finding(
-            message,
-            ranks=event.culprits,
-            step=event.step,
-            subjects=subjects_of(event),
-            evidence=tuple(evidence_of(event)),
-            grade=Grade.NOTE if event.is_doubtful else Grade.PROVEN,
-        )
+        return message

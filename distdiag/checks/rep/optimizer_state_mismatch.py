@@ -1,7 +1,5 @@
 """REP004: learning rates or step counters of one optimizer differ between ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping
 
 from distdiag.checks.base import Check

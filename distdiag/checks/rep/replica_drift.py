@@ -1,7 +1,5 @@
 """REP003: copies of a tensor were the same and are not any more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -14,7 +12,7 @@ from distdiag.checks.shared.replicas import (
     names_of,
     odd_ranks,
 )
-from distdiag.events.models import Basis
+from distdiag.events.models import ReplicaEvidence
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import StepReplicas
 
@@ -61,7 +59,7 @@ class ReplicaDrift(Check[StepReplicas]):
         plans = [(each, each.plan) for each in view.tensors]
         # MOE013 names biases of routers.
         tensors = [each for each, plan in plans if plan.is_parameter and not plan.is_routing_bias]
-        if view.alike_at is None or view.basis in NOT_REDUCED or not tensors:
+        if view.alike_at is None or view.evidence in NOT_REDUCED or not tensors:
             return
         culprits, has_culprit = odd_ranks(tensors)
         names = names_of(tensors)
@@ -72,7 +70,9 @@ class ReplicaDrift(Check[StepReplicas]):
             step=view.step,
             location=location_on(view, culprits),
             subjects=names,
-            severity=Severity.WARNING if view.basis in (Basis.LONE, Basis.LAYER) else None,
+            severity=Severity.WARNING
+            if view.evidence in (ReplicaEvidence.LONE, ReplicaEvidence.LAYER)
+            else None,
             grade=grade_of(view, has_culprit=has_culprit),
             confidence=0.9,
             evidence=evidence_of(view, tensors),

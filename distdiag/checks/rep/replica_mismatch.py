@@ -1,7 +1,5 @@
 """REP001: ranks hold different values of a tensor that should be the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -14,7 +12,7 @@ from distdiag.checks.shared.replicas import (
     odd_ranks,
     unwritten_ranks,
 )
-from distdiag.events.models import Basis, TensorPlan
+from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import StartReplicas, StepReplicas
 
@@ -61,14 +59,14 @@ class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
     def check(self, view: StartReplicas | StepReplicas) -> Iterator[Finding]:
         """Judge what differs from the start, and does not look as if it had never been written."""
         # That the program reduces a gradient itself is known only after it has done so.
-        is_late = view.basis is Basis.REDUCED and view.alike_at is None
+        is_late = view.evidence is ReplicaEvidence.REDUCED and view.alike_at is None
         if not (isinstance(view, StartReplicas) or is_late) or unwritten_ranks(view.tensors):
             return
         tensors = [tensor for tensor in view.tensors if not _may_differ(tensor.plan)]
         if not tensors:
             return
         culprits, has_culprit = odd_ranks(tensors)
-        groups = " / ".join(group.phrase() for group in tensors[0].camps)
+        groups = " / ".join(group.phrase() for group in tensors[0].groups)
         names = names_of(tensors)
         yield self.finding(
             f"{first_and_more(names)} of {view.model}: {view.ranks.phrase()} should hold the same "
@@ -77,7 +75,7 @@ class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
             step=view.step,
             location=location_on(view, culprits),
             subjects=names,
-            severity=Severity.WARNING if view.basis is Basis.BESIDE else None,
+            severity=Severity.WARNING if view.evidence is ReplicaEvidence.FROZEN else None,
             grade=grade_of(view, has_culprit=has_culprit),
             confidence=0.95 if has_culprit else 0.9,
             evidence=evidence_of(view, tensors),
@@ -86,5 +84,5 @@ class ReplicaMismatch(Check[StartReplicas | StepReplicas]):
 
 def _may_differ(plan: TensorPlan) -> bool:
     """Say whether another check names it, or FSDP2 leaves it to the program."""
-    is_own_buffer = plan.keeper == "FSDP2" and not plan.is_parameter and "int" in plan.dtype
+    is_own_buffer = plan.wrapper == "FSDP2" and not plan.is_parameter and "int" in plan.dtype
     return plan.is_late or is_own_buffer

@@ -1,7 +1,5 @@
 """REP005: ranks draw different random numbers where they should draw the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check

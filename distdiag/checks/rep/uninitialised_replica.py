@@ -1,7 +1,5 @@
 """REP002: a tensor was never written on some ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,7 +1,5 @@
 """SEQ004: a token attends to other tokens than it should when the sequence is split over ranks."""
 
-from __future__ import annotations
-
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import TokenTraceCheck
 from distdiag.findings.finding import Severity

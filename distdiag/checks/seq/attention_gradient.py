@@ -1,7 +1,5 @@
 """SEQ009: split attention computes the right output and a wrong gradient."""
 
-from __future__ import annotations
-
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import TokenTraceCheck
 from distdiag.findings.finding import Severity

@@ -1,7 +1,5 @@
 """SEQ012: gradients of a rank's own tokens are never summed over the ranks that hold copies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.experts import is_of_expert, routers_in
 from distdiag.views.gradients import (
     TOLERANCE,
-    GradientLook,
+    GradientSample,
     GradientView,
     Ranks,
     Sum,
@@ -38,14 +36,14 @@ _NUMBER: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
 
 def summed_in(view: SumsView) -> tuple[str, ...]:
     """Return the parameters that are summed in all sampled steps, and whose copies stay equal."""
-    return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.apart))
+    return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.drifted))
 
 
 def forgotten_in(view: SumsView) -> tuple[str, ...]:
     """Return the parameters whose gradients are never summed although they should be."""
     plans = {name: plan for name, plan in view.plans.items() if not is_of_expert(plan)}
     summed = summed_in(view)
-    own = set(_all_are(view, Sum.OWN, view.apart & plans.keys()))
+    own = set(_all_are(view, Sum.OWN, view.drifted & plans.keys()))
     is_regular = all(len(set(view.sums[name])) <= 1 for name in plans)
     is_minority = len(summed) >= FEWEST_SUMMED and 2 * len(own) <= len(summed)
     if view.has_shards or not is_regular or not is_minority:
@@ -60,7 +58,7 @@ def doubt_of(view: SumsView, names: Sequence[str]) -> str:
     """Say why these may be meant to be left out all the same."""
     if view.is_more_sent:
         return "more was sent between them in a later step"
-    has_own = any(is_of_expert(view.plans[name]) for name in view.apart & view.plans.keys())
+    has_own = any(is_of_expert(view.plans[name]) for name in view.drifted & view.plans.keys())
     if has_own and routers_in(tuple(view.plans.values())) >= set(names):
         return "each rank trains experts for itself, too, which were the same at first"
     return ""
@@ -90,7 +88,7 @@ def _is_left_out(view: SumsView, name: str, summed: Sequence[str]) -> bool:
 # they are scattered, it makes a whole of them. So the graph tells which parameters work on some of
 # the tokens only, with copies on other ranks for the rest, and which work on all, as shards do.
 
-FEWEST_LOOKS: Final = 2
+FEWEST_SAMPLES: Final = 2
 _EQUAL: Final = 1e-9
 _APART: Final = 1e-3
 _LAYER_NUMBER: Final = re.compile(r"(^|\.)\d+\.")
@@ -122,44 +120,46 @@ _OTHER: Final = {_Tokens.PART: _Tokens.WHOLE, _Tokens.WHOLE: _Tokens.PART}
 
 def part_gradients(view: GradientView) -> Iterator[PartGradients]:
     """Yield, for each group that gathers parts, equal copies that are never summed over it."""
-    groups = {group for look in view.looks for found in look.gathers.values() for group in found}
+    groups = {
+        group for sample in view.samples for found in sample.gathers.values() for group in found
+    }
     for group in sorted(group for group in groups if len(group) > 1):
-        looks = [look for look in view.looks if set(group) <= look.by_rank.keys()]
-        if len(looks) < FEWEST_LOOKS:
+        samples = [sample for sample in view.samples if set(group) <= sample.by_rank.keys()]
+        if len(samples) < FEWEST_SAMPLES:
             continue
-        regions = [_regions(looks[0], rank, group) for rank in group]
+        regions = [_regions(samples[0], rank, group) for rank in group]
         parts, shards = (
             set.intersection(*(_named(each, tokens) for each in regions)) - view.placed
             for tokens in (_Tokens.PART, _Tokens.WHOLE)
         )
-        names = [name for name in sorted(parts) if _are_copies(looks, group, name)]
-        found = tuple(name for name in names if _are_own(looks, group, name, shards))
+        names = [name for name in sorted(parts) if _are_copies(samples, group, name)]
+        found = tuple(name for name in names if _are_own(samples, group, name, shards))
         if found:
-            yield PartGradients(group, found, len(shards), looks[0].step)
+            yield PartGradients(group, found, len(shards), samples[0].step)
 
 
 # On which tokens a parameter works
 
 
-def _regions(look: GradientLook, rank: int, group: Ranks) -> dict[str, set[_Tokens]]:
+def _regions(sample: GradientSample, rank: int, group: Ranks) -> dict[str, set[_Tokens]]:
     """Return on which tokens each parameter works, by each way on which gradients reach it."""
     found: dict[str, set[_Tokens]] = {}
-    for place, passage in enumerate(look.by_rank[rank].passages):
-        if place and not _crosses(look, rank, place):
+    for place, node in enumerate(sample.by_rank[rank].nodes):
+        if place and not _crosses(sample, rank, place):
             continue  # the ones above it show what lies behind it
-        tokens = _behind(look, rank, group, place)
-        reach = _reach(look, rank, place)
+        tokens = _behind(sample, rank, group, place)
+        reach = _reach(sample, rank, place)
         beyond = {
-            _behind(look, rank, group, below)
+            _behind(sample, rank, group, below)
             for each in reach
-            for below in look.by_rank[rank].passages[each].below
+            for below in sample.by_rank[rank].nodes[each].below
             if below not in reach
         }
         if place == 0 and len(beyond) == 1:
             tokens = _OTHER.get(beyond.pop(), _Tokens.UNKNOWN)
-        elif tokens in beyond or not passage.is_bounded:
+        elif tokens in beyond or not node.is_bounded:
             tokens = _Tokens.UNKNOWN
-        for name in (n for each in reach for n in look.by_rank[rank].passages[each].parameters):
+        for name in (n for each in reach for n in sample.by_rank[rank].nodes[each].parameters):
             found.setdefault(name, set()).add(tokens)
     return found
 
@@ -168,27 +168,27 @@ def _named(regions: dict[str, set[_Tokens]], tokens: _Tokens) -> set[str]:
     return {name for name, found in regions.items() if found == {tokens}}
 
 
-def _crosses(look: GradientLook, rank: int, place: int) -> bool:
-    return bool(look.gathers[rank][place] or look.exchanges[rank][place])
+def _crosses(sample: GradientSample, rank: int, place: int) -> bool:
+    return bool(sample.gathers[rank][place] or sample.exchanges[rank][place])
 
 
-def _behind(look: GradientLook, rank: int, group: Ranks, place: int) -> _Tokens:
+def _behind(sample: GradientSample, rank: int, group: Ranks, place: int) -> _Tokens:
     """Return on which tokens parameters behind a node work, where it gathers or scatters."""
-    passage = look.by_rank[rank].passages[place]
-    given, passed = passage.given.num_elements, passage.passed.num_elements
-    if look.gathers[rank][place] != group or not given or not passed:
+    node = sample.by_rank[rank].nodes[place]
+    given, passed = node.given.num_elements, node.passed.num_elements
+    if sample.gathers[rank][place] != group or not given or not passed:
         return _Tokens.UNKNOWN
     if given == passed * len(group):
         return _Tokens.PART
     return _Tokens.WHOLE if passed == given * len(group) else _Tokens.UNKNOWN
 
 
-def _reach(look: GradientLook, rank: int, place: int) -> list[int]:
+def _reach(sample: GradientSample, rank: int, place: int) -> list[int]:
     """Return an autograd node and those behind it that send nothing to other ranks."""
-    passages = look.by_rank[rank].passages
+    nodes = sample.by_rank[rank].nodes
     reach = [place]
     for each in reach:  # it grows meanwhile
-        below = [b for b in passages[each].below if not _crosses(look, rank, b)]
+        below = [b for b in nodes[each].below if not _crosses(sample, rank, b)]
         reach += [b for b in below if b not in reach]
     return reach
 
@@ -196,12 +196,12 @@ def _reach(look: GradientLook, rank: int, place: int) -> list[int]:
 # What is done with its gradient
 
 
-def _are_copies(looks: Sequence[GradientLook], group: Ranks, name: str) -> bool:
+def _are_copies(samples: Sequence[GradientSample], group: Ranks, name: str) -> bool:
     """Say whether a parameter of a layer was the same at first and is not any more.
 
     Tables of positions, and others outside of layers, may be split as the sequence is.
     """
-    first, last = (_on(look, group, name) for look in (looks[0], looks[-1]))
+    first, last = (_on(sample, group, name) for sample in (samples[0], samples[-1]))
     is_plain = not any(each.is_table or each.members for each in first)
     if not _LAYER_NUMBER.search(name) or not first or not last or not is_plain:
         return False
@@ -211,27 +211,27 @@ def _are_copies(looks: Sequence[GradientLook], group: Ranks, name: str) -> bool:
     return is_equal and max(ended) - min(ended) > _EQUAL * most
 
 
-def _on(look: GradientLook, group: Ranks, name: str) -> list[GradientSum]:
-    found = [look.named(rank).get(name) for rank in group]
+def _on(sample: GradientSample, group: Ranks, name: str) -> list[GradientSum]:
+    found = [sample.named(rank).get(name) for rank in group]
     there = [each for each in found if each is not None]
     return there if len(there) == len(group) else []
 
 
-def _are_own(looks: Sequence[GradientLook], group: Ranks, name: str, shards: set[str]) -> bool:
+def _are_own(samples: Sequence[GradientSample], group: Ranks, name: str, shards: set[str]) -> bool:
     """Say whether a gradient is treated as those of shards are, and differs between ranks."""
-    found = [_is_own(look, group, name, shards) for look in looks]
-    return found.count(True) >= FEWEST_LOOKS and False not in found
+    found = [_is_own(sample, group, name, shards) for sample in samples]
+    return found.count(True) >= FEWEST_SAMPLES and False not in found
 
 
-def _is_own(look: GradientLook, group: Ranks, name: str, shards: set[str]) -> bool | None:
-    found = _on(look, group, name)
+def _is_own(sample: GradientSample, group: Ranks, name: str, shards: set[str]) -> bool | None:
+    found = _on(sample, group, name)
     if not found or not all(each.norm > 0 for each in found):
         return None
     for rank, own in zip(group, found, strict=True):
-        combined = combined_on([look], rank, shards.__contains__)
+        combined = combined_on([sample], rank, shards.__contains__)
         if combined is None or set(combined.members) & set(group) != {rank}:
             return None
-        values = list(divisors(look, rank, combined.members, [name]))
+        values = list(divisors(sample, rank, combined.members, [name]))
         if combined.members == (rank,) and own.applied and not own.left:
             values = [own.given / own.applied]
         if not values:
@@ -293,7 +293,7 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
                 "which hold copies of it: one sum before each step was expected",
                 ranks=ranks,
                 step=found.step,
-                location=user_location(view.looks[0].by_rank[found.ranks[0]].site.frames),
+                location=user_location(view.samples[0].by_rank[found.ranks[0]].site.frames),
                 subjects=found.names,
                 grade=Grade.LIKELY,
                 confidence=0.9,
@@ -305,7 +305,7 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
             ranks=RankSet(found.ranks),
             summary=f"{len(found.names)} parameters work on parts of sequences that are gathered "
             f"over these ranks for {found.num_shards} others; all of them were the same at first, "
-            f"and were different before step {view.looks[-1].step}",
+            f"and were different before step {view.samples[-1].step}",
         )
 
     def _of_sums(self, view: SumsView) -> Iterator[Finding]:
@@ -340,7 +340,7 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
 
 def _applied(view: GradientView, found: PartGradients) -> Iterator[Evidence]:
     for rank in found.ranks:
-        own = view.looks[0].named(rank)[found.names[0]]
+        own = view.samples[0].named(rank)[found.names[0]]
         yield Evidence(
             ranks=RankSet([rank]),
             summary=f"{own.name}: the backward pass gave a gradient whose weighted sum is "

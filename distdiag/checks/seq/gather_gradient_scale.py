@@ -1,7 +1,5 @@
 """SEQ003: gradients come back through split and gather with a wrong factor, or not at all."""
 
-from __future__ import annotations
-
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import TokenTraceCheck
 from distdiag.findings.finding import Severity

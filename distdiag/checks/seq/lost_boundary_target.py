@@ -1,7 +1,5 @@
 """SEQ007: labels are shifted on each rank's part of a sequence, and lose those at its beginning."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,7 +10,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.losses import LossView
-from distdiag.views.sequences import Likeness, Losses, SequenceView
+from distdiag.views.sequences import Losses, ModelEquality, SequenceView
 
 _FEWEST: Final = 2
 
@@ -98,7 +96,7 @@ class LostBoundaryTarget(Check[LossView | SequenceView]):
 
     def _of_sequences(self, view: SequenceView) -> Iterator[Finding]:
         """Count the labels that each rank leaves out."""
-        for members in () if view.likeness is Likeness.OTHER_MODELS else members_of(view):
+        for members in () if view.equality is ModelEquality.OTHER_MODELS else members_of(view):
             steps = [(each[members[0]], _lost(view, each, members)) for each in view.losses]
             lost = [(event, found) for event, found in steps if found]
             if len(lost) < _FEWEST or any(found is None for _, found in steps):

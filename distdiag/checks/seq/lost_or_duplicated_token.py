@@ -1,7 +1,5 @@
 """SEQ001: tokens are lost or doubled where a sequence is split over ranks and gathered again."""
 
-from __future__ import annotations
-
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import TokenTraceCheck
 from distdiag.findings.finding import Severity

@@ -1,7 +1,5 @@
 """SEQ013: what hides tokens from attention does not belong to the parts that ranks hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """SEQ006: ranks that share sequences draw different samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,7 +8,7 @@ from distdiag.checks.shared.sequences import are_mixed, members_of, phrase_of
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.sequences import Likeness, SequenceView
+from distdiag.views.sequences import ModelEquality, SequenceView
 
 _FEWEST: Final = 2
 _IN_ORDER: Final = ("SequentialSampler", "shuffle=False")
@@ -57,7 +55,7 @@ class MixedSamples(Check[SequenceView]):
 
     def check(self, view: SequenceView) -> Iterator[Finding]:
         """Compare the samples of the ranks that share sequences."""
-        if view.is_fed_by_others or view.likeness is Likeness.OTHER_MODELS:
+        if view.is_fed_by_others or view.equality is ModelEquality.OTHER_MODELS:
             return
         for members in members_of(view):
             mixed = [each for each in view.feeds if are_mixed(each, members)]

@@ -1,7 +1,5 @@
 """SEQ011: ranks hold different parts of a sequence, but give tokens the same positions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

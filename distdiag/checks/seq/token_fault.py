@@ -1,7 +1,5 @@
 """What can be wrong with tokens that went through a program's sequence parallelism."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 

@@ -1,7 +1,5 @@
 """Whether tokens, queries, keys and values get the gradients that they should."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +7,7 @@ from itertools import chain
 from typing import Final
 
 from distdiag.checks.seq.token_fault import FaultKind, TokenFault, tokens_phrase
-from distdiag.events.sequences import TokenPassport, TokenSpec
+from distdiag.events.sequences import TokenSpec, TokenTrace
 from distdiag.findings.finding import Grade
 
 _ROOM = 0.02
@@ -17,7 +15,7 @@ _ROOM = 0.02
 Scales = Mapping[int, Sequence[float]]
 
 
-def gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault]:
+def gradient_faults(by_rank: Mapping[int, TokenTrace]) -> Iterator[TokenFault]:
     """Yield what is wrong with the gradients that came back through split and gather."""
     traces = list(by_rank.values())
     spec = traces[0].spec
@@ -27,7 +25,7 @@ def gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault
     yield from _faults(spec, scales)
 
 
-def attention_gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault]:
+def attention_gradient_faults(by_rank: Mapping[int, TokenTrace]) -> Iterator[TokenFault]:
     """Yield which values get another gradient than those that attend to them say.
 
     What split and gather do to gradients is known, and left out.
@@ -157,7 +155,7 @@ def _times(factor: float, num_ranks: int) -> str:
     return f"{factor:g} times as large"
 
 
-def common_scale(by_rank: Mapping[int, TokenPassport]) -> float:
+def common_scale(by_rank: Mapping[int, TokenTrace]) -> float:
     """Return by what split and gather multiply all gradients, 0 if the factors differ."""
     spec = next(iter(by_rank.values())).spec
     return _factor(spec, {rank: one.scales for rank, one in by_rank.items()})
@@ -196,7 +194,7 @@ _ROOM_BY_DTYPE: Final[Mapping[str, float]] = {"bfloat16": 0.25, "float16": 0.04}
 _LEAST_ROOM: Final = 4e-3
 
 
-def softmax_gradient_faults(by_rank: Mapping[int, TokenPassport]) -> Iterator[TokenFault]:
+def softmax_gradient_faults(by_rank: Mapping[int, TokenTrace]) -> Iterator[TokenFault]:
     """Yield what differs, where the output of attention is right on all ranks.
 
     What split and gather do to gradients is known, and left out.

@@ -1,7 +1,5 @@
 """Whether a split and a gather keep each token once, in its order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
@@ -9,11 +7,11 @@ from typing import Final, NamedTuple
 
 from distdiag.checks.seq.token_fault import FaultKind, TokenFault, tokens_phrase
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import FOREIGN, MIXED, TokenPassport, TokenSpec
+from distdiag.events.sequences import FOREIGN, MIXED, TokenSpec, TokenTrace
 
 # What stands at the places of a split or gathered sequence, row by row.
 
-ByRank = Mapping[int, TokenPassport]
+ByRank = Mapping[int, TokenTrace]
 
 _NO_TOKEN: Final = (
     (FOREIGN, FaultKind.FOREIGN, "values that belong to no token"),
@@ -21,12 +19,12 @@ _NO_TOKEN: Final = (
 )
 
 
-def seen(one: TokenPassport, stage: str) -> tuple[int, ...]:
+def seen(one: TokenTrace, stage: str) -> tuple[int, ...]:
     """Return the places of all rows after the split or the gather."""
     return one.parts if stage == "split" else one.gathered
 
 
-def rows(one: TokenPassport, stage: str) -> list[tuple[int, ...]]:
+def rows(one: TokenTrace, stage: str) -> list[tuple[int, ...]]:
     """Return the tokens of each row, without what is no token."""
     places = seen(one, stage)
     size = len(places) // one.spec.batch
@@ -315,7 +313,7 @@ def gather_faults(by_rank: ByRank, split: Sequence[TokenFault]) -> Iterator[Toke
         )
 
 
-def _wrong_counts(one: TokenPassport, known: Collection[int]) -> Iterator[_Wrong]:
+def _wrong_counts(one: TokenTrace, known: Collection[int]) -> Iterator[_Wrong]:
     spec = one.spec
     lost, twice = counts_of(one.gathered, spec)
     for kind, tokens, what in (
@@ -331,7 +329,7 @@ def _wrong_counts(one: TokenPassport, known: Collection[int]) -> Iterator[_Wrong
         yield FaultKind.PADDED, (), f"{said}{spec.length} tokens"
 
 
-def _wrong_order(one: TokenPassport, num_ranks: int) -> Iterator[_Wrong]:
+def _wrong_order(one: TokenTrace, num_ranks: int) -> Iterator[_Wrong]:
     spec = one.spec
     orders = [list(dict.fromkeys(row)) for row in rows(one, "gather")]
     misplaced = [

@@ -1,7 +1,5 @@
 """What became of numbered tokens, and the checks that report it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
@@ -16,7 +14,7 @@ from distdiag.checks.seq.token_gradients import (
 )
 from distdiag.checks.seq.token_order import ByRank, gather_faults, split_faults
 from distdiag.events.ranks import RankSet
-from distdiag.events.sequences import FOREIGN, MIXED, PAD, Context, TokenPassport, TokenSpec
+from distdiag.events.sequences import FOREIGN, MIXED, PAD, Context, TokenSpec, TokenTrace
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Location, Severity
 from distdiag.views.alignment import TokenTraceView
@@ -44,7 +42,7 @@ def context_faults(by_rank: ByRank) -> Iterator[TokenFault]:
         )
 
 
-def _wrong(one: TokenPassport) -> Iterator[tuple[tuple[int, ...], str]]:
+def _wrong(one: TokenTrace) -> Iterator[tuple[tuple[int, ...], str]]:
     spec = one.spec
     by_text: dict[str, list[int]] = {}
     for context in one.contexts:
@@ -174,14 +172,14 @@ class TokenTraceCheck(Check[TokenTraceView]):
         )
 
 
-def _location(fault: TokenFault, one: TokenPassport) -> Location | None:
+def _location(fault: TokenFault, one: TokenTrace) -> Location | None:
     stage = "gather" if fault.stage == "gradient" else fault.stage.removesuffix(" gradient")
     frame = dict(one.functions).get(stage)
     own = user_location((frame,)) if frame is not None else None
     return own or user_location(one.site.frames)
 
 
-def _evidence_of(fault: TokenFault, one: TokenPassport) -> str:
+def _evidence_of(fault: TokenFault, one: TokenTrace) -> str:
     if one.error:
         return f"{one.stage} raised {one.error}"
     if fault.stage in ("gradient", "attention gradient"):

@@ -1,7 +1,5 @@
 """SEQ010: what attention made of gathered sequences is not brought back to the ranks' own parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

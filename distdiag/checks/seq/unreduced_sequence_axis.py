@@ -1,7 +1,5 @@
 """SEQ008: gradients of parts of one sequence are never combined over the ranks that share it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -9,7 +7,7 @@ from distdiag.checks.shared.sequences import members_of, phrase_of
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.sequences import Likeness, Losses, SequenceView
+from distdiag.views.sequences import Losses, ModelEquality, SequenceView
 
 
 class UnreducedSequenceAxis(Check[SequenceView]):
@@ -49,10 +47,14 @@ class UnreducedSequenceAxis(Check[SequenceView]):
 
     def check(self, view: SequenceView) -> Iterator[Finding]:
         """Look for groups in which nothing is combined."""
-        if view.is_reduced or view.how == "all_gather" or view.likeness is Likeness.OTHER_MODELS:
+        if (
+            view.is_reduced
+            or view.how == "all_gather"
+            or view.equality is ModelEquality.OTHER_MODELS
+        ):
             return
         # Ranks that begin with other values may train models of their own.
-        is_sure = view.likeness is not Likeness.OTHER_VALUES
+        is_sure = view.equality is not ModelEquality.OTHER_VALUES
         for members in members_of(view):
             last = view.losses[-1]
             if _are_stages(last, members):
@@ -61,7 +63,7 @@ class UnreducedSequenceAxis(Check[SequenceView]):
             use = view.passes[-1][members[0]].uses[0]
             yield self.finding(
                 f"{RankSet(members).phrase()} share sequences by {phrase_of(view.how)}, but their "
-                f"gradients are not combined: over {len(view.losses)} steps that were looked at "
+                f"gradients are not combined: over {len(view.losses)} sampled steps "
                 "nothing was reduced between them, and one reduction in each step was expected",
                 ranks=RankSet(members),
                 step=last[members[0]].step,

@@ -1,7 +1,5 @@
 """SEQ005: ranks that should hold parts of a sequence all hold the same tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """SEQ002: tokens come out of a gather in another order than they went into the split."""
 
-from __future__ import annotations
-
 from distdiag.checks.seq.token_fault import FaultKind
 from distdiag.checks.seq.token_trace import TokenTraceCheck
 from distdiag.findings.finding import Severity

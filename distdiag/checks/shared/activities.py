@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from distdiag.checks.shared.holders import holding_ranks, is_in_store
 from distdiag.events.base import Frame, Phase
 from distdiag.findings.descriptions import blocking_call, main_stack
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 KERNEL: Final = "kernel"
 """The source of `Observed` that has the system call of a rank's main thread."""
@@ -30,6 +31,8 @@ class Activity(StrEnum):
     CHILD_PROCESS = "child-process"
     NETWORK = "network"
     DEBUGGER = "debugger"
+    STORE = "store"
+    PERSON = "person"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +167,11 @@ _BY_TARGET: Final = {
     "pipe:": Activity.CHILD_PROCESS,  # a pipe without a name: the other end is a relative
     "socket:": Activity.NETWORK,
     "the connection": Activity.NETWORK,
-    "/dev/pts/": Activity.DEBUGGER,
-    "/dev/tty": Activity.DEBUGGER,
+    "/dev/pts/": Activity.PERSON,
+    "/dev/tty": Activity.PERSON,
+    "/dev/console": Activity.PERSON,
 }
+_STDIN: Final = "0"
 # Who is in one of these waits for other ranks, the device or a stranger, whatever its children do.
 _NO_HELP: Final = (
     _Rule(Activity.INITIALISATION, "torch/distributed/"),
@@ -186,7 +191,7 @@ _BY_PHASE: Final = {
 
 def doing_of(state: RankState) -> Doing | None:
     """Return what a running rank does outside of collectives, or None if it is not known."""
-    if state.fate is not Fate.RUNNING or blocking_call(state) is not None:
+    if state.status is not RankStatus.RUNNING or blocking_call(state) is not None:
         return None
     purpose = _purpose(state)
     if purpose is not None:
@@ -197,6 +202,8 @@ def doing_of(state: RankState) -> Doing | None:
     threads = state.stacks.threads if state.stacks is not None else ()
     if state.gil_held and any(thread.holds_gil for thread in threads):
         return _held_gil(state)
+    if is_in_store(state):
+        return Doing(Activity.STORE, f"in {state.asked.action} of the store" if state.asked else "")
     known = doing_by_stack(state) or _by_kernel(state) or _by_phase(state)
     return known or (_held_gil(state) if state.gil_held else None)
 
@@ -230,6 +237,25 @@ def is_busy(state: RankState) -> bool:
         return any(": running" in child for child in _children(state))
     is_ready = _kernel(state, "state") == "R"
     return (state.is_working or is_ready) and not state.gil_held
+
+
+def will_come(state: RankState, states: Mapping[int, RankState]) -> bool:
+    """Say whether a rank is busy, or waits for what a busy rank has.
+
+    That is the lock of a file, as far as it is known whose it is; and the end of a build, whose
+    lock file names nobody, where another rank builds.
+    """
+    if is_busy(state):
+        return True
+    ahead = [states[rank] for rank in holding_ranks(state) if rank in states]
+    if _compiles(state):
+        ahead += [other for other in states.values() if _compiles(other)]
+    return any(other.status is RankStatus.RUNNING and is_busy(other) for other in ahead)
+
+
+def _compiles(state: RankState) -> bool:
+    doing = doing_by_stack(state)
+    return doing is not None and doing.activity is Activity.COMPILATION
 
 
 def is_helped(state: RankState) -> bool:
@@ -290,6 +316,8 @@ def _by_kernel(state: RankState) -> Doing | None:
     activity = _BY_SYSTEM_CALL.get(_kernel(state, "syscall"))
     if activity is Activity.FILE_ACCESS:
         activity = next((a for sign, a in _BY_TARGET.items() if target.startswith(sign)), activity)
+        if _kernel(state, "syscall") == "read" and _kernel(state, "descriptor") == _STDIN:
+            activity = Activity.PERSON
     return Doing(activity, doing) if activity is not None else None
 
 

@@ -1,13 +1,11 @@
 """Which of the ranks that disagree is to blame, and how sure that is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from distdiag.checks.shared.activities import is_busy
+from distdiag.checks.shared.activities import will_come
 from distdiag.checks.shared.explanations import groups_by_place, skipping_ranks, state_of
 from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
@@ -20,7 +18,7 @@ from distdiag.findings.descriptions import (
 )
 from distdiag.findings.finding import Evidence, Grade, Location
 from distdiag.views.alignment import Alignment, Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 
 
 class Reason(StrEnum):
@@ -81,7 +79,7 @@ def blame(
 def blame_missing(alignment: Alignment[Any]) -> Verdict:
     """Find whom the others wait for: of the missing ranks those that wait for nobody themselves."""
     present, missing = alignment.present_ranks, alignment.missing_ranks
-    left = RankSet(r for r in missing if state_of(alignment, r).fate is Fate.FINISHED)
+    left = RankSet(r for r in missing if state_of(alignment, r).status is RankStatus.FINISHED)
     if left == missing:
         if len(left) > len(present):
             # All but a few went home: the few made a call too many.
@@ -117,7 +115,10 @@ def grade_of(alignment: Alignment[Any], verdict: Verdict) -> Grade:
 def all_work(alignment: Alignment[Any], ranks: RankSet) -> bool:
     """Say whether the ranks use the processor, or would, and so are late rather than stuck."""
     states = [state_of(alignment, rank) for rank in ranks]
-    return all(state.fate is Fate.RUNNING and is_busy(state) for state in states)
+    return all(
+        state.status is RankStatus.RUNNING and will_come(state, alignment.states)
+        for state in states
+    )
 
 
 def location_in(alignment: Alignment[Any], ranks: RankSet) -> Location | None:

@@ -1,7 +1,5 @@
 """Why ranks made different calls, where it is known: a guard, an uneven loop, a skipped call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -14,7 +12,7 @@ from distdiag.findings.descriptions import blocking_call, frames_of
 from distdiag.findings.source import Guard, are_exclusive, is_readable, loop_lines, rank_guards
 from distdiag.views.alignment import Alignment, Trigger
 from distdiag.views.invariants import Aspect, clean_module, contradiction
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 Place = tuple[tuple[Frame, ...], str | None]
 
@@ -152,7 +150,7 @@ def uneven_iterations(
     """Find a loop that some ranks run once more while the others left it or went on."""
     for stayers, leavers in _sides(point):
         call = point.by_rank[min(stayers)]
-        finished = [r for r in leavers if state_of(now, r).fate is Fate.FINISHED]
+        finished = [r for r in leavers if state_of(now, r).status is RankStatus.FINISHED]
         leaver = state_of(now, min(finished or leavers))
         stayer = state_of(now, min(stayers))
         num_stayed = _passes_until(stayer, place_of(call.site), call.seq)
@@ -216,7 +214,7 @@ def _has_gone_past(
     point: Alignment[Collective], now: Alignment[Collective], rank: int, guard: Guard
 ) -> bool:
     """Say whether a rank is beyond the guard, and not merely late on the way to it."""
-    if rank in point.by_rank or state_of(now, rank).fate is Fate.FINISHED:
+    if rank in point.by_rank or state_of(now, rank).status is RankStatus.FINISHED:
         return True
     if now.trigger is Trigger.CYCLE:
         return True
@@ -243,7 +241,7 @@ def _has_left_loop(
         # Calls of an inner loop are more than those behind it.
         is_inner = num_passes(state, places[0]) >= num_passes(state, places[1])
         return _is_outside(going.user_frames, stay, default=is_inner)
-    if state.fate is Fate.FINISHED:
+    if state.status is RankStatus.FINISHED:
         return any(loop_lines(frame) for frame in stay) or not _readable(stay)
     frames = _user_frames(point, now, leaver)
     blocking = blocking_call(state)

@@ -1,7 +1,5 @@
 """Which rank ended first and by itself, and which ends are only consequences of another."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterable, Mapping
@@ -12,17 +10,24 @@ from distdiag.events.collectives import Collective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call, user_location
 from distdiag.findings.finding import Location
+from distdiag.findings.known_faults import KnownFault, fault_of_exception
 from distdiag.views.alignment import Alignment
 from distdiag.views.invariants import contradiction
-from distdiag.views.rank_states import TOLD_TO_END, Fate, RankState, says_told_to_end
+from distdiag.views.rank_states import END_SIGNALS, RankState, RankStatus, was_asked_to_end
 
 # What a rank's backend says when a peer of its has gone, or did not come.
 _PEER_IS_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe"
+    r"|network error or a remote process|NetworkError|remote peer|heartbeat"
     r"|tim(ed|e) ?out|remote process exited|nccl communicator was aborted|watchdog"
     r"|socket|failed to (recv|send)|enforce fail|CollectiveMismatchError",
     re.IGNORECASE,
 )
+# Words of NCCL that explain a class of errors and say nothing of this one.
+_EXPLANATION = re.compile(r"\(e\.g\. socket, malloc\)")
+# What watches collectives has reported that one of them did not end: sources of `Observed`.
+_WATCHES = frozenset({"nccl-log", "gloo-log", "hccl-log"})
+_TIMED_OUT = frozenset({"timeout", "status", "dump-signal", "watchdog-stuck"})
 # What the job's store says on a rank that looks for it at the wrong place.
 _CANNOT_REACH = re.compile(
     r"while trying to connect to|failed to connect to|client socket has|failed to resolve"
@@ -35,14 +40,16 @@ _SETTING_UP = frozenset({"init_process_group", "rendezvous", "_create_c10d_store
 TOGETHER_NS: Final = 1_000_000_000
 """Ranks that one signal to the whole job ends are gone within this time.
 
-Launchers that end the others of a rank that was killed do so by SIGTERM first.
+It is chosen, not measured: who sends the signal does so in one loop, but a process is gone only
+when the kernel has taken its memory apart. Launchers that end the others of a rank that was killed
+do so by SIGTERM first, so that a longer time would join only what somebody else killed alike.
 """
 GRACE_NS: Final = 30_000_000_000
-"""Launchers and schedulers kill a rank that has not obeyed by then; what fails later is another
-matter."""
+"""torchelastic and Slurm (KillWait) kill a rank that has not obeyed by then; what fails later is
+another matter."""
 UNKNOWN_TOGETHER_NS: Final = 100_000_000
 """The same where the signal is not known: torchelastic looks at its ranks this often."""
-SETTLED_S: Final = 1.0
+SETTLED_S: Final = TOGETHER_NS / 1e9
 """So long after a rank has left or was killed it is clear which others do so as well."""
 
 States = Mapping[int, RankState]
@@ -54,11 +61,13 @@ EndKey = tuple[str, int | None, Location | None]
 class FirstEnd:
     """The ranks that ended first, all in one way; what others met later is a consequence.
 
-    `is_outside`: somebody ended the ranks of the job; none of them did so by itself.
+    `is_outside`: somebody ended the ranks of the job; none of them did so by itself. `tied` are
+    other ends of which nothing says whether they came earlier or later.
     """
 
     ranks: RankSet
     is_outside: bool = False
+    tied: tuple[RankSet, ...] = ()
 
 
 def first_end(states: States) -> FirstEnd | None:
@@ -73,7 +82,8 @@ def first_end(states: States) -> FirstEnd | None:
     own = [s for s in own if not _may_be_killed_by_launcher(s) or _may_be_first(s, failed[0])]
     if own:
         ranks = RankSet(s.rank for s in failed if s in own[:1] or _ended_alike(own[0], s))
-        return FirstEnd(ranks, is_outside=_were_all_killed(own[0], ranks, states))
+        is_outside = _were_all_killed(own[0], ranks, states)
+        return FirstEnd(ranks, is_outside, _tied(own, ranks))
     if any(state.lost is not None for state in states.values()):
         return None  # what others met since their peers' node was lost came of that
     if failed and _was_asked_to_end(failed[0]):
@@ -83,9 +93,38 @@ def first_end(states: States) -> FirstEnd | None:
         return FirstEnd(RankSet(s.rank for s in ended), is_outside=is_all or len(ended) > 1)
     # All that is known then is who waited in vain for a peer to come, or that one went somehow.
     waited = [s for s in failed if s.raised is not None and was_setting_up(s)]
-    unknown = [s for s in failed if s.fate is Fate.DIED and s.exit_status is None]
+    unknown = [s for s in failed if s.status is RankStatus.DIED and s.exit_status is None]
     left = [*waited, *unknown]
     return FirstEnd(RankSet([left[0].rank])) if left else None
+
+
+def last_word(states: States) -> FirstEnd | None:
+    """Return who was the first to fail where all ranks did so for want of a peer.
+
+    It is no cause, but the last that is known of how the job ended.
+    """
+    failed = sorted((s for s in states.values() if s.has_failed), key=_by_time)
+    if not failed or _was_asked_to_end(failed[0]):
+        return None
+    raised = [s for s in failed if s.raised is not None] or failed
+    return FirstEnd(
+        RankSet(s.rank for s in failed if s in raised[:1] or _ended_alike(raised[0], s))
+    )
+
+
+def _tied(own: list[RankState], ranks: RankSet) -> tuple[RankSet, ...]:
+    """Return the ranks that raised something else at the very time of the first.
+
+    Logs that do not tell the order of the ends have one time for all.
+    """
+    first = own[0]
+    if first.raised is None or not first.is_reported_only:
+        return ()
+    alike: dict[EndKey, list[int]] = {}
+    for state in own:
+        if state.raised is not None and state.left_ns == first.left_ns and state.rank not in ranks:
+            alike.setdefault(_end_key(state), []).append(state.rank)
+    return tuple(RankSet(each) for each in alike.values())
 
 
 def is_settled(end: FirstEnd, states: States) -> bool:
@@ -102,12 +141,37 @@ def is_settled(end: FirstEnd, states: States) -> bool:
 
 def is_consequence(state: RankState, states: States) -> bool:
     """Say whether a rank failed because a peer was gone, or its call contradicted a peer's."""
-    if state.raised is None or not _inside_torch(state):
+    if state.raised is None:
+        return aborted_in_collective(state)
+    if not _inside_torch(state):
         return False
     text = f"{state.raised.type}: {state.raised.message}"
     if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
-    return bool(_PEER_IS_GONE.search(text)) or contradicting_rank(state, states) is not None
+    fault = known_fault_of(state)
+    is_own = fault is not None and fault.role == "cause"
+    is_gone = says_peer_is_gone(state.raised.type, state.raised.message) and not is_own
+    return is_gone or contradicting_rank(state, states) is not None
+
+
+def says_peer_is_gone(kind: str, message: str) -> bool:
+    """Say whether an exception tells that a peer has gone, or did not come."""
+    return _PEER_IS_GONE.search(f"{kind}: {_EXPLANATION.sub('', message)}") is not None
+
+
+def aborted_in_collective(state: RankState) -> bool:
+    """Say whether a process was aborted because a collective of it did not end in time."""
+    seen = (state.observed[source] for source in _WATCHES & state.observed.keys())
+    is_aborted = state.status is RankStatus.DIED and state.exit_status == -signal.SIGABRT
+    return is_aborted and any(each.values.get("kind") in _TIMED_OUT for each in seen)
+
+
+def known_fault_of(state: RankState) -> KnownFault | None:
+    """Return the well-known fault that a rank raised, if it is one."""
+    if state.raised is None:
+        return None
+    versions = {"torch": state.torch}
+    return fault_of_exception(state.raised.type, state.raised.message, versions)
 
 
 def is_interruption(state: RankState) -> bool:
@@ -143,27 +207,29 @@ def _by_time(state: RankState) -> tuple[int, int]:
 def _was_asked_to_end(state: RankState) -> bool:
     """Say whether a rank ended because a signal asked it to, in whatever way it obeyed."""
     got = state.signalled
-    if got is not None and got.signal in TOLD_TO_END and state.left_ns - got.time_ns <= GRACE_NS:
+    if got is not None and got.signal in END_SIGNALS and state.left_ns - got.time_ns <= GRACE_NS:
         return True
-    if state.fate is Fate.RAISED:
+    if state.status is RankStatus.RAISED:
         return is_interruption(state)
-    return says_told_to_end(state.exit_status)
+    return was_asked_to_end(state.exit_status)
 
 
 def _may_be_killed_by_launcher(state: RankState) -> bool:
-    return state.fate is Fate.DIED and state.exit_status in (None, -signal.SIGKILL)
+    return state.status is RankStatus.DIED and state.exit_status in (None, -signal.SIGKILL)
 
 
 def _may_be_first(killed: RankState, first: RankState) -> bool:
     """Say whether a killed rank may be the cause of the end that comes first in the records.
 
-    A busy monitor sees the killed rank and those that the launcher has ended because of it in one
-    look, and knows of each only when it was last alive. No launcher loses patience that soon.
+    A busy monitor finds the killed rank and those that the launcher has ended because of it gone at
+    once, and knows of each only when it was last alive: the killed one may have ended before the
+    first was found gone. Who did not obey was alive then, for launchers wait before they kill.
     """
     if killed.left_ns == first.left_ns:
         return True
     is_launchers = (killed.exit_status, first.exit_status) == (-signal.SIGKILL, -signal.SIGTERM)
-    return is_launchers and killed.left_ns - first.left_ns <= TOGETHER_NS
+    gone_ns = first.exited.gone_ns if first.exited is not None else 0
+    return is_launchers and killed.left_ns <= gone_ns
 
 
 def _ended_alike(first: RankState, other: RankState) -> bool:
@@ -171,31 +237,36 @@ def _ended_alike(first: RankState, other: RankState) -> bool:
     if _end_key(first) != _end_key(other):
         return False
     together_ns = TOGETHER_NS if other.exit_status else UNKNOWN_TOGETHER_NS
-    return first.fate is not Fate.DIED or other.left_ns - first.left_ns <= together_ns
+    return first.status is not RankStatus.DIED or other.left_ns - first.left_ns <= together_ns
 
 
 def _end_key(state: RankState) -> EndKey:
     if state.raised is not None:
         return (state.raised.type, None, user_location(state.raised.frames))
     frames = state.finished.frames if state.finished is not None else ()
-    return (state.fate, state.exit_status, user_location(frames))
+    return (state.status, state.exit_status, user_location(frames))
 
 
 def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
     """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
     if not _may_be_killed_by_launcher(first) or len(states) < 2:
         return False
-    return ranks == _still_there(states.values()) and not any(s.oom_kills for s in states.values())
+    is_short = any(s.oom_kills or _was_short_of_memory(s) for s in states.values())
+    return ranks == _still_there(states.values()) and not is_short
+
+
+def _was_short_of_memory(state: RankState) -> bool:
+    return state.exited is not None and state.exited.cause == "out-of-memory"
 
 
 def _running(states: States) -> list[RankState]:
     """Return the ranks of which more may be heard."""
-    return [s for s in states.values() if s.fate is Fate.RUNNING and not s.is_over]
+    return [s for s in states.values() if s.status is RankStatus.RUNNING and not s.is_over]
 
 
 def _still_there(states: Iterable[RankState]) -> RankSet:
     """Return the ranks that had not come to the end of their script."""
-    return RankSet(s.rank for s in states if s.has_failed or s.fate is Fate.RUNNING)
+    return RankSet(s.rank for s in states if s.has_failed or s.status is RankStatus.RUNNING)
 
 
 def _contradict(mine: Collective, theirs: Collective) -> bool:

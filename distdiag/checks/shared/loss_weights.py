@@ -1,7 +1,5 @@
 """How much the elements of a loss weigh in a step: by rank, by backward pass, and together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from itertools import takewhile

@@ -1,12 +1,10 @@
 """Which ranks hold the wrong content of a tensor, and how findings describe it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final
 
-from distdiag.events.models import Basis, Content, TensorPlan, kept_ranks
+from distdiag.events.models import Content, ReplicaEvidence, TensorPlan, kept_ranks
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Grade, Location
@@ -19,36 +17,36 @@ _MANY: Final = 0.5
 _FEW: Final = 0.1
 _SOME: Final = 0.05
 
-_BASES: Final = {
-    Basis.MESH: "the tensor is replicated over them on its mesh",
-    Basis.WRAPPER: "one wrapper keeps them in step",
-    Basis.UNSYNCED: "DDP keeps them in step, but does not reduce every gradient",
-    Basis.BYPASSED: "DDP keeps them in step, but its forward pass was not called",
-    Basis.LONE: "DDP was given a group of one rank, so that it reduces nothing",
-    Basis.REDUCED: "the program itself reduces its gradient over them",
-    Basis.SENT: "the program itself has sent the tensor to them",
-    Basis.MARKED: "it is not marked as one rank's part, as other tensors of its model are",
-    Basis.MODEL: "other tensors of the same model are sharded over them",
-    Basis.BESIDE: "the model is frozen, and they train another one together",
-    Basis.OWN: "it is marked as one rank's own part",
-    Basis.ROUTER: "the weight of its router is trained, and stays the same on them",
-    Basis.LAYER: "it is marked as one rank's own part, but routes to experts of all of them and "
-    "was the same at first; the rest of its layer is trained, and stays the same on them",
-    Basis.SIBLING: "the ranks of other groups of the same kind reduce their gradients",
-    Basis.WORLD: "it is not known which ranks should hold the same, so all are compared",
+_KNOWN_BY: Final = {
+    ReplicaEvidence.MESH: "the tensor is replicated over them on its mesh",
+    ReplicaEvidence.WRAPPER: "one wrapper keeps them in step",
+    ReplicaEvidence.UNSYNCED: "DDP keeps them in step, but does not reduce every gradient",
+    ReplicaEvidence.BYPASSED: "DDP keeps them in step, but its forward pass was not called",
+    ReplicaEvidence.LONE: "DDP was given a group of one rank, so that it reduces nothing",
+    ReplicaEvidence.REDUCED: "the program itself reduces its gradient over them",
+    ReplicaEvidence.SENT: "the program itself has sent the tensor to them",
+    ReplicaEvidence.MARKED: "other tensors of its model are marked as one rank's part, it is not",
+    ReplicaEvidence.MODEL: "other tensors of the same model are sharded over them",
+    ReplicaEvidence.FROZEN: "the model is frozen, and they train another one together",
+    ReplicaEvidence.OWN: "it is marked as one rank's own part",
+    ReplicaEvidence.ROUTER: "the weight of its router is trained, and stays the same on them",
+    ReplicaEvidence.LAYER: "it is marked as one rank's own part, but routes to experts of all of "
+    "them and was the same at first; the rest of its layer is trained, and stays the same on them",
+    ReplicaEvidence.OTHER_GROUPS: "ranks of other groups of the same kind reduce their gradients",
+    ReplicaEvidence.WORLD: "it is not known which ranks should hold the same, so all are compared",
 }
 
 
 _INFERRED: Final = (
-    Basis.BESIDE,
-    Basis.MODEL,
-    Basis.MARKED,
-    Basis.LONE,
-    Basis.ROUTER,
-    Basis.LAYER,
+    ReplicaEvidence.FROZEN,
+    ReplicaEvidence.MODEL,
+    ReplicaEvidence.MARKED,
+    ReplicaEvidence.LONE,
+    ReplicaEvidence.ROUTER,
+    ReplicaEvidence.LAYER,
 )
 
-NOT_REDUCED: Final = (Basis.WORLD, Basis.BESIDE, Basis.SENT)
+NOT_REDUCED: Final = (ReplicaEvidence.WORLD, ReplicaEvidence.FROZEN, ReplicaEvidence.SENT)
 """Whether gradients are reduced over the ranks that hold such tensors is not known."""
 
 
@@ -56,12 +54,14 @@ def grade_of(view: ReplicaView, *, has_culprit: bool) -> Grade:
     """Say how sure it is that the ranks should hold the same."""
     # Stages of a pipeline are marked in the same way, and do not begin alike; nor do models that
     # ranks train for themselves.
-    is_guess = view.basis in (Basis.MARKED, Basis.LONE) and view.alike_at is None
-    if view.apart_for:
+    is_guess = (
+        view.evidence in (ReplicaEvidence.MARKED, ReplicaEvidence.LONE) and view.alike_at is None
+    )
+    if view.num_unsynced_steps:
         return Grade.LIKELY
-    if view.basis in (Basis.WORLD, Basis.UNSYNCED) or is_guess:
+    if view.evidence in (ReplicaEvidence.WORLD, ReplicaEvidence.UNSYNCED) or is_guess:
         return Grade.NOTE
-    return Grade.PROVEN if has_culprit and view.basis not in _INFERRED else Grade.LIKELY
+    return Grade.PROVEN if has_culprit and view.evidence not in _INFERRED else Grade.LIKELY
 
 
 def is_garbage(plan: TensorPlan, content: Content) -> bool:
@@ -75,7 +75,11 @@ def is_garbage(plan: TensorPlan, content: Content) -> bool:
 
 def is_unwritten(plan: TensorPlan, content: Content) -> bool:
     """Say whether values look like memory that nobody has written, be it all zeros."""
-    is_shared = plan.is_parameter or plan.basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
+    is_shared = plan.is_parameter or plan.evidence in (
+        ReplicaEvidence.MESH,
+        ReplicaEvidence.WRAPPER,
+        ReplicaEvidence.MODEL,
+    )
     is_zero = content.zero_share == 1.0 and content.num_elements > 1 and plan.dtype in _WIDE
     return (is_zero and is_shared) or is_garbage(plan, content)
 
@@ -95,7 +99,7 @@ def odd_ranks(tensors: Sequence[Disagreement]) -> tuple[RankSet, bool]:
     unwritten = unwritten_ranks(tensors)
     if unwritten:
         return unwritten, True
-    groups = tensors[0].camps
+    groups = tensors[0].groups
     if len(groups[0]) > len(groups[1]):
         return RankSet(rank for group in groups[1:] for rank in group), True
     return RankSet(tensors[0].by_rank), False
@@ -138,11 +142,11 @@ def evidence_of(view: ReplicaView, tensors: Sequence[Disagreement]) -> tuple[Evi
             values={"digest": tensor.by_rank[min(group)].digest, "dtype": tensor.plan.dtype},
         )
         for tensor in tensors[:MOST_SHOWN]
-        for group in tensor.camps
+        for group in tensor.groups
     ]
     why = (
         f"{len(tensors)} of {view.num_compared} tensors of {view.model} differ; "
-        f"{_BASES[view.basis]}"
+        f"{_KNOWN_BY[view.evidence]}"
     )
     return (*lines, Evidence(ranks=view.ranks, summary=why))
 

@@ -1,7 +1,5 @@
 """Which ranks share sequences, and how to say so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

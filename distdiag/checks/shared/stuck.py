@@ -1,18 +1,16 @@
 """Which ranks keep the job from going on, when no contradiction of calls says why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
-from distdiag.checks.shared.activities import Activity, common_activity, is_busy
+from distdiag.checks.shared.activities import Activity, common_activity, will_come
 from distdiag.checks.shared.culprits import all_work, blame_missing
 from distdiag.checks.shared.explanations import explain, state_of
 from distdiag.checks.shared.failures import has_contradiction
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import blocking_call
 from distdiag.views.alignment import Alignment, Trigger
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 STILL_S = 1.0
 """A rank that moved less than so many seconds ago does not stand still."""
@@ -44,8 +42,10 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
     processor, if there are such), else all. Empty if the job moves, or a rank has failed, or the
     others wait for one in a collective.
     """
-    running = [state for state in states.values() if state.fate is Fate.RUNNING]
-    has_failed = any(state.fate in (Fate.RAISED, Fate.DIED) for state in states.values())
+    running = [state for state in states.values() if state.status is RankStatus.RUNNING]
+    has_failed = any(
+        state.status in (RankStatus.RAISED, RankStatus.DIED) for state in states.values()
+    )
     if not running or has_failed or any(state.idle_s < STILL_S for state in running):
         return RankSet()
     if has_contradiction(states) or any(_waits_for_one(s, states) for s in running):
@@ -53,9 +53,9 @@ def odd_ranks(states: Mapping[int, RankState]) -> RankSet:
     waiting = RankSet(
         s.rank for s in running if blocking_call(s) is not None or s.is_in_unrecorded_call
     )
-    silent = RankSet(s.rank for s in states.values() if s.fate is Fate.SILENT)
+    silent = RankSet(s.rank for s in states.values() if s.status is RankStatus.SILENT)
     free = RankSet(s.rank for s in running if s.rank not in waiting)
-    asleep = RankSet(rank for rank in free if not is_busy(states[rank]))
+    asleep = RankSet(rank for rank in free if not will_come(states[rank], states))
     return silent or asleep or free or waiting
 
 

@@ -1,7 +1,5 @@
 """SHD016: two patterns of a sharding plan say different things about one parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,12 +1,10 @@
 """SHD019: a model was called past DDP's forward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import evidence_of, first_and_more, location_on, names_of
-from distdiag.events.models import Basis
+from distdiag.events.models import ReplicaEvidence
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.models import GradientReplicas
 
@@ -49,7 +47,7 @@ class BypassedForward(Check[GradientReplicas]):
     def check(self, view: GradientReplicas) -> Iterator[Finding]:
         """Judge gradients of models that were called past their wrapper."""
         # DDP's reducer did not work since the last step, and no `no_sync` told it to wait.
-        if view.basis is not Basis.BYPASSED:
+        if view.evidence is not ReplicaEvidence.BYPASSED:
             return
         tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
         if not tensors:

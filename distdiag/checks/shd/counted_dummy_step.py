@@ -1,13 +1,11 @@
 """SHD008: a step without gradients counts in the state of an optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import OptimizerView
 
 
@@ -61,22 +59,17 @@ class CountedDummyStep(Check[OptimizerView]):
             return
         ranks = RankSet(counted)
         first = counted[min(counted)]
-        location = user_location(first.site.frames)
         yield self.finding(
             f"{first.optimizer} counts {first.least_count} steps, {first.num_zero_steps} of them "
             "with gradients that were all zero",
             ranks=ranks,
             step=first.step,
-            location=location,
+            location=user_location(first.site.frames),
             subjects=(first.optimizer,),
             grade=Grade.LIKELY,
             confidence=0.8,
             evidence=(
-                Evidence(
-                    ranks=ranks,
-                    summary=f"{first.num_steps} steps before this one, the counter in the state "
-                    f"says {first.least_count}",
-                    location=location,
-                ),
+                f"{first.num_steps} steps before this one, the counter in the state "
+                f"says {first.least_count}"
             ),
         )

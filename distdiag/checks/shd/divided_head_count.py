@@ -1,13 +1,11 @@
 """SHD012: the number of heads is divided by the mesh although the projection is whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.models import ModelView
 
 
@@ -61,21 +59,14 @@ class DividedHeadCount(Check[ModelView]):
         if not divided:
             return
         names, where = tuple(divided), RankSet(ranks)
-        location = location_on(view, where)
         yield self.finding(
             f"{first_and_more(names)} of {view.model} are whole on {where.phrase()}, but their "
             f"module has {divided[names[0]]} times fewer attention heads than before",
             ranks=where,
             step=view.step,
-            location=location,
+            location=location_on(view, where),
             subjects=names,
             grade=Grade.LIKELY,
             confidence=0.85,
-            evidence=(
-                Evidence(
-                    ranks=where,
-                    summary=f"no parameter of the modules is sharded: {', '.join(names[:10])}",
-                    location=location,
-                ),
-            ),
+            evidence=f"no parameter of the modules is sharded: {', '.join(names[:10])}",
         )

@@ -1,14 +1,12 @@
 """SHD013: trainable parameters were made after the optimizers, and none of them holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.alignment import OptimizerView
 
 
@@ -57,22 +55,17 @@ class ForgottenParameter(Check[OptimizerView]):
         if not ranks:
             return
         first = view.by_rank[min(ranks)]
-        location = user_location(first.site.frames)
         yield self.finding(
             f"{first_and_more(first.forgotten)} have gradients and no optimizer: they were made "
             f"after {first.optimizer}",
             ranks=ranks,
             step=first.step,
-            location=location,
+            location=user_location(first.site.frames),
             subjects=first.forgotten,
             grade=Grade.LIKELY,
             confidence=0.85,
             evidence=(
-                Evidence(
-                    ranks=ranks,
-                    summary=f"{len(first.forgotten)} parameters with a gradient are in no "
-                    "optimizer, and their modules were made after all of them",
-                    location=location,
-                ),
+                f"{len(first.forgotten)} parameters with a gradient are in no "
+                "optimizer, and their modules were made after all of them"
             ),
         )

@@ -1,7 +1,5 @@
 """SHD017: what a plan splits evenly cannot be divided by the size of the axis."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

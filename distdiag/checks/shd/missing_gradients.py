@@ -1,7 +1,5 @@
 """SHD005: an optimizer steps though none of its parameters has a gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,14 +1,12 @@
 """SHD001: an optimizer holds the parameters that a model had before it was sharded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.findings.finding import Finding, Severity
 from distdiag.views.alignment import OptimizerView
 
 
@@ -54,20 +52,15 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
             return
         ranks = RankSet(stale)
         first = stale[min(stale)]
-        location = user_location(first.site.frames)
         yield self.finding(
             f"{first.optimizer} holds {first.num_foreign} parameters that no model has any more; "
             f"{first_and_more(first.replaced)} have gradients and no optimizer",
             ranks=ranks,
             step=first.step,
-            location=location,
+            location=user_location(first.site.frames),
             subjects=first.replaced,
             evidence=(
-                Evidence(
-                    ranks=ranks,
-                    summary=f"of {first.num_parameters} parameters of {first.optimizer} "
-                    f"{first.num_foreign} belong to no model and have no gradient",
-                    location=location,
-                ),
+                f"of {first.num_parameters} parameters of {first.optimizer} "
+                f"{first.num_foreign} belong to no model and have no gradient"
             ),
         )

@@ -1,7 +1,5 @@
 """SHD003: a trainable parameter was added to a model that was sharded before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,14 +1,12 @@
 """SHD011: a program reads its own part of a sum or norm as if it were the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.events.models import PartialRead
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 
 
 class PartialValueRead(Check[PartialRead]):
@@ -48,21 +46,14 @@ class PartialValueRead(Check[PartialRead]):
 
     def check(self, event: PartialRead) -> Iterator[Finding]:
         """Name the line that reads."""
-        location = user_location(event.site.frames)
         placements = ", ".join(event.placements)
         yield self.finding(
             f"{event.api}() gives rank {event.rank} its own part of a value with placement "
             f"{placements}, not the whole",
             ranks=RankSet([event.rank]),
             step=event.step,
-            location=location,
+            location=user_location(event.site.frames),
             grade=Grade.LIKELY,
             confidence=0.9,
-            evidence=(
-                Evidence(
-                    ranks=RankSet([event.rank]),
-                    summary=f"{event.api}() of a DTensor with placement {placements}",
-                    location=location,
-                ),
-            ),
+            evidence=f"{event.api}() of a DTensor with placement {placements}",
         )

@@ -1,7 +1,5 @@
 """SHD015: a tensor is not placed as the sharding plan says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

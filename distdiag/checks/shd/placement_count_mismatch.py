@@ -1,7 +1,5 @@
 """SHD010: a parameter has not one placement for each dimension of its mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check

@@ -1,13 +1,17 @@
 """Whether tensors are placed as the rules of a plan say, and how sure that is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from distdiag.config.placement_rules import ALL_AXES, AxisPlacement, PlacementRule, matches
-from distdiag.events.models import Basis, NamedFault, PatternMatches, PlanFault, TensorPlan
+from distdiag.events.models import (
+    NamedFault,
+    PatternMatches,
+    PlanFault,
+    ReplicaEvidence,
+    TensorPlan,
+)
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Grade, Location
 from distdiag.views.models import ProgramPlanView, RuledTensor, RuleView
@@ -178,7 +182,11 @@ def _grade_of_plain(tensor: RuledTensor, axis: str, view: RuleView) -> Grade | N
         return None  # a part, or flattened into one
     if axis in view.axes.get(tensor.model, frozenset()):
         return Grade.LIKELY  # others of the same model are DTensors on that axis
-    is_whole = plan.basis in (Basis.WRAPPER, Basis.REDUCED, Basis.MESH)
+    is_whole = plan.evidence in (
+        ReplicaEvidence.WRAPPER,
+        ReplicaEvidence.REDUCED,
+        ReplicaEvidence.MESH,
+    )
     return Grade.LIKELY if is_whole and set(plan.replicas) >= set(view.world) else Grade.NOTE
 
 

@@ -1,13 +1,11 @@
 """SHD002: ranks shard one model differently."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import location_on
-from distdiag.events.models import Basis, TensorPlan
+from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ModelView
@@ -45,9 +43,12 @@ def first_difference(view: ModelView) -> Difference | None:
 
 
 def _is_shared(plan: TensorPlan) -> bool:
-    if plan.is_ignored and plan.basis is Basis.WRAPPER:
+    if plan.is_ignored and plan.evidence is ReplicaEvidence.WRAPPER:
         return False
-    return bool(plan.keeper or plan.mesh or plan.placements) or plan.basis is not Basis.WORLD
+    return (
+        bool(plan.wrapper or plan.mesh or plan.placements)
+        or plan.evidence is not ReplicaEvidence.WORLD
+    )
 
 
 def _difference(name: str, plans: Mapping[int, TensorPlan | None]) -> Difference | None:
@@ -65,7 +66,7 @@ def _difference(name: str, plans: Mapping[int, TensorPlan | None]) -> Difference
 
 def _is_own(plan: TensorPlan) -> bool:
     """Say whether it was declared to be one rank's own, such as an expert under a global name."""
-    return plan.is_ignored or plan.basis is Basis.OWN
+    return plan.is_ignored or plan.evidence is ReplicaEvidence.OWN
 
 
 def _presence(plan: TensorPlan | None) -> str:
@@ -77,7 +78,7 @@ def _aspects(plans: Mapping[int, TensorPlan]) -> Iterator[tuple[str, Mapping[int
     yield "dtype", {r: p.dtype for r, p in plans.items()}
     yield "placement", {r: ", ".join(p.placements) or "not sharded" for r, p in plans.items()}
     yield "mesh", {r: str(p.mesh) for r, p in plans.items()}
-    yield "wrapper", {r: p.keeper or "none" for r, p in plans.items()}
+    yield "wrapper", {r: p.wrapper or "none" for r, p in plans.items()}
     yield "wrapped unit", {r: p.unit or "the root" for r, p in plans.items()}
     yield (
         "param_dtype",

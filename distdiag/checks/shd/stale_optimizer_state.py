@@ -1,7 +1,5 @@
 """SHD007: an optimizer keeps its state for parameters that it does not hold any more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -9,7 +7,7 @@ from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.models import OptimizerState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.findings.finding import Finding, Severity
 from distdiag.views.alignment import OptimizerView
 
 
@@ -58,21 +56,16 @@ class StaleOptimizerState(Check[OptimizerView]):
             return
         ranks = RankSet(stale)
         first = stale[min(stale)]
-        location = user_location(first.site.frames)
         yield self.finding(
             f"{first.optimizer} has the state of {first.num_stale_states} parameters that it does "
             f"not hold, and none of {first_and_more(first.stateless)}",
             ranks=ranks,
             step=first.step,
-            location=location,
+            location=user_location(first.site.frames),
             subjects=first.stateless,
             evidence=(
-                Evidence(
-                    ranks=ranks,
-                    summary=f"{first.num_stale_states} stale entries, {len(first.stateless)} "
-                    "parameters without state",
-                    location=location,
-                ),
+                f"{first.num_stale_states} stale entries, {len(first.stateless)} "
+                "parameters without state"
             ),
         )
 

@@ -1,7 +1,5 @@
 """SHD006: ranks scale the gradients of one model by different factors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """SHD014: a pattern of a sharding plan matches nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -64,12 +62,7 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
                 f"{models}{_hint(closest(rule.pattern, names))}",
                 ranks=view.world,
                 subjects=(rule.pattern,),
-                evidence=(
-                    Evidence(
-                        ranks=view.world,
-                        summary=f"the names begin with {', '.join(names[:3])}",
-                    ),
-                ),
+                evidence=f"the names begin with {', '.join(names[:3])}",
             )
 
     def _of_program(self, view: ProgramPlanView) -> Iterator[Finding]:

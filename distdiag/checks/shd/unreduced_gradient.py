@@ -1,7 +1,5 @@
 """SHD004: an optimizer applies gradients that were not reduced over all copies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
@@ -13,7 +11,7 @@ from distdiag.checks.shared.replicas import (
     location_on,
     names_of,
 )
-from distdiag.events.models import Basis
+from distdiag.events.models import ReplicaEvidence
 from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.models import GradientReplicas
 
@@ -55,26 +53,28 @@ class UnreducedGradient(Check[GradientReplicas]):
 
     def check(self, view: GradientReplicas) -> Iterator[Finding]:
         """Judge gradients at the step."""
-        if view.basis in (*NOT_REDUCED, Basis.BYPASSED):  # SHD019 names the bypassed
+        if view.evidence in (*NOT_REDUCED, ReplicaEvidence.BYPASSED):  # SHD019 names the bypassed
             return
         tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
         if not tensors:
             return
         names = names_of(tensors)
         # Steps inside no_sync may be meant: local ones, and an average now and then.
-        is_meant = view.basis is Basis.UNSYNCED and not view.apart_for
-        if view.basis is Basis.SIBLING and not view.apart_for:
+        is_meant = view.evidence is ReplicaEvidence.UNSYNCED and not view.num_unsynced_steps
+        if view.evidence is ReplicaEvidence.OTHER_GROUPS and not view.num_unsynced_steps:
             return  # they may yet be reduced in another way
-        never = f"; in {view.apart_for} steps nothing as large was exchanged between them"
+        never = f"; in {view.num_unsynced_steps} steps nothing as large was exchanged between them"
         yield self.finding(
             f"the gradient of {first_and_more(names)} of {view.model} differs between "
             f"{view.ranks.phrase()}, which hold copies of it, when step {view.step} begins"
-            f"{never if view.apart_for else ''}",
+            f"{never if view.num_unsynced_steps else ''}",
             ranks=view.ranks,
             step=view.step,
             location=location_on(view, view.ranks),
             subjects=names,
-            severity=Severity.WARNING if view.basis is Basis.LONE or view.apart_for else None,
+            severity=Severity.WARNING
+            if view.evidence is ReplicaEvidence.LONE or view.num_unsynced_steps
+            else None,
             grade=Grade.NOTE if is_meant else grade_of(view, has_culprit=True),
             confidence=0.5 if is_meant else 0.95,
             evidence=evidence_of(view, tensors),

@@ -1,7 +1,5 @@
 """SHD018: parts of a sharded model belong to no module that was wrapped, or all to one."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -9,9 +7,9 @@ from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more, location_on
-from distdiag.events.models import Basis, TensorPlan
+from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.models import ModelView
 
 _BLOCK: Final = re.compile(r"(.*?)\.\d+\.(.*)")
@@ -85,25 +83,24 @@ class UnshardedParameter(Check[ModelView]):
     def _note(
         self, view: ModelView, ranks: RankSet, message: str, subjects: tuple[str, ...]
     ) -> Finding:
-        location = location_on(view, ranks)
         return self.finding(
             message,
             ranks=ranks,
             step=view.step,
-            location=location,
+            location=location_on(view, ranks),
             subjects=subjects,
             grade=Grade.NOTE,
             confidence=0.7,
-            evidence=(Evidence(ranks=ranks, summary=message, location=location),),
+            evidence=message,
         )
 
 
 def _is_in(plan: TensorPlan) -> bool:
-    return plan.is_parameter and plan.keeper == "FSDP2"
+    return plan.is_parameter and plan.wrapper == "FSDP2"
 
 
 def _is_out(plan: TensorPlan) -> bool:
-    is_alone = not plan.keeper and plan.mesh is None and plan.basis is Basis.MODEL
+    is_alone = not plan.wrapper and plan.mesh is None and plan.evidence is ReplicaEvidence.MODEL
     return plan.is_parameter and plan.requires_grad and is_alone and not plan.is_late
 
 

@@ -1,13 +1,11 @@
 """SHD009: weights that a model's configuration calls tied are not one tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import location_on
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.findings.finding import Finding, Severity
 from distdiag.views.models import ModelView
 
 
@@ -51,23 +49,16 @@ class UntiedWeights(Check[ModelView]):
         pairs: dict[tuple[str, str], list[int]] = {}
         for rank, plans in view.by_rank.items():
             for plan in plans:
-                if plan.untied_from and plan.keeper != "FSDP1":
+                if plan.untied_from and plan.wrapper != "FSDP1":
                     pairs.setdefault((plan.name, plan.untied_from), []).append(rank)
         for (head, embedding), found in pairs.items():
             ranks = RankSet(found)
-            location = location_on(view, ranks)
             yield self.finding(
                 f"{head} and {embedding} of {view.model} are two tensors on {ranks.phrase()}, "
                 "though its configuration says that they are tied",
                 ranks=ranks,
                 step=view.step,
-                location=location,
+                location=location_on(view, ranks),
                 subjects=(head, embedding),
-                evidence=(
-                    Evidence(
-                        ranks=ranks,
-                        summary="`tie_word_embeddings` is true and the weights are not one object",
-                        location=location,
-                    ),
-                ),
+                evidence="`tie_word_embeddings` is true and the weights are not one object",
             )

@@ -1,14 +1,12 @@
 """SHD020: an optimizer holds parameters that never got a gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Finding, Grade, Severity
 from distdiag.views.models import UntrainedView
 
 
@@ -72,7 +70,7 @@ class UntrainedParameter(Check[UntrainedView]):
                 names,
                 ranks,
                 f"{first_and_more(names)} of {view.optimizer} had no gradient at any of the "
-                f"{view.num_looks} sampled steps on {ranks.phrase()}",
+                f"{view.num_samples} sampled steps on {ranks.phrase()}",
                 Grade.NOTE,
             )
 
@@ -84,14 +82,13 @@ class UntrainedParameter(Check[UntrainedView]):
         message: str,
         grade: Grade,
     ) -> Finding:
-        location = user_location(view.sites[min(ranks)].frames)
-        summary = f"`grad` was None at {view.num_looks} steps: {', '.join(names[:5])}"
+        summary = f"`grad` was None at {view.num_samples} steps: {', '.join(names[:5])}"
         return self.finding(
             message,
             ranks=ranks,
-            location=location,
+            location=user_location(view.sites[min(ranks)].frames),
             subjects=names,
             grade=grade,
             confidence=0.8,
-            evidence=(Evidence(ranks=ranks, summary=summary, location=location),),
+            evidence=summary,
         )

@@ -1,7 +1,5 @@
 """Build a recording from the entries of a flight recorder, one after the other."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,7 +210,7 @@ def _num_numbers(signature: Signature) -> int:
     return sum(map(len, signature.input_sizes)) + sum(map(len, signature.output_sizes)) + 1
 
 
-# ---
+# Builds a recording, entry by entry.
 
 # Not every version and backend has these.
 _DEFAULTS: Final[dict[str, Any]] = {

@@ -4,8 +4,6 @@ Facts from ``torch/csrc/distributed/c10d/FlightRecorder.hpp``, the ``profilingTi
 the backends, and dumps of torch 2.13 on gloo.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

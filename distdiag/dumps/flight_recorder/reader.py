@@ -6,8 +6,6 @@ A dump is ``{"version": "2.10", "pg_config": {name: {"name", "desc", "ranks": "[
 oldest entry first.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import pickle
@@ -111,7 +109,7 @@ def _without_gc() -> Iterator[None]:
             gc.enable()
 
 
-# ---
+# Reads a whole dump, whichever form it has.
 
 MOST_ENTRIES: Final = 500_000
 

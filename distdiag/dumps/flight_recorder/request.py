@@ -3,8 +3,6 @@
 The thread needs the GIL for it: where that is held for ever there is no answer, and this is told.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Final

@@ -35,7 +35,7 @@ from distdiag.events.collectives import (
 )
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.ranks import RankSet
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 
 # Which ranks the process groups of recordings have, also where a dump does not say it.
 #
@@ -195,7 +195,7 @@ def _first_difference(windows: Mapping[int, GroupWindow], first: int, last: int)
     return first + low
 
 
-# ---
+# Puts the recordings of all ranks together as events.
 
 MOST_EVENTS: Final = 100_000
 LEAST_CONTEXT: Final = 64
@@ -217,7 +217,7 @@ class RecordedRun:
         self._is_whole = all(recording.first_id == 0 for recording in recordings.values())
         # Operations are told apart by the functions that made them on all ranks or on none.
         self._refines = all(recording.has_stacks for recording in recordings.values())
-        self._canon = Canon()
+        self._canon = Interner()
         self._tables: dict[bytes, Sequence[_Call]] = {}
 
     @property

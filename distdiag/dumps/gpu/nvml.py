@@ -1,7 +1,5 @@
 """What the driver says of the GPUs of this node, and which rank is on which."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -153,7 +151,7 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-# ---
+# The source: which rank is on which GPU, and what the driver says of it.
 
 
 class Nvml(DumpSource):

@@ -1,7 +1,5 @@
 """The errors that the GPU driver writes to the kernel log: ``NVRM: Xid (PCI:0000:3b:00): 79``."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

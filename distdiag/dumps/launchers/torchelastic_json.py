@@ -1,7 +1,5 @@
 """The error file that torchelastic's ``record`` writes for a rank that raised."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

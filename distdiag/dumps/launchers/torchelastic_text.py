@@ -1,23 +1,23 @@
 """The summary of failures that torchrun prints when a job has failed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from distdiag.dumps.log_lines import Line, lines_with
+from distdiag.dumps.log_lines import PlacedLine, open_log
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.events.base import Event, Value
 from distdiag.events.lifecycle import Exited
 from distdiag.events.stacks import Observed
 
 _EXITCODE: Final = b"exitcode"
-_WORDS: Final = (_EXITCODE, b"Root Cause", b"  time ", b"  host ", b"  rank ")
-_FIELD: Final = re.compile(r"\s{0,8}(time|host|rank|exitcode)\s{1,8}: (.{1,300})$")
-_ROOT: Final = "Root Cause (first observed failure)"
+_WORDS: Final = (_EXITCODE, b"Root Cause", b"Other Failures", b" time", b" host", b" rank")
+# Before torch 1.11 no space stood before the colons, and the root cause came first.
+_FIELD: Final = re.compile(r"\s{0,8}(time|host|rank|exitcode)\s{0,8}: (.{1,300})$")
+_ROOT: Final = "Root Cause"
+_OTHERS: Final = "Other Failures"
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)_(\d\d:\d\d:\d\d)", re.ASCII)
 _RANK: Final = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _EXIT: Final = re.compile(r"(-?\d{1,10}) \(pid: (\d{1,10})\)(?:\s{1,4}\((\w{1,20})\))?")
@@ -38,6 +38,8 @@ class _Failure:
     host: str = ""
     time_ns: int = 0
     is_first: bool = False
+    place: int = 0
+    label: str = ""
 
     @property
     def reason(self) -> str:
@@ -82,36 +84,45 @@ class TorchelasticText(DumpReader):
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield one end for each failed rank."""
-        found = {(f.rank, f.host): f for f in _failures(lines_with(dump, _WORDS))}
-        for failure in list(found.values()) or _at_once(lines_with(dump, [_EXITCODE])):
+        log = open_log(dump)
+        found: dict[tuple[int | None, str], _Failure] = {}
+        for failure in _failures(log.lines_with(_WORDS)):
+            known = found.get((failure.rank, failure.host))
+            if known is None or not known.is_first:  # each node's launcher prints a summary
+                found[failure.rank, failure.host] = failure
+        for failure in list(found.values()) or _at_once(log.lines_with([_EXITCODE])):
             yield RankDump(
                 rank=failure.rank,
                 local_rank=failure.local_rank,
                 pid=failure.pid,
+                label=failure.label,
+                node=failure.host,
+                place=failure.place,
                 events=tuple(failure.events(self.name)),
                 path=dump.path,
                 source=self.name,
             )
 
 
-def _failures(log: Iterator[Line]) -> Iterator[_Failure]:
+def _failures(log: Iterator[PlacedLine]) -> Iterator[_Failure]:
     fields: dict[str, str] = {}
     is_first = False
-    for _, text in log:
-        if _ROOT in text:
-            is_first = True
+    for _, text, place in log:
+        if _ROOT in text or _OTHERS in text:
+            is_first = _ROOT in text
         match = _FIELD.match(text)
         if match is None:
             continue
         if match[1] == "time":
             fields = {}
         fields[match[1]] = match[2]
-        if match[1] == "exitcode" and (failure := _failure(fields, is_first=is_first)):
-            yield failure
+        if match[1] == "exitcode" and (failure := _failure(fields, place, is_first=is_first)):
             is_first = False
+            if failure.exitcode:
+                yield failure
 
 
-def _failure(fields: dict[str, str], *, is_first: bool) -> _Failure | None:
+def _failure(fields: dict[str, str], place: int, *, is_first: bool) -> _Failure | None:
     rank = _RANK.match(fields.get("rank", ""))
     ended = _EXIT.match(fields["exitcode"])
     if rank is None or ended is None:
@@ -125,6 +136,7 @@ def _failure(fields: dict[str, str], *, is_first: bool) -> _Failure | None:
         host=fields.get("host", "").strip(),
         time_ns=_time_ns(fields.get("time", "")),
         is_first=is_first,
+        place=place,
     )
 
 
@@ -140,8 +152,11 @@ def _time_ns(text: str) -> int:
     return max(0, int(time.timestamp())) * 1_000_000_000
 
 
-def _at_once(log: Iterator[Line]) -> Iterator[_Failure]:
-    for _, text in log:
+def _at_once(log: Iterator[PlacedLine]) -> Iterator[_Failure]:
+    for speaker, text, place in log:
         if match := _AT_ONCE.search(text):
             exitcode, local_rank, pid = (int(number) for number in match.groups())
-            yield _Failure(rank=None, local_rank=local_rank, exitcode=exitcode, pid=pid)
+            label = f"{speaker.label} local rank {local_rank}".strip()
+            yield _Failure(
+                None, local_rank, exitcode, pid, host=speaker.label, place=place, label=label
+            )

@@ -1,7 +1,5 @@
 """What process groups, the store and NCCL said in the logs of a training run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

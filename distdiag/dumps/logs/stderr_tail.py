@@ -1,7 +1,5 @@
 """The last lines that a rank wrote to stderr, where the launcher sends that to a file."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from distdiag.dumps.log_lines import Speaker, streams
-from distdiag.dumps.logs.tracebacks import HEAD, Chain, chains, text_of
+from distdiag.checks.shared.failures import says_peer_is_gone
+from distdiag.dumps.log_lines import Log, Speaker, open_log
+from distdiag.dumps.log_prefixes import speaker_in, untimed
+from distdiag.dumps.logs.survival import SURVIVED_AFTER, has_failed, has_survived
+from distdiag.dumps.logs.tracebacks import HEAD, Chain, chain_at, text_of
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import MAIN_THREAD
 from distdiag.events.lifecycle import Raised
 
-SURVIVED_AFTER: Final = 50
-"""A process that wrote so many lines after a traceback has survived it."""
+__all__ = ["SURVIVED_AFTER", "TracebackText"]
 
 MOST_THREADS: Final = 100
 
@@ -21,10 +26,31 @@ _THREAD: Final = re.compile(r"Exception in thread (.{1,200}?)(?: \(.*\))?:")
 _IGNORED: Final = "Exception ignored in"
 # torch.multiprocessing.spawn, in the parent's exception.
 _SPAWNED: Final = re.compile(r"-- Process (\d{1,6}) terminated with the following error:")
+# multiprocessing.Process
+_PROCESS: Final = re.compile(r"Process ((?:\w{1,20}Process|\w{1,40})-\d{1,6}(?::\d{1,6})*):$")
 # Exceptions of the launcher, which only say that a rank failed.
 _LAUNCHER: Final = frozenset(
-    {"ChildFailedError", "ProcessExitedException", "ProcessRaisedException", "CalledProcessError"}
+    {
+        "ActorDiedError",
+        "ActorUnavailableError",
+        "CalledProcessError",
+        "ChildFailedError",
+        "NodeDiedError",
+        "ProcessExitedException",
+        "ProcessRaisedException",
+        "RayActorError",
+        "WorkerCrashedError",
+    }
 )
+# In torchrun's summary the traceback that `record` has kept is a field like the exit code.
+_FIELD: Final = re.compile(r"\s{0,8}traceback : ")
+_FIELD_WIDTH: Final = 24
+_ENTRY_BYTES: Final = 600
+_RANK: Final = re.compile(r"\brank\s{0,8}: (\d{1,6}) \(local_rank: (\d{1,6})\)")
+# The prefix of a logger: brackets first; and a word by which it tells of a failure.
+_LOG_HEAD: Final = re.compile(r"(?:[\[(][^\[\]()]{1,120}[\])] ?){1,4}")
+_FAILS: Final = re.compile(r"\b(?:ERROR|CRITICAL|[Ee]xception|[Ff]ail(?:ed|ure)|[Cc]rashed)\b")
+_PID: Final = re.compile(r"\bpid[= ](\d{1,9})\b")
 
 
 class TracebackText(DumpReader):
@@ -42,51 +68,160 @@ class TracebackText(DumpReader):
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield the exceptions of each process."""
-        for speaker, lines in streams(dump):
-            for owner, raised in _raised(speaker, lines()):
+        log = open_log(dump)
+        failed = has_failed(log)
+        for speaker, spans in log.streams().items():
+            for found in _Stream(log, log.resolved(speaker), spans, failed=failed).raised():
+                owner = found.owner
                 yield RankDump(
                     rank=owner.rank,
                     local_rank=owner.local_rank,
-                    events=(raised,),
+                    label=label_of(owner),
+                    node=owner.label if owner.local_rank is not None else "",
+                    pid=pid_of(owner),
+                    place=found.place,
+                    events=(found.event,),
                     path=dump.path,
                     source=self.name,
                 )
 
 
-def _raised(speaker: Speaker, lines: Iterator[str]) -> Iterator[tuple[Speaker, Raised]]:
-    last: dict[Speaker, tuple[Chain, int]] = {}
-    threads: list[tuple[str, Chain]] = []
-    num_lines = 0
-    for chain in chains(lines, is_pure=speaker.rank is not None):
-        num_lines += chain.num_after
-        thread = _THREAD.match(chain.before)
-        if not chain.last.type or chain.before.startswith(_IGNORED) or _is_launchers(chain):
-            continue
-        if thread is not None:
-            threads.append((thread[1], chain))
-            continue
-        spawned = _SPAWNED.match(chain.before)
-        owner = Speaker(speaker.rank, int(spawned[1])) if spawned else speaker
-        last[owner] = chain, num_lines
-    for owner, (chain, place) in last.items():
-        if num_lines - place + chain.num_after < SURVIVED_AFTER:
-            yield owner, _event(owner, chain, MAIN_THREAD)
-    for name, chain in threads[:MOST_THREADS]:
-        yield speaker, _event(speaker, chain, name)
+def label_of(speaker: Speaker) -> str:
+    """Return what a process is called if no more of it comes to be known."""
+    if speaker.local_rank is None:
+        return speaker.label
+    return f"{speaker.label} local rank {speaker.local_rank}".strip()
+
+
+def pid_of(speaker: Speaker) -> int | None:
+    """Return the process number that a label holds."""
+    match = _PID.search(speaker.label)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class _Found:
+    owner: Speaker
+    event: Raised
+    place: int
+
+
+class _Stream:
+    """The lines of one speaker, in which tracebacks are looked for."""
+
+    def __init__(self, log: Log, speaker: Speaker, spans: array[int], *, failed: bool) -> None:
+        self._log = log
+        self._speaker = speaker
+        self._spans = spans
+        self._failed = failed
+
+    def raised(self) -> Iterator[_Found]:
+        """Yield what ended the process, and what ended threads of it."""
+        is_pure = self._speaker != Speaker()
+        last: dict[Speaker, list[Chain]] = {}
+        threads: list[tuple[str, Chain]] = []
+        for chain in self._chains(is_pure=is_pure):
+            thread = _THREAD.match(chain.before)
+            if not chain.last.type or chain.before.startswith(_IGNORED) or _is_launchers(chain):
+                continue
+            if thread is not None:
+                threads.append((thread[1], chain))
+            else:
+                last.setdefault(self._owner(chain), []).append(chain)
+        for owner, found in last.items():
+            chain = self._cause_of(found) if owner == Speaker() else found[-1]
+            # A driver goes on, or not, after what it passes on; its worker does not.
+            if owner.label != self._speaker.label or not self._has_survived(chain):
+                yield self._found(owner, chain, MAIN_THREAD)
+        for name, chain in threads[:MOST_THREADS]:
+            yield self._found(self._speaker, chain, name)
+
+    def _cause_of(self, found: list[Chain]) -> Chain:
+        """Return the exception that counts among those that nobody signed.
+
+        Of one process it is the last. Where a launcher saw a failure they may be those of several
+        ranks: then it is the first that is no consequence of another, if none was caught.
+        """
+        if not self._failed:
+            return found[-1]
+        own = (c for c in found if not says_peer_is_gone(c.last.type, c.last.message))
+        return next((c for c in own if not self._has_survived(c)), found[-1])
+
+    def _chains(self, *, is_pure: bool) -> Iterator[Chain]:
+        """Yield the tracebacks, without a look at the lines that belong to none."""
+        spans = self._spans
+        starts = spans[::2]
+        end = 0
+        for place in self._log.places(HEAD.encode()):
+            number = bisect_right(starts, place) - 1
+            if number < end or place >= spans[2 * number + 1]:
+                continue  # in a traceback that has been read, or in a line of somebody else
+            above = next(self._lines(number - 1, number), "") if number > end else ""
+            chain = chain_at(self._lines(number), above, number, is_pure=is_pure)
+            yield chain
+            end = max(chain.end, number + 1)
+
+    def _owner(self, chain: Chain) -> Speaker:
+        if spawned := _SPAWNED.match(chain.before):
+            return Speaker(self._speaker.rank, int(spawned[1]), self._speaker.label)
+        if chain.last.worker:
+            return Speaker(None, None, chain.last.worker)
+        if self._speaker == Speaker() and (signed := self._signed(chain)) is not None:
+            return signed
+        if self._speaker == Speaker() and (process := _PROCESS.match(chain.before)):
+            return Speaker(None, None, process[1])
+        return self._speaker
+
+    def _signed(self, chain: Chain) -> Speaker | None:
+        """Return whose traceback it is by what stands before it, in its line or in the one above.
+
+        Loggers put their prefix before the first line of a message only; torchrun's summary has
+        the traceback among the fields of a rank.
+        """
+        start = self._spans[2 * chain.start]
+        above = self._log.text(*self._log.before(start))
+        if _FIELD.match(self._log.text(start, start + _FIELD_WIDTH)):
+            fields = self._log.text(max(0, start - _ENTRY_BYTES), start)
+            found = _RANK.findall(fields)
+            return Speaker(int(found[-1][0]), int(found[-1][1])) if found else None
+        own = self._log.text(start, self._spans[2 * chain.start + 1]).partition(HEAD)[0]
+        for text in (own, above):
+            head = _LOG_HEAD.match(text)
+            if head is not None and _FAILS.search(text):
+                speaker = self._log.named(speaker_in(untimed(head[0])))
+                if speaker != Speaker():
+                    return speaker
+        return None
+
+    def _has_survived(self, chain: Chain) -> bool:
+        return has_survived(
+            before=lambda: self._lines(max(0, chain.start - SURVIVED_AFTER), chain.start),
+            message=lambda: self._lines(chain.raised, chain.end),
+            after=lambda: self._lines(chain.end, chain.end + 2 * SURVIVED_AFTER),
+            is_known=self._speaker != Speaker(),
+            failed=self._failed,
+        )
+
+    def _lines(self, first: int = 0, last: int | None = None) -> Iterator[str]:
+        spans, text = self._spans, self._log.text
+        stop = len(spans) if last is None else min(len(spans), 2 * last)
+        for at in range(2 * first, stop, 2):
+            yield text(spans[at], spans[at + 1])
+
+    def _found(self, owner: Speaker, chain: Chain, thread: str) -> _Found:
+        place = self._spans[2 * chain.start]
+        event = Raised(
+            rank=UNKNOWN_RANK if owner.rank is None else owner.rank,
+            seq=-1,
+            time_ns=self._log.time_ns(place),
+            type=chain.last.type,
+            message=chain.last.message,
+            frames=tuple(chain.last.frames),
+            traceback=text_of(chain.text),
+            thread=thread,
+        )
+        return _Found(owner, event, place)
 
 
 def _is_launchers(chain: Chain) -> bool:
     return chain.last.type.rpartition(".")[2] in _LAUNCHER
-
-
-def _event(owner: Speaker, chain: Chain, thread: str) -> Raised:
-    return Raised(
-        rank=UNKNOWN_RANK if owner.rank is None else owner.rank,
-        seq=-1,
-        time_ns=0,
-        type=chain.last.type,
-        message=chain.last.message,
-        frames=tuple(chain.last.frames),
-        traceback=text_of(chain.text),
-        thread=thread,
-    )

@@ -1,7 +1,5 @@
 """The JSON that NCCL's RAS subsystem answers with, since NCCL 2.28.7."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from typing import Final

@@ -8,8 +8,6 @@ Example of what tells something::
       Rank 3 has launched up to operation 11 -- GPU 3 managed by process 812 on node 10.0.0.1
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the kernel says of a rank: what it waits for, its memory, its children."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -93,11 +91,15 @@ _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 
 
 class BlockedCall(msgspec.Struct, frozen=True):
-    """``BlockedCall("read", "/data/shard-3.tar", "nfs4")``; what is not known is empty."""
+    """``BlockedCall("read", "/data/shard-3.tar", "nfs4", 5)``; what is not known is empty.
+
+    `descriptor` is what it waits for, -1 where the call takes none.
+    """
 
     name: str = ""
     target: str = ""
     file_system: str = ""
+    descriptor: int = -1
 
     def __str__(self) -> str:
         """Return it as a part of a sentence, empty if nothing is known."""
@@ -118,10 +120,10 @@ def read_blocked_call(pid: int, thread: int | None = None) -> BlockedCall:
     try:
         target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
     except OSError:
-        return BlockedCall(name, f"descriptor {descriptor}")
+        return BlockedCall(name, f"descriptor {descriptor}", descriptor=descriptor)
     if target.startswith(_SOCKET):
-        return BlockedCall(name, _ends(pid, descriptor) or "a socket")
-    return BlockedCall(name, target, _file_system(pid, target))
+        return BlockedCall(name, _ends(pid, descriptor) or "a socket", descriptor=descriptor)
+    return BlockedCall(name, target, _file_system(pid, target), descriptor)
 
 
 def _names() -> dict[int, str]:
@@ -157,7 +159,7 @@ def _file_system(pid: int, path: str) -> str:
     return kind
 
 
-# ---
+# What all of it says of one rank.
 
 STATES: Final = {
     "R": "running",
@@ -213,7 +215,7 @@ class KernelView(RankDumpSource):
         if not main.state:
             return self.observed(rank, error="the process is gone")
         stuck = _stuck_threads(pid)
-        children = _children(pid)
+        children = descendants(pid)
         values: dict[str, Value] = {
             "state": main.state,
             "doing": str(main),
@@ -221,6 +223,7 @@ class KernelView(RankDumpSource):
             "syscall": main.call.name,
             "blocked_on": main.call.target,
             "file_system": main.call.file_system,
+            "descriptor": main.call.descriptor if main.call.descriptor >= 0 else "",
             "uninterruptible_threads": ", ".join(f"{task.name}: {task}" for task in stuck),
             "num_children": len(children),
         }
@@ -260,7 +263,7 @@ def _letter(pid: int, thread: int) -> str:
     return rest[0] if rest else ""
 
 
-def _children(pid: int) -> list[Task]:
+def descendants(pid: int) -> list[Task]:
     """Return the descendants (workers of data loaders, among others), those in trouble first.
 
     The monitor is a child of a rank too, and what it starts: they are left out.

@@ -1,7 +1,5 @@
 """How much memory the container or job of a process may use, and how much is in use."""
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Whether a process still lives and what it has used, from the kernel's own records."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import select
@@ -15,6 +13,8 @@ import psutil
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _DEAD: Final = frozenset("ZX")
+LONGEST_COMMAND: Final = 200
+"""Characters of a command line that are shown: more than a line of a terminal, and not a page."""
 # struct pidfd_info of <linux/pidfd.h> in its first size, and what asks for it.
 _PIDFD_INFO: Final = struct.Struct("=Q 52x i")
 _PIDFD_INFO_EXIT: Final = 1 << 3
@@ -64,6 +64,13 @@ def proc_text(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, shortened; its name where it has none."""
+    words = proc_text(pid, "cmdline").split("\0")
+    text = " ".join(" ".join(words).split()) or proc_text(pid, "comm")
+    return text if len(text) <= LONGEST_COMMAND else text[: LONGEST_COMMAND - 1] + "…"
 
 
 def status_fields(text: str) -> dict[str, str]:

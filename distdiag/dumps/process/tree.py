@@ -1,7 +1,5 @@
 """What the descendants of processes have used of the processor, and what was read and written."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

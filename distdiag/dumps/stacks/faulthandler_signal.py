@@ -4,8 +4,6 @@ A rank whose background thread runs is asked to, by a file. Once the GIL is held
 thread gets a signal, in whose handler faulthandler needs no GIL.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Native stacks in text: gdb's ``thread apply all bt``, lldb's ``bt all``, pstack, eu-stack."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The Python stacks come first: they take milliseconds and do not stop the process
 between them are a second pass, which py-spy can only make while the process stands still.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

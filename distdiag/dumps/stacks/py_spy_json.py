@@ -1,7 +1,5 @@
 """The JSON that ``py-spy dump --json`` writes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Final

@@ -1,7 +1,5 @@
 """The text that ``py-spy dump`` prints, of one process or of several."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field

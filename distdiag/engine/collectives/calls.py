@@ -1,7 +1,5 @@
 """Align the calls that create process groups: all ranks of a scope must make them in one order."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -29,7 +27,6 @@ class Places:
     """The part of a call site that two ranks are compared by: the user's frames and the module."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self._by_site: dict[int, tuple[CallSite, tuple[tuple[Frame, ...], str | None]]] = {}
 
     def of(self, site: CallSite) -> tuple[tuple[Frame, ...], str | None]:
@@ -177,18 +174,24 @@ class GroupStream:
                 yield by_rank[rank]
 
 
-class CollectiveStreams:
-    """All process groups of a run."""
+class _OfWorld:
+    """Calls that only the ranks of `world` are expected to make."""
 
     def __init__(self, world: RankSet) -> None:
-        """Start with no group; only the ranks of `world` are observed."""
         self._world = world
-        self._places = Places()
-        self._streams: dict[GroupKey, GroupStream] = {}
 
     def leave_out(self, rank: int) -> None:
         """Expect nothing of a rank: it runs, and is not observed."""
         self._world = RankSet(set(self._world) - {rank})
+
+
+class CollectiveStreams(_OfWorld):
+    """All process groups of a run."""
+
+    def __init__(self, world: RankSet) -> None:
+        super().__init__(world)
+        self._places = Places()
+        self._streams: dict[GroupKey, GroupStream] = {}
 
     def stream(self, group: ProcessGroup) -> GroupStream:
         """Return the stream of a group, made at its first call."""
@@ -219,7 +222,6 @@ class Meeting(Gate):
     __slots__ = ("_clocks", "_wanted", "expected", "is_whole", "num_expected", "number", "stamps")
 
     def __init__(self, number: int, expected: RankSet, *, is_whole: bool = True) -> None:
-        """Wait for these ranks."""
         super().__init__()
         self.number = number
         self.expected = expected
@@ -304,10 +306,8 @@ class Meetings:
     def message(self, call: Collective, peer: int, stamp: Stamp) -> Meeting:
         """Let a sender or receiver come to the meeting with its peer."""
         is_send = call.signature.op == "send"
-        # NCCL has no tags: it pairs by order alone.
-        tag = 0 if "nccl" in call.group.backend else call.signature.tag or 0
         ends = (call.rank, peer) if is_send else (peer, call.rank)
-        lane = (id(self._group(call.group)), *ends, tag)
+        lane = (id(self._group(call.group)), *ends, _tag(call))
         turn = self._turns[lane, is_send]
         self._turns[lane, is_send] += 1
         meeting = self._messages.pop((lane, turn), None)
@@ -353,18 +353,13 @@ class _Queues:
     num_paired: int = 0
 
 
-class Messages:
+class Messages(_OfWorld):
     """The sends and receives that have not met yet."""
 
     def __init__(self, world: RankSet) -> None:
-        """Start with none; only messages between the ranks of `world` are observed."""
-        self._world = world
+        super().__init__(world)
         self._lanes: dict[_Lane, _Queues] = {}
         self._open_receives: dict[tuple[GroupKey, int, int], deque[Collective]] = {}
-
-    def leave_out(self, rank: int) -> None:
-        """Expect nothing of a rank: it runs, and is not observed."""
-        self._world = RankSet(set(self._world) - {rank})
 
     def add(self, call: Collective) -> MessageAlignment | None:
         """Take in a send or receive; return the pair if it completes one that disagrees."""
@@ -443,25 +438,20 @@ def _alignment(lane: _Lane, index: int, *calls: Collective) -> MessageAlignment:
     )
 
 
-# ---
+# Aligns the calls that create process groups.
 
 GroupAlignment = Alignment[GroupCreated]
 _Scope = tuple[tuple[int, ...], int]
 
 
-class GroupCalls:
+class GroupCalls(_OfWorld):
     """The group-creating calls that not all ranks of their scope have made yet."""
 
     def __init__(self, world: RankSet) -> None:
-        """Start with none; only the ranks of `world` are observed."""
-        self._world = world
+        super().__init__(world)
         self._counts: Counter[tuple[int, _Scope]] = Counter()
         self._open: dict[tuple[_Scope, int], dict[int, GroupCreated]] = {}
         self._broken: set[_Scope] = set()
-
-    def leave_out(self, rank: int) -> None:
-        """Expect nothing of a rank: it runs, and is not observed."""
-        self._world = RankSet(set(self._world) - {rank})
 
     def add(self, call: GroupCreated) -> GroupAlignment | None:
         """Take in one call; return the alignment if it completes one that the ranks disagree on."""

@@ -1,7 +1,5 @@
 """Which call makes whose host wait for whom: the edges of happens-before, as data."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from distdiag.events.base import CallSite
@@ -22,7 +20,7 @@ _FUNCTIONAL: Final = "torch/distributed/_functional_collectives.py"
 RECORDS_OF_ORDER: Final = frozenset(
     {
         "agent",
-        "collective-fronts",
+        "collective-wrappers",
         "collectives",
         "event-file",
         "functional-collectives",

@@ -1,7 +1,5 @@
 """How much a call carries, and which ranks get to know something of one another by it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -28,10 +26,10 @@ def carried_bytes(call: Collective, ranks: frozenset[int]) -> int:
     if signature.op in _ONE_WAY:
         return 0
     if signature.peer is not None:
-        told = ranks & {call.rank, signature.peer}
+        reached = ranks & {call.rank, signature.peer}
     else:
-        told = ranks.intersection(call.group.ranks)
-    if len(told) < 2:
+        reached = ranks.intersection(call.group.ranks)
+    if len(reached) < 2:
         return 0
     size = max(_num_elements(signature.input_sizes), _num_elements(signature.output_sizes))
     return size * max(map(element_bytes, signature.dtypes), default=8)
@@ -62,14 +60,13 @@ class Traffic:
     """Counts what passes between ranks once they have stepped."""
 
     def __init__(self) -> None:
-        """Nothing has passed yet."""
         self._carried: dict[tuple[str, int, int, int | None], _Carried] = {}
 
     def add(self, call: Collective) -> None:
         """Take note of a call; those before the first step only make copies alike."""
         if call.step < 1:
             return
-        size = carried_bytes(call, _told(call))
+        size = carried_bytes(call, _reached(call))
         if size:
             key = (call.group.name, call.group.generation, call.rank, call.signature.peer)
             found = self._carried.get(key)
@@ -82,7 +79,7 @@ class Traffic:
         most, totals = 0, dict.fromkeys(ranks, 0)
         for found in self._carried.values():
             rank = found.first.rank
-            if rank in ranks and len(ranks & _told(found.first)) > 1:
+            if rank in ranks and len(ranks & _reached(found.first)) > 1:
                 most = max(most, found.most)
                 totals[rank] += found.total
         return most, max(totals.values(), default=0)
@@ -92,17 +89,16 @@ class Surplus:
     """Measures how much more a later step carries than the first ones do."""
 
     def __init__(self, num_first: int) -> None:
-        """Take so many steps to be the first ones."""
         self._num_first = num_first
         self._now: dict[tuple[int, frozenset[int]], tuple[int, int]] = {}
         self._most: dict[tuple[int, frozenset[int], bool], int] = {}
 
     def add(self, call: Collective) -> None:
         """Take note of a call; those before the first step only make copies alike."""
-        told = _told(call)
-        size = carried_bytes(call, told) if call.step else 0
+        reached = _reached(call)
+        size = carried_bytes(call, reached) if call.step else 0
         if size:
-            key = (call.rank, told)
+            key = (call.rank, reached)
             step, now = self._now.get(key, (0, 0))
             now = size + (now if step == call.step else 0)
             self._now[key] = (call.step, now)
@@ -112,12 +108,12 @@ class Surplus:
     def between(self, ranks: frozenset[int]) -> int:
         """Return by how many bytes a later step exceeds the first ones for one of these ranks."""
         more = 0
-        for (rank, told, is_late), most in self._most.items():
-            if is_late and rank == min(ranks) and len(ranks & told) > 1:
-                more += max(0, most - self._most.get((rank, told, False), 0))
+        for (rank, reached, is_late), most in self._most.items():
+            if is_late and rank == min(ranks) and len(ranks & reached) > 1:
+                more += max(0, most - self._most.get((rank, reached, False), 0))
         return more
 
 
-def _told(call: Collective) -> frozenset[int]:
+def _reached(call: Collective) -> frozenset[int]:
     peer = call.signature.peer
     return frozenset(call.group.ranks if peer is None else (call.rank, peer))

@@ -1,7 +1,5 @@
 """What the engine knows of files: races, tests whether they exist, and files that are missing."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
@@ -35,7 +33,7 @@ from distdiag.views.files import MissingFile, Race
 
 ExistenceAlignment = Alignment[FileAccess]
 
-_NO_FILE: Final = NothingThere("no access to a file was observed")
+_NO_FILE: Final = NothingThere("file accesses", "no access to a file was observed")
 _OTHERS: Final = frozenset(
     {LossWeights, ModelPlan, ModelState, OptimizerState, PartialRead, PlanPatterns}
     | {RandomDraw, RandomState, SliceSaved}
@@ -55,7 +53,6 @@ class ExistenceTests:
     """
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks."""
         self._world = world
         self._current: dict[int, dict[_Test, FileAccess]] = {rank: {} for rank in world}
         self._counts: Counter[tuple[int, _Test]] = Counter()
@@ -123,7 +120,6 @@ class MissingFiles:
     """Remembers who wrote which file, and what each rank accessed last."""
 
     def __init__(self) -> None:
-        """Know of no file."""
         self._made: dict[str, dict[int, FileAccess]] = defaultdict(dict)
         self._recent: dict[int, deque[FileAccess]] = defaultdict(lambda: deque(maxlen=RECENT))
 
@@ -158,7 +154,7 @@ class MissingFiles:
         return quoted[1] if quoted is not None else None
 
 
-# ---
+# The aligner.
 
 
 class FileAligner(Aligner):
@@ -168,7 +164,6 @@ class FileAligner(Aligner):
     builds = (Race, FileTestView, MissingFile)
 
     def __init__(self, job: Job) -> None:
-        """No file was accessed yet."""
         super().__init__(job)
         self._is_alone = len(job.world) < 2
         self._races = FileRaces(job.world)

@@ -46,7 +46,7 @@ PREFERENCE: Final = (
     Conflict.USE_OF_REMOVED,
     Conflict.LIST_OF_CHANGED,
 )
-"""Where two accesses conflict in several ways, the first of these is told."""
+"""Where two accesses conflict in several ways, the first of these is reported."""
 
 _ROLES: Final = {
     FileAction.READ: Role.READ,
@@ -146,7 +146,6 @@ class TimedAccess(Gate):
     )
 
     def __init__(self, event: FileAccess, host: str) -> None:
-        """Know no more than its record and the host of its rank."""
         super().__init__()
         self.event = event
         self.host = host
@@ -191,7 +190,7 @@ class TimedAccess(Gate):
         return other.end is not None and self.stamp.known.get(other.rank, 0) >= other.end
 
 
-# ---
+# The accesses of two places of the program, until one race is known.
 
 MOST_PATHS: Final = 100
 _MOST_OPEN: Final = 256
@@ -234,7 +233,6 @@ class RaceGroup:
     """A race as it grows. `has_news` says that it should be shown again."""
 
     def __init__(self, conflict: Conflict, common_sync: SyncPoint | None) -> None:
-        """Begin without any access."""
         self.conflict = conflict
         self.has_news = True
         self._common_sync = common_sync

@@ -5,8 +5,6 @@ order, and a wait is replayed when all that it waited for has been. So what is r
 access either happened before it, which the clocks tell, or is not ordered with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
@@ -46,7 +44,7 @@ _NO_ACCESS: Final = frozenset({FileAction.TEST, FileAction.LOCK, FileAction.UNLO
 
 
 class AccessWatch(Protocol):
-    """Who is told of accesses to files, in the order of the replay."""
+    """Who is given accesses to files, in the order of the replay."""
 
     def begin(self, access: TimedAccess) -> None:
         """Take in an access that begins; its stamp is set."""
@@ -276,7 +274,7 @@ class Steps:
         self._watch.end(access)
 
 
-# ---
+# The replay, which gives each event its clock.
 
 
 class HappensBefore:

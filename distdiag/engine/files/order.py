@@ -1,7 +1,5 @@
 """Decide whose events can be replayed next, and when it is known that a wait is in vain."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -35,7 +33,6 @@ class Publication(Gate):
     __slots__ = ("call", "is_settled", "number", "stamp")
 
     def __init__(self, call: StoreCall) -> None:
-        """Know no more than its record."""
         super().__init__()
         self.call = call
         self.number: int | None = None
@@ -57,7 +54,6 @@ class StoreEdges:
     """What was published under each key of each store, as far as records of it have come."""
 
     def __init__(self) -> None:
-        """Know of no key."""
         self._by_key: OrderedDict[tuple[str, str], deque[Publication]] = OrderedDict()
         self._unsettled: dict[tuple[str, str, int], Publication] = {}
 
@@ -139,7 +135,6 @@ class SyncHistory:
     """The last calls in which a rank and others waited for one another, numbered from 1."""
 
     def __init__(self) -> None:
-        """Remember none yet."""
         self.count = 0
         self._recent: deque[tuple[int, int, SyncPoint]] = deque(maxlen=RECENT_SYNCS)
 
@@ -161,12 +156,11 @@ class Replay:
     `queue` holds what could not be replayed yet, since its first item waits at `gate`. `soft` are
     calls that are over when the rank goes on, whoever waited for them; `held` those that somebody
     must be seen to wait for; `streamed` those that only the device has waited for. `fed_ns` is the
-    time of the last event that came, `sure_ns` the one at the last look. `has_group`: it has
+    time of the last event that came, `sure_ns` the one at the last poll. `has_group`: it has
     created a process group.
     """
 
     def __init__(self, rank: int) -> None:
-        """Begin before the first event of the rank."""
         self.rank = rank
         self.host = ""
         self.queue: deque[Event | TimedAccess | Publication] = deque()
@@ -280,7 +274,6 @@ class PathEdges:
     """
 
     def __init__(self) -> None:
-        """Know of no path."""
         self.lock_paths: set[str] = set()
         self._appeared: _Log = OrderedDict()
         self._appeared_in: _Log = OrderedDict()
@@ -382,7 +375,7 @@ def _until(
                 break
 
 
-# ---
+# The replay: whose event comes next.
 
 NEVER: Final = 1 << 63
 IDLE_NS: Final = 30_000_000_000
@@ -406,7 +399,6 @@ class Schedule:
     """
 
     def __init__(self, world: RankSet) -> None:
-        """Replay these ranks."""
         self.replays = {rank: Replay(rank) for rank in world}
         self.horizon_ns = -1
         self.horizon, self.own_next = Gate(), Gate()
@@ -541,7 +533,7 @@ class Schedule:
     def doubt_rank(self, replay: Replay, since_ns: int, *, is_order: bool) -> None:
         """Note that not all accesses of a rank are recorded any more, or not all its waits.
 
-        That was noticed at `since_ns`. It may have begun after the last look before that.
+        That was noticed at `since_ns`. It may have begun after the last poll before that.
         """
         since_ns = min(since_ns, replay.sure_ns)
         if is_order:

@@ -1,7 +1,5 @@
 """Find accesses to files that can harm one another and that nothing orders."""
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Final
@@ -37,7 +35,6 @@ class KnownPaths:
     """Which ranks have made or tested which folders, and which files they have seen."""
 
     def __init__(self) -> None:
-        """Know of no path."""
         self._by_path: OrderedDict[str, dict[int, int | None]] = OrderedDict()
 
     def note(self, access: TimedAccess) -> None:
@@ -83,7 +80,6 @@ class PathState:
     __slots__ = ("changes", "lists", "others")
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
         self.changes: dict[_Key, Entry] = {}
         self.lists: dict[_Key, Entry] = {}
         self.others: dict[_Key, Entry] = {}
@@ -109,7 +105,6 @@ class PathIndex:
     """
 
     def __init__(self, most_accesses: int = MOST_ACCESSES) -> None:
-        """Remember so many accesses."""
         self.is_full = False
         self._most = most_accesses
         self._states: dict[str, PathState] = {}
@@ -213,7 +208,7 @@ def _key(access: TimedAccess, role: Role, *, is_open: bool | None = None) -> _Ke
     return (event.rank, event.action, role, id(event.site), number)
 
 
-# ---
+# Finds the races.
 
 MOST_RACES: Final = 1000
 _MOST_LISTINGS: Final = 100_000
@@ -227,7 +222,6 @@ class FileRaces:
     """The races of a run: `order` is fed with events, and `changed` tells what is new."""
 
     def __init__(self, world: RankSet) -> None:
-        """Watch these ranks."""
         self._order = HappensBefore(world, self)
         self._index = PathIndex()
         self._found: list[Pair] = []

@@ -1,7 +1,5 @@
 """Aligns the calls by which ranks wait for one another, and finds those that cannot end."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Final
 
@@ -51,13 +49,20 @@ from distdiag.views.alignment import (
     Trigger,
 )
 from distdiag.views.base import View
-from distdiag.views.rank_states import Fate, JobView, LaunchView, RankState, StackView, WorkView
+from distdiag.views.rank_states import (
+    JobView,
+    LaunchView,
+    RankState,
+    RankStatus,
+    StackView,
+    WorkView,
+)
 
 _LEAVING: Final = (Finished, Raised, Exited, NodeLost)
 _OF_CALLS: Final = (CollectiveView, OpenCollective, WorkView)
-_NO_CALL: Final = NothingThere("no collective was called")
-_NO_GROUP: Final = NothingThere("no creation of a process group was seen")
-_NO_STACKS: Final = NothingThere("no stacks of ranks were taken")
+_NO_CALL: Final = NothingThere("collectives", "no collective was called")
+_NO_GROUP: Final = NothingThere("process groups", "no creation of a process group was seen")
+_NO_STACKS: Final = NothingThere("hangs", "no stacks of ranks were taken")
 
 _MAIN: Final = "MainThread"
 
@@ -99,7 +104,6 @@ class CallAligner(Aligner):
     )
 
     def __init__(self, job: Job) -> None:
-        """No rank has called anything yet."""
         super().__init__(job)
         self.stall = Stall(job.hang_timeout_s)
         self._streams = CollectiveStreams(job.world)
@@ -178,7 +182,7 @@ class CallAligner(Aligner):
             yield from self._show_whole(stream, alignment)
 
     def _is_silent(self, rank: int) -> bool:
-        return self.job.trackers[rank].fate is Fate.SILENT
+        return self.job.trackers[rank].status is RankStatus.SILENT
 
     def _feed_call(self, call: Collective) -> Shown:
         if call.collective_seq_id < 0:
@@ -213,17 +217,12 @@ class CallAligner(Aligner):
         self.job.order.doubt(min(event.time_ns for event in alignment.by_rank.values()))
 
     def tick(self, now_ns: int, unseen: Collection[int]) -> Shown:
-        """Let time pass: look at ranks that left, at cycles and at stalls.
-
-        Nothing can be heard now of the ranks in `unseen`, so they do not count as standing still.
-        """
+        """Let time pass: look at ranks that left, at cycles and at stalls."""
         self._now_ns = now_ns
-        for tracker in self.job.trackers.values():
-            tracker.look(now_ns, is_seen=tracker.rank not in unseen)
         if not self.stall.due(now_ns) or not (self._has_left or self._is_anyone_idle()):
             return
         waits, states = self._waits(), self.job.states()
-        # Others may have failed alike since the events were read: the next look tells.
+        # Others may have failed alike since the events were read: the next poll shows.
         has_just_failed, self._has_just_failed = self._has_just_failed, False
         if self._has_left and not has_just_failed:
             yield from self._show_left(waits, states)
@@ -249,6 +248,8 @@ class CallAligner(Aligner):
             if any(not states[rank].incomplete for rank in wait.awaited if rank in states):
                 yield from self._show_open(wait.alignment, Trigger.ENDED, states)
         yield from _job(states)
+        if not self.job.store.alarms() and any(state.has_failed for state in states.values()):
+            yield JobView(states, is_unexplained=True)
 
     # What is shown
 

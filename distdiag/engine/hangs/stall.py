@@ -1,12 +1,10 @@
 """When a job counts as standing still, and the steps from there to a verdict."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from distdiag.engine.hangs.waits import stalled, works
-from distdiag.views.rank_states import Fate, RankState
+from distdiag.views.rank_states import RankState, RankStatus
 
 MIN_THRESHOLD_S: Final = 30.0
 STEPS_OF_PATIENCE: Final = 10
@@ -19,7 +17,7 @@ DEADLOCK_S: Final = 1.5
 LOOK_EVERY_NS: Final = 200_000_000
 EVIDENCE_S: Final = 10.0
 DEADLOCK_EVIDENCE_S: Final = 1.5
-"""Where the records have told why, stacks only add to it, and somebody waits for the end."""
+"""Where the records say why, stacks only add to it, and somebody waits for the end."""
 LATE_EVIDENCE_NS: Final = 2_000_000_000
 """Evidence may come so much later than it was asked for, on its way from other nodes."""
 
@@ -43,7 +41,6 @@ class Stall:
     """From "nobody has moved" over "their stacks are wanted" to "declared", and back."""
 
     def __init__(self, hang_timeout_s: float | None) -> None:
-        """Take the threshold of the user, in seconds, or None to derive it from the steps."""
         self._hang_timeout_s = hang_timeout_s
         self._looked_ns = 0
         self._wanted_since_ns = 0
@@ -178,5 +175,5 @@ class Stall:
 
 
 def _failed(state: RankState) -> bool:
-    is_bad = state.fate in (Fate.RAISED, Fate.DIED) or bool(state.exit_status)
+    is_bad = state.status in (RankStatus.RAISED, RankStatus.DIED) or bool(state.exit_status)
     return is_bad or state.last_call_state == "failed"

@@ -157,7 +157,7 @@ def stalled(
     return True
 
 
-# ---
+# Finds the calls that cannot end.
 
 _ENDLESS: Final = frozenset({Aspect.OP, Aspect.ROOT, Aspect.SHAPE})
 """Ranks that differ in these wait for data that nobody sends. Other unlike calls may well end."""
@@ -167,7 +167,6 @@ class Contradictions:
     """Collectives that all ranks have called, each something else."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self._found: dict[tuple[object, ...], CollectiveAlignment] = {}
 
     def add(self, alignment: CollectiveAlignment) -> None:

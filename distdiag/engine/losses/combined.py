@@ -1,7 +1,5 @@
 """Shows losses with what measured gradients tell: over which ranks they were combined, and how."""
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from distdiag.events.losses import LossWeights
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SequenceUse
 from distdiag.views.base import View
-from distdiag.views.gradients import Combined, GradientLook, Ranks, copied_on
+from distdiag.views.gradients import Combined, GradientSample, Ranks, copied_on
 from distdiag.views.losses import CombinedAuxLossView, CombinedLossView, LossWindow, has_aux
 from distdiag.views.sequences import SequenceView
 
@@ -32,7 +30,7 @@ Key = tuple[str, Ranks, bool]
 """An optimizer, the ranks that combine gradients, and whether that is measured."""
 E = TypeVar("E", bound=Event)
 _OfStep = dict[int, E | None]
-"""What ranks have told of one step; None if one has told several things."""
+"""What ranks have reported of one step; None if one has reported several things."""
 _Told = dict[int, _OfStep[E]]
 
 
@@ -47,7 +45,6 @@ class CombinedLossAligner(Aligner):
     builds = (CombinedLossView, CombinedAuxLossView)
 
     def __init__(self, job: Job) -> None:
-        """Know of no step yet."""
         super().__init__(job)
         self._world = frozenset(job.world)
         self._groups: set[Ranks] = set()
@@ -64,7 +61,7 @@ class CombinedLossAligner(Aligner):
                 known: _Told[Any] = self._losses if isinstance(event, LossWeights) else self._sums
                 of_step = known.setdefault(event.step, {})
                 of_step[event.rank] = None if event.rank in of_step else event
-                if self._is_told(event.step):
+                if self._is_reported(event.step):
                     yield from self._views(before=event.step)
             case SequenceUse():
                 self._feed_use(event)
@@ -86,28 +83,28 @@ class CombinedLossAligner(Aligner):
             self._sequences[event.how, event.members] = view
 
     def _views(self, before: int) -> Iterator[View]:
-        """Show earlier steps: nothing more is told of those whose next one all have told."""
-        for step in [step for step in self._losses if step < before and self._is_told(step)]:
+        """Show earlier steps: no more comes of those whose next one all have reported."""
+        for step in [step for step in self._losses if step < before and self._is_reported(step)]:
             yield from self._take(step, self._losses.pop(step), self._sums.pop(step))
         for known in (self._losses, self._sums):
             for step in sorted(known)[:-_MOST_OPEN]:
                 del known[step]
 
-    def _is_told(self, step: int) -> bool:
+    def _is_reported(self, step: int) -> bool:
         known = (self._losses, self._sums)
         return all(each.get(step, {}).keys() >= self._world for each in known)
 
     def _take(
         self, step: int, losses: _OfStep[LossWeights], sums: _OfStep[GradientSums]
     ) -> Iterator[View]:
-        told = {rank: event for rank, event in losses.items() if event is not None}
-        if len(told) < len(losses) or len({each.optimizer for each in told.values()}) != 1:
+        given = {rank: event for rank, event in losses.items() if event is not None}
+        if len(given) < len(losses) or len({each.optimizer for each in given.values()}) != 1:
             return
-        is_measured = not any(each.divisor for each in told.values())
+        is_measured = not any(each.divisor for each in given.values())
         if is_measured:
-            told = self._measured(step, told, sums)
-        for members in sorted({each.members for each in told.values()}):
-            group = {rank: told[rank] for rank in members if rank in told}
+            given = self._measured(step, given, sums)
+        for members in sorted({each.members for each in given.values()}):
+            group = {rank: given[rank] for rank in members if rank in given}
             if members and all(group.get(r) and group[r].members == members for r in members):
                 key = (group[members[0]].optimizer, members, is_measured)
                 windows = self._windows.setdefault(key, deque(maxlen=_MOST_WINDOWS))
@@ -115,15 +112,15 @@ class CombinedLossAligner(Aligner):
                 yield from self._view(key)
 
     def _measured(
-        self, step: int, told: dict[int, LossWeights], sums: _OfStep[GradientSums]
+        self, step: int, given: dict[int, LossWeights], sums: _OfStep[GradientSums]
     ) -> dict[int, LossWeights]:
         """Return the losses of ranks of which it is clear how their gradients are combined."""
         by_rank = {rank: each for rank, each in sums.items() if each is not None}
         if len(by_rank) < len(sums):
             return {}
-        look = GradientLook(step, by_rank, {}, frozenset(self._groups))
-        found = {rank: copied_on(look, rank) for rank in by_rank}
-        return {r: _with(told[r], each) for r, each in found.items() if each is not None}
+        sample = GradientSample(step, by_rank, {}, frozenset(self._groups))
+        found = {rank: copied_on(sample, rank) for rank in by_rank}
+        return {r: _with(given[r], each) for r, each in found.items() if each is not None}
 
     def _view(self, key: Key) -> Iterator[View]:
         optimizer, members, is_measured = key

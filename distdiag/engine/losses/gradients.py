@@ -1,7 +1,5 @@
 """Puts gradients of all ranks side by side, with the exchanges that their autograd nodes made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -10,22 +8,22 @@ from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.gradients import GradientSums
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.models import Basis, ModelPlan
+from distdiag.events.models import ModelPlan, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
-from distdiag.views.gradients import GradientLook, GradientView, Ranks
+from distdiag.views.gradients import GradientSample, GradientView, Ranks
 
-_NO_EXCHANGE: Final = NothingThere("no gradient was seen that passes an all-to-all")
-_MOST_LOOKS: Final = 8
+_NO_EXCHANGE: Final = NothingThere("experts", "no gradient was seen that passes an all-to-all")
+_MOST_SAMPLES: Final = 8
 _MOST_OPEN: Final = 32
 _MOST_CALLS: Final = 4096
 _REDUCING: Final = ("all_reduce", "reduce_scatter")
 _GATHERING: Final = (*_REDUCING, "all_gather")
-_UNPLACED: Final = (Basis.WORLD, Basis.REDUCED, Basis.SENT)
+_UNPLACED: Final = (ReplicaEvidence.WORLD, ReplicaEvidence.REDUCED, ReplicaEvidence.SENT)
 
 
 class _Told(NamedTuple):
-    """What one rank tells of one step, and what it issued in each of its passages."""
+    """What one rank tells of one step, and what it issued in each of its nodes."""
 
     event: GradientSums
     exchanges: tuple[Ranks, ...]
@@ -39,7 +37,6 @@ class GradientAligner(Aligner):
     builds = (GradientView,)
 
     def __init__(self, job: Job) -> None:
-        """No gradient was seen yet."""
         super().__init__(job)
         self._world = frozenset(job.world)
         self._calls: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}
@@ -47,7 +44,7 @@ class GradientAligner(Aligner):
         self._placed: dict[str, set[str]] = {}
         self._groups: set[Ranks] = set()
         self._open: dict[tuple[str, int], dict[int, _Told]] = {}
-        self._looks: dict[str, tuple[GradientLook, ...]] = {}
+        self._samples: dict[str, tuple[GradientSample, ...]] = {}
         self._has_exchanged = False
         self._blind: set[int] = set()
 
@@ -68,7 +65,7 @@ class GradientAligner(Aligner):
             case ProbeDisabled(probe="gradient-sums"):
                 self._blind.add(event.rank)
             case ModelPlan():
-                names = {plan.name for plan in event.tensors if plan.basis not in _UNPLACED}
+                names = {plan.name for plan in event.tensors if plan.evidence not in _UNPLACED}
                 self._placed.setdefault(event.model, set()).update(names)
             case GradientSums():
                 yield from self._add(event)
@@ -85,7 +82,7 @@ class GradientAligner(Aligner):
     def _add(self, event: GradientSums) -> Iterator[View]:
         key = (event.model, event.step)
         exchanges, gathers = (
-            tuple(_groups_of(calls[event.rank], *passage.calls) for passage in event.passages)
+            tuple(_groups_of(calls[event.rank], *node.calls) for node in event.nodes)
             for calls in (self._calls, self._gathers)
         )
         self._has_exchanged = self._has_exchanged or any(exchanges)
@@ -98,18 +95,18 @@ class GradientAligner(Aligner):
 
     def _view(self, model: str, step: int) -> GradientView:
         found = self._open.pop((model, step))
-        look = GradientLook(
+        sample = GradientSample(
             step,
-            {rank: told.event for rank, told in sorted(found.items())},
-            {rank: told.exchanges for rank, told in found.items()},
+            {rank: seen.event for rank, seen in sorted(found.items())},
+            {rank: seen.exchanges for rank, seen in found.items()},
             frozenset(self._groups),
-            {rank: told.gathers for rank, told in found.items()},
+            {rank: seen.gathers for rank, seen in found.items()},
         )
-        # The first looks are kept: those that come later are few.
-        self._looks[model] = looks = (*self._looks.get(model, ()), look)[:_MOST_LOOKS]
-        ranks = RankSet(rank for each in looks for rank in each.by_rank)
+        # The first samples are kept: those that come later are few.
+        self._samples[model] = samples = (*self._samples.get(model, ()), sample)[:_MOST_SAMPLES]
+        ranks = RankSet(rank for each in samples for rank in each.by_rank)
         placed = frozenset(self._placed.get(model, ()))
-        return GradientView(model, ranks, looks, placed)
+        return GradientView(model, ranks, samples, placed)
 
     def end(self) -> Iterator[View]:
         """Show what not all ranks have reached."""

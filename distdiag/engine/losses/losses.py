@@ -1,7 +1,5 @@
 """Shows the losses of all ranks to the checks, and knows whether there were any."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,8 +21,10 @@ from distdiag.views.models import ScalingView
 
 # Puts the backward passes of one step on all ranks side by side.
 
-_NO_LOSS: Final = NothingThere("no loss was seen of a kind that can be weighed")
-_NO_AUX: Final = NothingThere("no auxiliary (load-balancing) loss was seen in a loss")
+_NO_LOSS: Final = NothingThere(
+    "losses over tokens", "no loss was seen of a kind that can be weighed"
+)
+_NO_AUX: Final = NothingThere("experts", "no auxiliary (load-balancing) loss was seen in a loss")
 MOST_OPEN: Final = 64
 MOST_WINDOWS: Final = 16
 
@@ -35,10 +35,9 @@ Key = tuple[str, tuple[int, ...]]
 
 
 class LossWindows:
-    """Collect the passes of each step until all ranks that combine gradients have told theirs."""
+    """Collect the passes of each step until all ranks that combine gradients have reported."""
 
     def __init__(self, world: RankSet) -> None:
-        """Expect these ranks where nothing tells who combines gradients."""
         self._world = tuple(world)
         self._open: dict[tuple[Key, int], dict[int, LossWeights]] = {}
         self._complete: dict[Key, tuple[LossWindow, ...]] = {}
@@ -68,14 +67,14 @@ class LossWindows:
         window = LossWindow(event.step, {rank: seen[rank] for rank in sorted(group)})
         windows = (*self._complete.get(key, ()), window)[-MOST_WINDOWS:]
         self._complete[key] = windows
-        is_told = bool(event.members)
+        has_wrapper = bool(event.members)
         scalings = frozenset(self._scalings)
         return LossView(
-            event.optimizer, RankSet(group), windows, is_told, self._is_multiplied, scalings
+            event.optimizer, RankSet(group), windows, has_wrapper, self._is_multiplied, scalings
         )
 
 
-# ---
+# The aligner.
 
 
 class LossAligner:
@@ -84,7 +83,6 @@ class LossAligner:
     builds = (LossView, AuxLossView, CombinedLossView, CombinedAuxLossView)
 
     def __init__(self, job: Job) -> None:
-        """No loss was seen yet."""
         self._job = job
         self._windows = LossWindows(job.world)
         self._is_read = False

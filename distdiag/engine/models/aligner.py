@@ -1,16 +1,15 @@
 """What the engine knows of models, their optimizers and what is saved of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.losses.losses import LossAligner
 from distdiag.engine.models.models import Models
-from distdiag.engine.models.optimizers import OptimizerSteps, Untrained
+from distdiag.engine.models.optimizers import Untrained
 from distdiag.engine.models.plans import UserPlans
-from distdiag.engine.models.replicas import Apart
+from distdiag.engine.models.replicas import UnsyncedReplicas
+from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import ProbeDisabled, RankStarted
 from distdiag.events.losses import LossWeights
@@ -52,7 +51,6 @@ class SliceSaves:
     """Collect who saved its parts; that some did not is only certain at the end."""
 
     def __init__(self) -> None:
-        """Nothing was saved yet."""
         self._saves: dict[int, SliceSaved] = {}
 
     def add(self, event: SliceSaved) -> None:
@@ -77,10 +75,9 @@ _Event = RandomDraw | RandomState
 
 
 class RandomStreams:
-    """Collect events until all ranks that should agree have told theirs."""
+    """Collect events until all ranks that should agree have reported theirs."""
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
         self._open: dict[tuple[str | int, ...], dict[int, _Event]] = {}
         self._counts: dict[tuple[str | int, ...], int] = {}
 
@@ -89,13 +86,13 @@ class RandomStreams:
         if len(event.members) < 2:
             return
         key = self._key(event)
-        told = self._open.setdefault(key, {})
-        told[event.rank] = event
+        reported = self._open.setdefault(key, {})
+        reported[event.rank] = event
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
-        if told.keys() >= set(event.members):
+        if reported.keys() >= set(event.members):
             self._open.pop(key, None)
-            by_rank = {rank: told[rank] for rank in sorted(event.members)}
+            by_rank = {rank: reported[rank] for rank in sorted(event.members)}
             yield Alignment("random", key, by_rank, RankSet(by_rank))
 
     def _key(self, event: _Event) -> tuple[str | int, ...]:
@@ -106,24 +103,30 @@ class RandomStreams:
         return "state", count, event.moment, event.step, *event.members
 
 
-# ---
+# The aligner, and what it says of views that it never built.
 
-_NO_MODEL: Final = NothingThere("no model was seen")
-_NO_STEP: Final = NothingThere("no step of a model was compared")
-_NO_COPIES: Final = NothingThere("no two ranks hold a tensor that should be the same")
-_NO_PLAN: Final = NothingThere("no sharding plan was given, by a table or by the program")
+_NO_MODEL: Final = NothingThere("models", "no model was seen")
+_NO_STEP: Final = NothingThere("training steps", "no step of a model was compared")
+_NO_COPIES: Final = NothingThere("replicas", "no two ranks hold a tensor that should be the same")
+_NO_PLAN: Final = NothingThere(
+    "sharding plans", "no sharding plan was given, by a table or by the program"
+)
 _NEVER: Final[Mapping[type[View | Event], NothingThere]] = {
-    ModelView: NothingThere("nothing tells which ranks keep a model together"),
-    ContentView: NothingThere("not all ranks reported what their models hold at first"),
-    ExpertContents: NothingThere("no parameter was recognised as one of an expert"),
-    ScalingView: NothingThere("by what a model's gradients were scaled was not seen"),
+    ModelView: NothingThere("models", "nothing tells which ranks keep a model together"),
+    ContentView: NothingThere("models", "not all ranks reported what their models hold at first"),
+    ExpertContents: NothingThere("experts", "no parameter was recognised as one of an expert"),
+    ScalingView: NothingThere(
+        "gradient scaling", "by what a model's gradients were scaled was not seen"
+    ),
     StartReplicas: _NO_COPIES,
     GradientReplicas: _NO_STEP,
     StepReplicas: _NO_STEP,
-    RouterBiasReplicas: NothingThere("no bias was seen by which experts are chosen"),
+    RouterBiasReplicas: NothingThere("experts", "no bias was seen by which experts are chosen"),
     OptimizerView: _NO_STEP,
     UntrainedView: _NO_STEP,
-    RandomView: NothingThere("no two ranks draw where they should draw the same"),
+    RandomView: NothingThere(
+        "shared random draws", "no two ranks draw where they should draw the same"
+    ),
     RuleView: _NO_PLAN,
     ProgramPlanView: _NO_PLAN,
     PartialRead: _NO_MODEL,
@@ -153,15 +156,14 @@ class ModelAligner(Aligner):
     What is complete is shown at once, the rest at the end.
     """
 
-    needs = (*_OF_MODELS, LossWeights, RandomDraw, RankStarted, *Apart.needs)
+    needs = (*_OF_MODELS, LossWeights, RandomDraw, RankStarted, *UnsyncedReplicas.needs)
     builds = (*_NEVER, *LossAligner.builds)
 
     def __init__(self, job: Job) -> None:
-        """No model was seen yet."""
         super().__init__(job)
-        self._apart = Apart()
-        self._models = Models(self._apart.siblings)
-        self._optimizers = OptimizerSteps(job.world)
+        self._unsynced = UnsyncedReplicas()
+        self._models = Models(self._unsynced.parallel)
+        self._optimizers = SideBySide(job.world)
         self._untrained = Untrained()
         self._saves = SliceSaves()
         self._plans = UserPlans(job.world, job.rules)
@@ -198,8 +200,8 @@ class ModelAligner(Aligner):
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
         self._seen.add(type(event))
-        if isinstance(event, Apart.needs):
-            yield from self._of_replicas(self._apart.feed(event))
+        if isinstance(event, UnsyncedReplicas.needs):
+            yield from self._of_replicas(self._unsynced.feed(event))
         match event:
             case LossWeights():
                 yield from self._losses.feed(event)
@@ -246,7 +248,7 @@ class ModelAligner(Aligner):
             self._losses.note(view)
             if isinstance(view, ReplicaView):
                 yield from self._of_replicas((view,))
-                self._apart.note(view)
+                self._unsynced.note(view)
                 continue
             yield self._seen_now(view)
             if isinstance(view, ContentView) and ExpertContents in self._seen:
@@ -269,7 +271,7 @@ class ModelAligner(Aligner):
         for save in self._saves.incomplete():
             yield save.show_as(SliceSaveView, {})
         yield from self._plan_views()
-        yield from self._of_replicas(self._apart.end())
+        yield from self._of_replicas(self._unsynced.end())
 
     def _plan_views(self) -> Iterator[View]:
         # Of ranks that nobody sees it is not known what a pattern matches there.

@@ -1,7 +1,5 @@
 """What ranks loaded and saved of a training's state, the same moment of all ranks side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -36,8 +34,10 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
 
 _OF_LOADS: Final = (WeightsLoaded, LoadWasted, TrainingResumed)
 """A load is known by any of them: an optimizer that steps after a load tells of it."""
-_NO_LOAD: Final = NothingThere("nothing was loaded into a model or an optimizer")
-_NO_STATE: Final = NothingThere("no state of a rank was given to a distributed checkpoint")
+_NO_LOAD: Final = NothingThere("checkpoints", "nothing was loaded into a model or an optimizer")
+_NO_STATE: Final = NothingThere(
+    "checkpoints", "no state of a rank was given to a distributed checkpoint"
+)
 
 _Key = tuple[str | int, ...]
 
@@ -50,7 +50,6 @@ class LoadAligner(Aligner):
     builds = (WeightsLoadedView, LoadWastedView, ResumeView, RankStateView)
 
     def __init__(self, job: Job) -> None:
-        """Nothing was loaded or saved yet."""
         super().__init__(job)
         self._open: dict[_Key, dict[int, Event]] = {}
         self._expected: dict[_Key, RankSet] = {}

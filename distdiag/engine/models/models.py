@@ -1,21 +1,19 @@
 """What the engine knows of models: plans, contents and gradients, put side by side."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from distdiag.engine.models.replicas import Siblings, TrainedTogether
+from distdiag.engine.models.replicas import InferredReplicas, ParallelGroups
 from distdiag.events.base import CallSite, Event
 from distdiag.events.models import (
-    Basis,
     Content,
     ModelPlan,
     ModelState,
     Moment,
+    ReplicaEvidence,
     TensorPlan,
     kept_ranks,
 )
@@ -29,27 +27,30 @@ from distdiag.views.models import (
     ScalingView,
 )
 
-# Stages of a pipeline, told from copies of one model by the names of their tensors.
+# Stages of a pipeline, distinguished from copies of one model by the names of their tensors.
 
-WAYS_OF_DDP: Final = (Basis.UNSYNCED, Basis.BYPASSED)
+WAYS_OF_DDP: Final = (ReplicaEvidence.UNSYNCED, ReplicaEvidence.BYPASSED)
 
 Plans = tuple[TensorPlan, ...]
 Seen = Mapping[int, tuple[TensorPlan, Content]]
 
 
-def told_apart(
-    basis: Basis, names: Mapping[str, Seen], plans: Mapping[int, Plans]
-) -> dict[Basis, dict[str, Seen]]:
+def by_evidence(
+    evidence: ReplicaEvidence, names: Mapping[str, Seen], plans: Mapping[int, Plans]
+) -> dict[ReplicaEvidence, dict[str, Seen]]:
     """Return the tensors that all these ranks have, by what tells that they hold the same."""
     whole = {name: seen for name, seen in names.items() if _is_whole(seen, len(plans))}
-    told = {plan.basis for seen in whole.values() for plan, _ in seen.values()}
+    found = {plan.evidence for seen in whole.values() for plan, _ in seen.values()}
     # What any of the ranks knows of how DDP was used holds for all of them.
-    basis = next((each for each in WAYS_OF_DDP if each in told), basis)
-    if basis is not Basis.MARKED or not stages_in(plans):
-        return {basis: whole}
+    evidence = next((each for each in WAYS_OF_DDP if each in found), evidence)
+    if evidence is not ReplicaEvidence.MARKED or not stages_in(plans):
+        return {evidence: whole}
     # The layers of stages have the same names, and are not the same.
     shared = {name: seen for name, seen in whole.items() if is_shared(seen)}
-    return {basis: shared, Basis.WORLD: {n: whole[n] for n in whole if n not in shared}}
+    return {
+        evidence: shared,
+        ReplicaEvidence.WORLD: {n: whole[n] for n in whole if n not in shared},
+    }
 
 
 def stages_in(plans: Mapping[int, Plans]) -> tuple[tuple[int, ...], ...]:
@@ -81,7 +82,7 @@ Key = tuple[str, Moment, int, int]
 
 @dataclass(slots=True)
 class RankModels:
-    """The models of one rank as far as they have been told."""
+    """The models of one rank as far as they have been reported."""
 
     plans: dict[str, tuple[TensorPlan, ...]] = field(default_factory=dict)
     _plan_parts: dict[str, list[TensorPlan]] = field(default_factory=dict)
@@ -114,7 +115,7 @@ class RankModels:
         return (*seen, count), list(parts)
 
 
-# ---
+# Compares plans, contents and gradients of all ranks.
 
 FEWEST: Final = 8
 MOST_OPEN: Final = 16
@@ -143,17 +144,17 @@ class _State:
 class Models:
     """Feed the events of models as they come; each yields the views that it completes."""
 
-    def __init__(self, siblings: Siblings | None = None) -> None:
-        """Know of no model yet; `siblings` sees what all ranks hold in their first steps."""
-        self._siblings = siblings or Siblings()
-        self._together = TrainedTogether()
+    def __init__(self, parallel: ParallelGroups | None = None) -> None:
+        """Know of no model yet; `parallel` sees what all ranks hold in their first steps."""
+        self._parallel = parallel or ParallelGroups()
+        self._inferred = InferredReplicas()
         self._ranks: dict[int, RankModels] = {}
         self._open: dict[Key, dict[int, _State]] = {}
         self._begun: dict[tuple[int, str], int] = {}
         self._starts: dict[tuple[str, int], dict[int, tuple[Plans, CallSite]]] = {}
         self._gradients: dict[tuple[int, str], tuple[int, _State]] = {}
         self._scalings: dict[tuple[str, int], dict[int, float]] = {}
-        self._shown: set[tuple[str, Moment, Basis, RankSet, bool]] = set()
+        self._shown: set[tuple[str, Moment, ReplicaEvidence, RankSet, bool]] = set()
         self._alike: dict[tuple[str, str, RankSet], int] = {}
         self.compared: set[Moment] = set()
         """The moments at which copies of a tensor were put side by side."""
@@ -175,7 +176,7 @@ class Models:
         return self._ranks.setdefault(rank, RankModels())
 
     def plans_of(self, rank: int) -> Iterator[TensorPlan]:
-        """Yield the plans of all tensors of a rank, as it told them last."""
+        """Yield the plans of all tensors of a rank, as it reported them last."""
         for plans in self._of(rank).plans.values():
             yield from plans
 
@@ -211,8 +212,8 @@ class Models:
         if event.moment is Moment.START:
             yield from self._contents(key, states, state.expected() | {event.rank})
         yield from self._compare(key, states, state)
-        yield from self._siblings.add(key[:3], event.rank, state.held(), event.site)
-        yield from self._together.add(key[:3], event.rank, state.held(), event.site)
+        yield from self._parallel.add(key[:3], event.rank, state.held(), event.site)
+        yield from self._inferred.add(key[:3], event.rank, state.held(), event.site)
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
 
@@ -229,26 +230,30 @@ class Models:
     ) -> Iterator[ModelViews]:
         """Compare the tensors of which the newest state is the last one to come."""
         model, moment, step, _ = key
-        groups = {(_basis(plan), plan.replicas) for plan in newest.plans if len(plan.replicas) > 1}
-        for basis, ranks in sorted(groups):
+        groups = {
+            (_evidence(plan), plan.replicas) for plan in newest.plans if len(plan.replicas) > 1
+        }
+        for evidence, ranks in sorted(groups):
             if not states.keys() >= set(ranks):
                 continue
             names: dict[str, dict[int, tuple[TensorPlan, Content]]] = {}
             for rank in ranks:
                 for plan, content in states[rank].held():
-                    if (_basis(plan), plan.replicas) == (basis, ranks) and not plan.tied_to:
+                    if (_evidence(plan), plan.replicas) == (evidence, ranks) and not plan.tied_to:
                         names.setdefault(_common_name(plan), {})[rank] = (plan, content)
             plans = {rank: states[rank].plans for rank in ranks}
             sites = {rank: states[rank].site for rank in ranks}
-            for told, whole in told_apart(basis, names, plans).items():
+            for known, whole in by_evidence(evidence, names, plans).items():
                 if whole:
                     self.compared.add(moment)
                 view = ReplicaView(
-                    model, moment, step, told, RankSet(ranks), (), len(whole), sites=sites
+                    model, moment, step, known, RankSet(ranks), (), len(whole), sites=sites
                 )
                 yield from self._judge_group(view, whole)
-            if basis is Basis.MARKED:
-                view = ReplicaView(model, moment, step, basis, RankSet(ranks), (), 0, sites=sites)
+            if evidence is ReplicaEvidence.MARKED:
+                view = ReplicaView(
+                    model, moment, step, evidence, RankSet(ranks), (), 0, sites=sites
+                )
                 yield from self._stages(view, names, plans)
 
     def _stages(
@@ -267,7 +272,7 @@ class Models:
             own = replace(view, ranks=RankSet(ranks), num_compared=len(of_stage), sites=sites)
             views = tuple(self._judge_group(own, of_stage))
             # At the start nothing was reduced yet: what was alike then is only taken note of.
-            if self._siblings.are_joined(ranks):
+            if self._parallel.are_joined(ranks):
                 yield from views
 
     def _judge_group(self, view: ReplicaView, names: Mapping[str, Seen]) -> Iterator[ModelViews]:
@@ -287,7 +292,7 @@ class Models:
                 alike_at = self._alike.get(place, start)
                 differing[alike_at is None].append((found, alike_at))
         for is_new, pairs in differing.items():
-            shown = (view.model, view.moment, view.basis, view.ranks, is_new)
+            shown = (view.model, view.moment, view.evidence, view.ranks, is_new)
             if pairs and shown not in self._shown:
                 self._shown.add(shown)
                 known = [step for _, step in pairs if step is not None]
@@ -319,8 +324,8 @@ def _common_name(plan: TensorPlan) -> str:
     return f"shared {plan.shape}" if plan.is_shared else plan.name
 
 
-def _basis(plan: TensorPlan) -> Basis:
-    return Basis.WRAPPER if plan.basis in WAYS_OF_DDP else plan.basis
+def _evidence(plan: TensorPlan) -> ReplicaEvidence:
+    return ReplicaEvidence.WRAPPER if plan.evidence in WAYS_OF_DDP else plan.evidence
 
 
 def is_alike(contents: Mapping[int, Content]) -> bool:

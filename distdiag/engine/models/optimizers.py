@@ -1,68 +1,16 @@
-"""What optimizers hold and never got a gradient for, over all looks at their steps."""
-
-from __future__ import annotations
+"""What optimizers hold and never got a gradient for, over all samples at their steps."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from distdiag.events.base import CallSite
-from distdiag.events.models import MOST_NAMES, Basis, OptimizerState, TensorPlan
+from distdiag.events.models import MOST_NAMES, OptimizerState, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
-from distdiag.views.alignment import Alignment
 from distdiag.views.models import UntrainedView
 
-# Puts the same step of an optimizer on all ranks side by side.
-
-MOST_OPEN: Final = 256
-
-OptimizerAlignment = Alignment[OptimizerState]
-
-
-class OptimizerSteps:
-    """Collect the states of optimizers until all ranks that keep the model have told theirs."""
-
-    def __init__(self, world: RankSet) -> None:
-        """Expect these ranks where nothing tells who keeps a model."""
-        self._world = world
-        self._open: dict[tuple[str, int], dict[int, OptimizerState]] = {}
-        self._judged: dict[tuple[str, int], set[int]] = {}
-
-    def add(self, event: OptimizerState) -> OptimizerAlignment | None:
-        """Take in one event; return the alignment that it completes."""
-        key = (event.optimizer, event.step)
-        states = self._open.setdefault(key, {})
-        states.setdefault(event.rank, event)
-        if len(self._open) > MOST_OPEN:
-            del self._open[next(iter(self._open))]
-        group = set(event.members or self._world)
-        if not group <= states.keys():
-            return None
-        self._judged.setdefault(key, set()).update(group)
-        if states.keys() >= set(self._world):
-            self._open.pop(key, None)
-        return _alignment(key, {rank: states[rank] for rank in sorted(group)})
-
-    def rest(self) -> Iterator[OptimizerAlignment]:
-        """Yield, at the end, those that not all ranks have reached."""
-        for key, states in self._open.items():
-            groups: dict[tuple[int, ...], dict[int, OptimizerState]] = {}
-            for rank, state in states.items():
-                if rank not in self._judged.get(key, ()):
-                    groups.setdefault(state.members, {})[rank] = state
-            for group in groups.values():
-                yield _alignment(key, group)
-        self._open.clear()
-
-
-def _alignment(key: tuple[str, int], states: dict[int, OptimizerState]) -> OptimizerAlignment:
-    return Alignment("optimizer", key, states, RankSet(states))
-
-
-# ---
-
-FEWEST_LOOKS: Final = 2
-_COPIES: Final = (Basis.MESH, Basis.WRAPPER, Basis.REDUCED)
+FEWEST_SAMPLES: Final = 2
+_COPIES: Final = (ReplicaEvidence.MESH, ReplicaEvidence.WRAPPER, ReplicaEvidence.REDUCED)
 _UNKNOWN: Final = (-1,)
 _LEAVE_OUT: Final = ("FSDP1", "ZeRO")
 """Wrappers whose ranks may have gradients of parts only, or keep them elsewhere."""
@@ -74,25 +22,24 @@ class _Seen:
     at_times: set[str]
     site: CallSite
     members: tuple[int, ...]
-    num_looks: int = 1
+    num_samples: int = 1
 
     def add(self, state: OptimizerState) -> None:
         lacking = dict.fromkeys(state.without_gradient)
         self.never = {name: None for name in self.never if name in lacking}
         self.at_times.update(lacking)
         self.members = state.members
-        self.num_looks += 1
+        self.num_samples += 1
 
 
 class Untrained:
-    """Collect the looks; what never had a gradient is known at the end."""
+    """Collect the samples; what never had a gradient is known at the end."""
 
     def __init__(self) -> None:
-        """Nothing was looked at yet."""
         self._seen: dict[str, dict[int, _Seen]] = {}
 
     def add(self, state: OptimizerState) -> None:
-        """Take in one look, if some of the parameters had a gradient that the others could have."""
+        """Take in a sample, if some of the parameters had a gradient that the others could have."""
         is_idle = state.num_without_gradient == state.num_parameters or not state.num_backwards
         if is_idle or state.num_foreign:
             return
@@ -112,7 +59,7 @@ class Untrained:
         for optimizer, ranks in self._seen.items():
             groups: dict[tuple[int, ...], dict[int, _Seen]] = {}
             for rank, seen in ranks.items():
-                if seen.num_looks >= FEWEST_LOOKS:
+                if seen.num_samples >= FEWEST_SAMPLES:
                     groups.setdefault(seen.members, {})[rank] = seen
             for group in groups.values():
                 if any(seen.never for seen in group.values()):
@@ -129,15 +76,15 @@ def _view(
             without = [rank for rank, seen in group.items() if name in seen.never]
             always = [rank for rank, seen in group.items() if name not in seen.at_times]
             # Who has no gradient may not have been seen to reduce it.
-            told = {held[rank].get(name, ()) for rank in always}
-            told |= {held[rank].get(name, ()) for rank in without} - {_UNKNOWN}
-            if always and len(told) == 1 and {*without, *always} <= set(*told):
+            holders = {held[rank].get(name, ()) for rank in always}
+            holders |= {held[rank].get(name, ()) for rank in without} - {_UNKNOWN}
+            if always and len(holders) == 1 and {*without, *always} <= set(*holders):
                 parted[name] = RankSet(always)
     return UntrainedView(
         optimizer,
         {rank: tuple(seen.never) for rank, seen in sorted(group.items())},
         parted,
-        min(seen.num_looks for seen in group.values()),
+        min(seen.num_samples for seen in group.values()),
         {rank: seen.site for rank, seen in sorted(group.items())},
     )
 
@@ -145,10 +92,10 @@ def _view(
 def _copies(optimizer: str, plans: Iterable[TensorPlan]) -> dict[str, tuple[int, ...]]:
     """Return the ranks that hold copies of each parameter of an optimizer, where that is known."""
     return {
-        plan.name: _UNKNOWN if plan.basis is Basis.WORLD else plan.replicas
+        plan.name: _UNKNOWN if plan.evidence is ReplicaEvidence.WORLD else plan.replicas
         for plan in plans
         if optimizer in plan.owners
-        and plan.basis in (*_COPIES, Basis.WORLD)
-        and plan.keeper not in _LEAVE_OUT
+        and plan.evidence in (*_COPIES, ReplicaEvidence.WORLD)
+        and plan.wrapper not in _LEAVE_OUT
         and not plan.is_late
     }

@@ -1,7 +1,5 @@
 """Sharding plans put beside what is there: the user's table, and the plans of programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,10 +30,9 @@ class _Place:
 
 
 class UserPlans:
-    """Collects plans; what a pattern matches is only known when all ranks have told."""
+    """Collects plans; what a pattern matches is only known when all ranks have reported."""
 
     def __init__(self, world: RankSet, rules: Sequence[PlacementRule]) -> None:
-        """Know of no plan but the user's table."""
         self._world = world
         self._rules = tuple(rules)
         self._places: dict[tuple[object, ...], _Place] = {}
@@ -80,7 +77,7 @@ class UserPlans:
             for model, held in models.items():
                 for plan in held:
                     mesh = (plan.mesh.names, plan.mesh.sizes) if plan.mesh else ()
-                    key = (model, plan.name, plan.shape, plan.placements, mesh, plan.basis)
+                    key = (model, plan.name, plan.shape, plan.placements, mesh, plan.evidence)
                     tensors.setdefault(key, (model, plan, []))[2].append(rank)
                     axes.setdefault(model, set()).update(mesh[0] if mesh else ())
         return RuleView(

@@ -4,8 +4,6 @@ Steps on gradients of one's own may be meant: weights are averaged now and then,
 change is sent round. Whoever means them sends something of the size of the model sooner or later.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +14,7 @@ from distdiag.engine.ranks import RECORDS_OF_CALLS
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
-from distdiag.events.models import Basis, Content, Moment, TensorPlan
+from distdiag.events.models import Content, Moment, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.experts import is_of_expert, layer_of, spreading_routers
 from distdiag.views.gradients import Sum
@@ -36,7 +34,7 @@ def are_equal(copies: Copies) -> bool:
     return len(_digests(copies)) == 1
 
 
-def are_apart(copies: Copies) -> bool:
+def are_all_different(copies: Copies) -> bool:
     """Say whether no two ranks hold the same bytes, read in the same way."""
     digests = _digests(copies)
     return len(digests) == len(copies) and len({digest[:1] for digest in digests}) == 1
@@ -55,9 +53,9 @@ def has_one_owner(copies: Copies) -> bool:
 
 def sum_of(copies: Copies, before: Copies | None) -> Sum:
     """Return what was done with a gradient, of which the backward pass left what was `before`."""
-    bases = {plan.basis for plan, _ in copies.values()}
+    kinds = {plan.evidence for plan, _ in copies.values()}
     if are_equal(copies):
-        is_sent = bases == {Basis.REDUCED} and all(
+        is_sent = kinds == {ReplicaEvidence.REDUCED} and all(
             plan.replicas == next(iter(copies.values()))[0].replicas for plan, _ in copies.values()
         )
         was_other = before is not None and not are_equal(before)
@@ -65,14 +63,18 @@ def sum_of(copies: Copies, before: Copies | None) -> Sum:
     plan = next(iter(copies.values()))[0]
     found = Disagreement(plan, {rank: content for rank, (_, content) in copies.items()})
     is_clear = math.isfinite(found.difference) and found.difference > _ROUNDING
-    return Sum.OWN if are_apart(copies) and is_clear and bases == {Basis.WORLD} else Sum.OTHER
+    return (
+        Sum.OWN
+        if are_all_different(copies) and is_clear and kinds == {ReplicaEvidence.WORLD}
+        else Sum.OTHER
+    )
 
 
 def _digests(copies: Copies) -> set[str]:
     return {content.digest for _, content in copies.values()}
 
 
-# Ranks whose gradients stay their own while the groups beside theirs reduce them.
+# Ranks whose gradients stay their own while other groups of the same split reduce theirs.
 
 FIRST_STEPS: Final = 3
 _LEAST_BYTES: Final = 256
@@ -84,14 +86,14 @@ _Family = tuple[object, ...]
 
 
 @dataclass(slots=True)
-class _Look:
+class _Sample:
     """What the ranks held at one moment of one step: trainable parameters of each model."""
 
     held: dict[int, dict[str, Held]] = field(default_factory=dict)
     sites: dict[int, CallSite] = field(default_factory=dict)
 
 
-class Siblings:
+class ParallelGroups:
     """Finds groups that were made by the same split, some of which reduce gradients.
 
     A stage of a pipeline that reduces its gradients over its data-parallel group tells that the
@@ -99,11 +101,10 @@ class Siblings:
     """
 
     def __init__(self) -> None:
-        """Know of no group yet."""
         self._families: dict[_Family, list[_Group]] = {}
         self._carried: dict[_Group, int] = {}
         self._reducing: set[_Group] = set()
-        self._looks: dict[tuple[Moment, int], _Look] = {}
+        self._samples: dict[tuple[Moment, int], _Sample] = {}
         self._shown: set[tuple[str, _Group]] = set()
 
     def feed_group(self, event: GroupCreated) -> None:
@@ -118,7 +119,7 @@ class Siblings:
             groups.append(event.ranks)
 
     def feed_call(self, call: Collective) -> None:
-        """Take note of what a group carries while models are looked at."""
+        """Take note of what a group carries while models are sampled."""
         if call.signature.peer is None and call.step <= FIRST_STEPS:
             ranks = tuple(sorted(call.group.ranks))
             size = carried_bytes(call, frozenset(ranks))
@@ -147,10 +148,10 @@ class Siblings:
         model, moment, step = place
         if step >= FIRST_STEPS or moment not in (Moment.GRADIENT, Moment.STEP):
             return
-        look = self._looks.setdefault((moment, step), _Look())
+        sample = self._samples.setdefault((moment, step), _Sample())
         trained = {plan.name: (plan, content) for plan, content in held if plan.requires_grad}
-        look.held.setdefault(rank, {})[model] = trained
-        look.sites[rank] = site
+        sample.held.setdefault(rank, {})[model] = trained
+        sample.sites[rank] = site
         if moment is Moment.STEP and step > 0 and trained:
             yield from self._views()
 
@@ -161,7 +162,7 @@ class Siblings:
                 continue
             for group in groups:
                 if group not in reducing:
-                    yield from self._apart(group)
+                    yield from self._unsynced(group)
 
     def _splits(self) -> list[tuple[_Group, ...]]:
         """Return the ways in which the ranks were split into groups of the same size."""
@@ -188,8 +189,8 @@ class Siblings:
         """Say whether the gradients of these ranks' models are one and the same."""
         if self._carried.get(group, 0) == 0 or len(group) < 2:
             return False
-        look = self._looks.get((Moment.GRADIENT, 0))
-        found = _shared(look, group) if look is not None else {}
+        sample = self._samples.get((Moment.GRADIENT, 0))
+        found = _shared(sample, group) if sample is not None else {}
         sizes = sum(c[group[0]].num_elements for names in found.values() for c in names.values())
         return sizes > 1 and all(
             len({content.digest for content in by_rank.values()}) == 1
@@ -197,19 +198,19 @@ class Siblings:
             for by_rank in names.values()
         )
 
-    def _apart(self, group: _Group) -> Iterator[ReplicaView]:
-        first, start = (self._looks.get((m, 0)) for m in (Moment.GRADIENT, Moment.STEP))
-        later = [self._looks.get((Moment.STEP, step)) for step in range(1, FIRST_STEPS)]
+    def _unsynced(self, group: _Group) -> Iterator[ReplicaView]:
+        first, start = (self._samples.get((m, 0)) for m in (Moment.GRADIENT, Moment.STEP))
+        later = [self._samples.get((Moment.STEP, step)) for step in range(1, FIRST_STEPS)]
         if first is None or start is None:
             return
         begun = _shared(start, group)
-        drifted = [_shared(look, group) for look in later if look is not None]
+        drifted = [_shared(sample, group) for sample in later if sample is not None]
         for model, names in _shared(first, group).items():
             plans = {name: first.held[group[0]][model][name][0] for name in names}
             found = tuple(
                 Disagreement(plans[name], by_rank)
                 for name, by_rank in names.items()
-                if plans[name].basis is Basis.WORLD
+                if plans[name].evidence is ReplicaEvidence.WORLD
                 and differs(plans[name], by_rank)
                 and len({c.digest for c in begun.get(model, {}).get(name, {}).values()}) == 1
                 and any(differs(plans[name], d.get(model, {}).get(name, {})) for d in drifted)
@@ -220,7 +221,7 @@ class Siblings:
                     model=model,
                     moment=Moment.GRADIENT,
                     step=0,
-                    basis=Basis.SIBLING,
+                    evidence=ReplicaEvidence.OTHER_GROUPS,
                     ranks=RankSet(group),
                     tensors=found,
                     num_compared=len(names),
@@ -233,9 +234,9 @@ def _sorted(group: _Group) -> _Group:
     return tuple(sorted(group))
 
 
-def _shared(look: _Look, group: _Group) -> dict[str, dict[str, dict[int, Content]]]:
+def _shared(sample: _Sample, group: _Group) -> dict[str, dict[str, dict[int, Content]]]:
     """Return the contents by rank of each tensor of each model that all these ranks hold."""
-    held = {rank: look.held.get(rank, {}) for rank in group}
+    held = {rank: sample.held.get(rank, {}) for rank in group}
     models = set.intersection(*(set(each) for each in held.values()))
     return {
         model: {
@@ -257,7 +258,7 @@ def differs(
     return is_comparable and is_other and Disagreement(plan, by_rank).difference > rounding
 
 
-# Copies that nothing tells of, known by what lies beside them and is trained together.
+# Copies that are inferred, from the parameters of the same layer that ranks train together.
 #
 # A weight that several ranks train and that stays the same on all of them is one that they share.
 # So is a bias by which a router of theirs chooses experts, and so is a router that is marked as a
@@ -269,15 +270,14 @@ _MOVED: Final = 1e-4
 """What decays alone is multiplied by one factor, but for so much of its largest value."""
 
 
-class TrainedTogether:
+class InferredReplicas:
     """Compares biases and routers beside weights that ranks train together."""
 
     def __init__(self) -> None:
-        """Know of no model yet."""
         self._starts: dict[str, dict[int, Held]] = {}
-        self._looks: dict[str, tuple[int, dict[int, Held]]] = {}
+        self._samples: dict[str, tuple[int, dict[int, Held]]] = {}
         self._sites: dict[tuple[str, int], CallSite] = {}
-        self._shown: set[tuple[str, Basis, tuple[int, ...]]] = set()
+        self._shown: set[tuple[str, ReplicaEvidence, tuple[int, ...]]] = set()
 
     def add(
         self,
@@ -295,26 +295,26 @@ class TrainedTogether:
         if moment is Moment.START:
             start[rank] = held
             return
-        last, now = self._looks.get(model, (-1, {}))
-        if step > last:  # what ranks have told of an earlier step is given up
+        last, now = self._samples.get(model, (-1, {}))
+        if step > last:  # what ranks have reported of an earlier step is given up
             now = {}
         if step >= last:
-            self._looks[model] = step, now | {rank: held}
+            self._samples[model] = step, now | {rank: held}
             self._sites[model, rank] = site
             yield from self._views(model)
 
     def _views(self, model: str) -> Iterator[ReplicaView]:
-        start, (step, now) = self._starts[model], self._looks[model]
+        start, (step, now) = self._starts[model], self._samples[model]
         if now.keys() != start.keys():
             return
-        for basis, ranks, found in (*_biases(start, now), *_routers(start, now)):
-            if found and (model, basis, ranks) not in self._shown:
-                self._shown.add((model, basis, ranks))
+        for evidence, ranks, found in (*_biases(start, now), *_routers(start, now)):
+            if found and (model, evidence, ranks) not in self._shown:
+                self._shown.add((model, evidence, ranks))
                 yield ReplicaView(
                     model=model,
                     moment=Moment.STEP,
                     step=step,
-                    basis=basis,
+                    evidence=evidence,
                     ranks=RankSet(ranks),
                     tensors=found,
                     num_compared=len(found),
@@ -323,40 +323,40 @@ class TrainedTogether:
                 )
 
 
-_Found = tuple[Basis, tuple[int, ...], tuple[Disagreement, ...]]
+_Found = tuple[ReplicaEvidence, tuple[int, ...], tuple[Disagreement, ...]]
 
 
 def _biases(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Found]:
     """Yield biases of routers, for each set of ranks that train their routers together."""
     found: dict[tuple[int, ...], list[Disagreement]] = {}
-    names = {n for held in now.values() for n, (plan, _) in held.items() if _is_told_by(plan)}
+    names = {n for held in now.values() for n, (plan, _) in held.items() if _is_inferred(plan)}
     for name in sorted(names):
         ranks = [rank for rank, held in now.items() if name in held]
-        for camp in _camps(name, start, {rank: now[rank] for rank in ranks}):
-            begun, copies = _of(name, start, camp), _of(name, now, camp)
+        for group in _groups_of(name, start, {rank: now[rank] for rank in ranks}):
+            begun, copies = _of(name, start, group), _of(name, now, group)
             if len(begun) == len(copies) and are_equal(begun):
-                plan = copies[camp[0]][0]
+                plan = copies[group[0]][0]
                 by_rank = {rank: content for rank, (_, content) in copies.items()}
                 if differs(plan, by_rank, _ROUNDING_OF_UPDATES):
-                    found.setdefault(camp, []).append(Disagreement(plan, by_rank))
-    for camp, tensors in found.items():
-        yield Basis.ROUTER, camp, tuple(tensors)
+                    found.setdefault(group, []).append(Disagreement(plan, by_rank))
+    for group, tensors in found.items():
+        yield ReplicaEvidence.ROUTER, group, tuple(tensors)
 
 
-def _is_told_by(plan: TensorPlan) -> bool:
-    return plan.is_routing_bias and plan.basis is Basis.WORLD
+def _is_inferred(plan: TensorPlan) -> bool:
+    return plan.is_routing_bias and plan.evidence is ReplicaEvidence.WORLD
 
 
-def _camps(
+def _groups_of(
     name: str, start: Mapping[int, Held], now: Mapping[int, Held]
 ) -> Iterator[tuple[int, ...]]:
     """Yield the sets of ranks that train the router of a bias together."""
-    camps: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for rank, held in now.items():
         router = _router_of(held[name][0], held)
         if router is not None and _has_moved(start[rank].get(router), held[router]):
-            camps.setdefault(held[router][1].digest, []).append(rank)
-    yield from (tuple(sorted(camp)) for camp in camps.values() if len(camp) > 1)
+            groups.setdefault(held[router][1].digest, []).append(rank)
+    yield from (tuple(sorted(group)) for group in groups.values() if len(group) > 1)
 
 
 def _router_of(bias: TensorPlan, held: Held) -> str | None:
@@ -372,7 +372,7 @@ def _router_of(bias: TensorPlan, held: Held) -> str | None:
 def _routers(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Found]:
     """Yield routers marked as own parts in layers whose rest all ranks train together."""
     ranks = tuple(sorted(now))
-    own = {n: p for n, (p, _) in now[ranks[0]].items() if p.basis is Basis.OWN}
+    own = {n: p for n, (p, _) in now[ranks[0]].items() if p.evidence is ReplicaEvidence.OWN}
     routers = _spreading(now)
     dense = {name for name, plan in own.items() if not is_of_expert(plan)}
     if not dense or dense - routers or len(ranks) < 2:
@@ -389,7 +389,7 @@ def _routers(start: Mapping[int, Held], now: Mapping[int, Held]) -> Iterator[_Fo
         if any(n.startswith(_block_of(name)) for n in moved if n not in dense)
     ]
     yield (
-        Basis.LAYER,
+        ReplicaEvidence.LAYER,
         ranks,
         tuple(d for d in found if differs(d.plan, d.by_rank, _ROUNDING_OF_UPDATES)),
     )
@@ -405,7 +405,7 @@ def _shared_by_all(now: Mapping[int, Held]) -> Iterator[str]:
     """Yield the trained parameters that are parts of no rank, but for routers marked so."""
     held = next(iter(now.values()))
     for name, (plan, _) in held.items():
-        is_kept = bool(plan.replicas) or plan.basis is Basis.OWN
+        is_kept = bool(plan.replicas) or plan.evidence is ReplicaEvidence.OWN
         is_dense = plan.requires_grad and is_kept and not is_of_expert(plan)
         if is_dense and all(name in each for each in now.values()):
             yield name
@@ -440,12 +440,12 @@ def _has_moved(
     return any(abs(b - factor * a) > _MOVED * peaks[1] for a, b in zip(*figures, strict=True))
 
 
-# ---
+# Finds copies between whose ranks nothing passes that would make them equal again.
 
 FEWEST_STEPS: Final = 4
 """A run that is over after fewer steps tells nothing."""
 
-PATIENCE: Final = {Basis.UNSYNCED: 2000, Basis.SIBLING: 100}
+PATIENCE: Final = {ReplicaEvidence.UNSYNCED: 2000, ReplicaEvidence.OTHER_GROUPS: 100}
 """After so many steps without a word between them the ranks are judged while they train."""
 
 _SMALL: Final = 32
@@ -470,16 +470,15 @@ class _Pending:
         )
 
 
-class Apart:
+class UnsyncedReplicas:
     """Finds copies between whose ranks nothing has passed, after many steps or at the end."""
 
     needs = (Collective, Finished, GroupCreated, ProbeDisabled, StepEnd)
 
     def __init__(self) -> None:
-        """Know of no copies that differ."""
-        self.siblings = Siblings()
+        self.parallel = ParallelGroups()
         self._traffic = Traffic()
-        self._pending: dict[tuple[str, Basis, frozenset[int]], _Pending] = {}
+        self._pending: dict[tuple[str, ReplicaEvidence, frozenset[int]], _Pending] = {}
         self._steps: dict[int, int] = {}
         self._finished: set[int] = set()
         self._is_blind = False
@@ -488,13 +487,13 @@ class Apart:
         """Take in one event of one rank."""
         match event:
             case Collective():
-                self.siblings.feed_call(event)
+                self.parallel.feed_call(event)
                 self._traffic.add(event)
             case StepEnd():
                 self._steps[event.rank] = event.step + 1
                 yield from self._views(is_over=False)
             case GroupCreated():
-                self.siblings.feed_group(event)
+                self.parallel.feed_group(event)
             case Finished(exit_status=0):
                 self._finished.add(event.rank)
             case ProbeDisabled() if event.probe in RECORDS_OF_CALLS:
@@ -502,15 +501,15 @@ class Apart:
 
     def note(self, view: ReplicaView) -> None:
         """Take note of copies that differ, if they were the same and nothing tells why."""
-        if view.basis not in PATIENCE or view.alike_at is None:
+        if view.evidence not in PATIENCE or view.alike_at is None:
             return
-        key = (view.model, view.basis, frozenset(view.ranks))
+        key = (view.model, view.evidence, frozenset(view.ranks))
         known = self._pending.get(key)
         if view.moment is Moment.STEP and known is not None:
             known.has_drifted = True
         elif view.moment is Moment.GRADIENT and known is None and view.step < FIRST_STEPS:
-            is_told = view.basis is Basis.SIBLING
-            self._pending[key] = _Pending(view, frozenset(view.ranks), is_told)
+            has_drifted = view.evidence is ReplicaEvidence.OTHER_GROUPS
+            self._pending[key] = _Pending(view, frozenset(view.ranks), has_drifted)
 
     def end(self) -> Iterator[ReplicaView]:
         """Yield, at the end, what ran to its end."""
@@ -523,13 +522,13 @@ class Apart:
             if pending.is_judged or not pending.has_drifted:
                 continue
             num_steps = min(self._steps.get(rank, 0) for rank in pending.ranks)
-            is_late = num_steps >= PATIENCE[pending.view.basis]
+            is_late = num_steps >= PATIENCE[pending.view.evidence]
             is_whole = is_over and pending.ranks <= self._finished and num_steps >= FEWEST_STEPS
             if not (is_late or is_whole):
                 continue
             pending.is_judged = True
             if not self._have_met(pending):
-                yield replace(pending.view, apart_for=num_steps)
+                yield replace(pending.view, num_unsynced_steps=num_steps)
 
     def _have_met(self, pending: _Pending) -> bool:
         most, total = self._traffic.between(pending.ranks)

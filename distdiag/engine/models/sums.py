@@ -1,7 +1,5 @@
 """Finds gradients that ranks apply as they are while they sum those of other parameters by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -10,7 +8,7 @@ from distdiag.engine.collectives.traffic import Surplus, element_bytes
 from distdiag.engine.models.models import RankModels
 from distdiag.engine.models.replicas import (
     Copies,
-    are_apart,
+    are_all_different,
     are_equal,
     has_one_owner,
     is_zero,
@@ -19,22 +17,31 @@ from distdiag.engine.models.replicas import (
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective
 from distdiag.events.lifecycle import ProbeDisabled, StepEnd
-from distdiag.events.models import Basis, Content, ModelPlan, ModelState, Moment, TensorPlan
+from distdiag.events.models import (
+    Content,
+    ModelPlan,
+    ModelState,
+    Moment,
+    ReplicaEvidence,
+    TensorPlan,
+)
 from distdiag.views.base import View
 from distdiag.views.experts import is_of_expert
 from distdiag.views.gradients import Ranks, Sum, SumsView
 
 _BLIND: Final = NotObserved("models, or what is sent between ranks, are not observed wholly")
-_NO_SUMS: Final = NothingThere("no gradients were compared but what wrappers combine")
+_NO_SUMS: Final = NothingThere(
+    "gradients reduced by hand", "no gradients were compared but what wrappers combine"
+)
 FIRST_STEPS: Final = 3
 FEWEST_STEPS: Final = 4
 """In a run that is over after fewer steps nothing can be known to be never summed."""
 
 _REDUCING: Final = ("all_reduce", "reduce_scatter")
-_WITHOUT_GROUP: Final = (Basis.WORLD, Basis.REDUCED)
+_WITHOUT_GROUP: Final = (ReplicaEvidence.WORLD, ReplicaEvidence.REDUCED)
 
 Held = Mapping[str, tuple[TensorPlan, Content]]
-_Look = tuple[Moment, int]
+_Sample = tuple[Moment, int]
 
 
 class SumsAligner(Aligner):
@@ -45,10 +52,9 @@ class SumsAligner(Aligner):
     builds = (SumsView,)
 
     def __init__(self, job: Job) -> None:
-        """Know of no model yet."""
         super().__init__(job)
         self._models = {rank: RankModels() for rank in job.world}
-        self._looks: dict[str, dict[_Look, dict[int, Held]]] = {}
+        self._samples: dict[str, dict[_Sample, dict[int, Held]]] = {}
         self._sites: dict[tuple[str, int], CallSite] = {}
         self._groups: set[Ranks] = set()
         self._surplus = Surplus(FIRST_STEPS)
@@ -77,12 +83,12 @@ class SumsAligner(Aligner):
                     self._groups.add(tuple(sorted(event.group.ranks)))
             case StepEnd():
                 self._num_steps = max(self._num_steps, event.step + 1)
-            case ProbeDisabled(probe="models" | "collectives" | "collective-fronts"):
+            case ProbeDisabled(probe="models" | "collectives" | "collective-wrappers"):
                 self._is_blind = True
 
     def end(self) -> Iterator[View]:
         """Show all models once more: more is known of what was sent."""
-        for model in self._looks:
+        for model in self._samples:
             yield from self._views(model)
 
     def _note(self, event: ModelState) -> Iterator[View]:
@@ -95,16 +101,16 @@ class SumsAligner(Aligner):
             plan.name: (plan, content)
             for plan, content in zip(models.plans[model], contents, strict=True)
             if content is not None and plan.requires_grad and not plan.tied_to
-            if plan.basis in _WITHOUT_GROUP
+            if plan.evidence in _WITHOUT_GROUP
         }
-        looks = self._looks.setdefault(model, {})
-        looks.setdefault((moment, step), {})[event.rank] = held
+        samples = self._samples.setdefault(model, {})
+        samples.setdefault((moment, step), {})[event.rank] = held
         if moment is Moment.GRADIENT:
             self._sites.setdefault((model, event.rank), event.site)
-        for late in [look for look in looks if FIRST_STEPS <= look[1] < step]:
-            del looks[late]  # of the later ones the last is kept
+        for late in [sample for sample in samples if FIRST_STEPS <= sample[1] < step]:
+            del samples[late]  # of the later ones the last is kept
         is_late = moment is Moment.STEP and step >= FIRST_STEPS
-        if is_late and looks[moment, step].keys() >= self._models.keys():
+        if is_late and samples[moment, step].keys() >= self._models.keys():
             yield from self._views(model)
 
     def _views(self, model: str) -> Iterator[View]:
@@ -121,33 +127,37 @@ class SumsAligner(Aligner):
                     summing.append(set(group))
 
     def _view(self, model: str, group: Ranks) -> SumsView | None:
-        looks = {
-            look: _side_by_side([by_rank[rank] for rank in group], group)
-            for look, by_rank in self._looks[model].items()
+        samples = {
+            sample: _side_by_side([by_rank[rank] for rank in group], group)
+            for sample, by_rank in self._samples[model].items()
             if by_rank.keys() >= set(group)
         }
-        steps = sorted(step for moment, step in looks if moment is Moment.GRADIENT)
-        start = looks.get((Moment.START, 0), {})
+        steps = sorted(step for moment, step in samples if moment is Moment.GRADIENT)
+        start = samples.get((Moment.START, 0), {})
         if not steps or not start:
             return None
         self._has_looked = True
-        first = looks[Moment.GRADIENT, steps[0]]
+        first = samples[Moment.GRADIENT, steps[0]]
         names = [n for n in start if are_equal(start[n]) and n in first and has_one_owner(first[n])]
-        later = [found for (moment, step), found in looks.items() if moment is Moment.STEP and step]
-        apart = [n for n in names if later and all(n in f and are_apart(f[n]) for f in later)]
+        later = [
+            found for (moment, step), found in samples.items() if moment is Moment.STEP and step
+        ]
+        drifted = [
+            n for n in names if later and all(n in f and are_all_different(f[n]) for f in later)
+        ]
         return SumsView(
             model,
             group,
             {name: first[name][group[0]][0] for name in names},
-            {name: tuple(_sums(looks, steps, name)) for name in names},
-            frozenset(apart),
+            {name: tuple(_sums(samples, steps, name)) for name in names},
+            frozenset(drifted),
             steps[0],
             self._sites[model, group[0]],
             any(
                 not are_equal(each) and not is_of_expert(each[group[0]][0])
                 for each in start.values()
             ),
-            self._is_more_sent(group, [start[name][group[0]] for name in apart]),
+            self._is_more_sent(group, [start[name][group[0]] for name in drifted]),
         )
 
     def _is_more_sent(self, group: Ranks, tensors: Sequence[tuple[TensorPlan, Content]]) -> bool:
@@ -165,12 +175,12 @@ def _side_by_side(held: Sequence[Held], group: Ranks) -> dict[str, Copies]:
 
 
 def _sums(
-    looks: Mapping[_Look, Mapping[str, Copies]], steps: Sequence[int], name: str
+    samples: Mapping[_Sample, Mapping[str, Copies]], steps: Sequence[int], name: str
 ) -> Iterator[Sum]:
-    """Yield what is done with a gradient, for each look that all ranks have one at."""
+    """Yield what is done with a gradient, for each sample that has one on all ranks."""
     for step in steps:
-        copies = looks[Moment.GRADIENT, step].get(name)
-        before = looks.get((Moment.BACKWARD, step), {}).get(name)
+        copies = samples[Moment.GRADIENT, step].get(name)
+        before = samples.get((Moment.BACKWARD, step), {}).get(name)
         if copies is None:
             yield Sum.OTHER
         elif not is_zero(copies):

@@ -1,7 +1,5 @@
 """Puts exchanges of tokens side by side: the ranks of one, and both ways of one rank."""
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -21,7 +19,7 @@ _MOST_CALLS: Final = 8
 _PAIR: Final = 2
 
 Key = tuple[object, ...]
-_NONE: Final = NothingThere("no all-to-all of tokens by a layer that routes was seen")
+_NONE: Final = NothingThere("experts", "no all-to-all of tokens by a layer that routes was seen")
 
 
 class ExchangeAligner(Aligner):
@@ -31,7 +29,6 @@ class ExchangeAligner(Aligner):
     builds = (UnfitExchange, RoundTrip)
 
     def __init__(self, job: Job) -> None:
-        """No tokens were sent yet."""
         super().__init__(job)
         self._calls: dict[int, deque[Collective]] = {
             rank: deque(maxlen=_MOST_CALLS) for rank in job.world

@@ -1,7 +1,5 @@
 """Puts choices of experts side by side: those of a repeated pass, and those of other ranks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,15 +21,17 @@ from distdiag.views.routing import (
 )
 
 _MOST_KEPT: Final = 256
-_MOST_LOOKS: Final = 64
+_MOST_SAMPLES: Final = 64
 _LAG: Final = 2
 """So many steps later what a device has computed is written down, too."""
 
 Key = tuple[object, ...]
 
-_NO_CHOICE: Final = NothingThere("no choice of experts was seen")
-_NO_REPEAT: Final = NothingThere("no choice of experts was repeated by activation checkpointing")
-_NO_AUX: Final = NothingThere("no auxiliary (load-balancing) loss was seen")
+_NO_CHOICE: Final = NothingThere("experts", "no choice of experts was seen")
+_NO_REPEAT: Final = NothingThere(
+    "experts", "no choice of experts was repeated by activation checkpointing"
+)
+_NO_AUX: Final = NothingThere("experts", "no auxiliary (load-balancing) loss was seen")
 
 
 @dataclass(slots=True)
@@ -64,7 +64,6 @@ class RoutingAligner(Aligner):
     builds = (RoutingView, RepeatedRouting, AuxLossRouting, CountsHeld)
 
     def __init__(self, job: Job) -> None:
-        """No tokens were routed yet."""
         super().__init__(job)
         self._models: dict[str, _Known] = {}
         self._reached: dict[int, int] = dict.fromkeys(job.world, 0)
@@ -154,14 +153,14 @@ class RoutingAligner(Aligner):
 
 
 def _keep(known: _Known, event: AuxLoss) -> None:
-    """Keep the looks at a balancing loss until it is used."""
+    """Keep the samples of an auxiliary loss until it is used."""
     if event.num_used:
         known.used.setdefault(event.layer, event)
         for place in [place for place in known.aux if place[0] == event.layer]:
             del known.aux[place]
     if event.layer not in known.used:
         place = (event.layer, event.rank)
-        known.aux.setdefault(place, deque(maxlen=_MOST_LOOKS)).append(event)
+        known.aux.setdefault(place, deque(maxlen=_MOST_SAMPLES)).append(event)
 
 
 def _view(name: str, known: _Known, num_steps: int) -> RoutingView:

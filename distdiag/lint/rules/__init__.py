@@ -1,7 +1,5 @@
 """The rules: one module for each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules

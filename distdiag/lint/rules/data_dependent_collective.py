@@ -1,7 +1,5 @@
 """COL013: whether a collective is called depends on what a rank has of its own."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -25,26 +23,37 @@ _COLLECTIVES: Final = ("all_", "barrier", "broadcast", "gather", "reduce", "scat
 _MAX_NAMES: Final = 4
 
 
+# A collective of all ranks, called directly, under a test of a tensor's value that no collective
+# has made equal before; or of the clock, or of Python's random numbers.
 class DataDependentCollective(Rule):
     """Whether a collective is called depends on a rank's own data or clock.
 
-    ## What it detects
-    A collective of all ranks, called directly, under a test of a tensor's value (`.item()`,
-    `isnan`) that no collective has made equal before: a note. Under a test of the clock or of
-    Python's random numbers: a warning.
-
-    ## Why it matters
-    The ranks have different batches and different clocks. The day when they decide differently, the
-    ranks that called the collective wait for ever.
+    ## What you see
+    The run hangs, once in many runs: ranks have different batches and different clocks, and on the
+    day when they decide differently those that called the collective wait for ever.
 
     ## Example
-    `if time.time() - start > limit: dist.barrier()`
+        # wrong: the clocks of the ranks differ
+        if time.time() - start > limit:
+            dist.barrier()
+        # right: rank 0 decides for all
+        decision = [time.time() - start > limit]
+        dist.broadcast_object_list(decision)
+        if decision[0]:
+            dist.barrier()
 
     ## How to fix
     Let the ranks agree first: reduce the value (`all_reduce` with MAX), or broadcast the decision.
 
+    ## When it is not a defect
+    The value is the same on all ranks by other means, such as a seed that all of them share.
+
+    A test of tensor data is a note. To silence a line, end it with
+    `# distdiag: ignore[COL013]`.
+
     ## References
-    - `torch.distributed.all_reduce`
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.broadcast_object_list
     """
 
     code = "COL013"

@@ -1,7 +1,5 @@
 """DAT001: a distributed sampler shuffles every epoch alike."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -15,25 +13,31 @@ from distdiag.lint.modules import Function, Module, all_nodes, children, stateme
 _EPOCH: Final = re.compile(r"epoch", re.IGNORECASE)
 
 
+# A sampler that shuffles, a data loader made with it, a loop over epochs that uses the loader, and
+# no call of `set_epoch` in the file.
 class MissingSetEpoch(Rule):
     """A distributed sampler shuffles every epoch alike.
 
-    ## What it detects
-    A `DistributedSampler` that shuffles, a data loader made with it, a loop over epochs that uses
-    the loader, and no call of `set_epoch` in the file.
-
-    ## Why it matters
-    The sampler shuffles by its seed and its epoch. Without `set_epoch` every epoch has the same
-    order and the same share for each rank: the model sees less variety than it seems to.
+    ## What you see
+    Every epoch has the same order, and each rank sees the same share of the data again: the model
+    sees less variety than it seems to. The sampler shuffles by its seed and its epoch.
 
     ## Example
-    `for epoch in range(10): train(loader)` with a loader over `DistributedSampler(data)`.
+        sampler = DistributedSampler(data)
+        for epoch in range(10):
+            sampler.set_epoch(epoch)  # right; wrong: without this line
+            train(DataLoader(data, sampler=sampler))
 
     ## How to fix
     Call `sampler.set_epoch(epoch)` at the start of each epoch.
 
+    ## When it is not a defect
+    The same order is wanted in each epoch, as in a test whether the model can memorise its data.
+
+    To silence a line, end it with `# distdiag: ignore[DAT001]`.
+
     ## References
-    - `torch.utils.data.distributed.DistributedSampler.set_epoch`
+    - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
 
     code = "DAT001"
@@ -41,7 +45,7 @@ class MissingSetEpoch(Rule):
     severity = Severity.WARNING
 
     def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the samplers that are never told the epoch."""
+        """Yield the samplers whose epoch is never set."""
         if not any("DistributedSampler" in line for line in module.lines):
             return
         if any("set_epoch" in line for line in module.lines):

@@ -1,7 +1,5 @@
 """SHD001: an optimizer holds the parameters that a model had before it was sharded."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -25,25 +23,33 @@ _WORDS: Final = ("fully_shard", "fsdp", "fullysharded", "parallelize_module")
 _PARAMETERS: Final = frozenset({"parameters", "named_parameters"})
 
 
+# Both in the same function, with no new optimizer behind the sharding.
 class OptimizerBeforeSharding(Rule):
     """An optimizer holds the parameters that a model had before it was sharded.
 
-    ## What it detects
-    An optimizer made of `model.parameters()`, and further on in the same function `fully_shard`,
-    `FSDP` or `parallelize_module` of the same model, with no new optimizer behind it.
-
-    ## Why it matters
-    Sharding replaces the parameters. The optimizer goes on with the old ones, which the model no
-    longer has: training runs, and the weights never change.
+    ## What you see
+    Training runs and gradients look right, but the weights never change. `fully_shard`, `FSDP` and
+    `parallelize_module` replace the parameters, and the optimizer goes on with the old ones.
 
     ## Example
-    `optimizer = AdamW(model.parameters())` before `fully_shard(model)`.
+        # wrong
+        optimizer = AdamW(model.parameters())
+        fully_shard(model)
+        # right
+        fully_shard(model)
+        optimizer = AdamW(model.parameters())
 
     ## How to fix
     Shard the model first, and make the optimizer of the sharded parameters.
 
+    ## When it is not a defect
+    The optimizer gets the sharded parameters further on, in a place that lint does not see.
+
+    To silence a line, end it with `# distdiag: ignore[SHD001]`.
+
     ## References
-    - `torch.distributed.fsdp.fully_shard`
+    - https://github.com/pytorch/pytorch/issues/107843
+    - https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
 
     code = "SHD001"

@@ -1,7 +1,5 @@
 """BAR005: a test on the rank is made before the process group exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -55,22 +53,31 @@ _TELLING: Final = re.compile(r"print|log|warn|info|debug|seed", re.IGNORECASE)
 class RankGuardBeforeInit(Rule):
     """A test on the rank is made before the process group exists.
 
-    ## What it detects
-    A function that asks for the rank through a helper which answers as rank 0 while no process
-    group exists (`not dist.is_initialized() or dist.get_rank() == 0`), and that creates the process
-    group only further on.
-
-    ## Why it matters
-    Until then every rank takes itself for rank 0: all of them download, write or delete.
+    ## What you see
+    Every rank takes itself for rank 0: all of them download, write or delete. Helpers such as
+    `not dist.is_initialized() or dist.get_rank() == 0` answer so until `init_process_group`.
 
     ## Example
-    `if is_main_process(): download(data)` before `dist.init_process_group("nccl")`.
+        # wrong: it is true on every rank
+        if is_main_process():
+            download(data)
+        dist.init_process_group()
+        # right
+        dist.init_process_group()
+        if is_main_process():
+            download(data)
 
     ## How to fix
     Create the process group first, or ask the environment variable RANK.
 
+    ## When it is not a defect
+    What stands under the test may be done by all ranks, such as a message on the screen.
+
+    To silence a line, end it with `# distdiag: ignore[BAR005]`.
+
     ## References
-    - `torch.distributed.is_initialized`
+    - https://github.com/yiqiao-yin/deepspeed-course/issues/16
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.is_initialized
     """
 
     code = Check.code

@@ -1,68 +1,51 @@
 """CKP001: sharded state is saved or gathered on some ranks only."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Final
 
 from distdiag.findings.finding import Severity
-from distdiag.lint.base import LintFinding, Rule
-from distdiag.lint.guarded import (
-    GuardedSite,
-    call_text,
-    guard_text,
-    guarded_sites,
-    places,
-    severity_of,
-)
-from distdiag.lint.modules import Module
+from distdiag.lint.guarded import GuardedSite, GuardRule
 from distdiag.lint.operations import Family
 
 # Replicated models get away with these: only what each rank has of its own is lost.
 _TOLERATED: Final = frozenset({"get_state_dict", "save_state"})
 
 
-class RankGuardedCheckpoint(Rule):
+class RankGuardedCheckpoint(GuardRule):
     """Sharded state is saved, loaded or gathered on some ranks only.
 
-    ## What it detects
-    `torch.distributed.checkpoint.save` and its like, `get_model_state_dict`, accelerate's
-    `save_state` and `get_state_dict`, `save_checkpoint` of a DeepSpeed engine and `fabric.save`,
-    themselves or through the given files, under a condition that holds on some ranks only.
-
-    ## Why it matters
-    Every rank holds a part of the state, and bringing it together is a collective. The rank that
-    saves alone waits for ever, or writes a checkpoint that has its own part only. accelerate's
-    `save_state` of a replicated model works, but keeps the random state of one rank: a warning.
+    ## What you see
+    The rank that saves alone waits for ever, or writes a checkpoint that has only its own part.
+    Every rank holds a part of the state, and bringing the parts together is a collective.
 
     ## Example
-    `if accelerator.is_main_process: accelerator.save_state(folder)`
+        # wrong
+        if accelerator.is_main_process:
+            accelerator.save_state(folder)
+        # right: accelerate lets one rank write where that is needed
+        accelerator.save_state(folder)
 
     ## How to fix
     Call it on all ranks. These functions let one rank write by themselves where that is needed.
 
+    ## When it is not a defect
+    Each rank holds the whole state, and what only one rank saves is enough to go on with.
+
+    accelerate's `save_state` of a replicated model is a warning: it works, but keeps the random
+    state of one rank. To silence a line, end it with `# distdiag: ignore[CKP001]`.
+
     ## References
-    - `torch.distributed.checkpoint.save`
-    - `accelerate.Accelerator.save_state`, `deepspeed.DeepSpeedEngine.save_checkpoint`
+    - https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    - https://huggingface.co/docs/accelerate/package_reference/accelerator
     """
 
     code = "CKP001"
     name = "rank-guarded-checkpoint"
     severity = Severity.ERROR
+    family = Family.CHECKPOINT
+    problem = "needs every rank"
 
-    def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the savers of sharded state that some ranks do not call."""
-        for found in guarded_sites(module, self.effects, Family.CHECKPOINT):
-            yield self.finding(
-                module,
-                found.site.call,
-                f"{call_text(found)} needs every rank: {guard_text(found)}",
-                severity=_severity(found),
-                related=places(found),
-            )
-
-
-def _severity(found: GuardedSite) -> Severity:
-    severity = severity_of(found)
-    is_tolerated = found.effect.operation.kind in _TOLERATED
-    return Severity.WARNING if is_tolerated and severity is Severity.ERROR else severity
+    def severity_of(self, found: GuardedSite) -> Severity:
+        """Return warning, and no error, for what loses no more than what each rank has alone."""
+        severity = super().severity_of(found)
+        is_tolerated = found.effect.operation.kind in _TOLERATED
+        return Severity.WARNING if is_tolerated and severity is Severity.ERROR else severity

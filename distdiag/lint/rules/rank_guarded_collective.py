@@ -1,52 +1,46 @@
 """COL009: a collective stands under a condition that holds on some ranks only."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from distdiag.checks.col.rank_guarded_collective import RankGuardedCollective as Check
 from distdiag.findings.finding import Severity
-from distdiag.lint.base import LintFinding, Rule
-from distdiag.lint.guarded import call_text, guard_text, guarded_sites, places, severity_of
-from distdiag.lint.modules import Module
+from distdiag.lint.guarded import GuardRule
 from distdiag.lint.operations import Family
 
 
-class RankGuardedCollective(Rule):
+# A collective, or a call that leads to one through the given files, in a branch that some ranks do
+# not enter, or behind a return, continue, break or raise that some ranks take. Silent where the
+# other ranks make the same call in another branch, and where only the members of a group call it.
+class RankGuardedCollective(GuardRule):
     """A collective stands under a condition that holds on some ranks only.
 
-    ## What it detects
-    A collective, or a call that leads to one through the given files, inside a branch that some
-    ranks do not enter (`if rank == 0:`, `if accelerator.is_main_process:`, a `rank_zero_only`
-    decorator), or behind a return, continue, break or raise that some ranks take. Silent where the
-    other ranks make the same call in another branch, and where only the members of a group call it.
-
-    ## Why it matters
-    A collective is complete when every rank of its group has called it. The ranks that called it
-    wait for ever, or are paired with the next call of the others. A rank that raises ends the job
-    anyway: that is a note.
+    ## What you see
+    The ranks that call it wait for ever, or are paired with the next call of the others: a
+    collective is complete when every rank of its group has called it.
 
     ## Example
-    `if rank == 0: dist.barrier()`
+        # wrong: the barrier is for rank 0 alone
+        if rank == 0:
+            torch.save(model.state_dict(), path)
+            dist.barrier()
+        # right: only the writing is
+        if rank == 0:
+            torch.save(model.state_dict(), path)
+        dist.barrier()
 
     ## How to fix
     Call it on all ranks and guard only the part that is for one: the writing, the printing.
 
+    ## When it is not a defect
+    The ranks that the condition keeps away make the same call in another place.
+
+    A rank that raises ends the job anyway: that is a note. To silence a line, end it with
+    `# distdiag: ignore[COL009]`.
+
     ## References
-    - `torch.distributed`: collective functions are called on every rank of the group
+    - https://github.com/huggingface/transformers/issues/29980
+    - https://docs.pytorch.org/docs/stable/distributed.html#collective-functions
     """
 
     code = Check.code
     name = Check.name
     severity = Severity.ERROR
-
-    def look(self, module: Module) -> Iterator[LintFinding]:
-        """Yield the collectives that some ranks do not call."""
-        for found in guarded_sites(module, self.effects, Family.COLLECTIVE):
-            yield self.finding(
-                module,
-                found.site.call,
-                f"{call_text(found)} is not called by every rank: {guard_text(found)}",
-                severity=severity_of(found),
-                related=places(found),
-            )
+    family = Family.COLLECTIVE

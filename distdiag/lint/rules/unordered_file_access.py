@@ -1,7 +1,5 @@
 """BAR001: nothing orders what one rank writes and what another one reads."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Sequence
@@ -39,26 +37,37 @@ _WRITING: Final = (
 _POLLING: Final = re.compile(r"exists|is_file|is_dir|sleep|access$")
 
 
+# A file that is written under a condition that holds on some ranks only, and that the others read
+# further on in the same function, with no collective, barrier or polling between.
 class UnorderedFileAccess(Rule):
     """Nothing orders what one rank writes and what another one reads.
 
-    ## What it detects
-    A file that is written under a condition that holds on some ranks only, and that the others
-    read further on in the same function, with no collective, barrier or polling between.
-
-    ## Why it matters
-    The readers may come first: they find no file, half a file, or the one of the last run. It
-    happens once in many runs, and most often on large clusters.
+    ## What you see
+    A rank finds no file, half a file, or the one of the last run. It happens once in many runs, and
+    most often on large clusters.
 
     ## Example
-    `if rank == 0: torch.save(state, path)` followed by `torch.load(path)` on every rank.
+        # wrong: the others may load before the file is there
+        if rank == 0:
+            torch.save(state, path)
+        state = torch.load(path)
+        # right: with a barrier between the two, outside of the condition
+        if rank == 0:
+            torch.save(state, path)
+        dist.barrier()
+        state = torch.load(path)
 
     ## How to fix
     Put a barrier of all ranks between the write and the reads.
 
+    ## When it is not a defect
+    Something that lint does not see makes the readers wait, such as a call in another file.
+
+    To silence a line, end it with `# distdiag: ignore[BAR001]`.
+
     ## References
-    - `torch.distributed.barrier`
-    - `accelerate.Accelerator.main_process_first`
+    - https://github.com/deepspeedai/Megatron-DeepSpeed/issues/356
+    - https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
     """
 
     code = Check.code

@@ -1,7 +1,5 @@
 """Compares two recordings choice by choice, and finds the first one that differs."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -54,7 +52,6 @@ class Histogram:
     """Counts tokens and flipped tokens by margin."""
 
     def __init__(self, dtypes: Iterable[str]) -> None:
-        """Count for runs that compute in these types."""
         self._bound = bound(dtypes)
         self._limit = 0.0
         self._tokens = np.zeros(len(EDGES), np.int64)
@@ -111,7 +108,6 @@ class Origins:
     """Remembers the first difference of both runs, and explains it."""
 
     def __init__(self, first: Recording, again: Recording) -> None:
-        """Nothing differs yet."""
         self._runs = (first, again)
         self._pair: _Pair | None = None
         self._generators: dict[tuple[int, int], list[str]] = {}
@@ -302,7 +298,7 @@ def _tail(name: str) -> str:
     return rest or model
 
 
-# ---
+# Compares two recordings, choice by choice.
 
 _MOST_FLIPS: Final = 10_000
 
@@ -358,7 +354,6 @@ class Comparison:
     """Compares a run with the same run again."""
 
     def __init__(self, first: Recording, again: Recording) -> None:
-        """Compare these."""
         self._first = first
         self._again = again
         self._histogram = Histogram(first.dtypes())

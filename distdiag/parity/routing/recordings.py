@@ -1,7 +1,5 @@
 """The recorded routing of one run, read rank by rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

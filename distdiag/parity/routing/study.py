@@ -1,7 +1,5 @@
 """Whether the same run routes tokens in the same way again: two runs, and how they compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -35,6 +35,7 @@ from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.bytes import is_readable, sample
 from distdiag.probes.tensors.content import Content, Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
 
@@ -65,7 +66,6 @@ class Resumes:
     """What was loaded into optimizers and schedulers, and what the files with weights held."""
 
     def __init__(self, loads: ModelLoads, roots: Callable[[], list[nn.Module]]) -> None:
-        """Know of nothing that was loaded."""
         self._loads = loads
         self._roots = roots
         self._files: deque[_File] = deque(maxlen=_MOST_FILES)
@@ -81,7 +81,7 @@ class Resumes:
     def read_file(self, found: object) -> None:
         """Take note of what `torch.load` has returned."""
         states = max(_num_states(found, _DEEPEST), default=0)
-        addresses = (address_of(tensor) for tensor in _tensors(found, _DEEPEST))
+        addresses = (address_of(tensor) for tensor in tensors_in(found, _DEEPEST))
         few = [address for _, address in zip(range(_MOST_TENSORS), addresses, strict=False)]
         self._files.append(_File(frozenset(few) - {None}, states))  # type: ignore[arg-type]
 
@@ -166,18 +166,6 @@ def _num_states(value: object, depth: int) -> Iterator[int]:
         yield from _num_states(item, depth - 1)
         if isinstance(item, list | tuple):
             yield from (n for each in item for n in _num_states(each, depth - 1))
-
-
-def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
-    items: Sequence[object] | Iterator[object] = ()
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        items = iter(value.values())
-    elif depth and isinstance(value, list | tuple):
-        items = value
-    for item in items:
-        yield from _tensors(item, depth - 1)
 
 
 # Loads that come to nothing: read beside the model, or written over before training begins.
@@ -386,7 +374,7 @@ def _are_unlike(before: torch.Tensor, after: torch.Tensor) -> bool:
         return abs(float(one.dot(other) / (one.norm() * other.norm()))) < _UNLIKE
 
 
-# ---
+# The probe.
 
 
 class _Inside(threading.local):
@@ -411,7 +399,6 @@ class LoadProbe(Probe):
         self._wasted = WastedLoads(self._loads, models)
         self._resumes = Resumes(self._loads, models)
         self._inside = _Inside()
-        self._handles: list[Any] = []
         self._num_settled = 0
 
     def _install(self) -> None:
@@ -422,16 +409,10 @@ class LoadProbe(Probe):
             is_kind = isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
             if is_kind and "load_state_dict" in vars(kind):
                 self._tell_after(kind, self._scheduled)
-        self._patches.wrap_everywhere(torch.serialization, "load", self._around_read)
+        self._patches.wrap_everywhere(torch.serialization, "load", self._call_after(self._opened))
         self._subscribe(self._state_read, self._read)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
-
-    def uninstall(self) -> None:
-        """Remove the hooks."""
-        super().uninstall()
-        while self._handles:
-            self._handles.pop().remove()
+        self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
 
     def _site(self, frame: FrameType) -> CallSite:
         return CallSite(frames_of(frame, self.recorder.main_script))
@@ -475,16 +456,8 @@ class LoadProbe(Probe):
             self._wasted.wrote(module, self._site(frame))
 
     def _tell_after(self, kind: type, tell: Callable[..., None]) -> None:
-        def telling(original: AnyCallable) -> AnyCallable:
-            @wrap_like(original)
-            def load_state_dict(*args: object, **kwargs: object) -> object:
-                result = original(*args, **kwargs)
-                tell(*_arguments(*args, **kwargs))
-                return result
-
-            return load_state_dict
-
-        self._patches.wrap(kind, "load_state_dict", telling)
+        after = self._call_after(lambda _, *args, **kwargs: tell(*_arguments(*args, **kwargs)))
+        self._patches.wrap(kind, "load_state_dict", after)
 
     @guarded
     def _restored(self, optimizer: torch.optim.Optimizer, state_dict: object) -> None:
@@ -494,17 +467,8 @@ class LoadProbe(Probe):
     def _scheduled(self, scheduler: object, _: object) -> None:
         self._resumes.gave_schedule(scheduler)
 
-    def _around_read(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def load(*args: object, **kwargs: object) -> object:
-            result = original(*args, **kwargs)
-            self._opened(result)
-            return result
-
-        return load
-
     @guarded
-    def _opened(self, found: object) -> None:
+    def _opened(self, found: object, /, *_: object, **__: object) -> None:
         self._resumes.read_file(found)
 
     @guarded

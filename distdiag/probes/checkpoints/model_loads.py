@@ -1,7 +1,5 @@
 """What loads into models have left out, decided when training begins."""
 
-from __future__ import annotations
-
 import re
 import weakref
 from collections import Counter, defaultdict
@@ -86,7 +84,7 @@ def _pattern(name: str) -> tuple[str, tuple[int, ...]]:
     return _NUMBER.sub("#", name), tuple(int(each) for each in _NUMBER.findall(name))
 
 
-# ---
+# Decides, when training begins, what the loads have left out.
 
 MOST_NAMES: Final = 32
 _MOST_BYTES: Final = 1 << 28
@@ -154,7 +152,6 @@ class ModelLoads:
     """The loads of a process into its modules, and which of their tensors one has written."""
 
     def __init__(self) -> None:
-        """Nothing was loaded yet."""
         self._written: WeakMap[nn.Module, dict[str, int]]
         self._written = WeakMap()
         self._open: dict[int, _Load] = {}
@@ -231,8 +228,8 @@ class ModelLoads:
         rest = [
             m for m in load.missing if not self.wrote(m.slot) and id(m.slot.tensor()) not in tensors
         ]
-        fates = {each.name: _is_untouched(each) for each in rest}
-        rest = [each for each in rest if fates[each.name] is not False]
+        untouched = {each.name: _is_untouched(each) for each in rest}
+        rest = [each for each in rest if untouched[each.name] is not False]
         if not rest:
             return {}
         names = {each.name for each in rest}
@@ -249,8 +246,8 @@ class ModelLoads:
             "missing": _some(n for n in load.shapes if n in names),
             "num_missing": len(rest),
             "missing_bytes": sum(sizes.values()),
-            "num_untouched": sum(fates[name] is True for name in names),
-            "num_unknown": sum(fates[name] is None for name in names),
+            "num_untouched": sum(untouched[name] is True for name in names),
+            "num_unknown": sum(untouched[name] is None for name in names),
             "unexpected": _some(iter(load.unexpected)),
             "num_unexpected": len(load.unexpected),
             "given_prefix": change.given_prefix,
@@ -283,7 +280,7 @@ def _observe(missing: Sequence[tuple[str, Slot, torch.Tensor]]) -> Iterator[_Mis
 
 
 def _is_untouched(missing: _Missing) -> bool | None:
-    """Say whether a tensor holds what it held, None if that cannot be told."""
+    """Say whether a tensor holds what it held, None if that is not known."""
     now = missing.slot.tensor()
     if now is None:
         return False  # it was taken out of the model

@@ -19,7 +19,7 @@ from distdiag.events.base import CallSite
 from distdiag.events.checkpoints import StateEntry, StateRestored, StateSaved
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of, is_own_file
-from distdiag.probes.guard import guard
+from distdiag.probes.guard import guard, guarded
 from distdiag.probes.tensors.content import contents
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -42,7 +42,7 @@ class RankStates(Probe):
     name: ClassVar[str] = "rank-states"
 
     def __init__(self, recorder: Recorder, read: Signal[object, FrameType]) -> None:
-        """Nothing was saved yet; `read` is told of what is read."""
+        """Nothing was saved yet; `read` gets what is read."""
         super().__init__(recorder)
         self._read = read
         self._call = _Call()
@@ -54,7 +54,8 @@ class RankStates(Probe):
 
         for name in ("save", "async_save"):
             self._patches.wrap_everywhere(state_dict_saver, name, self._around_save)
-        self._patches.wrap(state_dict_saver, "_stateful_to_state_dict", self._after)
+        after = self._call_after(self._collected)
+        self._patches.wrap(state_dict_saver, "_stateful_to_state_dict", after)
         self._patches.wrap_everywhere(state_dict_loader, "_load_state_dict", self._around_load)
 
     # Saving
@@ -90,17 +91,10 @@ class RankStates(Probe):
             return members, _place(kwargs.get("checkpoint_id"), writer), frame
         return None
 
-    def _after(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def collect(state_dict: Untyped, *args: object, **kwargs: object) -> object:
-            result = original(state_dict, *args, **kwargs)
-            call = self._call.now
-            if not self.is_off and call is not None:
-                with guard(self.fail):
-                    self._write(state_dict, result, *call)
-            return result
-
-        return collect
+    @guarded
+    def _collected(self, states: Untyped, given: Untyped, /, *_: object, **__: object) -> None:
+        if self._call.now is not None:
+            self._write(given, states, *self._call.now)
 
     def _write(
         self,

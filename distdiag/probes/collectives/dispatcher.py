@@ -20,15 +20,12 @@ from torch._C._distributed_c10d import HashStore as _HashStore
 
 from distdiag.events.lifecycle import TorchLoaded
 from distdiag.probes.call_sites import find_site
-from distdiag.probes.collectives.functional import KEY, FunctionalTap
+from distdiag.probes.collectives.functional import KEY
 from distdiag.probes.collectives.operators import ASYNC_MESSAGES, OPS, Layout
-from distdiag.probes.collectives.strict import StrictGate
 from distdiag.probes.collectives.tap import Tap, TapError
 from distdiag.probes.out_of_sight import out_of_sight, reading_attributes
 from distdiag.probes.untyped import Untyped
 from distdiag.record.event_file import ISSUED, WAITED
-from distdiag.record.recorder import Recorder
-from distdiag.record.signals import Signal
 from distdiag.record.thread_context import ThreadContext
 
 Kernel = Callable[..., Any]
@@ -40,19 +37,9 @@ _TESTED = "allreduce_"
 class DispatcherTap(Tap):
     """Registers a kernel for each operator of the namespace ``c10d``."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        functional: FunctionalTap,
-        recorded: Signal[int, str],
-        exchange_known: Signal[[]],
-        gate: StrictGate | None = None,
-    ) -> None:
-        """Register nothing yet."""
-        super().__init__(recorder, functional, recorded, exchange_known, gate)
-        self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
-        self._library: Any = None
-        self._engaging = threading.Lock()
+    _after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
+    _engaging = threading.Lock()
+    _library: object = None
 
     def can_observe(self) -> bool:
         """Issue one collective with a kernel of ours in the way, and take the kernel out again."""
@@ -103,19 +90,13 @@ class DispatcherTap(Tap):
 
     def _kernels(self) -> object:
         library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        self._to_undo.append(library._destroy)
         for name in OPS:
             op = getattr(getattr(torch.ops.c10d, name, None), "default", None)
             if op is not None:
                 kernel = self._kernel(Layout(name, op._schema), op)
                 library.impl(name, kernel, KEY, with_keyset=True)
         return library
-
-    def uninstall(self) -> None:
-        """Take the kernels out of the dispatcher."""
-        super().uninstall()
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
 
     def _kernel(self, layout: Layout, op: Untyped) -> Kernel:
         # Looked up here once: each attribute costs in a place where microseconds count.

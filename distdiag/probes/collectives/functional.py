@@ -44,13 +44,13 @@ class FunctionalTap(Probe):
         super().__init__(recorder)
         self._exchanging = exchanging
         self._after = torch._C._dispatch_keyset_full_after(DispatchKey.BackendSelect)
-        self._library: Any = None
         self.before_first_call: Callable[[], None] = _nothing
         self._pending: dict[int, int] = {}
 
     def _install(self) -> None:
         # Tensors that only ask for a shape (FakeTensor) have Meta in their keys.
-        self._library = torch.library.Library(_NAMESPACE, "IMPL")  # type: ignore[no-untyped-call]
+        library: Any = torch.library.Library(_NAMESPACE, "IMPL")  # type: ignore[no-untyped-call]
+        self._to_undo.append(library._destroy)
         for full_name in torch._C._dispatch_get_all_op_names():
             namespace, _, name = full_name.partition("::")
             is_taken = namespace != _NAMESPACE or "." in name
@@ -59,14 +59,7 @@ class FunctionalTap(Probe):
             op = getattr(getattr(torch.ops, _NAMESPACE), name).default
             waits = name == "wait_tensor"
             kernel = self._wait_kernel(op) if waits else self._kernel(op, name)
-            self._library.impl(name, kernel, KEY, with_keyset=True)
-
-    def uninstall(self) -> None:
-        """Take the kernels out of the dispatcher."""
-        super().uninstall()
-        if self._library is not None:
-            self._library._destroy()
-            self._library = None
+            library.impl(name, kernel, KEY, with_keyset=True)
 
     def remember(self, tensors: Untyped, call: int) -> None:
         """Note that these tensors will hold the result of a call."""

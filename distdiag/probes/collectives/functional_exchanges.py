@@ -1,6 +1,4 @@
-"""What a functional collective gives to other ranks, told as a call of a process group is."""
-
-from __future__ import annotations
+"""What a functional collective gives to other ranks, recorded as a call of a process group is."""
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -28,7 +26,6 @@ class ExchangeLayout:
     """How to read the arguments of one operator, as the installed torch declares it."""
 
     def __init__(self, name: str, schema: Untyped) -> None:
-        """Find the arguments."""
         self._public = name.removesuffix("_out").removesuffix("_")
         self._names = [argument.name for argument in schema.arguments]
         self.may_exchange = name.startswith(_EXCHANGES) and "group_name" in self._names

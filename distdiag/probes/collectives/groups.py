@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,10 +108,9 @@ class ProcessGroups(Probe):
     name: ClassVar[str] = "process-groups"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Count from 0."""
         super().__init__(recorder)
         self._ordinals: Counter[tuple[int, tuple[int, ...]]] = Counter()
-        self._depth = 0
+        self._inside_of: set[int] = set()
 
     def _install(self) -> None:
         for name in _CALLS:
@@ -123,7 +123,7 @@ class ProcessGroups(Probe):
 
         @wrap_like(original)
         def function(*args: object, **kwargs: object) -> object:
-            if self.is_off or self._depth:
+            if self.is_off or threading.get_ident() in self._inside_of:
                 return original(*args, **kwargs)
             fields = None
             with Guard(self._tolerate):
@@ -151,11 +151,12 @@ class ProcessGroups(Probe):
     @contextmanager
     def _inside(self) -> Iterator[None]:
         # new_group may be made of split_group: one call of the program, one event.
-        self._depth += 1
+        thread = threading.get_ident()
+        self._inside_of.add(thread)
         try:
             yield
         finally:
-            self._depth -= 1
+            self._inside_of.discard(thread)
 
     def _before(self, name: str, given: dict[str, Any], frame: Untyped) -> dict[str, Any]:
         asked = _CALLS[name](given)
@@ -178,6 +179,7 @@ class ProcessGroups(Probe):
             "site": site,
             "timeout_s": asked.timeout_s,
             "backend": asked.backend,
+            "thread": self.recorder.here.context.name or "MainThread",
         }
         self.recorder.event(GroupCreated, **fields, done=False)
         return fields

@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import HashStore as _HashStore
 from torch.distributed import distributed_c10d
 
 from distdiag.events.lifecycle import TorchLoaded
-from distdiag.probes.base import AnyCallable, wrap_like
 from distdiag.probes.call_sites import find_site
 from distdiag.probes.collectives.operators import ASYNC_MESSAGES, NO_DETAILS
 from distdiag.probes.collectives.tap import Tap, TapError
@@ -66,8 +65,9 @@ class HookTap(Tap):
         if not self.can_observe():
             raise TapError("this torch has no working hooks for collectives")
         self._calls: dict[tuple[int, int], int] = {}
+        attaching = self._call_after(self._made)
         for name in ("_new_process_group_helper", "split_group"):
-            if not self._patches.wrap_everywhere(distributed_c10d, name, self._wrapper):
+            if not self._patches.wrap_everywhere(distributed_c10d, name, attaching):
                 raise TapError("it is not seen when process groups are made")
         for handle in list(distributed_c10d._world.pg_map):
             self._attach(handle)
@@ -81,16 +81,9 @@ class HookTap(Tap):
             handle.unregister_pre_hook(_HOOK_ID)
             handle.unregister_post_hook(_HOOK_ID)
 
-    def _wrapper(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def make_group(*args: object, **kwargs: object) -> object:
-            made = original(*args, **kwargs)
-            if not self.is_off:
-                with self.guard:
-                    self._attach(made[0] if isinstance(made, tuple) else made)
-            return made
-
-        return make_group
+    def _made(self, made: object, *_: object, **__: object) -> None:
+        with self.guard:
+            self._attach(made[0] if isinstance(made, tuple) else made)
 
     def _attach(self, handle: Untyped) -> None:
         if not isinstance(handle, dist.ProcessGroup):

@@ -3,8 +3,6 @@
 Their overloads differ in the last arguments only: options, or an operator, a root and a timeout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import index
@@ -161,7 +159,7 @@ class Layout:
         return tuple(values)
 
 
-# ---
+# The table of methods of a process group.
 
 Tensors = Any
 """A tensor, a list of tensors, or a list of lists: as the caller gave them."""

@@ -40,10 +40,10 @@ class CollectiveWrappers(Probe):
     """Lets the tap write each call down, and tells the work probe which Work came back.
 
     What goes on to collectives in C++ (the reducer of DDP and its helpers) does not come by here:
-    the tap is told before they begin.
+    the tap is notified before they begin.
     """
 
-    name: ClassVar[str] = "collective-fronts"
+    name: ClassVar[str] = "collective-wrappers"
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class CollectiveWrappers(Probe):
             if name in vars(kind)
         }
         if "_start_coalescing" in vars(kind) and "_end_coalescing" in vars(kind):
-            makes["_start_coalescing"] = self._start_wrapper
+            makes["_start_coalescing"] = self._call_before(self._start_coalescing)
             makes["_end_coalescing"] = self._end_wrapper
         self._need(self._patches.wrap_all(kind, makes))
         self._watch_native_callers()
@@ -145,14 +145,8 @@ class CollectiveWrappers(Probe):
             for call, _ in calls:  # the backend waits by itself and returns nothing
                 self.recorder.mark(call, WAITED)
 
-    def _start_wrapper(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def method(self_: object, *args: object, **kwargs: object) -> object:
-            if not self.is_off:
-                self.recorder.here.context.coalesced = []
-            return original(self_, *args, **kwargs)
-
-        return method
+    def _start_coalescing(self, *_: object, **__: object) -> None:
+        self.recorder.here.context.coalesced = []
 
     def _end_wrapper(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)

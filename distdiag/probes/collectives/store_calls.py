@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 import zlib
 from functools import partial
+from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple
 
 from torch._C import _distributed_c10d as c10d
 
-from distdiag.events.files import StoreCall
+from distdiag.events.base import Frame
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.probes.call_sites import caller, is_own_file
 from distdiag.record.recorder import Recorder
+from distdiag.record.user_code import is_user_file
 
 
 class Method(NamedTuple):
@@ -38,6 +42,12 @@ METHODS: Final = {
 }
 """A `check` that found nothing has learnt nothing: it is not written."""
 
+WAITING: Final = frozenset({"get", "multi_get", "queue_pop", "wait"})
+"""What waits until somebody sets the key: written before it waits, too."""
+
+MOST_FRAMES: Final = 3
+"""The line that waits or sets, and who called it: a store call is written with its names."""
+
 _PLURAL: Final = {"multi_set": "set", "multi_get": "get"}
 
 
@@ -50,9 +60,9 @@ class StoreCalls(Probe):
     name: ClassVar[str] = "store-calls"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know no store yet."""
         super().__init__(recorder)
         self._places: dict[int, tuple[weakref.ref[object], _Place]] = {}
+        self._users_files: dict[str, bool] = {}
 
     def _install(self) -> None:
         kind = c10d.Store
@@ -62,9 +72,9 @@ class StoreCalls(Probe):
             if name in vars(kind)
         }
         if "clone" in vars(kind):
-            makes["clone"] = self._cloning
+            makes["clone"] = self._call_after(self._cloned)
         self._patches.wrap_all(kind, makes)
-        self._patches.wrap(c10d.PrefixStore, "__init__", self._prefixing)
+        self._patches.wrap(c10d.PrefixStore, "__init__", self._call_after(self._follow))
 
     def _wrapper(self, original: AnyCallable, name: str, method: Method) -> AnyCallable:
         action = _PLURAL.get(name, name)
@@ -76,6 +86,8 @@ class StoreCalls(Probe):
             given = (*args, *kwargs.values())
             if method.publishes:
                 self._write(action, self_, given, _published(action, given), done=False)
+            if name in WAITING:
+                self._ask(action, self_, given)
             result = original(self_, *args, **kwargs)
             if method.learns and (name != "check" or result):
                 self._write(action, self_, given, _digest(result), done=True)
@@ -90,15 +102,44 @@ class StoreCalls(Probe):
             place = self._place_of(store)
             if place is None or not given:
                 return
-            keys = [given[0]] if isinstance(given[0], str) else given[0]
             self.recorder.event(
                 StoreCall,
                 action=action,
                 store=place.store,
-                keys=tuple(_printable(place.prefix + key) for key in keys),
+                keys=_keys(place, given),
                 value=value,
                 done=done,
+                frames=() if done else self._user_frames(),
             )
+
+    def _ask(self, action: str, store: object, given: tuple[Any, ...]) -> None:
+        with self.guard:
+            place = self._place_of(store)
+            if place is None or not given:
+                return
+            self.recorder.event(
+                StoreAsked,
+                action=action,
+                store=place.store,
+                keys=_keys(place, given),
+                frames=self._user_frames(),
+                thread=self.recorder.here.context.name or "MainThread",
+            )
+
+    def _user_frames(self) -> tuple[Frame, ...]:
+        """Return the innermost frames of the user's code: a store call costs some 25 us itself."""
+        found: list[Frame] = []
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None and len(found) < MOST_FRAMES:
+            code = frame.f_code
+            is_users = self._users_files.get(code.co_filename)
+            if is_users is None:
+                is_users = is_user_file(code.co_filename, self.recorder.main_script)
+                self._users_files[code.co_filename] = is_users
+            if is_users:
+                found.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+            frame = frame.f_back
+        return tuple(found)
 
     # Which store it is
 
@@ -124,34 +165,19 @@ class StoreCalls(Probe):
         if known is not None and known[0]() is None:
             del self._places[number]
 
-    def _prefixing(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def method(self_: object, *args: object, **kwargs: object) -> object:
-            result = original(self_, *args, **kwargs)
-            if not self.is_off:
-                self._follow(self_, (*args, *kwargs.values()))
-            return result
-
-        return method
-
-    def _follow(self, made: object, given: tuple[Any, ...]) -> None:
+    def _follow(self, _: object, made: object, *args: object, **kwargs: object) -> None:
         with self.guard:
+            given = (*args, *kwargs.values())
             prefix = next(each for each in given if isinstance(each, str))
             base = next(each for each in given if isinstance(each, c10d.Store))
             place = self._place_of(base)
             if place is not None:
                 self._remember(made, _Place(place.store, f"{place.prefix}{prefix}/"))
 
-    def _cloning(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def clone(self_: object) -> object:
-            result = original(self_)
-            place = None if self.is_off else self._place_of(self_)
-            if place is not None:
-                self._remember(result, place)
-            return result
-
-        return clone
+    def _cloned(self, clone: object, store: object) -> None:
+        place = self._place_of(store)
+        if place is not None:
+            self._remember(clone, place)
 
 
 class _Place(NamedTuple):
@@ -159,6 +185,11 @@ class _Place(NamedTuple):
 
     store: str
     prefix: str
+
+
+def _keys(place: _Place, given: tuple[Any, ...]) -> tuple[str, ...]:
+    keys = [given[0]] if isinstance(given[0], str) else given[0]
+    return tuple(_printable(place.prefix + key) for key in keys)
 
 
 def _published(action: str, given: tuple[Any, ...]) -> str:

@@ -1,7 +1,5 @@
 """What all taps of collectives share: process groups, signatures, and the record of a call."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from itertools import count

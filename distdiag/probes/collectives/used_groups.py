@@ -1,7 +1,5 @@
 """Which process groups were used meanwhile, by how far their own counters have come."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +12,6 @@ class UsedGroups:
     """Remembers the counters of all process groups of this rank."""
 
     def __init__(self) -> None:
-        """Look at the counters."""
         self._before = _counters()
 
     def members(self) -> tuple[int, ...]:

@@ -52,7 +52,6 @@ class WorkProbe(Probe):
     name: ClassVar[str] = "work"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know no Work yet."""
         super().__init__(recorder)
         self._handles: dict[int, _Handle] = {}
 

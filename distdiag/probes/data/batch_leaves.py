@@ -1,7 +1,5 @@
 """The leaves of a batch of any shape: nested dicts, tuples, lists, dataclasses and the like."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, Final

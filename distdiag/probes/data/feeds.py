@@ -70,7 +70,6 @@ class NormReading:
     """The statistics of the layers of one forward pass, which a device may still be bringing."""
 
     def __init__(self, output: object, layers: dict[str, nn.Module]) -> None:
-        """Begin to read those of these layers that lead to an output."""
         with out_of_sight():
             found = list(itertools.islice(_layers_of(output, layers), MOST_LAYERS))
             self._pending = contents([t for each in found for t in (*each.means, *each.scales)])
@@ -83,7 +82,7 @@ class NormReading:
         if found is None:
             return None
         values = [math.nan if each is None else each.mean for each in found]
-        told, place = [], 0
+        feeds, place = [], 0
         for each in self._layers:
             width = each.num_channels
             means = values[place : place + width]
@@ -91,7 +90,7 @@ class NormReading:
             place += 2 * width
             variances = [1 / scale**2 - each.epsilon if scale else math.nan for scale in scales]
             if all(map(math.isfinite, (*means, *variances))):
-                told.append(
+                feeds.append(
                     NormStatistics(
                         each.name,
                         each.num_samples,
@@ -100,7 +99,7 @@ class NormReading:
                         tuple(max(value, 0.0) for value in variances),
                     )
                 )
-        return tuple(told)
+        return tuple(feeds)
 
 
 def _layers_of(output: object, layers: dict[str, nn.Module]) -> Iterator[_Layer]:
@@ -137,7 +136,7 @@ def _nodes_below(output: object) -> Iterator[Any]:
             waiting += [child for child, _ in node.next_functions if child is not None]
 
 
-# ---
+# Follows what a model is given, from the batch to its backward pass.
 
 _FIRST: Final = 6
 _EVERY: Final = 100
@@ -173,7 +172,7 @@ _Waiting = tuple[Pending, Pending | None, NormReading | None, dict[str, Any]]
 
 
 class Moments(NamedTuple):
-    """When to look, as `Signals` says; `inputs_seen` is told of batches and inputs."""
+    """When to look, as `Signals` says; `inputs_seen` gets batches and inputs."""
 
     forward_started: Signal[object, nn.Module, object]
     forward_ended: Signal[object, object]
@@ -188,7 +187,6 @@ class StepFeeds(Probe):
     name: ClassVar[str] = "step-feeds"
 
     def __init__(self, recorder: Recorder, moments: Moments) -> None:
-        """Nothing was fed yet."""
         super().__init__(recorder)
         self._moments = moments
         self.members: tuple[int, ...] = ()
@@ -393,4 +391,4 @@ def _digests(found: Sequence[Any]) -> tuple[str, ...]:
 
 
 _FEEDS: Final[list[StepFeeds]] = []
-"""Who is told of forward passes; a traced function may hold a list, but not a probe."""
+"""Who is notified of forward passes; a traced function may hold a list, but not a probe."""

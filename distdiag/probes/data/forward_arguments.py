@@ -1,7 +1,5 @@
 """What the user's modules were given in whose forward passes a call happens."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Iterator

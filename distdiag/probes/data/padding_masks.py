@@ -1,10 +1,8 @@
 """Whether the mask that a module was given hides the padding among its token ids, and only that.
 
-Which id is padding is told by the batch: its mask hides one id, wherever that stands, and nothing
+The batch shows which id is padding: its mask hides one id, wherever that stands, and nothing
 else. However a program splits a sequence, that has to hold of each part.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple

@@ -43,7 +43,6 @@ class Trained:
     """The parameters of one optimizer, kept by weak references: an id alone may be used again."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Remember these parameters."""
         self._parameters = [weakref.ref(each) for each in parameters]
 
     @classmethod
@@ -193,7 +192,7 @@ def _own(one: object) -> dict[str, Any]:
     return getattr(one, "__dict__", None) or {}
 
 
-# ---
+# The probe of data loaders and their samplers.
 
 _MOST_ROWS: Final = 512
 _MOST_STREAMS: Final = 256
@@ -244,7 +243,7 @@ class SamplerProbe(Probe):
         stepping: Signal[torch.optim.Optimizer, FrameType],
         step_ended: Signal[[]],
     ) -> None:
-        """Know of no pass yet; `feeds` is told of each batch."""
+        """Know of no pass yet; `feeds` gets each batch."""
         super().__init__(recorder)
         self._feeds = feeds
         self._stepping = stepping
@@ -261,7 +260,7 @@ class SamplerProbe(Probe):
         kind = dataloader._BaseDataLoaderIter
         self._patches.wrap(kind, "_next_index", self._indices)
         self._patches.wrap(kind, "__next__", self._batches)
-        self._patches.wrap(kind, "_reset", self._restarts)
+        self._patches.wrap(kind, "_reset", self._call_before(self._restarts))
         self._patches.wrap(DataLoader, "__init__", self._making)
         self._subscribe(self._stepping, self._before_step)
         self._subscribe(self._step_ended, self._after_step)
@@ -285,16 +284,11 @@ class SamplerProbe(Probe):
     def _made(self, loader: Untyped) -> None:
         self._remember_epoch(loader._index_sampler)
 
-    def _restarts(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def reset(self_: object, *args: object, **kwargs: object) -> object:
-            # Loaders that keep their workers use one iterator for all passes.
-            mine = self._passes.pop(self_, None)
-            if mine is not None:
-                mine.is_over = True
-            return original(self_, *args, **kwargs)
-
-        return reset
+    def _restarts(self, iterator: object, *_: object, **__: object) -> None:
+        # Loaders that keep their workers use one iterator for all passes.
+        mine = self._passes.pop(iterator, None)
+        if mine is not None:
+            mine.is_over = True
 
     def _indices(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)

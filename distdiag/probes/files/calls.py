@@ -47,32 +47,21 @@ METHODS: Final = tuple(
 
 def asking(original: AnyCallable, row: Question, log: FileLog) -> AnyCallable:
     """Return what comes before the function of this row."""
+    run = log.hiding(original) if row.owner is pathlib.Path else original
 
     @wrap_like(original)
     def call(*args: object, **kwargs: object) -> object:
-        return _ask(log, row, caller(), original, args, kwargs)
+        if log.probe.off or log.recorder.closed:
+            return original(*args, **kwargs)
+        try:
+            answer = run(*args, **kwargs)
+        except OSError:
+            _asked(log, row, caller(), args, kwargs, found=False)
+            raise
+        _asked(log, row, caller(), args, kwargs, found=answer is not False)
+        return answer
 
     return call
-
-
-def _ask(
-    log: FileLog,
-    row: Question,
-    frame: FrameType,
-    original: AnyCallable,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> object:
-    if log.probe.off or log.recorder.closed:
-        return original(*args, **kwargs)
-    run = log.hiding(original) if row.owner is pathlib.Path else original
-    try:
-        answer = run(*args, **kwargs)
-    except OSError:
-        _asked(log, row, frame, args, kwargs, found=False)
-        raise
-    _asked(log, row, frame, args, kwargs, found=answer is not False)
-    return answer
 
 
 def _asked(
@@ -89,10 +78,10 @@ def _asked(
         if type(path) is not str:
             path = as_text(path)
         if path and not path.startswith(NO_FILES) and kwargs.get("dir_fd") is None:
-            log.looks.look(path, frame, row.api, found)
+            log.lookups.lookup(path, frame, row.api, found)
 
 
-# ---
+# The table of functions, and the probe that wraps them.
 
 
 class Call(NamedTuple):
@@ -134,35 +123,24 @@ CONNECT: Final = Call(FileAction.READ, "sqlite3.connect", ("database",), ("uri",
 
 def calling(original: AnyCallable, row: Call, log: FileLog) -> AnyCallable:
     """Return what comes before the function of this row."""
+    run = log.hiding(original) if row.is_whole else original
 
     @wrap_like(original)
     def call(*args: object, **kwargs: object) -> object:
-        return _call(log, row, caller(), original, args, kwargs)
+        if log.probe.off or log.recorder.closed:
+            return original(*args, **kwargs)
+        access = None
+        with log.guard:
+            attempt = _attempt(row, args, kwargs)
+            access = None if attempt is None else log.begin(attempt, caller())
+            if row.api.startswith("sqlite3"):
+                # Its locks would not survive our look at a file that was written before.
+                log.open_files.settle()
+        if access is None:
+            return run(*args, **kwargs)
+        return log.carry_out(access, run, (args, kwargs))
 
     return call
-
-
-def _call(
-    log: FileLog,
-    row: Call,
-    frame: FrameType,
-    original: AnyCallable,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> object:
-    if log.probe.off or log.recorder.closed:
-        return original(*args, **kwargs)
-    access = None
-    with log.guard:
-        attempt = _attempt(row, args, kwargs)
-        access = None if attempt is None else log.begin(attempt, frame)
-        if row.api.startswith("sqlite3"):
-            # Its locks would not survive our look at a file that was written before.
-            log.open_files.settle()
-    run = log.hiding(original) if row.is_whole else original
-    if access is None:
-        return run(*args, **kwargs)
-    return log.carry_out(access, run, (args, kwargs))
 
 
 def _attempt(row: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt | None:

@@ -36,7 +36,6 @@ class ClassPatch:
     __wrapped__: AnyCallable
 
     def __init__(self, original: AnyCallable) -> None:
-        """Take over name, documentation, module and signature."""
         functools.update_wrapper(self, original)
         with suppress(ValueError, TypeError):  # since Python 3.12 classes are not looked behind
             self.__signature__ = inspect.signature(original)
@@ -57,11 +56,9 @@ class ClassPatch:
         return getattr(self.__wrapped__, name)
 
     def __repr__(self) -> str:
-        """Show the class."""
         return repr(self.__wrapped__)
 
     def __eq__(self, other: object) -> bool:
-        """Equal the class."""
         return other is self or other is self.__wrapped__
 
     def __hash__(self) -> int:
@@ -89,7 +86,7 @@ def patch_class(original: AnyCallable, call: AnyCallable) -> ClassPatch:
     return made
 
 
-# ---
+# The table of libraries, and the probe that wraps their functions.
 
 
 class Library(NamedTuple):

@@ -56,7 +56,7 @@ def _method(original: AnyCallable, action: FileAction, log: FileLog) -> AnyCalla
     return method
 
 
-# ---
+# Follows the locks that a process holds.
 
 _DELETED: Final = " (deleted)"
 # What was opened with O_TMPFILE: nobody else can lock it.
@@ -80,7 +80,6 @@ class FileLocks:
     """Writes LOCK when a lock has been taken, UNLOCK before it is given back."""
 
     def __init__(self, log: FileLog) -> None:
-        """Hold no lock."""
         self._log = log
         self._held: dict[int, _Held] = {}
 

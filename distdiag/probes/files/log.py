@@ -73,7 +73,6 @@ class Access:
     __slots__ = ("frame", "frames", "key", "moved", "origin", "place", "seq")
 
     def __init__(self, key: Key, place: Place, frame: FrameType) -> None:
-        """Write nothing yet."""
         self.key = key
         self.place = place
         self.frame: FrameType | None = frame
@@ -83,7 +82,7 @@ class Access:
         self.seq: int | None = None
 
 
-# What small files hold, so that writing the same again can be told from a race.
+# What small files hold, so that writing the same again is no race.
 
 LARGEST_CONTENT: Final = 1 << 16
 LARGEST_MOVED: Final = 1 << 22
@@ -141,14 +140,14 @@ def _open_to_read(path: str, flags: int = 0) -> int | None:
 # What stands here could be said in half the lines. It is written so that as little as possible
 # happens for each file: no object but the record, no call that can be avoided.
 
-MOST_LOOKS: Final = 1_000
-"""After so many looks from one place of the program those into folders that have not changed since
-the start of the run are left out: a data set, not what ranks pass to one another."""
+MOST_LOOKUPS: Final = 1_000
+"""After so many lookups from one place of the program those into folders that have not changed
+since the start of the run are left out: a data set, not what ranks pass to one another."""
 
 MOST_SEEN: Final = 100_000
 _CLOCK_SKEW_S: Final = 60.0
 
-Look = Callable[[str, FrameType, str, bool | None], int | None]
+Lookup = Callable[[str, FrameType, str, bool | None], int | None]
 
 
 class SyncWait:
@@ -175,34 +174,33 @@ class SyncWait:
             self._unsubscribe()
 
 
-class FileLooks:
-    """Writes each look down once between two events that could order it."""
+class FileLookups:
+    """Writes each lookup down once between two events that could order it."""
 
     def __init__(
         self, recorder: Recorder, paths: FilePaths, sites: FileSites, sync: SyncWait
     ) -> None:
-        """Write looks with this recorder, and wait for what makes them look anew."""
         self._recorder = recorder
         self._paths = paths
         self._sync = sync
         self._new_since_s = time.time() - _CLOCK_SKEW_S
-        self._num_looks: Counter[Stack] = Counter()
+        self._num_lookups: Counter[Stack] = Counter()
         self._old_folders: dict[str, bool] = {}
         self.seen: set[tuple[object, ...]] = set()
-        self.look: Look = self._looking(sites)
+        self.lookup: Lookup = self._make_lookup(sites)
         """Write down that a file is looked at, from this frame, by this function; the last argument
         is the answer to a question, None if the file is opened. Returns the event number, None if
         it says nothing new."""
 
-    def _looking(self, sites: FileSites) -> Look:
+    def _make_lookup(self, sites: FileSites) -> Lookup:
         # Looked up here once: each attribute costs in a place where microseconds count.
         recorder, here, paths = self._recorder, self._recorder.here, self._paths
         kinds, seen, access = sites.kinds, self.seen, recorder.access
         find, stack_of, find_site = paths.find, sites.stack, sites.find
-        num_looks, is_old, begin_anew = self._num_looks, self._is_old, self._begin_anew
+        num_lookups, is_old, begin_anew = self._num_lookups, self._is_old, self._begin_anew
         read, test, sync = FileAction.READ, FileAction.TEST, self._sync
 
-        def look(path: str, frame: FrameType, api: str, found: bool | None) -> int | None:
+        def lookup(path: str, frame: FrameType, api: str, found: bool | None) -> int | None:
             code = id(frame.f_code)
             if kinds.get(code) == USER:
                 stack: Stack | None = (code + frame.f_lasti,)
@@ -223,8 +221,8 @@ class FileLooks:
                 if place is None:
                     return None
                 full, written, is_shared = place
-            num_looks[stack] = number = num_looks[stack] + 1
-            if number > MOST_LOOKS and is_old(full):
+            num_lookups[stack] = number = num_lookups[stack] + 1
+            if number > MOST_LOOKUPS and is_old(full):
                 return None
             site = recorder.tables.sites.get(stack) if context.name is None else None
             site = site or find_site(stack, frame, context)
@@ -238,7 +236,7 @@ class FileLooks:
             seen.add(key)
             return seq
 
-        return look
+        return lookup
 
     def _begin_anew(self) -> None:
         self.seen.clear()
@@ -265,7 +263,7 @@ class FileLooks:
         return known
 
 
-# ---
+# The log that all probes of files write to.
 
 _LONGEST_ERROR: Final = 200
 
@@ -289,7 +287,7 @@ class FileLog:
         self.sites = FileSites(recorder)
         self.open_files = OpenFiles()
         self.sync = SyncWait(before_sync, self._before_sync)
-        self.looks = FileLooks(recorder, self.paths, self.sites, self.sync)
+        self.lookups = FileLookups(recorder, self.paths, self.sites, self.sync)
         self.reads_content = True
         self._here = recorder.here
         self.has_failed = False
@@ -325,13 +323,13 @@ class FileLog:
             self.sync.begin()
         return access
 
-    def look_failed(self, seq: int, path: str, frame: FrameType, error: BaseException) -> None:
+    def lookup_failed(self, seq: int, path: str, frame: FrameType, error: BaseException) -> None:
         """Say that opening a file for reading raised."""
         stack, place = self.sites.stack(frame), self.paths.find(path)
         if stack is not None and place is not None:
             access = Access((Attempt(FileAction.READ, path, "open"), stack), place, frame)
             access.seq = seq
-            self.looks.forget(path, stack)
+            self.lookups.forget(path, stack)
             self._raised(access, error)
 
     def _prepare(self, access: Access, attempt: Attempt) -> None:
@@ -464,7 +462,7 @@ class FileLog:
     def see_anew(self) -> None:
         """Let what comes now be written again: something ordered it."""
         self._seen.clear()
-        self.looks.see_anew()
+        self.lookups.see_anew()
 
     def _before_sync(self) -> None:
         with self.guard:

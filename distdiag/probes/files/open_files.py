@@ -25,7 +25,6 @@ class OpenFile:
     __slots__ = ("end", "is_lock", "is_open")
 
     def __init__(self, is_open: IsOpen, end: Callable[[], None], *, is_lock: bool = False) -> None:
-        """Let a lock end after the writes that it guarded."""
         self.is_open = is_open
         self.end = end
         self.is_lock = is_lock
@@ -35,7 +34,6 @@ class OpenFiles:
     """The files of this process whose end is not known."""
 
     def __init__(self) -> None:
-        """Know of none."""
         self._files: list[OpenFile] = []
 
     def __bool__(self) -> bool:
@@ -47,7 +45,7 @@ class OpenFiles:
         self._files.append(file)
 
     def remove(self, file: OpenFile) -> None:
-        """Forget a file whose end was told otherwise."""
+        """Forget a file whose end was reported otherwise."""
         if file in self._files:
             self._files.remove(file)
 

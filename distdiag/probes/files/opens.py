@@ -59,7 +59,7 @@ def mode_of_flags(flags: int) -> Mode | None:
 
 def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
     """Return what comes before `open`."""
-    probe, recorder, look, guard = log.probe, log.recorder, log.looks.look, log.guard
+    probe, recorder, lookup, guard = log.probe, log.recorder, log.lookups.lookup, log.guard
 
     def call(*args: Untyped, **kwargs: Untyped) -> Untyped:
         if probe.off or recorder.closed:
@@ -75,7 +75,7 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
             if not is_plain or not path or path.startswith(NO_FILES):
                 pass
             elif text in _READING and not log.has_failed:
-                seq = look(path, caller(), "open", None)
+                seq = lookup(path, caller(), "open", None)
             else:
                 access = _begin(log, path, mode_of(text), "open", caller())
         if access is not None:
@@ -86,7 +86,7 @@ def opening(original: AnyCallable, log: FileLog) -> AnyCallable:
             return original(*args, **kwargs)
         except BaseException as error:
             with guard:
-                log.look_failed(seq, str(path), caller(), error)
+                log.lookup_failed(seq, str(path), caller(), error)
             raise
 
     return call

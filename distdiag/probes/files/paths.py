@@ -113,7 +113,7 @@ class MountTable:
         return is_shared_type(kind)
 
 
-# ---
+# Finds the one name of a file.
 
 _MOST_FOLDERS: Final = 4096
 _LONGEST_PATH: Final = 4096

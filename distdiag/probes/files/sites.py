@@ -1,7 +1,5 @@
 """Where accesses to files are made: a key that is cheap to take, and the call site behind it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Hashable
 from pathlib import Path
@@ -45,7 +43,6 @@ class FileSites:
     """The call sites of accesses, found again by the stack down to the user's own code."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know no code yet."""
         self._recorder = recorder
         self.kinds: dict[int, int] = {}  # of code objects, by their ids
         self._kept_alive: list[CodeType] = []

@@ -1,7 +1,5 @@
 """Finds, in the graph of a loss, the nodes that may send gradients to other ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,7 +10,7 @@ from distdiag.probes.untyped import Untyped
 
 _MOST_NODES: Final = 30_000
 _MOST_BELOW: Final = 1_500
-_MOST_PASSAGES: Final = 512
+_MOST_SENDING: Final = 512
 
 
 @dataclass(slots=True)
@@ -50,7 +48,7 @@ def ways_from(roots: Sequence[Any]) -> list[Way]:
                 waiting.append(child)
             above[child].append((node, place))
     nodes = [node for node in waiting if _may_send(node)]
-    if len(nodes) > _MOST_PASSAGES:
+    if len(nodes) > _MOST_SENDING:
         return []
     places = {node: place for place, node in enumerate(nodes, 1)}
     first = Way(None)

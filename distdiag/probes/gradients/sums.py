@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from distdiag.events.base import CallSite
-from distdiag.events.gradients import Flow, GradientSum, GradientSums, Passage
+from distdiag.events.gradients import AutogradNode, Flow, GradientSum, GradientSums
 from distdiag.probes.base import Probe
 from distdiag.probes.gradients.exchange_graph import Way, ways_from
 from distdiag.probes.guard import guard, guarded
@@ -92,7 +92,7 @@ class _Amount(NamedTuple):
 
 
 class ExchangeReading:
-    """The passages of one backward pass, and what is found out while it runs.
+    """The nodes of one backward pass, and what is found out while it runs.
 
     A hook that the program has put on the tensor that goes in or comes out runs between two nodes,
     so the gradient is read as the node before has left it and as the node after has got it.
@@ -175,7 +175,7 @@ class ExchangeReading:
         """Return what is to be read, in an order of its own."""
         return [each for amount in self._amounts.values() for each in amount[1:]]
 
-    def passages(self, values: Sequence[float], names: dict[int, str]) -> tuple[Passage, ...]:
+    def nodes(self, values: Sequence[float], names: dict[int, str]) -> tuple[AutogradNode, ...]:
         """Return what was found; `names` are those of the leaves, by their ids."""
         left = iter(values)
         flows = {
@@ -183,7 +183,7 @@ class ExchangeReading:
             for key, amount in self._amounts.items()
         }
         return tuple(
-            Passage(
+            AutogradNode(
                 name=self._names[place],
                 calls=(self._first.get(place, 0), self._last.get(place, 0)),
                 given=_flow(flows, place, "above", "given"),
@@ -296,7 +296,7 @@ def _spaced(leaves: list[Leaf]) -> list[Leaf]:
     return leaves[::step]
 
 
-# ---
+# The probe.
 
 _MOST_MODELS: Final = 8
 _MOST_WAITING: Final = 16
@@ -330,7 +330,7 @@ class Moments(NamedTuple):
 
     exchange_known: Signal[[]]
     backward_started: Signal[object]
-    stepping: Signal[Any, FrameType]
+    optimizer_stepping: Signal[Any, FrameType]
     step_ended: Signal[[]]
 
 
@@ -358,7 +358,7 @@ class GradientSumProbe(Probe):
     def _install(self) -> None:
         self._subscribe(self._moments.exchange_known, self._know_exchange)
         self._subscribe(self._moments.backward_started, self._before_backward)
-        self._subscribe(self._moments.stepping, self._before_update)
+        self._subscribe(self._moments.optimizer_stepping, self._before_update)
         self._subscribe(self._moments.step_ended, self._after_step)
 
     def uninstall(self) -> None:
@@ -481,9 +481,9 @@ class GradientSumProbe(Probe):
                 )
                 for name, model in window.models.items()
             }
-            passages: tuple[Passage, ...] = ()
+            nodes: tuple[AutogradNode, ...] = ()
             if window.exchanges is not None:
-                passages = window.exchanges.passages(list(values), window.names)
+                nodes = window.exchanges.nodes(list(values), window.names)
             for name, sums in gradients.items():
                 if any(not math.isnan(each.given) for each in sums):
                     self.recorder.event(
@@ -491,7 +491,7 @@ class GradientSumProbe(Probe):
                         step=window.step,
                         model=name,
                         gradients=sums,
-                        passages=passages,
+                        nodes=nodes,
                         site=window.site,
                     )
 

@@ -67,7 +67,7 @@ class AuxLosses:
     ) -> None:
         """Nothing was computed yet; `module` is the one that routes now, if it is looked at.
 
-        `injected` is told the nodes of auxiliary losses that are injected.
+        `injected` gets the nodes of auxiliary losses that are injected.
         """
         self._module = module
         self._site = site
@@ -82,7 +82,7 @@ class AuxLosses:
 
     @property
     def has_unused(self) -> bool:
-        """Whether a layer has a auxiliary loss that no backward pass has come by so far."""
+        """Whether a layer has an auxiliary loss that no backward pass has come by so far."""
         return not all(self._has_used.values())
 
     @property

@@ -1,7 +1,5 @@
 """Finds the auxiliary losses of a backward pass, and by what each of them is multiplied."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,12 +85,12 @@ def aux_terms(root: object) -> list[Aux]:
 
 
 def parts_of(node: object) -> list[_Steps]:
-    """Return the factors of each part of a auxiliary loss that stands for itself."""
+    """Return the factors of each part of an auxiliary loss that stands for itself."""
     return _inner(node, 0, ())
 
 
 def _inner(node: object, index: int, steps: _Steps) -> list[_Steps]:
-    """Return the factors of each part of a auxiliary loss; parts that are alike once."""
+    """Return the factors of each part of an auxiliary loss; parts that are alike once."""
     found: list[_Steps] = []
     waiting: _Edges = [(node, index, steps)]
     for _ in range(MOST_NODES):

@@ -4,8 +4,6 @@ It goes from the root through what keeps one weight for all elements (sums, mean
 numbers, masks, views) and stops at the loss functions and at whatever else it meets.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

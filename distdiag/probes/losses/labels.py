@@ -1,10 +1,8 @@
 """The labels of whole sequences among what a model was given, and what a shift by one leaves out.
 
 A loss of a causal model sees labels without the first one of each sequence. How many of those were
-valid can only be told by the tensor from which they were taken.
+valid is known only from the tensor from which they were taken.
 """
-
-from __future__ import annotations
 
 import weakref
 from collections import deque
@@ -46,7 +44,6 @@ class LabelTensors:
     """Tensors that may hold labels, as long as the program keeps them."""
 
     def __init__(self) -> None:
-        """Nothing was given yet."""
         self._seen: deque[weakref.ref[torch.Tensor]] = deque(maxlen=MOST_TENSORS)
         self._targets: Counts | None = None
 

@@ -105,7 +105,6 @@ class InjectedAux:
     """What forward passes have injected, and the gradients that the next pass gives it."""
 
     def __init__(self, fail: Callable[[Exception], None]) -> None:
-        """Nothing was injected yet."""
         self._fail = fail
         self._num_awaited = 0
         self._found: list[Aux] = []
@@ -146,7 +145,7 @@ class InjectedAux:
         self._num_awaited, self._found = 0, []
 
 
-# ---
+# The probe.
 
 MOST_PASSES: Final = 64
 _MOST_WAITING: Final = 8
@@ -154,12 +153,12 @@ _MOST_WAITING: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; `aux_loss_used` is told of what is found."""
+    """When to look, as `Signals` says; `aux_loss_used` gets what is found."""
 
     inputs_seen: Signal[object]
     backward_started: Signal[object]
     backward_ended: Signal[bool]
-    stepping: Signal[Any, FrameType]
+    optimizer_stepping: Signal[Any, FrameType]
     step_ended: Signal[[]]
     aux_loss_injected: Signal[Any]
     aux_loss_doubted: Signal[bool]
@@ -204,7 +203,7 @@ class LossProbe(Probe):
         self._subscribe(moments.inputs_seen, self._see)
         self._subscribe(moments.backward_started, self._before_backward)
         self._subscribe(moments.backward_ended, self._after_backward)
-        self._subscribe(moments.stepping, self._before_step)
+        self._subscribe(moments.optimizer_stepping, self._before_step)
         self._subscribe(moments.step_ended, self._forget)
         self._subscribe(moments.aux_loss_injected, self._see_injected)
         self._subscribe(moments.aux_loss_doubted, self._doubt_aux)

@@ -3,8 +3,6 @@
 A mark lies in the metadata of a node and goes with it: nothing is kept alive.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -144,7 +142,7 @@ def _note_division(node: Untyped, kind: str, overload: str, found: Origin) -> No
     if kind == "Mean":
         sizes = [int(size) for size in node._saved_self_sym_sizes]
         dims = range(len(sizes)) if overload == "0" else map(int, node._saved_dim)
-        # A negative dimension is told as an unsigned number.
+        # A negative dimension comes as an unsigned number.
         places = [dim - (1 << 64) if dim >= 1 << 63 else dim for dim in dims]
         found.sizes.append(math.prod(sizes[place] for place in places))
     elif kind == "Div":

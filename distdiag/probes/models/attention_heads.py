@@ -1,7 +1,5 @@
 """Numbers of attention heads that were divided by a mesh although the weights are whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -48,7 +46,7 @@ def _counts(parent: object) -> set[int]:
     return {value for value in values if type(value) is int and value > 0}
 
 
-# ---
+# Counts of heads, and whether one was divided.
 
 _NAMES: Final = ("num_heads", "n_heads", "n_head", "num_attention_heads")
 
@@ -57,7 +55,6 @@ class HeadCounts:
     """Remembers how many heads each module had when it was first looked at."""
 
     def __init__(self) -> None:
-        """Nothing was looked at yet."""
         self._first: WeakMap[nn.Module, int] = WeakMap()
 
     def divided(self, tree: Tree) -> dict[int, int]:

@@ -1,7 +1,5 @@
 """Device meshes as values, and which of their ranks hold the same part of a tensor."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from distdiag.events.models import Mesh

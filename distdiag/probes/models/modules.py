@@ -1,7 +1,5 @@
 """A hook of a module that no copy of the module and no file keeps."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import weakref
@@ -81,7 +79,7 @@ def slots_of(root: nn.Module) -> Iterator[tuple[str, Slot, torch.Tensor]]:
                 yield f"{path}.{name}" if path else name, Slot(here, name), tensor
 
 
-# ---
+# The hook.
 
 
 class ModuleHook:

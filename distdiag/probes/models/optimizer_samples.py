@@ -1,7 +1,5 @@
 """Writes down what optimizers hold when they step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Final
@@ -99,7 +97,7 @@ class OptimizerSamples:
             "forgotten": self._forgotten(optimizer),
         }
         is_idle = is_dummy or fields["num_without_gradient"] == fields["num_parameters"]
-        fields |= self._counts.looked(optimizer, is_idle=is_idle)
+        fields |= self._counts.sampled(optimizer, is_idle=is_idle)
         self._seen[optimizer] = fields
         if fields["replaced"]:
             self._before[optimizer] = self._content(fields["replaced"])

@@ -1,7 +1,5 @@
 """What an optimizer holds when it is about to step, and whom its parameters belong to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +40,7 @@ class _Steps:
     zero: int = 0
     backwards: int = 0
     backwards_before: int = 0
-    idle_looks: int = 0
+    idle_samples: int = 0
     was_fed: bool = False
 
 
@@ -50,7 +48,6 @@ class StepCounts:
     """How often each optimizer has stepped, and after how many backward passes."""
 
     def __init__(self) -> None:
-        """No step was taken yet."""
         self._steps: WeakMap[torch.optim.Optimizer, _Steps] = WeakMap()
 
     def count(self, optimizer: torch.optim.Optimizer, num_backwards: int) -> None:
@@ -67,12 +64,12 @@ class StepCounts:
         """Count a step whose gradients are all zero."""
         self._steps[optimizer].zero += 1
 
-    def looked(self, optimizer: torch.optim.Optimizer, *, is_idle: bool) -> dict[str, Any]:
-        """Count a look at the gradients of an optimizer; return what all have shown."""
+    def sampled(self, optimizer: torch.optim.Optimizer, *, is_idle: bool) -> dict[str, Any]:
+        """Count a sample of the gradients of an optimizer; return what all have shown."""
         steps = self._steps[optimizer]
-        steps.idle_looks = steps.idle_looks + 1 if is_idle else 0
+        steps.idle_samples = steps.idle_samples + 1 if is_idle else 0
         steps.was_fed = steps.was_fed or not is_idle
-        return {"num_idle": steps.idle_looks, "was_fed": steps.was_fed}
+        return {"num_idle": steps.idle_samples, "was_fed": steps.was_fed}
 
     def fields(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
         """Return the counts before this step, as fields of an `OptimizerState`."""

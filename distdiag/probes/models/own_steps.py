@@ -1,7 +1,5 @@
 """How many steps each model has taken: ranks may step other things in between."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Final
@@ -21,7 +19,6 @@ class IdleReducers:
     """Recognises, by the times that reducers keep of gradients, those that have not worked."""
 
     def __init__(self) -> None:
-        """Know of none yet."""
         self._before: WeakMap[DistributedDataParallel, list[int]] = WeakMap()
 
     def mark(self, modules: Iterable[DistributedDataParallel]) -> None:
@@ -42,8 +39,8 @@ class IdleReducers:
         if before is None or now != before:
             return False
         # With a static graph the first pass is reduced without these times.
-        is_told = any(now) or not module.static_graph
-        return is_told and any(each.grad is not None for each in module.parameters())
+        has_times = any(now) or not module.static_graph
+        return has_times and any(each.grad is not None for each in module.parameters())
 
 
 def _times(module: DistributedDataParallel) -> list[int] | None:
@@ -54,7 +51,7 @@ def _times(module: DistributedDataParallel) -> list[int] | None:
     return None if is_in_python or is_delayed or read is None else list(read())
 
 
-# ---
+# Counts the steps of each model.
 
 FIRST_STEPS: Final = 3
 EVERY: Final = 100

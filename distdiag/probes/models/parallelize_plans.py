@@ -62,22 +62,14 @@ class ParallelMoments(Probe):
     name: ClassVar[str] = "parallel-moments"
 
     def __init__(self, recorder: Recorder, wrapped: Signal[Sequence[nn.Module]]) -> None:
-        """Tell by this signal."""
         super().__init__(recorder)
         self._wrapped = wrapped
 
     def _install(self) -> None:
-        self._patches.wrap_everywhere(api, "parallelize_module", self._telling)
+        self._patches.wrap_everywhere(api, "parallelize_module", self._call_after(self._tell))
 
-    def _telling(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def parallelize_module(module: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
-            result = original(module, *args, **kwargs)
-            if not self.is_off:
-                self._wrapped.emit((module,))
-            return result
-
-        return parallelize_module
+    def _tell(self, _: object, module: nn.Module, *__: object, **___: object) -> None:
+        self._wrapped.emit((module,))
 
 
 # Plans that are given to it.
@@ -89,7 +81,6 @@ class ParallelizePlans(PlanProbe):
     name: ClassVar[str] = "parallelize-plans"
 
     def __init__(self, recorder: Recorder, step_ended: Signal[[]]) -> None:
-        """Watch no parameter yet."""
         super().__init__(recorder)
         self._step_ended = step_ended
         self._is_inside = False
@@ -140,7 +131,7 @@ class ParallelizePlans(PlanProbe):
         if site is None or not isinstance(plan, Mapping) or not isinstance(module, nn.Module):
             return []
         names = [name for name, _ in module.named_modules() if name]
-        resolved, told = [], []
+        resolved, outcomes = [], []
         for pattern, style in plan.items():
             found = _Resolved(pattern, type(style).__name__, _resolve(module, pattern))
             resolved.append(found)
@@ -150,8 +141,8 @@ class ParallelizePlans(PlanProbe):
                 for match in found.matches
                 if (text := _cut(match, style, mesh))
             ]
-            told.append(outcome(pattern, found.wanted, paths, names, faults))
-        self._tell(_SOURCE, type(module).__name__, told, site)
+            outcomes.append(outcome(pattern, found.wanted, paths, names, faults))
+        self._tell(_SOURCE, type(module).__name__, outcomes, site)
         return resolved
 
     @guarded

@@ -1,19 +1,16 @@
 """Numbers that a program takes out of DTensors whose reduction is still to come."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
-from types import FrameType
 from typing import Any, ClassVar, Final
 
 from torch.distributed.tensor import DTensor
 
 from distdiag.events.base import CallSite
 from distdiag.events.models import PartialRead
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guard, guarded
+from distdiag.probes.guard import guarded
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -30,7 +27,6 @@ class PartialReads(Probe):
     def __init__(
         self, recorder: Recorder, shared: Signal[Any, Any], step_ended: Signal[[]]
     ) -> None:
-        """Know of no place yet."""
         super().__init__(recorder)
         self._shared = shared
         self._step_ended = step_ended
@@ -39,23 +35,15 @@ class PartialReads(Probe):
 
     def _install(self) -> None:
         for name in _METHODS:
-            self._patches.add(DTensor, name, partial(self._reading, api=name))
+            self._patches.add(DTensor, name, self._call_before(partial(self._look, name)))
         self._subscribe(self._shared, self._before_share)
         self._subscribe(self._step_ended, self.flush)
 
-    def _reading(self, original: AnyCallable, api: str) -> AnyCallable:
-        @wrap_like(original)
-        def method(self_: object, *args: object, **kwargs: object) -> object:
-            if not self.is_off:
-                with guard(self.fail):
-                    self._look(self_, api, sys._getframe(1))
-            return original(self_, *args, **kwargs)
-
-        return method
-
-    def _look(self, tensor: Untyped, api: str, frame: FrameType) -> None:
+    @guarded
+    def _look(self, api: str, tensor: Untyped, /, *_: object, **__: object) -> None:
         if not any(placement.is_partial() for placement in tensor.placements):
             return
+        frame = sys._getframe(3)
         place = (id(frame.f_code), frame.f_lasti)
         if place in self._seen or len(self._seen) >= _MOST_PLACES:
             return

@@ -1,7 +1,5 @@
 """What the patterns of a plan match in a model, as events say it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -21,18 +19,19 @@ class PlanProbe(Probe):
     """Writes each outcome of a plan down once for each place that applies it."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Know of no plan yet."""
         super().__init__(recorder)
-        self._told: set[tuple[object, ...]] = set()
+        self._reported: set[tuple[object, ...]] = set()
 
     def _tell(
         self, source: PlanSource, model: str, patterns: Iterable[PatternMatches], site: CallSite
     ) -> None:
-        told = tuple(patterns)[:_MOST_PATTERNS]
-        key = (source, model, told, site.location)
-        if told and key not in self._told:
-            self._told.add(key)
-            self.recorder.event(PlanPatterns, source=source, model=model, patterns=told, site=site)
+        reported = tuple(patterns)[:_MOST_PATTERNS]
+        key = (source, model, reported, site.location)
+        if reported and key not in self._reported:
+            self._reported.add(key)
+            self.recorder.event(
+                PlanPatterns, source=source, model=model, patterns=reported, site=site
+            )
 
 
 def outcome(

@@ -29,7 +29,6 @@ class ModelNames:
     """Gives each model a name that it keeps."""
 
     def __init__(self) -> None:
-        """Have named none."""
         self._names: WeakMap[nn.Module, str] = WeakMap()
         self._num_names: dict[str, int] = {}
 
@@ -43,11 +42,11 @@ class ModelNames:
         return name
 
 
-# ---
+# The registry of all models and optimizers.
 
 _NUMBERS = itertools.count()
 _NOTES: list[Callable[[object], None]] = []
-"""Who is told of new objects, by a number that a traced function may hold."""
+"""Who is notified of new objects, by a number that a traced function may hold."""
 
 
 class ObjectRegistry:
@@ -69,7 +68,7 @@ class ObjectRegistry:
         """The number of the last one."""
 
     def watch(self, patches: Patches, fail: Callable[[Exception], None]) -> None:
-        """Take note of each one that is made from now on; `fail` is told what goes wrong here."""
+        """Take note of each one that is made from now on; `fail` gets what goes wrong here."""
         for way in self._ways:
             if way in vars(self._kind):
                 patches.wrap(self._kind, way, lambda original: self._noting(original, fail))
@@ -116,7 +115,6 @@ class LiveModels(ObjectRegistry):
     """The modules of a rank, and which of them are whole models."""
 
     def __init__(self) -> None:
-        """Know of none yet."""
         super().__init__(nn.Module, ("__init__", "__setstate__"))
 
     def roots(self) -> list[nn.Module]:

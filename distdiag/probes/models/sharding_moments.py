@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, _runtime_utils
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-from distdiag.probes.base import AnyCallable, Probe, like, wrap_like
+from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.tensors.by_identity import WeakMembers
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -30,7 +30,6 @@ class ShardedForwards(Probe):
         started: Signal[object, nn.Module, object],
         ended: Signal[object, object],
     ) -> None:
-        """Tell by these signals of each forward pass that starts, and of each that ended."""
         super().__init__(recorder)
         self._started = started
         self._ended = ended
@@ -90,7 +89,7 @@ class ShardedForwards(Probe):
         return forward
 
 
-# ---
+# The probe.
 
 
 class ShardingMoments(Probe):
@@ -111,44 +110,23 @@ class ShardingMoments(Probe):
         self._used: WeakMembers[nn.Module] = WeakMembers()
 
     def _install(self) -> None:
-        for name, around in (("init", self._wrapping), ("_lazy_init", self._first_use)):
-            self._patches.wrap(FSDPState, name, around)
-        self._patches.wrap_everywhere(_runtime_utils, "_root_pre_forward", self._each_use)
+        self._patches.wrap(FSDPState, "init", self._call_after(self._after_init))
+        self._patches.wrap(FSDPState, "_lazy_init", self._call_before(self._before_lazy_init))
+        each_use = self._call_before(self._each_use)
+        self._patches.wrap_everywhere(_runtime_utils, "_root_pre_forward", each_use)
 
-    def _tell(self) -> None:
-        if not self.is_off:
+    def _after_init(
+        self, _: object, __: object, modules: Sequence[nn.Module], *___: object, **____: object
+    ) -> None:
+        self._wrapped.emit(modules)
+
+    def _before_lazy_init(self, state: object, *_: object, **__: object) -> None:
+        if getattr(state, "_is_root", True) is None:
             self._first_forward.emit()
 
-    def _wrapping(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def init(self_: Untyped, modules: Untyped, *args: Untyped, **kwargs: Untyped) -> object:
-            result = original(self_, modules, *args, **kwargs)
-            if not self.is_off:
-                self._wrapped.emit(modules)
-            return result
-
-        return init
-
-    def _first_use(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def lazy_init(self_: object, *args: object, **kwargs: object) -> object:
-            if getattr(self_, "_is_root", True) is None:
-                self._tell()
-            return original(self_, *args, **kwargs)
-
-        return lazy_init
-
-    def _each_use(self, original: AnyCallable) -> AnyCallable:
+    def _each_use(self, state: object, module: nn.Module, *_: object, **__: object) -> None:
         """Tell of the first use of a root of the first FSDP; loading initialises it before that."""
-
-        @wrap_like(original)
-        def root_pre_forward(
-            state: Untyped, module: Untyped, *args: Untyped, **kwargs: Untyped
-        ) -> Untyped:
-            is_part = getattr(state, "_is_root", None) is False or torch.compiler.is_compiling()
-            if not is_part and module not in self._used:
-                self._used.add(module)
-                self._tell()
-            return original(state, module, *args, **kwargs)
-
-        return root_pre_forward
+        is_part = getattr(state, "_is_root", None) is False or torch.compiler.is_compiling()
+        if not is_part and module not in self._used:
+            self._used.add(module)
+            self._first_forward.emit()

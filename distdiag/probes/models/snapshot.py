@@ -4,13 +4,12 @@ It looks when a model has been wrapped, before the first backward pass of any ot
 the first optimizer steps after that and then every hundredth.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from types import FrameType
 from typing import Any, ClassVar, Final
 
@@ -21,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.events.base import CallSite
 from distdiag.events.models import Content, ModelPlan, ModelState, Moment, SliceSaved, TensorPlan
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
@@ -43,6 +42,7 @@ from distdiag.probes.models.wrappers import (
 from distdiag.probes.tensors.by_identity import WeakMap, WeakMembers
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -65,7 +65,6 @@ class Readings:
     """Readings in the order in which they were asked for."""
 
     def __init__(self) -> None:
-        """Nothing is being read."""
         self._waiting: deque[tuple[Reading, Pending, list[int]]] = deque()
 
     def add(self, reading: Reading, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -114,9 +113,8 @@ def slices_in(saved: object, roots: Iterable[nn.Module]) -> tuple[tuple[str, ...
     if not shards:
         return (), ()
     found = {}
-    for count, tensor in enumerate(_tensors(saved, _DEEPEST)):
-        if count >= _MOST_TENSORS:
-            break
+    plain = (tensor for tensor in tensors_in(saved, _DEEPEST) if not is_dtensor(tensor))
+    for tensor in islice(plain, _MOST_TENSORS):
         name, shape, members = shards.get(address_of(tensor) or 0, ("", (), ()))
         if name and tuple(tensor.shape) == shape:
             found[name] = members
@@ -147,18 +145,6 @@ def _other_parts(tensor: Untyped) -> tuple[int, ...]:
     return tuple(mesh[tuple(where)].flatten().tolist())
 
 
-def _tensors(value: object, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        if not is_dtensor(value):
-            yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item, depth - 1)
-
-
 # Which parameters the program itself broadcasts, or reduces the gradients of, and over whom.
 
 _Ranks = dict[int, tuple[weakref.ref[nn.Parameter], tuple[int, ...]]]
@@ -172,7 +158,6 @@ class SharedTensors:
     """Recognises parameters by the memory that a collective is given."""
 
     def __init__(self, roots: Callable[[], Iterable[nn.Module]]) -> None:
-        """Look among the parameters of these models."""
         self._roots = roots
         self._owners: dict[tuple[int, int], tuple[weakref.ref[nn.Parameter], bool]] = {}
         self._made_at: tuple[int, int] = (-1, -1)
@@ -252,25 +237,25 @@ class WrappedNames:
         return sum(not is_wrapped(each) for each in alike)
 
 
-# ---
+# The probe.
 
 CHUNK: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; `started` is told of each model that begins."""
+    """When to look, as `Signals` says; `model_started` gets each model that begins."""
 
-    wrapped: Signal[Sequence[nn.Module]]
-    cut: Signal[object, Sequence[torch.Tensor]]
-    shared: Signal[Any, Any]
-    saving: Signal[object, FrameType]
-    first_forward: Signal[[]]
+    model_wrapped: Signal[Sequence[nn.Module]]
+    sequence_cut: Signal[object, Sequence[torch.Tensor]]
+    tensors_shared: Signal[Any, Any]
+    state_saving: Signal[object, FrameType]
+    before_first_forward: Signal[[]]
     before_backward: Signal[[]]
     backward_ended: Signal[bool]
-    stepping: Signal[Any, FrameType]
-    stepped: Signal[Any]
-    started: Signal[nn.Module]
+    optimizer_stepping: Signal[Any, FrameType]
+    optimizer_stepped: Signal[Any]
+    model_started: Signal[nn.Module]
 
 
 class ModelSnapshots(Probe):
@@ -318,33 +303,25 @@ class ModelSnapshots(Probe):
     def _install(self) -> None:
         self._modules.watch(self._patches, self.fail)
         self._optimizer_registry.watch(self._patches, self.fail)
+        wrapping = self._call_after(self._before_forward)
         # Not the constructor: its warnings name the line of whoever calls it.
-        self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", self._after_wrapping)
+        self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", wrapping)
         moments = self._moments
-        self._subscribe(moments.wrapped, self._after_wrap)
-        self._subscribe(moments.cut, self._before_cut)
-        self._subscribe(moments.shared, self._before_share)
-        self._subscribe(moments.saving, self._before_save)
-        self._subscribe(moments.first_forward, self._before_forward)
+        self._subscribe(moments.model_wrapped, self._after_wrap)
+        self._subscribe(moments.sequence_cut, self._before_cut)
+        self._subscribe(moments.tensors_shared, self._before_share)
+        self._subscribe(moments.state_saving, self._before_save)
+        self._subscribe(moments.before_first_forward, self._before_forward)
         self._subscribe(moments.before_backward, self._before_backward)
         self._subscribe(moments.backward_ended, self._after_backward)
-        self._subscribe(moments.stepping, self._before_step)
-        self._subscribe(moments.stepped, self._after_step)
+        self._subscribe(moments.optimizer_stepping, self._before_step)
+        self._subscribe(moments.optimizer_stepped, self._after_step)
 
     @guarded
     def flush(self) -> None:
         """Write down what has been read by now."""
         self._write_readings(self._readings.take())
         self._optimizers.settle()
-
-    def _after_wrapping(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def helper(*args: object, **kwargs: object) -> object:
-            result = original(*args, **kwargs)
-            self._before_forward()
-            return result
-
-        return helper
 
     # The moments
 
@@ -380,7 +357,7 @@ class ModelSnapshots(Probe):
             self.recorder.event(SliceSaved, names=names, members=members, site=site)
 
     @guarded
-    def _before_forward(self) -> None:
+    def _before_forward(self, /, *_: object, **__: object) -> None:
         """Look at models that were wrapped, and have not been used since."""
         for root in self._roots():
             if root not in self._started and is_wrapped(root):
@@ -442,7 +419,7 @@ class ModelSnapshots(Probe):
         self._started.add(root)
         self._steps.start(root)
         self._read(root, Moment.START, [h.tensor for h in self._write_plan(root, Moment.START)])
-        self._moments.started.emit(root)
+        self._moments.model_started.emit(root)
 
     def _look(self, root: nn.Module, *moments: Moment) -> None:
         """Look at a model; between the moments nothing of the program runs."""
@@ -479,9 +456,9 @@ class ModelSnapshots(Probe):
     def _surroundings(self, root: nn.Module, tree: Tree) -> Surroundings:
         world = tuple(range(dist.get_world_size()))
         # Asked of a frozen model only.
-        is_beside = not any(each.requires_grad for each in parameters_in(tree))
-        is_beside = is_beside and any(keeps(each, world) for each in self._started)
-        is_beside = is_beside and self._names.num_alike(root) == 1
+        is_frozen_copy = not any(each.requires_grad for each in parameters_in(tree))
+        is_frozen_copy = is_frozen_copy and any(keeps(each, world) for each in self._started)
+        is_frozen_copy = is_frozen_copy and self._names.num_alike(root) == 1
         return Surroundings(
             owners=owners_of(self._optimizers.alive(), self._optimizers.labels()),
             reduced=self._shared.reduced(self.recorder.num_backwards),
@@ -489,7 +466,7 @@ class ModelSnapshots(Probe):
             is_local=self._steps.is_local(root),
             is_bypassed=self._steps.is_bypassed(root),
             heads=self._heads,
-            beside=world if is_beside else (),
+            training_ranks=world if is_frozen_copy else (),
             world=world,
             wrap_times=self.wrap_times,
             is_cut=self._cut.__contains__,

@@ -1,7 +1,5 @@
 """The plan of a model: for each of its tensors, how it is kept and which ranks hold the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distdiag.events.models import Basis, Policy, TensorPlan
+from distdiag.events.models import Policy, ReplicaEvidence, TensorPlan
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.models.modules import clean_name, own_buffers, own_parameters
@@ -78,7 +76,7 @@ def _heads(parts: list[tuple[str, nn.Module]], embedding: nn.Embedding) -> Itera
             yield part
 
 
-# ---
+# The plan of each tensor of a model.
 
 _SHARED: Final = "shared_embedding"
 """Megatron marks the embedding of the first stage and the head of the last one so."""
@@ -92,23 +90,23 @@ class Held(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What the plan of a tensor depends on beside its own model.
+    """What the plan of a tensor depends on apart from its own model.
 
     `owners` are the optimizers of each parameter, `reduced` the ranks over which the program itself
     reduced its gradient for this step, `sent` those over which it once sent the parameter round,
-    all by the id of the parameter. `heads` knows numbers of attention heads. `beside` are the ranks
-    of a model that all ranks train together, `is_cut` says of a tensor that it is split along a
-    sequence, `is_routing_bias` of a module and a name that experts are chosen by it. Of the model
-    itself: whether all of it `is_frozen`, the `mesh_ranks` over which tensors of it are sharded,
-    whether it `has_marks` of Megatron's on some, whether it `is_local`, since it has stepped
-    without a reduction of DDP's, and whether it `is_bypassed`, since DDP's forward pass was not
-    called for this step.
+    all by the id of the parameter. `heads` knows numbers of attention heads. `training_ranks` are
+    those of another model that all ranks train together, `is_cut` says of a tensor that it is split
+    along a sequence, `is_routing_bias` of a module and a name that experts are chosen by it. Of the
+    model itself: whether all of it `is_frozen`, the `mesh_ranks` over which tensors of it are
+    sharded, whether it `has_marks` of Megatron's on some, whether it `is_local`, since it has
+    stepped without a reduction of DDP's, and whether it `is_bypassed`, since DDP's forward pass was
+    not called for this step.
     """
 
     owners: Mapping[int, tuple[str, ...]]
     reduced: Mapping[int, tuple[int, ...]]
     sent: Mapping[int, tuple[int, ...]]
-    beside: tuple[int, ...]
+    training_ranks: tuple[int, ...]
     world: tuple[int, ...]
     wrap_times: WrapTimes
     is_frozen: bool = False
@@ -171,7 +169,7 @@ def _slots(tree: Tree, wrap_times: WrapTimes) -> Iterator[_Slot]:
     records = sharded_parameters(tree)
     first_names: dict[int, str] = {}
     for path, module, wrapper in tree:
-        beside: list[bool] = []
+        are_ignored: list[bool] = []
         for key, tensor, is_parameter in _tensors_of(module):
             record = records.get((id(module), key))
             # Between its forward and backward pass a module of FSDP2 has the gathered parameter.
@@ -182,10 +180,10 @@ def _slots(tree: Tree, wrap_times: WrapTimes) -> Iterator[_Slot]:
             late = is_unknown and wrap_times.is_late(module, key)
             ignored = wrapper.ignores(name, module, tensor) or (is_unknown and not late)
             if is_parameter:
-                beside.append(ignored)
+                are_ignored.append(ignored)
             elif wrapper.is_sharding:
-                # They are told of parameters alone: buffers beside ignored ones are meant, too.
-                ignored = ignored or (bool(beside) and all(beside))
+                # Wrappers are given parameters alone: buffers of ignored modules are meant, too.
+                ignored = ignored or (bool(are_ignored) and all(are_ignored))
             yield _Slot(
                 module,
                 key,
@@ -209,7 +207,7 @@ def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
         dtype=str(whole.dtype).removeprefix("torch."),
         is_parameter=slot.is_parameter,
         requires_grad=slot.is_parameter and whole.requires_grad,
-        keeper=wrapper.kind if slot.is_managed else "",
+        wrapper=wrapper.kind if slot.is_managed else "",
         unit=wrapper.unit,
         owners=around.owners.get(id(whole), ()),
         tied_to="" if slot.first_name == slot.name else slot.first_name,
@@ -224,7 +222,7 @@ def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
         is_ignored=slot.is_ignored,
     )
     plan = _placed(plan, whole, wrapper, around)
-    if plan.is_routing_bias and plan.basis is Basis.WORLD:
+    if plan.is_routing_bias and plan.evidence is ReplicaEvidence.WORLD:
         plan = _beside_router(plan, module, around)
     return plan
 
@@ -270,10 +268,10 @@ def _placed(
         placements = tuple(str(placement) for placement in tensor.placements)
         replicas = replicas_on_mesh(tensor.device_mesh, tensor.placements)
         return msgspec.structs.replace(
-            plan, placements=placements, mesh=mesh, replicas=replicas, basis=Basis.MESH
+            plan, placements=placements, mesh=mesh, replicas=replicas, evidence=ReplicaEvidence.MESH
         )
-    ranks, basis = _kept_alike(plan, tensor, wrapper, around)
-    return msgspec.structs.replace(plan, replicas=ranks, basis=basis)
+    ranks, evidence = _kept_alike(plan, tensor, wrapper, around)
+    return msgspec.structs.replace(plan, replicas=ranks, evidence=evidence)
 
 
 def _kept_alike(
@@ -281,37 +279,42 @@ def _kept_alike(
     tensor: object,
     wrapper: Wrapper,
     around: Surroundings,
-) -> tuple[tuple[int, ...], Basis]:
+) -> tuple[tuple[int, ...], ReplicaEvidence]:
     if plan.is_shared:
-        return around.world, Basis.MARKED
+        return around.world, ReplicaEvidence.MARKED
     if _is_own(tensor):
-        return (), Basis.OWN
+        return (), ReplicaEvidence.OWN
     if _is_part(tensor) or around.is_cut(tensor):
-        return (), Basis.WRAPPER
-    for known, basis in ((around.reduced, Basis.REDUCED), (around.sent, Basis.SENT)):
-        if _still_holds(known.get(id(tensor), ()), basis, plan, wrapper):
-            return known[id(tensor)], basis
+        return (), ReplicaEvidence.WRAPPER
+    for known, evidence in (
+        (around.reduced, ReplicaEvidence.REDUCED),
+        (around.sent, ReplicaEvidence.SENT),
+    ):
+        if _still_holds(known.get(id(tensor), ()), evidence, plan, wrapper):
+            return known[id(tensor)], evidence
     if wrapper.ranks:
         return _kept_by(plan, wrapper, around)
     if around.mesh_ranks:
-        return around.mesh_ranks, Basis.MODEL
+        return around.mesh_ranks, ReplicaEvidence.MODEL
     if around.has_marks and plan.is_parameter:
-        return around.world, Basis.MARKED
-    if around.is_frozen and around.beside and plan.is_parameter:
-        return around.beside, Basis.BESIDE
-    return around.world, Basis.WORLD
+        return around.world, ReplicaEvidence.MARKED
+    if around.is_frozen and around.training_ranks and plan.is_parameter:
+        return around.training_ranks, ReplicaEvidence.FROZEN
+    return around.world, ReplicaEvidence.WORLD
 
 
-def _still_holds(ranks: tuple[int, ...], basis: Basis, plan: TensorPlan, wrapper: Wrapper) -> bool:
+def _still_holds(
+    ranks: tuple[int, ...], evidence: ReplicaEvidence, plan: TensorPlan, wrapper: Wrapper
+) -> bool:
     """Say whether ranks that once shared a parameter still do, now that it has been wrapped.
 
     The first FSDP keeps the parameters themselves and gives each rank a piece of them. What a
     wrapper was told to ignore may be sent to all ranks before each puts its own there.
     """
-    is_split = wrapper.is_sharding and bool(plan.keeper) and plan.is_parameter
+    is_split = wrapper.is_sharding and bool(plan.wrapper) and plan.is_parameter
     if is_split and len(set(ranks) & set(wrapper.ranks)) > 1:
         return False
-    return bool(ranks) and not (plan.is_ignored and basis is Basis.SENT)
+    return bool(ranks) and not (plan.is_ignored and evidence is ReplicaEvidence.SENT)
 
 
 def _beside_router(plan: TensorPlan, module: nn.Module, around: Surroundings) -> TensorPlan:
@@ -320,24 +323,27 @@ def _beside_router(plan: TensorPlan, module: nn.Module, around: Surroundings) ->
         is_router = parameter.ndim > 1 and plan.shape[-1] in parameter.shape
         if is_router and id(parameter) in around.reduced:
             ranks = around.reduced[id(parameter)]
-            return msgspec.structs.replace(plan, replicas=ranks, basis=Basis.REDUCED)
+            return msgspec.structs.replace(plan, replicas=ranks, evidence=ReplicaEvidence.REDUCED)
     return plan
 
 
 def _kept_by(
     plan: TensorPlan, wrapper: Wrapper, around: Surroundings
-) -> tuple[tuple[int, ...], Basis]:
+) -> tuple[tuple[int, ...], ReplicaEvidence]:
     if plan.is_ignored:
-        return (), Basis.WRAPPER
+        return (), ReplicaEvidence.WRAPPER
     if wrapper.is_sharding and plan.is_parameter and not plan.is_late:
-        return (), Basis.WRAPPER
+        return (), ReplicaEvidence.WRAPPER
     if wrapper.kind != "DDP":
-        return wrapper.ranks, Basis.WRAPPER
+        return wrapper.ranks, ReplicaEvidence.WRAPPER
     if len(wrapper.ranks) == 1 < len(around.world):
-        return around.world, Basis.LONE
+        return around.world, ReplicaEvidence.LONE
     if around.is_local:
-        return wrapper.ranks, Basis.UNSYNCED
-    return wrapper.ranks, Basis.BYPASSED if around.is_bypassed else Basis.WRAPPER
+        return wrapper.ranks, ReplicaEvidence.UNSYNCED
+    return (
+        wrapper.ranks,
+        ReplicaEvidence.BYPASSED if around.is_bypassed else ReplicaEvidence.WRAPPER,
+    )
 
 
 def _is_part(tensor: object) -> bool:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import graph
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from distdiag.probes.base import Patches
+from distdiag.probes.base import AnyCallable, Patches, Probe, wrap_like
 from distdiag.probes.models.modules import clean_name
 from distdiag.probes.models.registry import LiveModels, class_of, roots_of
 from distdiag.probes.models.tensor_plans import Held, Surroundings, plan_of
 from distdiag.probes.models.wrappers import WrapTimes, unwrapped, walk
+from distdiag.probes.untyped import Untyped
+from distdiag.record.recorder import Recorder
 
 
 class TrainedModels:
     """Knows the models with trainable parameters, and how they are spread over the ranks."""
 
     def __init__(self, rank: int, fail: Callable[[Exception], None]) -> None:
-        """Know of none yet; `fail` is told what goes wrong here."""
+        """Know of none yet; `fail` gets what goes wrong here."""
         self._rank = rank
         self._fail = fail
         self._modules = LiveModels()
@@ -95,3 +105,73 @@ class TrainedModels:
             }
         known = self._names.get(id(module))
         return known[1] if known is not None else None
+
+
+class TrainingRecorder(Probe):
+    """Counts backward passes and steps of a program, and ends it after so many steps."""
+
+    def __init__(self, recorder: Recorder, num_steps: int) -> None:
+        super().__init__(recorder)
+        self._models = TrainedModels(recorder.rank, self.fail)
+        self._num_steps = num_steps
+        self._calls: dict[Hashable, int] = {}
+        """What was called how often since the last backward pass."""
+        self._step = self._micro = 0
+        self._has_gradients = self._is_stepped = self._is_closed = self._is_in_backward = False
+
+    def _install(self) -> None:
+        self._models.watch(self._patches)
+        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._around_backward)
+        self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
+
+    @abstractmethod
+    def _before_backward(self, roots: Untyped) -> bool | None:
+        """Look at what a backward pass begins with, guarded; return whether it counts."""
+
+    @abstractmethod
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Look at the gradients with which an optimizer steps; it is guarded."""
+
+    @abstractmethod
+    def _write_step(self) -> None:
+        """Write down what a step has left."""
+
+    def _around_backward(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def run_backward(*args: object, **kwargs: object) -> object:
+            counts = kwargs.get("accumulate_grad") and not self._is_in_backward
+            if self.is_off or not counts:
+                return original(*args, **kwargs)
+            self._is_in_backward = True
+            try:
+                is_pass = self._before_backward(args[0] if args else ())
+                result = original(*args, **kwargs)
+                if is_pass:
+                    self._micro += 1
+                    self._calls.clear()
+                return result
+            finally:
+                self._is_in_backward = False
+
+        return run_backward
+
+    def _after_step(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._is_stepped = True
+
+    def _end_step(self) -> None:
+        """Close the step that the optimizers took since the last pass, if they did."""
+        if not self._is_stepped or self._micro == 0:
+            return
+        self._write_step()
+        self._step += 1
+        self._micro = 0
+        self._is_stepped = self._has_gradients = False
+        if self._step >= self._num_steps and not self._is_closed:
+            self._leave()
+
+    def _leave(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # tells the agent, which calls `flush`

@@ -1,7 +1,5 @@
 """What keeps the tensors of a model alike over ranks: DDP, FSDP, ZeRO, and their groups."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, Final, NamedTuple
@@ -16,7 +14,7 @@ from distdiag.probes.models.modules import clean_name, own_modules, own_paramete
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
 
-# How wrappers were told to compute with the parameters of a unit, and where to keep them.
+# How wrappers should compute with the parameters of a unit, and where they should keep them.
 
 _GATHERED: Final = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
 """The strategies of FSDP1 that keep parameters whole between forward and backward."""
@@ -64,7 +62,7 @@ def _dtype(precision: object, name: str) -> str:
     return "" if dtype is None else str(dtype).removeprefix("torch.")
 
 
-# ---
+# The wrapper of each module.
 
 _FSDP2: Final = "torch.distributed.fsdp._fully_shard._fully_shard"
 _FSDP1: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
@@ -197,7 +195,6 @@ class WrapTimes:
     """Which parameters were there when FSDP2 wrapped a module: later ones it does not know."""
 
     def __init__(self) -> None:
-        """Nothing was wrapped yet."""
         self._known: WeakMap[nn.Module, frozenset[str]] = WeakMap()
 
     def wrapped(self, module: nn.Module) -> None:

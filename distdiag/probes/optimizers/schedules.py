@@ -1,7 +1,5 @@
 """How often learning-rate schedulers are advanced for each optimizer step, and how far they are."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import deque
@@ -13,9 +11,9 @@ from torch.optim import lr_scheduler
 
 from distdiag.events.base import CallSite
 from distdiag.events.data import ScheduleState
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
-from distdiag.probes.guard import guard, guarded
+from distdiag.probes.guard import guarded
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -39,7 +37,6 @@ class _Course:
     least_pace: int = -1
     greatest_pace: int = -1
     last_pace: int = 0
-    first_rate: float = 0.0
     peak_rate: float = 0.0
     last_rate: float = 0.0
     settled_at: int = 0
@@ -59,7 +56,6 @@ class Schedules(Probe):
     def __init__(
         self, recorder: Recorder, stepped: Signal[torch.optim.Optimizer], step_ended: Signal[[]]
     ) -> None:
-        """Know of no scheduler yet."""
         super().__init__(recorder)
         self._optimizer_stepped = stepped
         self._step_ended = step_ended
@@ -72,7 +68,7 @@ class Schedules(Probe):
         kind = lr_scheduler.LRScheduler
         # The warnings of `step` name the line of its caller: it is left alone if possible.
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
-        self._patches.wrap(kind, name, self._wrapper)
+        self._patches.wrap(kind, name, self._call_after(self._advanced))
         self._subscribe(self._optimizer_stepped, self._stepped)
         self._subscribe(self._step_ended, self._after_step)
 
@@ -81,18 +77,8 @@ class Schedules(Probe):
         """Write down how far all have come."""
         self._write_all()
 
-    def _wrapper(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def step(self_: object, *args: object, **kwargs: object) -> object:
-            result = original(self_, *args, **kwargs)
-            if not self.is_off:
-                with guard(self.fail):
-                    self._advanced(self_)
-            return result
-
-        return step
-
-    def _advanced(self, scheduler: object) -> None:
+    @guarded
+    def _advanced(self, _: object, scheduler: object, /, *__: object, **___: object) -> None:
         course = self._courses.get(scheduler)
         rate = _rate(scheduler)
         if course is None:
@@ -102,9 +88,8 @@ class Schedules(Probe):
             course = _Course(
                 name if number == 1 else f"{name}#{number}",
                 weakref.ref(scheduler),
-                CallSite(frames_of(sys._getframe(2), self.recorder.main_script)),
+                CallSite(frames_of(sys._getframe(3), self.recorder.main_script)),
                 _num_planned(scheduler),
-                first_rate=rate,
                 peak_rate=rate,
                 last_rate=rate,
             )
@@ -112,7 +97,7 @@ class Schedules(Probe):
             self._all.append(course)
             return
         if course.num_advances == 0:
-            course.site = CallSite(frames_of(sys._getframe(2), self.recorder.main_script))
+            course.site = CallSite(frames_of(sys._getframe(3), self.recorder.main_script))
         course.num_advances += 1
         course.num_since_step += 1
         course.see(rate)
@@ -158,7 +143,6 @@ class Schedules(Probe):
                 num_planned=course.num_planned,
                 least_pace=course.last_pace if is_new else course.least_pace,
                 greatest_pace=course.last_pace if is_new else course.greatest_pace,
-                first_rate=course.first_rate,
                 peak_rate=course.peak_rate,
                 last_rate=course.last_rate,
                 settled_at=course.settled_at,

@@ -69,7 +69,7 @@ def _is_connected() -> bool:
     return has_group or bool(has_rpc)
 
 
-# ---
+# The clock.
 
 _MOST_STACKS: Final = 256
 
@@ -111,21 +111,14 @@ class StepClock(Probe):
         self._stepped = stepped
         self._ended = ended
         self._open = _Open()
-        self._handles: list[Any] = []
         self._closed_at: float | None = None
         self._num_backwards = 0
 
     def _install(self) -> None:
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
+        self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._to_undo.append(register_optimizer_step_post_hook(self._after_step).remove)
         scaler = torch.amp.grad_scaler.GradScaler
         self._patches.wrap(scaler, "step", self._scaler_step)
-
-    def uninstall(self) -> None:
-        """Remove the hooks."""
-        super().uninstall()
-        while self._handles:
-            self._handles.pop().remove()
 
     def _before_step(
         self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -144,14 +137,14 @@ class StepClock(Probe):
 
     def _then_tell(self, closure: AnyCallable, optimizer: object, frame: FrameType) -> AnyCallable:
         """Return a closure that tells of the gradients that it has made, when first called."""
-        has_told = False
+        is_reported = False
 
         @functools.wraps(closure)  # it may be a partial, without a name
         def made(*args: object, **kwargs: object) -> object:
-            nonlocal has_told
+            nonlocal is_reported
             result = closure(*args, **kwargs)
-            if not has_told and not self.is_off:
-                has_told = True
+            if not is_reported and not self.is_off:
+                is_reported = True
                 self._stepping.emit(optimizer, frame)
             return result
 

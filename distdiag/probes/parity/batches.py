@@ -178,7 +178,7 @@ def _joined_values(path: str, records: Sequence[Record]) -> object:
     return (first.values or (None,))[0]
 
 
-# ---
+# Records the batches, or replaces them.
 
 OWN: Final = 1_000_000
 """The number of the iterator that stands for the batches which the script makes itself."""
@@ -287,8 +287,10 @@ class BatchFeed:
             write_batch(self._writer, iterator, number, batch)
         elif self._store is not None:
             batch = self._replayed(self._store, batch, iterator, number)
-        if self._task.nudge is not None:
-            batch = perturbed(batch, self._task.nudge + number, self._task.nudge_dtype)
+        if self._task.perturbation is not None:
+            batch = perturbed(
+                batch, self._task.perturbation + number, self._task.perturbation_dtype
+            )
         return batch
 
     def _replayed(self, store: BatchStore, batch: object, iterator: int, number: int) -> object:

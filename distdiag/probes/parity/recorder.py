@@ -6,30 +6,23 @@ that were asked for. It never waits for another rank, and the values of the run 
 
 from __future__ import annotations
 
-import os
 import resource
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 import xxhash
 from torch import nn
-from torch.autograd import graph
 from torch.nn import functional
 from torch.nn.utils import clip_grad
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from distdiag.config.tasks import ParityTask, RankSummary
-from distdiag.events.models import Basis
-from distdiag.probes.base import AnyCallable, Patches, Probe, wrap_like
+from distdiag.events.models import ReplicaEvidence
+from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.tensor_plans import Held, local_part
-from distdiag.probes.models.trained_models import TrainedModels
+from distdiag.probes.models.trained_models import TrainingRecorder
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
 from distdiag.probes.parity.perturbation import perturb_in_place
@@ -86,7 +79,7 @@ def _without_dropout(original: AnyCallable) -> AnyCallable:
 
 # Writes the tensors of models down in parts, each by one of the ranks that hold it.
 
-_GUESSED: Final = frozenset({Basis.WORLD, Basis.LONE, Basis.MODEL})
+_GUESSED: Final = frozenset({ReplicaEvidence.WORLD, ReplicaEvidence.LONE, ReplicaEvidence.MODEL})
 """Each rank may hold something of its own, such as other experts, so all of them write it."""
 _FEWEST: Final = 16
 _LEAST_FULL: Final = 0.2
@@ -122,7 +115,7 @@ class TensorRecorder:
     def _write_one(self, record: Record, held: Held, tensor: torch.Tensor) -> None:
         place = _place(tensor)
         local = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-        is_flat_part = held.plan.keeper in ("FSDP1", "ZeRO") and not is_dtensor(tensor)
+        is_flat_part = held.plan.wrapper in ("FSDP1", "ZeRO") and not is_dtensor(tensor)
         if place is None or not is_readable(local) or (is_flat_part and not local.numel()):
             self.unreadable[record.name] = f"a {type(tensor).__name__} whose part is not known"
             return
@@ -133,7 +126,7 @@ class TensorRecorder:
             if record.kind is Kind.GRADIENT:
                 self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))
         replicas = held.plan.replicas
-        is_known = held.plan.basis not in _GUESSED
+        is_known = held.plan.evidence not in _GUESSED
         is_writer = not (is_known and replicas) or self._rank == min(replicas)
         record = Record(
             record.kind,
@@ -145,7 +138,7 @@ class TensorRecorder:
             at=at,
             part=part,
             digest=xxhash.xxh3_128_hexdigest(data),
-            is_kept=held.plan.basis is Basis.WRAPPER and len(replicas) > 1,
+            is_kept=held.plan.evidence is ReplicaEvidence.WRAPPER and len(replicas) > 1,
             among=held.plan.mesh.ranks if held.plan.mesh is not None else (),
         )
         self._writer.write(record, data if is_writer else b"")
@@ -190,29 +183,24 @@ def _place(
     return (shape, tuple(at), local) if tuple(part) == local else None
 
 
-# ---
+# The probe.
 
 
-class ParityRecorder(Probe):
+class ParityRecorder(TrainingRecorder):
     """Writes down what is compared with another run."""
 
     name: ClassVar[str] = "parity"
 
     def __init__(self, recorder: Recorder, task: ParityTask) -> None:
-        """Record nothing yet."""
-        super().__init__(recorder)
+        super().__init__(recorder, task.num_steps)
         self._task = task
         self._rank = recorder.rank
         self._writer = RecordingWriter(Path(task.folder), recorder.rank)
         self._tensors = TensorRecorder(self._writer, recorder.rank)
-        self._models = TrainedModels(recorder.rank, self.fail)
         self._feed = BatchFeed(task, self._models.coordinate, self._refuse)
-        self._handles: list[Any] = []
-        self._calls: dict[str, int] = {}
-        self._micro = self._step = self._padded_at = 0
+        self._padded_at = 0
         self._num_microsteps: list[int] = []
-        self._has_started = self._has_gradients = self._is_stepped = self._is_closed = False
-        self._is_in_backward = False
+        self._has_started = False
         self._rng_at_batch = b""
         self._draws = False
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -220,25 +208,16 @@ class ParityRecorder(Probe):
         self._problem = ""
 
     def _install(self) -> None:
-        self._models.watch(self._patches)
+        super()._install()
         self._feed.install(self._patches, self._writer, self._on_batch, self.fail)
-        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._around_backward)
         self._patches.wrap_everywhere(clip_grad, "clip_grad_norm_", self._around_clipping)
-        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-        self._handles.append(register_optimizer_step_post_hook(self._after_step))
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
-        self._handles.append(hook)
-        if self._task.nudge is not None:
+        self._to_undo.append(hook.remove)
+        if self._task.perturbation is not None:
             before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
-            self._handles.append(before)
+            self._to_undo.append(before.remove)
         if self._task.dropout == "off":
             switch_dropout_off(self._patches)
-
-    def uninstall(self) -> None:
-        """Remove the hooks."""
-        super().uninstall()
-        while self._handles:
-            self._handles.pop().remove()
 
     @guarded
     def flush(self) -> None:
@@ -275,11 +254,6 @@ class ParityRecorder(Probe):
         self._problem = str(problem)
         self._leave()
 
-    def _leave(self) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # tells the agent, which calls `flush`
-
     @guarded
     def _on_batch(self) -> None:
         self._end_step()
@@ -293,39 +267,25 @@ class ParityRecorder(Probe):
         if self._has_started:
             return
         self._has_started = True
-        if self._task.nudge is not None:
+        if self._task.perturbation is not None:
             parts = [
                 local_part(held.tensor) for _, held in self._models.held() if not held.plan.tied_to
             ]
-            perturb_in_place(parts, self._task.nudge, self._task.nudge_dtype)
+            perturb_in_place(parts, self._task.perturbation, self._task.perturbation_dtype)
         self._tensors.write(Kind.START, 0, self._models.held(), lambda each: each.tensor)
 
-    def _around_backward(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def run_backward(*args: object, **kwargs: object) -> object:
-            counts = kwargs.get("accumulate_grad") and not self._is_in_backward
-            if self.is_off or not counts:
-                return original(*args, **kwargs)
-            self._is_in_backward = True
-            try:
-                self._before_backward(args[0] if args else ())
-                result = original(*args, **kwargs)
-                self._micro += 1
-                self._calls.clear()
-                return result
-            finally:
-                self._is_in_backward = False
-
-        return run_backward
-
     @guarded
-    def _before_backward(self, roots: Untyped) -> None:
+    def _before_backward(self, roots: Untyped) -> bool:
+        """Record the losses; return False of a pass over what has no values (fake tensors)."""
+        readable = [root for root in roots if is_readable(local_part(root))]
+        if not readable:
+            return False
         self._end_step()
         self._start()
         if self._rng_at_batch and _random_state() != self._rng_at_batch:
             self._draws = True
         self._rng_at_batch = b""
-        losses = [local_part(root).detach() for root in roots if root.numel() == 1]
+        losses = [local_part(root).detach() for root in readable if root.numel() == 1]
         for number, loss in enumerate(losses):
             kind = str(loss.dtype).removeprefix("torch.")
             name = f"loss#{number}" if number else "loss"
@@ -333,6 +293,7 @@ class ParityRecorder(Probe):
             self._writer.write(
                 Record(Kind.LOSS, self._step, self._micro, name, kind, values=values)
             )
+        return True
 
     def _around_clipping(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
@@ -348,7 +309,7 @@ class ParityRecorder(Probe):
 
     @guarded
     def _write_norm(self, norm: object) -> None:
-        if isinstance(norm, torch.Tensor) and not is_dtensor(norm):
+        if isinstance(norm, torch.Tensor) and not is_dtensor(norm) and is_readable(norm):
             values = (float(norm.detach()),)
             self._writer.write(Record(Kind.NORM, self._step, 0, "norm", values=values))
 
@@ -364,14 +325,7 @@ class ParityRecorder(Probe):
             self._has_gradients = True
             self._tensors.write(Kind.GRADIENT, self._step, self._models.held(), _gradient)
 
-    def _after_step(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._is_stepped = True
-
-    def _end_step(self) -> None:
-        """Close the step that the optimizers took since the last pass, if they did."""
-        if not self._is_stepped or self._micro == 0:
-            return
+    def _write_step(self) -> None:
         self._tensors.write(
             Kind.PARAMETER, self._step, self._models.held(), lambda each: each.tensor
         )
@@ -383,12 +337,7 @@ class ParityRecorder(Probe):
         )
         self._writer.write(Record(Kind.RATE, self._step, 0, "rates", values=rates))
         self._num_microsteps.append(self._micro)
-        self._step += 1
-        self._micro = 0
-        self._is_stepped = self._has_gradients = False
         self._writer.flush()
-        if self._step >= self._task.num_steps and not self._is_closed:
-            self._leave()
 
     # Outputs
 

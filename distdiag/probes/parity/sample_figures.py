@@ -1,7 +1,5 @@
 """A few figures of what each module returns for each sample, small enough to keep."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,7 +28,8 @@ def figures_of(output: object, batch_size: int) -> Figures | None:
     """Return figures of shape (samples, 3).
 
     They are the mean, the root of the mean square, and a mean with fixed weights that sees
-    permutations. None if the output has no floating-point tensor whose samples can be told apart.
+    permutations. None if the output has no floating-point tensor whose samples can be
+    distinguished.
     """
     tensor = _first_tensor(output)
     if tensor is None or batch_size < 1:

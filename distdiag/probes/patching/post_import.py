@@ -1,7 +1,5 @@
 """Calls back when modules have been imported, without importing anything itself."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Collection, Sequence

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from types import FrameType
 from typing import ClassVar
 
@@ -69,7 +67,6 @@ class SaveProbe(_SavePhase):
     name: ClassVar[str] = "save"
 
     def __init__(self, recorder: Recorder, saving: Signal[object, FrameType]) -> None:
-        """Tell by this signal of what is saved."""
         super().__init__(recorder)
         self._saving = saving
 
@@ -111,20 +108,11 @@ class CompileProbe(Probe):
 
         # Patched, not registered as callbacks: `torch._dynamo.reset` forgets those.
         self._before = Phase.SCRIPT
-        self._patches.wrap(Handler, "run_start_callbacks", partial(self._wrapper, tell=self._start))
-        self._patches.wrap(Handler, "run_end_callbacks", partial(self._wrapper, tell=self._end))
+        self._patches.wrap(Handler, "run_start_callbacks", self._call_before(self._start))
+        self._patches.wrap(Handler, "run_end_callbacks", self._call_before(self._end))
 
-    def _wrapper(self, original: AnyCallable, tell: Callable[[], None]) -> AnyCallable:
-        @wrap_like(original)
-        def method(self_: object, *args: object, **kwargs: object) -> object:
-            if not self.is_off:
-                tell()
-            return original(self_, *args, **kwargs)
-
-        return method
-
-    def _start(self) -> None:
+    def _start(self, *_: object, **__: object) -> None:
         self._before = self._enter(Phase.COMPILE)
 
-    def _end(self) -> None:
+    def _end(self, *_: object, **__: object) -> None:
         self._enter(self._before)

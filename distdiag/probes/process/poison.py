@@ -1,7 +1,5 @@
 """The active mode ``--poison-empty``: memory that nobody writes holds NaN until the first step."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch
@@ -22,7 +20,6 @@ class PoisonedMemory(Probe):
     name: ClassVar[str] = "poison-empty"
 
     def __init__(self, recorder: Recorder, step_ended: Signal[[]]) -> None:
-        """Change nothing yet."""
         super().__init__(recorder)
         self._step_ended = step_ended
         self._before: tuple[bool, bool, bool] | None = None

@@ -6,8 +6,6 @@ signal, which the monitor sends to the agent's thread and to no other: no system
 or of a library is interrupted.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import os
@@ -60,7 +58,7 @@ def _error(reason: str) -> bytes:
     return msgspec.json.encode({"error": reason})
 
 
-# ---
+# The probe.
 
 # The ends of the real-time range are taken: the C library's threads, debuggers.
 _CANDIDATES: Final = range(signal.SIGRTMAX - 5, signal.SIGRTMIN + 8, -1)
@@ -85,7 +83,7 @@ class PostMortem(Probe):
         self._file: KeptDescriptor | None = None
         self._signal = 0
         self._handler = _DEFAULT
-        self._told: StackSignal | None = None
+        self._reported: StackSignal | None = None
         self._num_lost = 0
 
     def _install(self) -> None:
@@ -159,10 +157,10 @@ class PostMortem(Probe):
             descriptor=file.number,
             names=_thread_names(),
         )
-        if now != self._told:
+        if now != self._reported:
             path = self._run_dir.stack_signal(self.recorder.rank)
             write_atomically(path, msgspec.json.encode(now))
-            self._told = now
+            self._reported = now
 
     def _answer(self, file: KeptDescriptor) -> None:
         rank = self.recorder.rank

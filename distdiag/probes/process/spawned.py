@@ -1,16 +1,16 @@
 """Processes that the script starts as ranks by itself, which no agent observes."""
 
-from __future__ import annotations
-
 import inspect
 import sys
-from typing import Any, ClassVar
+from typing import ClassVar, Final
 
 import torch.distributed as dist
 
 from distdiag.events.lifecycle import ProcessesSpawned
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
+from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import site_here
+
+_MODULE: Final = "torch.multiprocessing.spawn"
 
 
 class SpawnProbe(Probe):
@@ -23,28 +23,18 @@ class SpawnProbe(Probe):
 
     def _install(self) -> None:
         # As an attribute of its package it is hidden by the function of the same name.
-        module = sys.modules["torch.multiprocessing.spawn"]
-        self._patches.wrap_everywhere(module, "start_processes", self._wrapper)
+        self._patches.wrap_everywhere(
+            sys.modules[_MODULE], "start_processes", self._call_before(self._before)
+        )
 
-    def _wrapper(self, original: AnyCallable) -> AnyCallable:
-        signature = inspect.signature(original)
-
-        @wrap_like(original)
-        def start_processes(*args: object, **kwargs: object) -> object:
-            if not self.is_off:
-                self._before(signature, args, kwargs)
-            return original(*args, **kwargs)
-
-        return start_processes
-
-    def _before(
-        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _before(self, *args: object, **kwargs: object) -> None:
         with self.guard:
             if dist.is_available() and dist.is_initialized():
                 return
             try:
-                given = signature.bind(*args, **kwargs)
+                given = inspect.signature(sys.modules[_MODULE].start_processes).bind(
+                    *args, **kwargs
+                )
                 given.apply_defaults()
                 number = int(given.arguments["nprocs"])
             except (TypeError, ValueError):

@@ -33,7 +33,6 @@ class RandomDraws(Probe):
     name: ClassVar[str] = "random-draws"
 
     def __init__(self, recorder: Recorder) -> None:
-        """Nobody has drawn yet."""
         super().__init__(recorder)
         self._counts: dict[tuple[int, ...], int] = {}
 

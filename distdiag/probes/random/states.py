@@ -1,7 +1,5 @@
 """In which states the random number generators of a rank are; reading them draws nothing."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterator

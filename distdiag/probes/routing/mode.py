@@ -1,7 +1,5 @@
 """Sees, while a module routes, which of its calls choose experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -61,9 +59,9 @@ class RoutingMode(TorchFunctionMode):
         *,
         fail: Callable[[Exception], None],
     ) -> None:
-        """Tell these; they raise nothing. `on_call` is told of each call, by its name.
+        """Notify these; they raise nothing. `on_call` gets each call, by its name.
 
-        `fail` is told what goes wrong here.
+        `fail` gets what goes wrong here.
         """
         super().__init__()
         self._fail = fail
@@ -80,7 +78,6 @@ class RoutingMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Run the call."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not torch.compiler.is_compiling():

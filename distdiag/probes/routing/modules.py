@@ -1,7 +1,5 @@
 """Which modules may route tokens to experts, and what they say of it themselves."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -80,7 +78,7 @@ def expert_counts(module: nn.Module) -> frozenset[int]:
 
 
 def is_meant_random(module: nn.Module) -> bool:
-    """Say whether a gate is told to choose by random numbers while it trains.
+    """Say whether a gate is set to choose by random numbers while it trains.
 
     Options to choose at random which tokens are dropped, or a second expert, are not among them:
     with these the draw is seen if there is one, and some choices are made before it.

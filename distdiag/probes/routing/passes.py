@@ -87,7 +87,7 @@ class Pass:
     """A forward pass of such a module that has begun.
 
     `num_tokens` (0: none yet), `num_experts` and `k` are those of the last choice within it;
-    `capacity` is how many tokens an expert takes, 0 if nothing has told. `readings` are those of
+    `capacity` is how many tokens an expert takes, 0 if it is not known. `readings` are those of
     choices in it, and in passes right within it.
     """
 
@@ -120,7 +120,6 @@ class Biases:
     """The biases that were seen, by module and name."""
 
     def __init__(self) -> None:
-        """Know of none."""
         self._names: WeakMap[nn.Module, set[str]] = WeakMap()
 
     def add(self, module: nn.Module, name: str) -> None:
@@ -371,7 +370,7 @@ class CapacitySearch:
                 each.capacity = max(capacity, 0)
 
 
-# ---
+# All passes that a thread is in, and the mode that notifies them.
 
 Tell = tuple[
     Callable[[Chosen], None],
@@ -379,7 +378,7 @@ Tell = tuple[
     Callable[[object], None],
     Callable[[torch.Tensor], None],
 ]
-"""Who is told of choices, draws, writes and single numbers."""
+"""Who is notified of choices, draws, writes and single numbers."""
 Saw = Callable[[str, tuple[Any, ...], object], None]
 
 
@@ -428,7 +427,7 @@ class Passes(threading.local):
     def leave(self, layer: Layer, settle: Callable[[], None]) -> None:
         """End the pass of a layer, and those within it that were not ended.
 
-        The end of the outermost one is the time to `settle` what its calls have told.
+        The end of the outermost one is the time to `settle` what its calls have shown.
         """
         if not any(each.layer is layer for each in self.open):
             return

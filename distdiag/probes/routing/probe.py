@@ -1,6 +1,6 @@
 """Writes down how tokens are routed to experts, at the first steps of a model and every hundredth.
 
-Hooks of the modules that may route are there only while a step is looked at; within their forward
+Hooks of the modules that may route are there only while a step is sampled; within their forward
 passes a mode of torch's functions sees which calls choose.
 """
 
@@ -51,7 +51,7 @@ from distdiag.probes.tensors.sample_rows import tensors_in
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal, Unsubscribe
 
-# At which steps of a model its routing is looked at.
+# At which steps of a model its routing is sampled.
 
 FIRST_STEPS: Final = 4
 FIRST_STEPS_IN_LIGHT: Final = 2
@@ -59,7 +59,7 @@ _IN_A_ROW: Final = 16
 
 
 class SampledSteps:
-    """The first steps, each hundredth, and more of them while a auxiliary loss was never used."""
+    """The first steps, each hundredth, and more of them while an auxiliary loss was never used."""
 
     def __init__(self, aux: AuxLosses, *, is_light: bool) -> None:
         """Ask whether auxiliary losses are used; fewer first steps are due if it `is_light`."""
@@ -67,7 +67,7 @@ class SampledSteps:
         self._num_first = FIRST_STEPS_IN_LIGHT if is_light else FIRST_STEPS
 
     def is_due(self, step: int, first: int) -> bool:
-        """Say whether to look at a step of a model that began at step `first`."""
+        """Say whether to sample a step of a model that began at step `first`."""
         if step < first + self._num_first or step % EVERY == 0:
             return True
         # What is used every other step is met before a hundredth one, if not at it.
@@ -140,7 +140,7 @@ class RoutingHooks:
     ) -> None:
         """Call these, which raise nothing; `patterns` are names of modules that route.
 
-        `miss` is told the names of modules that cannot be looked at, and why.
+        `miss` gets the names of modules that cannot be observed, and why.
         """
         self._patterns = tuple(patterns)
         self._begin = begin
@@ -210,7 +210,7 @@ class RoutingHooks:
         return leave
 
 
-# ---
+# The probe.
 
 _MOST_EVENTS: Final = 512
 """So many choices are written down in a step at most."""
@@ -219,7 +219,7 @@ _MOST_WAITING: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """When to look, as `Signals` says; the last two are told of auxiliary losses."""
+    """When to look, as `Signals` says; the last two get auxiliary losses."""
 
     model_started: Signal[nn.Module]
     before_backward: Signal[[]]

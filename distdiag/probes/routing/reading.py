@@ -1,7 +1,5 @@
 """What one choice of experts looks like: digests and figures that a device may still compute."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import torch
@@ -64,7 +62,7 @@ class RoutingReading:
         tensors.append(tensor.detach())
 
     def limit(self, layer: str, capacity: int) -> None:
-        """Begin to count what an expert does not take, if the pass of a layer close by told it."""
+        """Begin to count what an expert does not take, if the pass of a layer close by shows it."""
         chose = self._fields["layer"]
         is_near = layer in (chose, chose.rpartition(".")[0])
         if self._counts is not None and capacity > 0 and is_near:

@@ -4,32 +4,23 @@ This is an active mode: a rank waits for its own device when it records, and end
 that were asked for. It never waits for another rank, and the values of the run stay what they are.
 """
 
-from __future__ import annotations
-
-import os
 import random
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
-from torch.autograd import graph
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from distdiag.config.tasks import RoutingTask
 from distdiag.events.routing import Choice
-from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.models.tensor_plans import local_part
-from distdiag.probes.models.trained_models import TrainedModels
+from distdiag.probes.models.trained_models import TrainingRecorder
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.parity.batches import bytes_of
 from distdiag.probes.random.states import generator_states
@@ -157,7 +148,6 @@ class CallMode(RoutingMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        """Run the call."""
         name = getattr(func, "__name__", "")
         if name in _NAMES and self._stack:
             self._stack[-1].ops[name] = None
@@ -170,7 +160,6 @@ class OpenCalls(threading.local):
     """The calls that a thread is in the middle of, the innermost last."""
 
     def __init__(self) -> None:
-        """Be in the middle of none."""
         self.stack: list[OpenCall] = []
         self.mode: CallMode | None = None
 
@@ -224,51 +213,35 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-# ---
+# The probe.
 
 
-class RoutingRecorder(Probe):
+class RoutingRecorder(TrainingRecorder):
     """Writes down every choice of experts, and what led to it."""
 
     name: ClassVar[str] = "routing-recorder"
 
     def __init__(self, recorder: Recorder, task: RoutingTask) -> None:
-        """Record nothing yet."""
-        super().__init__(recorder)
+        super().__init__(recorder, task.num_steps)
         self._task = task
         self._writer = RouteWriter(Path(task.folder), recorder.rank)
-        self._models = TrainedModels(recorder.rank, self.fail)
         self._open = OpenCalls()
         self._routers: dict[int, Router] = {}
-        self._handles: list[Any] = []
-        self._calls: dict[tuple[str, bool], int] = {}
-        self._step = self._micro = self._pass = self._num_choices = 0
-        self._has_begun = self._has_gradients = self._is_stepped = self._is_closed = False
-        self._is_in_backward = False
+        self._pass = self._num_choices = 0
+        self._has_begun = False
 
     def _install(self) -> None:
         if self._task.seed is not None:
             _seed(self._task.seed)
-        self._models.watch(self._patches)
-        self._patches.wrap_everywhere(graph, "_engine_run_backward", self._around_backward)
+        super()._install()
         modules = nn.modules.module
-        self._handles += [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-            modules.register_module_forward_pre_hook(self._before_forward),
-            modules.register_module_forward_hook(
-                self._after_forward, with_kwargs=True, always_call=True
-            ),
-        ]
-
-    def uninstall(self) -> None:
-        """Remove the hooks."""
-        super().uninstall()
-        while self._handles:
-            handle = self._handles.pop()
-            handle.remove()
-            # Torch forgets this one of its tables, and compiled modules would warn.
-            nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
+        before = modules.register_module_forward_pre_hook(self._before_forward)
+        after = modules.register_module_forward_hook(
+            self._after_forward, with_kwargs=True, always_call=True
+        )
+        # Torch forgets this one of its tables, and compiled modules would warn.
+        forgotten = partial(modules._global_forward_hooks_with_kwargs.pop, after.id, None)
+        self._to_undo += [before.remove, forgotten, after.remove]
 
     @guarded
     def flush(self) -> None:
@@ -283,17 +256,8 @@ class RoutingRecorder(Probe):
 
     # Steps
 
-    def _end_step(self) -> None:
-        """Close the step that the optimizers took since the last pass, if they did."""
-        if not self._is_stepped or self._micro == 0:
-            return
-        self._step += 1
-        self._micro = 0
-        self._is_stepped = self._has_gradients = self._has_begun = False
-        if self._step >= self._task.num_steps and not self._is_closed:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)  # tells the agent, which calls `flush`
+    def _write_step(self) -> None:
+        self._has_begun = False
 
     def _begin_step(self) -> None:
         self._has_begun = True
@@ -303,26 +267,10 @@ class RoutingRecorder(Probe):
         digests = {name: digests_of(tensor) for name, tensor in held.items()}
         self._write(Seen.WEIGHTS, "weights", digests=digests)
 
-    def _around_backward(self, original: AnyCallable) -> AnyCallable:
-        @wrap_like(original)
-        def run_backward(*args: object, **kwargs: object) -> object:
-            counts = kwargs.get("accumulate_grad") and not self._is_in_backward
-            if self.is_off or not counts:
-                return original(*args, **kwargs)
-            self._before_backward()
-            self._is_in_backward = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._is_in_backward = False
-                self._micro += 1
-                self._calls.clear()
-
-        return run_backward
-
     @guarded
-    def _before_backward(self) -> None:
+    def _before_backward(self, _: object) -> bool:
         self._end_step()
+        return True
 
     @guarded
     def _before_step(self, *_: object) -> None:
@@ -336,10 +284,6 @@ class RoutingRecorder(Probe):
                 dtype, data = sample_of(gradient)
                 digests = {"returned": digests_of(gradient)}
                 self._write(Seen.GRADIENT, name, data, digests=digests, dtype=dtype)
-
-    def _after_step(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._is_stepped = True
 
     # Modules
 

@@ -213,4 +213,4 @@ def _of_scores(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attention | Non
 
 _READERS: Final = {"query": _of_query, "rows": _of_rows, "scores": _of_scores}
 _LISTENERS: Final[list[tuple[AttentionCalls, OnAttention]]] = []
-"""Who is told of calls; a traced function may hold a number, but not a probe."""
+"""Who is notified of calls; a traced function may hold a number, but not a probe."""

@@ -70,7 +70,7 @@ class Place(NamedTuple):
         return next((offset for (code, _), offset in known if code is scope), -1)
 
 
-# ---
+# Recognises which exchanges belong to attention.
 
 MOST_READ: Final = 8
 """The contents of so many exchanges are read in a forward pass."""
@@ -176,7 +176,6 @@ class ForwardPass:
     """What one thread exchanges and attends to, until the backward pass."""
 
     def __init__(self) -> None:
-        """Nothing has happened yet."""
         self._inner: Inner | None = None
         self._open: deque[Exchange] = deque(maxlen=_MOST_OPEN)
         self._uses: list[Use] = []

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distdiag.config.subjects import SequencePlan
+from distdiag.config.subjects import SequenceConfig
 from distdiag.events.sequences import Reduction
 from distdiag.probes.collectives.used_groups import ranks_of
 from distdiag.probes.sequence.token_passes import Functions
@@ -216,17 +216,17 @@ def _is_usual(entry: Entry, use: _Use) -> bool:
     return bool(getattr(use.layer, entry.scattered) == entry.head_dim)
 
 
-def plan_of(plan: SequencePlan, ready: Ready) -> SequencePlan:
-    """Return with what tokens functions of a library are verified, where the plan does not say."""
+def config_of(config: SequenceConfig, ready: Ready) -> SequenceConfig:
+    """Return with what tokens functions of a library are verified, unless the config says so."""
     entry, size = ready.entry, len(ready.members)
-    reduction = plan.reduction or entry.reduction
-    plan = msgspec.structs.replace(
-        plan, dim=entry.dim, length=plan.length_over(size), reduction=reduction
+    reduction = config.reduction or entry.reduction
+    config = msgspec.structs.replace(
+        config, dim=entry.dim, length=config.length_over(size), reduction=reduction
     )
     if isinstance(entry, Splitting):
-        return msgspec.structs.replace(plan, backward=plan.backward and entry.has_backward)
+        return msgspec.structs.replace(config, backward=config.backward and entry.has_backward)
     return msgspec.structs.replace(
-        plan, heads=size, hidden=plan.hidden or 8, causal=False, documents=(), dtype="float32"
+        config, heads=size, hidden=config.hidden or 8, causal=False, documents=(), dtype="float32"
     )
 
 

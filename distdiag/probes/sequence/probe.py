@@ -1,7 +1,5 @@
 """Writes down how attention over shared sequences exchanges them, in the first steps."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -137,7 +135,7 @@ def _words_of(code: CodeType) -> Iterator[str]:
         yield from name.lower().split("_")
 
 
-# ---
+# The probe.
 
 _KINDS: Final[dict[str, UseKind]] = {
     "all_to_all": "all_to_all",
@@ -160,7 +158,7 @@ class _Thread(threading.local):
 
 
 class Moments(NamedTuple):
-    """When to look, as `Signals` says; `inputs_seen` is told of what attention is given."""
+    """When to look, as `Signals` says; `inputs_seen` gets what attention is given."""
 
     inputs_seen: Signal[object]
     exchange_starting: Signal[str, Sequence[torch.Tensor], Any, int, FrameType]
@@ -174,7 +172,6 @@ class SequenceProbe(Probe):
     name: ClassVar[str] = "sequence"
 
     def __init__(self, recorder: Recorder, moments: Moments) -> None:
-        """Nothing has happened yet."""
         super().__init__(recorder)
         self._moments = moments
         self._unsubscribe: Unsubscribe | None = None

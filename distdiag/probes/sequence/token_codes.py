@@ -1,7 +1,5 @@
 """Tensors whose elements are numbered, so that whatever happens to them can be read off exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,7 +29,6 @@ class TokenCodes:
     """
 
     def __init__(self, spec: TokenSpec, dtype: torch.dtype, device: torch.device) -> None:
-        """Prepare for tensors of this form."""
         self._spec = spec
         self._dtype = dtype
         self._device = device

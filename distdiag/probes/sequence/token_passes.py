@@ -33,7 +33,6 @@ class AttentionPasses:
     """Marks as many tokens at a time as there are channels."""
 
     def __init__(self, spec: TokenSpec, dtype: torch.dtype, device: torch.device) -> None:
-        """Prepare for tensors of this form, whose last dimension is hidden."""
         self._spec = spec
         self._dtype = dtype
         self._device = device
@@ -48,7 +47,7 @@ class AttentionPasses:
         gradient_of: OnTensor,
         tokens: tuple[int, ...],
     ) -> dict[str, Any]:
-        """Return what a `TokenPassport` says of attention; the rank holds these `tokens`."""
+        """Return what a `TokenTrace` says of attention; the rank holds these `tokens`."""
         seen: dict[str, Any] = {}
         weights = []
         for first in range(0, self._spec.length, self._hidden):
@@ -158,7 +157,7 @@ def attention_gradients(
     functions: tuple[OnTensor, OnTensor, OnTensor],
     gradients_of: Gradients,
 ) -> dict[str, Any]:
-    """Return what a `TokenPassport` says of these gradients; nothing if there would be too many.
+    """Return what a `TokenTrace` says of these gradients; nothing if there would be too many.
 
     `functions` are split, attention and gather.
     """
@@ -218,7 +217,7 @@ def _by_token(spec: TokenSpec, gradient: Tensor) -> tuple[float, ...]:
     return tuple((channels @ weights).tolist())
 
 
-# ---
+# Sends the tokens through, forward and backward.
 
 AnyFunction = Callable[..., Any]
 
@@ -226,7 +225,7 @@ AnyFunction = Callable[..., Any]
 class Functions(NamedTuple):
     """What a program does to a sequence. `attention` takes query, key and value of one part.
 
-    Without a `gather` the parts are looked at, and neither attention nor gradients.
+    Without a `gather` the parts are compared, and neither attention nor gradients.
     """
 
     split: AnyFunction
@@ -243,10 +242,10 @@ class _StageError(Exception):
 
 
 def seen_by(functions: Functions, spec: TokenSpec, device: torch.device) -> dict[str, Any]:
-    """Run the functions and return what a `TokenPassport` says of them.
+    """Run the functions and return what a `TokenTrace` says of them.
 
-    Random numbers that they draw are drawn again by whoever comes next. What they raise is told,
-    not raised.
+    Random numbers that they draw are drawn again by whoever comes next. What they raise is
+    reported, not raised.
     """
     seen: dict[str, Any] = {}
     with ExitStack() as stack:

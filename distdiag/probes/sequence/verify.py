@@ -1,7 +1,5 @@
 """The active mode ``--verify-sequence``: numbered tokens go through the program's own functions."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys
@@ -13,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distdiag.config.subjects import MOST_ATTENDING, MOST_TOKENS, SequencePlan
+from distdiag.config.subjects import MOST_ATTENDING, MOST_TOKENS, SequenceConfig
 from distdiag.events.base import CallSite, Frame
-from distdiag.events.sequences import SequenceUnverified, TokenPassport, TokenSpec
+from distdiag.events.sequences import SequenceUnverified, TokenSpec, TokenTrace
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.collectives.used_groups import UsedGroups, ranks_of
@@ -24,8 +22,8 @@ from distdiag.probes.sequence.library_functions import (
     Entry,
     Ready,
     Unavailable,
+    config_of,
     library_sequences,
-    plan_of,
 )
 from distdiag.probes.sequence.token_passes import Functions, seen_by
 from distdiag.record.marks import MARKED
@@ -37,17 +35,17 @@ from distdiag.record.user_code import is_user_file
 class _Pair(NamedTuple):
     name: str
     functions: Functions
-    plan: SequencePlan
+    config: SequenceConfig
     members: tuple[int, ...] | None
     is_form_sure: bool = True
 
 
 class Moments(NamedTuple):
-    """When to verify, as `Signals` says; `shared` hears nothing of the tokens."""
+    """When to verify, as `Signals` says; `tensors_shared` hears nothing of the tokens."""
 
     before_backward: Signal[[]]
-    cut: Signal[object, Sequence[Tensor]]
-    shared: Signal[Any, Any]
+    sequence_cut: Signal[object, Sequence[Tensor]]
+    tensors_shared: Signal[Any, Any]
 
 
 class VerifySequence(Probe):
@@ -58,17 +56,17 @@ class VerifySequence(Probe):
     def __init__(
         self,
         recorder: Recorder,
-        plan: SequencePlan,
+        config: SequenceConfig,
         moments: Moments,
         models: Callable[[], Sequence[nn.Module]],
         libraries: Sequence[Entry],
     ) -> None:
-        """Verify what the plan names, and what is marked by then; else what libraries have.
+        """Verify what the config names, and what is marked by then; else what libraries have.
 
         `models` returns those that there are.
         """
         super().__init__(recorder)
-        self._plan = plan
+        self._config = config
         self._moments = moments
         self._models = models
         self._libraries = libraries
@@ -77,7 +75,7 @@ class VerifySequence(Probe):
 
     def _install(self) -> None:
         self._subscribe(self._moments.before_backward, self._before_backward)
-        self._subscribe(self._moments.cut, self._before_cut)
+        self._subscribe(self._moments.sequence_cut, self._before_cut)
 
     @guarded
     def _before_cut(self, mesh: object, _: Sequence[Tensor]) -> None:
@@ -89,10 +87,10 @@ class VerifySequence(Probe):
         self._is_done = True
         with self.guard:
             device = self._device()
-            members = ranks_of(_found_function(self._plan.group)) if self._plan.group else None
+            members = ranks_of(_found_function(self._config.group)) if self._config.group else None
             pairs = list(self._pairs(members))
             found = [] if pairs or MARKED else self._in_libraries()
-            pairs += [_pair_of(each, self._plan) for each in found if isinstance(each, Ready)]
+            pairs += [_pair_of(each, self._config) for each in found if isinstance(each, Ready)]
             unable = [each for each in found if isinstance(each, Unavailable) and each.is_set_up]
             if not pairs and not unable:
                 raise ValueError(
@@ -102,9 +100,9 @@ class VerifySequence(Probe):
                 self._verify(pair, device)
 
     def _verify(self, pair: _Pair, device: torch.device) -> None:
-        spec = spec_of(pair.plan, _world_size(), pair.plan.dim, pair.functions)
-        # Nobody is to take the exchange of tokens for that of gradients or parameters.
-        with self._moments.shared.muted():
+        spec = spec_of(pair.config, _world_size(), pair.config.dim, pair.functions)
+        # Nobody is to take the all-to-alls of tokens for those of gradients or parameters.
+        with self._moments.tensors_shared.muted():
             trace = trace_of(pair.functions, spec, device, pair.members)
         trace["is_form_sure"] = pair.is_form_sure
         trace["functions"] = definitions(pair.functions, self.recorder.main_script)
@@ -112,19 +110,19 @@ class VerifySequence(Probe):
         write_trace(self.recorder, pair.name, site, trace)
 
     def _pairs(self, members: tuple[int, ...] | None) -> Iterator[_Pair]:
-        attentions = self._plan.attention or ("",) * len(self._plan.split)
+        attentions = self._config.attention or ("",) * len(self._config.split)
         for split, gather, attention in zip(
-            self._plan.split, self._plan.gather, attentions, strict=True
+            self._config.split, self._config.gather, attentions, strict=True
         ):
             attends = _resolved(attention) if attention else None
             functions = Functions(_resolved(split), _resolved(gather), attends)
-            yield _Pair(f"{split}, {gather}", functions, self._plan, members)
+            yield _Pair(f"{split}, {gather}", functions, self._config, members)
         for (role, name), mark in tuple(MARKED.items()):
             other = MARKED.get(("gather", name))
             if role == "split" and other is not None:
                 functions = Functions(mark.function, other.function)
-                plan = msgspec.structs.replace(self._plan, dim=mark.dim)
-                yield _Pair(label_of(functions), functions, plan, members)
+                config = msgspec.structs.replace(self._config, dim=mark.dim)
+                yield _Pair(label_of(functions), functions, config, members)
 
     def _in_libraries(self) -> list[Ready | Unavailable]:
         """Return what libraries have, and write down what cannot be verified of it.
@@ -149,43 +147,43 @@ class VerifySequence(Probe):
         return torch.device("cpu")
 
 
-def _pair_of(ready: Ready, plan: SequencePlan) -> _Pair:
-    plan = plan_of(plan, ready)
-    return _Pair(ready.entry.name, ready.functions, plan, ready.members, ready.is_form_sure)
+def _pair_of(ready: Ready, config: SequenceConfig) -> _Pair:
+    config = config_of(config, ready)
+    return _Pair(ready.entry.name, ready.functions, config, ready.members, ready.is_form_sure)
 
 
 def spec_of(
-    plan: SequencePlan, num_ranks: int, dim: int, functions: Functions | None = None
+    config: SequenceConfig, num_ranks: int, dim: int, functions: Functions | None = None
 ) -> TokenSpec:
-    """Return the numbered tensor that a plan asks for.
+    """Return the numbered tensor that a config asks for.
 
     Raises:
         ValueError: it has too many tokens, or documents that do not fill a row.
 
     """
-    length = plan.length_over(num_ranks)
-    shape = [size for size in (plan.batch, plan.heads, plan.hidden) if size]
+    length = config.length_over(num_ranks)
+    shape = [size for size in (config.batch, config.heads, config.hidden) if size]
     if not 0 <= dim <= len(shape):
         raise ValueError(f"a tensor with the dimensions {shape} and the length has no dim {dim}")
     shape.insert(dim, length)
     attends = functions is not None and functions.attention is not None
     most = MOST_ATTENDING if attends else MOST_TOKENS
-    if plan.batch * length > most:
-        raise ValueError(f"at most {most} tokens can be followed, not {plan.batch} * {length}")
-    if attends and not plan.hidden:
+    if config.batch * length > most:
+        raise ValueError(f"at most {most} tokens can be followed, not {config.batch} * {length}")
+    if attends and not config.hidden:
         raise ValueError("attention needs values with a hidden dimension")
-    if plan.documents and sum(plan.documents) != length:
-        raise ValueError(f"documents of {sum(plan.documents)} tokens do not fill {length}")
+    if config.documents and sum(config.documents) != length:
+        raise ValueError(f"documents of {sum(config.documents)} tokens do not fill {length}")
     return TokenSpec(
         shape=tuple(shape),
         dim=dim,
-        batch=plan.batch,
+        batch=config.batch,
         length=length,
-        dtype=plan.dtype,
-        is_causal=plan.causal,
-        documents=plan.documents,
-        reduction=plan.reduction,
-        has_backward=plan.backward,
+        dtype=config.dtype,
+        is_causal=config.causal,
+        documents=config.documents,
+        reduction=config.reduction,
+        has_backward=config.backward,
     )
 
 
@@ -195,7 +193,7 @@ def trace_of(
     device: torch.device,
     members: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
-    """Run the functions; return all that a `TokenPassport` has but its name, number and site.
+    """Run the functions; return all that a `TokenTrace` has but its name, number and site.
 
     Without `members` they are the ranks of the group that was used, this rank alone if none was.
 
@@ -216,7 +214,7 @@ def write_trace(recorder: Recorder, name: str, site: CallSite, trace: dict[str, 
     """Write down what this rank saw, for the report."""
     number = recorder.num_verified[name]
     recorder.num_verified[name] += 1
-    recorder.event(TokenPassport, name=name, number=number, site=site, **trace)
+    recorder.event(TokenTrace, name=name, number=number, site=site, **trace)
 
 
 def label_of(functions: Functions) -> str:

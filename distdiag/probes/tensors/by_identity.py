@@ -17,7 +17,6 @@ class WeakMap(MutableMapping[_Key, _Value]):
     """Values by objects, which it does not keep alive."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._items: dict[int, tuple[weakref.ref[Any], _Value]] = {}
 
     def __getitem__(self, key: _Key) -> _Value:
@@ -48,7 +47,6 @@ class WeakMembers(MutableSet[_Key]):
     """Objects, which it does not keep alive."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._map: WeakMap[_Key, None] = WeakMap()
 
     def __contains__(self, one: object) -> bool:

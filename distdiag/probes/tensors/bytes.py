@@ -1,7 +1,5 @@
 """The bytes and values of tensors, read so that nothing of the training notices it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple

@@ -64,7 +64,6 @@ class Pending:
     def __init__(
         self, known: list[Content | None], parts: Iterable[tuple[CudaDigests, list[int]]] = ()
     ) -> None:
-        """Know the contents of tensors on the CPU, and who reads those on each CUDA device."""
         self._contents = known
         self._parts = list(parts)
 

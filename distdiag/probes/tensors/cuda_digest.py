@@ -62,7 +62,6 @@ class Batch:
     def __init__(
         self, tensors: list[torch.Tensor], device: torch.device, kernels: ModuleType | None
     ) -> None:
-        """Lay out what is to be read."""
         self.device = device
         self.tensors = tensors
         self._facts = [_Facts(each.nbytes, each.numel(), is_numeric(each)) for each in tensors]
@@ -182,7 +181,6 @@ class CudaDigests:
     """One batch in flight on a device."""
 
     def __init__(self, batch: Batch, stream: torch.cuda.Stream) -> None:
-        """Let the results cross to pinned memory, at the end of the stream."""
         self._batch = batch
         self._results = torch.empty(
             batch.results.shape, dtype=torch.int64, device="cpu", pin_memory=True

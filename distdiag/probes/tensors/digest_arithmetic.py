@@ -6,8 +6,6 @@ modulo 2**64 with its words as coefficients; the values are scrambled together w
 the lane, and their sum is what the item contributes. ``digest_kernels`` does the same at speed.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import torch

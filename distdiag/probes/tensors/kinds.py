@@ -1,7 +1,5 @@
 """What kind of tensor something is, without importing what the program has not."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Digests of the samples of a batch, so that the same sample is known wherever it turns up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 

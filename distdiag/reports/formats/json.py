@@ -1,7 +1,5 @@
 """The report as report.json, the form that other programs read."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import ClassVar, Final

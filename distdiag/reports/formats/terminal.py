@@ -1,7 +1,6 @@
 """The report for a person at a terminal: the verdict first, then what it rests on."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from io import StringIO
 from itertools import chain, islice
@@ -10,8 +9,17 @@ from typing import Final, TypeVar
 from rich.console import Console
 from rich.text import Text
 
+from distdiag.engine.aligner import DESELECTED, LIGHT, subjects
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Location, Outcome, Report, Severity
+from distdiag.findings.finding import (
+    Evidence,
+    Finding,
+    Location,
+    Outcome,
+    ReadFile,
+    Report,
+    Severity,
+)
 from distdiag.reports.base import Reporter, cut, short, visible
 
 K = TypeVar("K", bound=Hashable)
@@ -19,7 +27,14 @@ K = TypeVar("K", bound=Hashable)
 LABEL_WIDTH: Final = 11
 MOST_GROUPS: Final = 12
 """So many groups of ranks are shown one by one; report.json has the others."""
+MOST_UNSEEN: Final = 6
+LONGEST_CLAUSE: Final = 100
+"""So many causes of what was not observed are shown, and so much of each: the rest is details."""
+CODE: Final = re.compile(r"[A-Z]+\d*")
+"""A check's code; other keys of `not_checked` are words for what a probe does not see."""
 LONGEST_VALUE: Final = 200
+MOST_FILES: Final = 4
+"""More files of one kind in one folder are shown as one line."""
 LAST_LINES: Final = 9
 """Four frames with their source, and the line of the exception."""
 STYLES: Final = {
@@ -49,8 +64,15 @@ class TerminalReporter(Reporter):
         _write_verdict(page, report)
         for finding in sorted(report.findings, key=lambda finding: -finding.severity.weight):
             _write_finding(page, finding)
-        _write_gaps(page, report)
-        _write_run(page, report)
+        _write_next_time(page, report)
+        _write_files(page, report)
+        if report.files or not _is_healthy(report):
+            page.blank()
+        _write_coverage(page, report, verbose=self.verbose)
+        if self.verbose:
+            _write_gaps(page, report)
+        if self.verbose or not _is_healthy(report):
+            _write_run(page, report, verbose=self.verbose)
         return page.text()
 
 
@@ -123,11 +145,10 @@ def _write_verdict(page: _Page, report: Report) -> None:
     ]
     found = ", ".join(counts)
     if not report.findings:
-        looked = _count(len(report.checked), "check")
-        found = f"nothing found by {looked}" if report.checked else "nothing was checked"
-    gaps = " Some of it was not looked at: see below." if _has_gaps(report) else ""
-    ending = ENDINGS[report.run.outcome]
-    page.write(f"distdiag: {found}; {ending}.{gaps}", indent=0, style="bold")
+        found = "nothing found" if report.checked else "nothing was checked"
+    is_open = report.run.outcome is Outcome.RUNNING and report.files
+    ending = "no file says how the run ended" if is_open else ENDINGS[report.run.outcome]
+    page.write(f"distdiag: {found}; {ending}.", indent=0, style="bold")
     if not report.complete and report.run.outcome is not Outcome.RUNNING:
         page.write("This report is provisional: the reporter was ended early.", indent=0)
 
@@ -196,7 +217,7 @@ def _grouped(
         order = sorted(by_ranks, key=lambda r: (r.isdisjoint(finding.ranks), -len(r)))
         by_ranks = {ranks: by_ranks[ranks] for ranks in order}
     for ranks, entries in islice(by_ranks.items(), MOST_GROUPS):
-        yield who(ranks), entries
+        yield who(ranks) if ranks else "rank not known", entries
     if len(by_ranks) > MOST_GROUPS:
         rest = _count(len(by_ranks) - MOST_GROUPS, "more group")
         yield f"and {rest} of ranks: see report.json", []
@@ -209,25 +230,103 @@ def _ranks_by_key(pairs: Iterable[tuple[K, Iterable[int]]]) -> dict[K, RankSet]:
     return {key: RankSet(ranks) for key, ranks in found.items()}
 
 
-def _has_gaps(report: Report) -> bool:
-    return bool(report.not_checked or report.silent_ranks)
+def _is_healthy(report: Report) -> bool:
+    is_whole = report.complete and not report.silent_ranks
+    return is_whole and not report.findings and report.run.outcome is Outcome.FINISHED
+
+
+def _write_coverage(page: _Page, report: Report, *, verbose: bool) -> None:
+    """Write in one paragraph what looked, what the run has none of, and what was not observed."""
+    known = subjects()
+    reasons = _codes_by_reason(report)
+    meant = {each.reason: reasons.pop(each.reason, []) for each in (LIGHT, DESELECTED)}
+    absent = {known[reason]: None for reason in reasons if reason in known}
+    unseen = [f"{_phrase(report.silent_ranks)}"] if report.silent_ranks else []
+    unseen += {
+        _short_of(reason, codes): None for reason, codes in reasons.items() if reason not in known
+    }
+    parts = [f"{_count(len(report.checked), 'check')} looked"]
+    if absent:
+        parts.append(f"not present in this run: {', '.join(absent)}")
+    parts += [
+        f"{_count(len(codes), 'check')}: {reason}" for reason, codes in meant.items() if codes
+    ]
+    if unseen:
+        shown = ", ".join(unseen[:MOST_UNSEEN])
+        more = f" and {len(unseen) - MOST_UNSEEN} more" if len(unseen) > MOST_UNSEEN else ""
+        parts.append(f"not observed: {shown}{more}")
+    hint = " --verbose says why." if report.not_checked and not verbose else ""
+    page.write(f"{'; '.join(parts)}.{hint}", indent=0)
+
+
+def _short_of(reason: str, codes: Iterable[str]) -> str:
+    """Return what was not observed: what a probe says that it does not see, or the first clause."""
+    seen = [code for code in codes if not CODE.fullmatch(code)]
+    return ", ".join(seen) or cut(re.split("[:;] ", reason)[0], LONGEST_CLAUSE)
+
+
+def _codes_by_reason(report: Report) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for code, reason in report.not_checked.items():
+        found.setdefault(reason, []).append(code)
+    return found
 
 
 def _write_gaps(page: _Page, report: Report) -> None:
-    if not _has_gaps(report):
+    if not (report.not_checked or report.silent_ranks):
         return
     page.blank()
     page.write("Not looked at", indent=0, style="bold")
     if report.silent_ranks:
         page.write(f"{_phrase(report.silent_ranks)}: silent, no events were read")
-    codes_by_reason: dict[str, list[str]] = {}
-    for code, reason in report.not_checked.items():
-        codes_by_reason.setdefault(reason, []).append(code)
-    for reason, codes in codes_by_reason.items():
+    for reason, codes in _codes_by_reason(report).items():
         page.write(f"{', '.join(codes)}: {reason}")
 
 
-def _write_run(page: _Page, report: Report) -> None:
+def _write_next_time(page: _Page, report: Report) -> None:
+    if not report.next_time:
+        return
+    page.blank()
+    page.write("What to collect next time", indent=0, style="bold")
+    for sentence in report.next_time:
+        page.write(sentence, indent=4, first="  -")
+
+
+def _write_files(page: _Page, report: Report) -> None:
+    """Write what was read, files of one kind in one folder together where they are many."""
+    if not report.files:
+        return
+    page.blank()
+    page.write("What was read", indent=0, style="bold")
+    alike: dict[tuple[object, ...], list[ReadFile]] = {}
+    for file in report.files:
+        key = (file.path.rpartition("/")[0], file.kinds, bool(file.num_lines), file.problem)
+        alike.setdefault(key, []).append(file)
+    for files in islice(alike.values(), MOST_GROUPS):
+        several = len(files) > MOST_FILES
+        for group in [files] if several else [[file] for file in files]:
+            more = f" and {len(group) - 1} more" if several else ""
+            page.write_whole(f"{group[0].path}{more}", indent=2)
+            page.write(_what_was_read(group), indent=6)
+    if len(alike) > MOST_GROUPS:
+        page.write(f"and {_count(len(alike) - MOST_GROUPS, 'more kind')}: see report.json")
+
+
+def _what_was_read(files: list[ReadFile]) -> str:
+    """Return ``log of ranks 0-3: 16 of 5,000 lines understood; only its end was read``."""
+    first = files[0]
+    ranks = RankSet(rank for file in files for rank in file.ranks)
+    whose = f" of {_phrase(ranks)}" if ranks else ""
+    understood = sum(file.num_understood for file in files)
+    num_lines = sum(file.num_lines for file in files)
+    how_much = f": {understood:,} of {num_lines:,} lines understood" if num_lines else ""
+    if understood and not num_lines:
+        how_much = f": {understood:,} entries understood"
+    what = f"{' and '.join(first.kinds)}{whose}{how_much}" if first.kinds else ""
+    return "; ".join(filter(None, [what, first.problem]))
+
+
+def _write_run(page: _Page, report: Report, *, verbose: bool) -> None:
     run = report.run
     page.blank()
     page.write("The run", indent=0, style="bold")
@@ -237,13 +336,14 @@ def _write_run(page: _Page, report: Report) -> None:
     page.write_label("attempts", str(run.attempts) if run.attempts > 1 else "")
     page.write_label("active", ", ".join(run.active_modes))
     page.write_label("dumps by", run.dump_transport)
-    page.write_label("checked", ", ".join(report.checked) or "nothing")
-    fates = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
-    for (fate, last), ranks in islice(fates.items(), MOST_GROUPS):
-        page.write(f"{page.who(ranks)}: {fate}{_sentence('; last: ', last)}")
-    if len(fates) > MOST_GROUPS:
+    if verbose:
+        page.write_label("checked", ", ".join(report.checked) or "nothing")
+    statuses = _ranks_by_key(((info.fate, info.last), (info.rank,)) for info in run.ranks)
+    for (status, last), ranks in islice(statuses.items(), MOST_GROUPS):
+        page.write(f"{page.who(ranks)}: {status}{_sentence('; last: ', last)}")
+    if len(statuses) > MOST_GROUPS:
         page.write(
-            f"and {_count(len(fates) - MOST_GROUPS, 'more group')} of ranks: see report.json"
+            f"and {_count(len(statuses) - MOST_GROUPS, 'more group')} of ranks: see report.json"
         )
 
 

@@ -5,7 +5,7 @@ from distdiag.events.base import Phase
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, plain_site, signature, stacks
 from tests.checks.verdicts import codes, findings, serious
 
@@ -18,7 +18,7 @@ def test_a_rank_that_finished_is_named_as_missing_with_proof():
     job = Job()
     job.every()
     job.call(0, plain_site(30), "barrier")
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     (finding,) = found(job, trigger=Trigger.LEFT)
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
     assert "rank 1 has finished its script" in finding.message
@@ -65,7 +65,7 @@ def test_a_rank_that_works_is_late_and_left_to_the_check_of_stragglers():
 def test_records_with_gaps_allow_a_note_only():
     job = Job()
     job.call(0)
-    job.set(1, fate=Fate.FINISHED, incomplete="disk full")
+    job.set(1, status=RankStatus.FINISHED, incomplete="disk full")
     (finding,) = found(job, trigger=Trigger.LEFT)
     assert finding.grade is Grade.NOTE
 

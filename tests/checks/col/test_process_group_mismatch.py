@@ -4,7 +4,7 @@ from distdiag.checks.col.process_group_mismatch import ProcessGroupMismatch
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, plain_site
 from tests.checks.verdicts import findings
 
@@ -68,7 +68,7 @@ def test_a_group_that_only_its_members_create_is_told_with_the_guard(tmp_path):
 
 def test_a_rank_that_finished_without_creating_the_group_is_named():
     job = Job(2)
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     alignment = job.creation({0: ((0, 1), SITE)}, Trigger.LEFT)
     (finding,) = findings(ProcessGroupMismatch, alignment)
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)

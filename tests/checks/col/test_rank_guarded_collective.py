@@ -4,7 +4,7 @@ from distdiag.checks.col.rank_guarded_collective import RankGuardedCollective
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, stacks
 from tests.checks.verdicts import codes, findings, serious
 
@@ -42,7 +42,7 @@ def test_a_call_that_the_others_never_make_before_they_finish(tmp_path):
     p = Program(tmp_path, SAVE)
     job = Job()
     job.call(0, p.site("dist.barrier", "    save()"), "barrier")
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     (finding,) = found(job, trigger=Trigger.LEFT)
     assert finding.ranks == RankSet([0])
     assert codes(job.alignment(trigger=Trigger.LEFT)) == ["COL009"]
@@ -53,7 +53,7 @@ def test_most_ranks_behind_an_early_return_name_the_one_that_returned(tmp_path):
     job = Job(4)
     for rank in (3, 2, 1):
         job.call(rank, p.site("barrier"), "barrier")
-    job.set(0, fate=Fate.FINISHED)
+    job.set(0, status=RankStatus.FINISHED)
     (finding,) = found(job, trigger=Trigger.LEFT)
     assert finding.ranks == RankSet([0])
 

@@ -4,7 +4,7 @@ from distdiag.checks.col.uneven_iterations import UnevenIterations
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, plain_site, signature, stacks
 from tests.checks.verdicts import codes, findings
 
@@ -45,7 +45,7 @@ def test_a_rank_that_finished_after_fewer_passes(program):
     job = Job()
     job.every(program.site("backward"))
     job.call(0, program.site("backward"))
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     assert [f.ranks for f in found(job, trigger=Trigger.LEFT)] == [RankSet([1])]
     assert codes(job.alignment(trigger=Trigger.LEFT)) == ["COL011"]
 
@@ -83,7 +83,7 @@ def test_a_call_outside_of_loops_is_no_iteration(program):
     job = Job()
     job.every(program.site("once"))
     job.call(0, program.site("once"))
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     assert not found(job, trigger=Trigger.LEFT)
 
 
@@ -129,9 +129,10 @@ NESTED = """
 
 
 @pytest.mark.parametrize(
-    ("place", "told"), [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])]
+    ("place", "reported"),
+    [("prepare", ["COL001"]), ("for batch", ["COL001"]), ("store", ["COL011"])],
 )
-def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, told):
+def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, reported):
     p = Program(tmp_path, NESTED)
     inner = p.site("reduce(", "    average()")
     job = Job()
@@ -139,7 +140,7 @@ def test_a_rank_on_its_way_to_an_inner_loop_has_not_left_it(tmp_path, place, tol
         job.every(inner)
     job.call(0, inner)
     job.set(1, stacks=stacks(1, p.frame(place)), idle_s=31.0)
-    assert codes(job.alignment(trigger=Trigger.STALLED)) == told
+    assert codes(job.alignment(trigger=Trigger.STALLED)) == reported
 
 
 INNER_CALL = """

@@ -4,7 +4,7 @@ from distdiag.checks.col.unmatched_send import UnmatchedSend
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, plain_site, signature
 from tests.checks.verdicts import findings, serious
 
@@ -21,7 +21,7 @@ def receive(job, rank=0, peer=1, **values):
 def test_a_receive_whose_sender_finished_names_the_sender():
     job = Job()
     call = receive(job)
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     (finding,) = judged(job, call, Trigger.LEFT)
     assert (finding.ranks, finding.grade) == (RankSet([1]), Grade.PROVEN)
     assert "rank 0's recv from rank 1" in finding.message
@@ -38,7 +38,7 @@ def test_two_ranks_that_both_receive_first_are_one_finding():
 def test_a_send_that_waits_may_be_one_too_many_so_both_are_named():
     job = Job()
     call = job.call(0, sign=signature("send", peer=1))
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     (finding,) = judged(job, call, Trigger.LEFT)
     assert (finding.ranks, finding.grade) == (RankSet([0, 1]), Grade.LIKELY)
 
@@ -55,7 +55,7 @@ def test_other_tags_are_pointed_out():
 def test_a_message_that_nobody_waits_for_is_a_note(trigger):
     job = Job()
     call = job.call(0, sign=signature("send", peer=1), is_async=True)
-    job.set(1, fate=Fate.FINISHED)
+    job.set(1, status=RankStatus.FINISHED)
     (finding,) = judged(job, call, trigger)
     assert finding.severity is Severity.INFO
 
@@ -63,7 +63,7 @@ def test_a_message_that_nobody_waits_for_is_a_note(trigger):
 def test_a_send_that_went_through_although_nobody_received_it_is_a_warning():
     job = Job()
     call = job.call(0, sign=signature("send", peer=1))
-    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(0, 1, status=RankStatus.FINISHED)
     (finding,) = judged(job, call, Trigger.ENDED)
     assert finding.severity is Severity.WARNING
 

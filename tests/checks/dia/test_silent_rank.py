@@ -5,7 +5,7 @@ from distdiag.events.collectives import GroupCreated
 from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.rank_states import Fate, LaunchView
+from distdiag.views.rank_states import LaunchView, RankStatus
 from tests.checks.streams import Job, event_of, plain_site
 from tests.checks.verdicts import findings
 
@@ -16,21 +16,21 @@ def judged(job):
 
 def test_ranks_without_any_event_are_named_at_the_end():
     job = Job(4)
-    job.set(0, 1, fate=Fate.FINISHED)
-    job.set(2, 3, fate=Fate.SILENT)
+    job.set(0, 1, status=RankStatus.FINISHED)
+    job.set(2, 3, status=RankStatus.SILENT)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([2, 3])
 
 
 def test_nothing_is_said_while_ranks_run():
     job = Job()
-    job.set(1, fate=Fate.SILENT)
+    job.set(1, status=RankStatus.SILENT)
     assert not judged(job)
 
 
 def test_ranks_that_were_heard_of_are_silent():
     job = Job()
-    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(0, 1, status=RankStatus.FINISHED)
     assert not judged(job)
 
 
@@ -49,14 +49,14 @@ def spawned(number):
     return event_of(ProcessesSpawned, number=number, site=plain_site(9))
 
 
-def told(event, num_ranks=1, world=1):
+def reported(event, num_ranks=1, world=1):
     job = Job(num_ranks)
     job.set(0, started=started(world))
     return findings(SilentRank, LaunchView(event, job.view().states))
 
 
 def test_a_group_of_more_ranks_than_are_observed_is_a_note_with_the_command_to_use():
-    (finding,) = told(begun((0, 1, 2)))
+    (finding,) = reported(begun((0, 1, 2)))
     assert (finding.severity, finding.ranks) == (Severity.INFO, RankSet([1, 2]))
     command = "torchrun --nproc-per-node 3 -m distdiag.check train.py --lr '1 2'"
     assert finding.message == (
@@ -67,7 +67,7 @@ def test_a_group_of_more_ranks_than_are_observed_is_a_note_with_the_command_to_u
 
 
 def test_ranks_that_a_launcher_should_have_started_get_no_command():
-    (finding,) = told(begun((0, 1, 2, 3)), num_ranks=2, world=2)
+    (finding,) = reported(begun((0, 1, 2, 3)), num_ranks=2, world=2)
     assert finding.message == "ranks 2-3 of 4 are not observed"
     assert finding.fix == SilentRank.fix
 
@@ -81,20 +81,20 @@ def test_ranks_that_a_launcher_should_have_started_get_no_command():
     ],
 )
 def test_a_group_behind_which_nobody_else_stands_is_no_reason(event):
-    assert not told(event)
+    assert not reported(event)
 
 
 def test_a_group_of_the_observed_ranks_is_no_reason():
-    assert not told(begun((0, 1)), num_ranks=2, world=2)
+    assert not reported(begun((0, 1)), num_ranks=2, world=2)
 
 
 def test_ranks_that_the_script_spawns_are_none_of_those_that_are_observed():
-    (finding,) = told(spawned(2))
+    (finding,) = reported(spawned(2))
     assert (finding.severity, finding.ranks) == (Severity.INFO, RankSet([0, 1]))
     assert "torch.multiprocessing starts the ranks" in finding.message
     assert "torchrun --nproc-per-node 2" in finding.message
 
 
 def test_what_a_rank_of_a_launcher_spawns_are_helpers():
-    assert not told(spawned(4), num_ranks=2, world=2)
-    assert not told(spawned(4), num_ranks=1, world=2)
+    assert not reported(spawned(4), num_ranks=2, world=2)
+    assert not reported(spawned(4), num_ranks=1, world=2)

@@ -5,7 +5,7 @@ from distdiag.events.base import Frame
 from distdiag.events.lifecycle import NodeLost
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, event_of, plain_site
 from tests.checks.verdicts import findings
 
@@ -47,7 +47,7 @@ def test_a_node_for_which_the_others_wait_in_vain_is_named(job):
 
 def test_others_that_their_launcher_ends_because_of_it_do_not_hide_it(job):
     for rank in (0, 1):
-        job.set(rank, fate=Fate.DIED, exit_status=-15, left_ns=9)
+        job.set(rank, status=RankStatus.DIED, exit_status=-15, left_ns=9)
     assert [finding.ranks for finding in judged(job)] == [RankSet([2, 3])]
 
 
@@ -69,11 +69,11 @@ def test_a_failure_before_that_is_the_cause(job):
 
 def test_a_node_of_which_only_the_monitor_was_lost_is_not_named(job):
     assert judged(job) == []
-    job.set(0, 1, fate=Fate.FINISHED, left_ns=9)
+    job.set(0, 1, status=RankStatus.FINISHED, left_ns=9)
     assert judged(job) == []
 
 
 def test_ranks_that_had_ended_are_not_lost(job):
-    job.set(2, 3, fate=Fate.FINISHED, left_ns=4)
+    job.set(2, 3, status=RankStatus.FINISHED, left_ns=4)
     job.lose_peer(0, 6)
     assert judged(job) == []

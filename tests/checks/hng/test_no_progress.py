@@ -5,7 +5,7 @@ from distdiag.events.base import Phase
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, stacks
 from tests.checks.verdicts import codes, findings
 
@@ -35,7 +35,7 @@ def test_contradictory_records_explain_the_stall():
 def test_a_rank_that_never_started_is_the_one_that_the_others_wait_for():
     job = Job()
     job.set(0, idle_s=31.0)
-    job.set(1, fate=Fate.SILENT)
+    job.set(1, status=RankStatus.SILENT)
     assert judged(job)[0].ranks == RankSet([1])
 
 
@@ -58,14 +58,14 @@ def test_a_missing_rank_is_left_to_the_collective(num_ranks):
     "change",
     [
         {"idle_s": 0.2},
-        {"fate": Fate.FINISHED},
-        {"fate": Fate.RAISED},
-        {"fate": Fate.DIED},
+        {"status": RankStatus.FINISHED},
+        {"status": RankStatus.RAISED},
+        {"status": RankStatus.DIED},
     ],
     ids=["moves", "finished", "raised", "died"],
 )
 def test_a_job_that_moves_or_fails_for_another_reason_is_silent(change):
     job = Job()
-    job.set(0, idle_s=31.0 if change.get("fate") is not Fate.FINISHED else 0.0)
+    job.set(0, idle_s=31.0 if change.get("status") is not RankStatus.FINISHED else 0.0)
     job.set(1, **change)
     assert not judged(job)

@@ -1,7 +1,7 @@
 from distdiag.checks.hng.parted_stacks import PartedStacks
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
-from distdiag.views.rank_states import Fate, StackView
+from distdiag.views.rank_states import RankStatus, StackView
 from tests.checks.streams import TORCH, Job, Program, library, stacks
 from tests.checks.verdicts import findings
 
@@ -13,7 +13,7 @@ def seen(tmp_path, *stacks_by_rank):
     p = Program(tmp_path, SOURCE)
     job = Job(len(stacks_by_rank))
     for rank, (text, *inner) in enumerate(stacks_by_rank):
-        job.set(rank, fate=Fate.SILENT, stacks=stacks(rank, *inner, p.frame(text)))
+        job.set(rank, status=RankStatus.SILENT, stacks=stacks(rank, *inner, p.frame(text)))
     return findings(PartedStacks, StackView(job.view().states))
 
 

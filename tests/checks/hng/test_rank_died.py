@@ -4,9 +4,10 @@ from distdiag.checks.hng.rank_died import RankDied
 from distdiag.events.base import Frame
 from distdiag.events.lifecycle import Exited, Finished
 from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Observed
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, Program, event_of, signature
 from tests.checks.verdicts import codes, findings, serious
 
@@ -18,14 +19,20 @@ def judged(job):
     return findings(RankDied, job.view())
 
 
-def die(job, rank, left_ns, status=None, oom_kills=0):
-    exited = event_of(Exited, rank, time_ns=left_ns, status=status, oom_kills=oom_kills)
-    job.set(rank, fate=Fate.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0)
+def die(job, rank, left_ns, status=None, oom_kills=0, gone_ns=0):
+    exited = event_of(
+        Exited, rank, time_ns=left_ns, status=status, oom_kills=oom_kills, gone_ns=gone_ns
+    )
+    job.set(
+        rank, status=RankStatus.DIED, left_ns=left_ns, exit_status=status, exited=exited, idle_s=2.0
+    )
 
 
 def leave(job, rank, left_ns, status, frame=LINE):
     finished = event_of(Finished, rank, exit_status=status, frames=(frame,))
-    job.set(rank, fate=Fate.FINISHED, left_ns=left_ns, exit_status=status, finished=finished)
+    job.set(
+        rank, status=RankStatus.FINISHED, left_ns=left_ns, exit_status=status, finished=finished
+    )
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
@@ -56,7 +63,6 @@ def ended(*ends, **values):
     [
         ([(3, 5 * S, -9), (0, 8 * S, -15), (1, 8 * S, -15), (2, 40 * S, -9)], [3], "SIGKILL"),
         ([(0, 5, -15), (1, 9, -11)], [1], "died by SIGSEGV"),
-        ([(0, 5 * S, -15), (1, 5 * S + S // 2, -9)], [1], "SIGKILL"),
         (
             [(1, 5, 3), (0, 4, -15)],
             [1],
@@ -66,7 +72,6 @@ def ended(*ends, **values):
     ids=[
         "stopped by the launcher afterwards",
         "a crash, whenever it was seen",
-        "seen alive a little longer",
         "an exit status",
     ],
 )
@@ -74,6 +79,18 @@ def test_the_rank_whose_end_is_the_cause_is_named(ends, ranks, words):
     finding = ended(*ends)
     assert (finding.ranks, finding.severity) == (RankSet(ranks), Severity.ERROR)
     assert words in finding.message
+
+
+@pytest.mark.parametrize(("apart_ns", "cause"), [(20, [1]), (21, [0, 1])])
+def test_a_killed_rank_is_the_cause_if_it_may_have_ended_before_the_others_were_gone(
+    apart_ns, cause
+):
+    job = Job()
+    die(job, 0, 5, -15, gone_ns=25)
+    die(job, 1, 5 + apart_ns, -9, gone_ns=5 + apart_ns)
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet(cause)
+    assert (finding.severity is Severity.ERROR) is (len(cause) == 1)
 
 
 def test_a_crash_is_explained_and_all_signals_are_evidence():
@@ -205,5 +222,63 @@ def test_both_ways_to_see_it_give_one_finding():
 
 def test_ranks_that_finished_are_silent():
     job = Job()
-    job.set(0, 1, fate=Fate.FINISHED)
+    job.set(0, 1, status=RankStatus.FINISHED)
     assert not judged(job)
+
+
+def report(rank, status, cause="", **values):
+    """The only thing that is known of a rank: a launcher tells how it ended."""
+    job = Job(1)
+    exited = event_of(Exited, rank, time_ns=5, status=status, cause=cause)
+    job.set(rank, status=RankStatus.DIED, left_ns=5, exit_status=status, exited=exited, idle_s=2.0)
+    job.set(rank, is_reported_only=True, **values)
+    (finding,) = judged(job)
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("status", "cause", "severity", "message", "advice"),
+    [
+        (-9, "", Severity.ERROR, "died by SIGKILL", "dmesg"),
+        (-9, "out-of-memory", Severity.ERROR, "died by SIGKILL for want of memory", "--mem"),
+        (-7, "", Severity.ERROR, "died by SIGBUS", "/dev/shm"),
+        (-11, "", Severity.ERROR, "died by SIGSEGV", "faulthandler"),
+        (1, "", Severity.ERROR, "died with status 1", "--redirects 3"),
+        (-15, "time-limit", Severity.INFO, "at the time limit of the job", "more time"),
+        (-15, "preempted", Severity.INFO, "to make room for another job", "queued again"),
+        (-15, "node-failed", Severity.INFO, "since a node failed", "--exclude"),
+        (-15, "cancelled", Severity.INFO, "since the job was cancelled", "who cancelled"),
+    ],
+)
+def test_advice_follows_from_how_a_launcher_says_that_it_ended(
+    status, cause, severity, message, advice
+):
+    finding = report(0, status, cause)
+    assert finding.severity is severity
+    assert message in finding.message
+    assert advice in finding.fix
+
+
+def test_a_process_without_a_rank_is_called_by_its_name():
+    assert report(0, -9, label="worker-2").message.startswith("worker-2 died by SIGKILL")
+
+
+def test_all_ranks_that_a_container_ends_for_want_of_memory_are_an_error():
+    job = Job(2)
+    for rank in (0, 1):
+        exited = event_of(Exited, rank, time_ns=5, status=-9, cause="out-of-memory")
+        job.set(rank, status=RankStatus.DIED, left_ns=5, exit_status=-9, exited=exited, idle_s=2.0)
+    (finding,) = judged(job)
+    assert finding.severity is Severity.ERROR
+
+
+def test_a_rank_that_aborts_since_its_collective_timed_out_is_a_victim():
+    job = Job(2)
+    die(job, 0, 5, -6)
+    die(job, 1, 9, -11)
+    seen = Observed(
+        rank=0, seq=-1, time_ns=0, source="nccl-log", summary="", values={"kind": "timeout"}
+    )
+    job.set(0, observed={"nccl-log": seen})
+    (finding,) = judged(job)
+    assert finding.ranks == RankSet([1])

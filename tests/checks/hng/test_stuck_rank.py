@@ -9,12 +9,14 @@ from distdiag.checks import load_checks
 from distdiag.checks.hng.held_gil import HeldGil
 from distdiag.checks.hng.rank_in_dataloader import RankInDataloader
 from distdiag.checks.hng.stuck_teardown import StuckTeardown
+from distdiag.checks.shared.activities import will_come
 from distdiag.events.base import Phase
+from distdiag.events.files import StoreAsked
 from distdiag.events.ranks import RankSet
-from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.events.stacks import Observed, ProcessSeen, Stacks, ThreadStack
 from distdiag.findings.finding import Severity
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate, Help
+from distdiag.views.rank_states import Help, RankState, RankStatus
 from tests.checks.streams import Job, Program, event_of, kernel, library, stacks
 from tests.checks.verdicts import all_findings, findings, serious
 
@@ -108,6 +110,8 @@ def test_the_message_says_what_it_is_stuck_in(tmp_path):
     assert "by a signal" in finding.message
     finding = named(stuck_job(tmp_path, *frame("torch/utils/file_baton.py", "wait")), "HNG008")
     assert "torch/utils/file_baton.py" in finding.message
+    # The wait for such a lock is a known fault, whose row says what to do.
+    assert "torch_extensions" in finding.fix and "killed while it built" in finding.why
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,41 @@ def test_the_message_says_what_it_is_stuck_in(tmp_path):
 )
 def test_a_rank_that_works_or_has_others_work_is_late(tmp_path, inner, state):
     assert not said(stuck_job(tmp_path, *inner, **state))
+
+
+def test_the_holder_of_a_lock_is_named_and_the_fix_is_about_it(tmp_path):
+    holder = ProcessSeen(77, "python prepare.py", "sleeping in futex", has_it=True)
+    values = {"waits_for": "lock", "name": "/data/cache.lock"}
+    seen = event_of(Observed, 1, source="holders", values=values, processes=(holder,))
+    job = stuck_job(tmp_path, observed=kernel(1, "flock", "/data/cache.lock") | {"holders": seen})
+    finding = named(job, "HNG005")
+    assert "; /data/cache.lock is locked by process 77 `python prepare.py`" in finding.message
+    assert finding.fix.startswith("Let process 77 release the lock")
+    assert finding.evidence[0].values["pid"] == 77
+
+
+def test_a_rank_that_waits_for_the_lock_of_a_busy_rank_is_late(tmp_path):
+    holder = ProcessSeen(77, "python train.py", has_it=True, rank=2)
+    values = {"waits_for": "lock", "name": "/data/cache.lock"}
+    seen = event_of(Observed, 1, source="holders", values=values, processes=(holder,))
+    job = stuck_job(tmp_path, observed=kernel(1, "flock", "/data/cache.lock") | {"holders": seen})
+    states = job.alignment(trigger=Trigger.STALLED).states
+    busy = RankState(2, RankStatus.RUNNING, is_working=True)
+    assert will_come(states[1], {**states, 2: busy})
+    assert not will_come(states[1], {**states, 2: replace(busy, is_working=False)})
+
+
+def test_a_key_of_the_store_that_nobody_sets(tmp_path):
+    line = Program(tmp_path, SOURCE).frame("ask()")
+    asked = event_of(StoreAsked, 1, action="get", store="host:1", keys=("a",), frames=(line,))
+    finding = named(stuck_job(tmp_path, asked=asked, **blocked("poll")), "HNG020")
+    assert 'it waits for the key "a" of the store host:1, which no rank has set' in finding.message
+
+
+@pytest.mark.parametrize("terminal", ["/dev/pts/3", "/dev/tty"])
+def test_a_question_that_nobody_answers(tmp_path, terminal):
+    finding = named(stuck_job(tmp_path, **blocked("read", terminal)), "HNG021")
+    assert f"in read of {terminal}" in finding.message
 
 
 # Data loaders and checkpoints
@@ -229,7 +268,7 @@ def test_a_thread_that_keeps_the_process_alive_is_named_with_its_line(tmp_path):
     main = ThreadStack("MainThread", (library("threading.py", "_shutdown"),))
     other = ThreadStack("watcher", (p.frame("sleep"),))
     job = Job()
-    job.set(0, fate=Fate.FINISHED)
+    job.set(0, status=RankStatus.FINISHED)
     seen = event_of(Stacks, 1, source="py-spy", threads=(main, other))
     job.set(1, idle_s=31.0, stacks=seen)
     (finding,) = findings(StuckTeardown, job.view())

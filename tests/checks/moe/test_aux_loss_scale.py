@@ -52,7 +52,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_balancing_loss_that_grows_is_found(name):
+def test_an_auxiliary_loss_that_grows_is_found(name):
     passes, times_, reason = WRONG[name]
     (finding,) = found(passes, passes)
     assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
@@ -75,26 +75,26 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_balancing_loss_that_does_not_is_silent(name):
+def test_an_auxiliary_loss_that_does_not_is_silent(name):
     assert not found(RIGHT[name], RIGHT[name])
 
 
-@pytest.mark.parametrize("options", [{"is_told": False}, {"divisor": 0.0}], ids=str)
+@pytest.mark.parametrize("options", [{"has_wrapper": False}, {"divisor": 0.0}], ids=str)
 def test_nothing_is_said_where_it_is_not_known_who_averages(options):
     passes = counted(COEFFICIENT)
     assert not found(passes, passes, **options)
 
 
-def test_a_rank_tells_by_itself_that_a_balancing_loss_is_not_divided_by_its_passes():
+def test_a_rank_tells_by_itself_that_an_auxiliary_loss_is_not_divided_by_its_passes():
     passes = apart(over(1), COEFFICIENT)
-    (finding,) = found(passes, passes, is_told=False, divisor=0.0)
+    (finding,) = found(passes, passes, has_wrapper=False, divisor=0.0)
     assert finding.severity is Severity.WARNING
     assert "weighs 2 times" in finding.message
 
 
 def test_ranks_that_tell_different_things_by_themselves_are_silent():
     passes = apart(over(1), COEFFICIENT), apart(over(2), COEFFICIENT)
-    assert not found(*passes, is_told=False, divisor=0.0)
+    assert not found(*passes, has_wrapper=False, divisor=0.0)
 
 
 def test_passes_before_the_routers_are_known_tell_nothing():

@@ -2,7 +2,7 @@ import pytest
 
 from distdiag.checks.moe.divergent_router_bias import DivergentRouterBias
 from distdiag.checks.rep.replica_drift import ReplicaDrift
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.models import RouterBiasReplicas, StepReplicas
@@ -28,7 +28,7 @@ def test_a_bias_that_ranks_update_by_counts_of_their_own_is_told():
 
 
 def test_a_bias_whose_router_is_seen_to_be_trained_together_is_told():
-    (finding,) = drifted(bias(), basis=Basis.ROUTER)
+    (finding,) = drifted(bias(), evidence=ReplicaEvidence.ROUTER)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
 
 
@@ -43,7 +43,7 @@ def test_a_bias_that_is_a_frozen_parameter_is_told_once():
 
 @pytest.mark.parametrize(
     "values",
-    [{"alike_at": None}, {"basis": Basis.WORLD}],
+    [{"alike_at": None}, {"evidence": ReplicaEvidence.WORLD}],
     ids=["never alike", "not kept together"],
 )
 def test_what_may_be_meant_is_silent(values):

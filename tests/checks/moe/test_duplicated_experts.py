@@ -1,7 +1,7 @@
 import pytest
 
 from distdiag.checks.moe.duplicated_experts import DuplicatedExperts
-from distdiag.events.models import Basis
+from distdiag.events.models import ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from distdiag.views.models import ExpertContents
@@ -12,11 +12,11 @@ from tests.checks.verdicts import findings
 ROUTER = ("layer.gate.weight", (4, 8), content(0.1))
 
 
-def view(*by_rank, basis=Basis.WORLD, replicas=(0, 1)):
+def view(*by_rank, evidence=ReplicaEvidence.WORLD, replicas=(0, 1)):
     """Each rank holds a router of four experts and what is given: names, shapes, contents."""
     held = {
         rank: tuple(
-            (plan(name, shape=shape, basis=basis, replicas=replicas), each)
+            (plan(name, shape=shape, evidence=evidence, replicas=replicas), each)
             for name, shape, each in (ROUTER, *parts)
         )
         for rank, parts in enumerate(by_rank)
@@ -61,7 +61,7 @@ def test_experts_that_all_ranks_hold_are_named(by_rank):
         ((listed(1.0, 2.0, 3.0, 4.0),) * 2, {}),
         ((stacked(1.0, 4),) * 2, {}),
         ((listed(1.0, 1.0),) * 2, {}),
-        ((listed(1.0, 2.0),) * 2, {"basis": Basis.WRAPPER}),
+        ((listed(1.0, 2.0),) * 2, {"evidence": ReplicaEvidence.WRAPPER}),
         (([("layer.experts.0.bias", (8,), ZEROS)],) * 2, {}),
         (([("layer.shared_experts.0.weight", (8, 8), content(1.0))],) * 2, {}),
         ((listed(1.0),) * 2, {}),

@@ -11,8 +11,8 @@ PEAK = Load(5.0, 0.0)
 
 
 def judged(*loads, **values):
-    looks = [routing(step=step, load=load, **values) for step, load in enumerate(loads)]
-    return findings(IdleExperts, view(*looks))
+    samples = [routing(step=step, load=load, **values) for step, load in enumerate(loads)]
+    return findings(IdleExperts, view(*samples))
 
 
 @pytest.mark.parametrize("load", [IDLE, PEAK], ids=["idle", "overloaded"])
@@ -39,7 +39,7 @@ def test_tokens_beyond_the_capacity_are_told_with_their_share():
         ((None, None, None), {}),
         ([Load(1.5, 0.0, 0.001)] * 3, {}),
     ],
-    ids=["too few looks", "not always", "too few tokens", "not of experts", "few are dropped"],
+    ids=["too few samples", "not always", "too few tokens", "not of experts", "few are dropped"],
 )
 def test_other_loads_are_silent(loads, values):
     assert not judged(*loads, **values)

@@ -30,7 +30,7 @@ def test_other_routers_are_silent(values):
     assert not judged(**values)
 
 
-def test_what_a_balancing_loss_looks_up_is_no_choice_of_a_router():
+def test_what_an_auxiliary_loss_looks_up_is_no_choice_of_a_router():
     looked_up = routing(layer="", dtype="bfloat16", tie_share=0.07)
     routed = routing(layer="layers.0.gate")
     assert not findings(LowPrecisionRouter, view(looked_up, routed))

@@ -78,7 +78,7 @@ RIGHT = {
     "weight": ([mean(20, times(3)), mean(30, times(3))], MESH),
     "two losses": ([part(n, 2 / 50, over(25)) for n in (20, 30)], MESH),
     "not averaged": (DATA, {"divisor": 0.0, **MESH}),
-    "not told": (DATA, {"is_told": False, **MESH}),
+    "not told": (DATA, {"has_wrapper": False, **MESH}),
 }
 
 

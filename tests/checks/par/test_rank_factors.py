@@ -27,7 +27,7 @@ OTHERS = [
 ]
 
 
-def told(tmp_path, text):
+def reported(tmp_path, text):
     path = tmp_path / "train.py"
     path.write_text(text)
     return is_number_of_ranks([Frame(str(path), 1, "main")], 2.0)
@@ -35,20 +35,20 @@ def told(tmp_path, text):
 
 @pytest.mark.parametrize("text", COUNTS)
 def test_a_count_of_ranks_is_seen(text, tmp_path):
-    assert told(tmp_path, text)
+    assert reported(tmp_path, text)
 
 
 @pytest.mark.parametrize("text", OTHERS)
 def test_other_factors_count_nothing(text, tmp_path):
-    assert not told(tmp_path, text)
+    assert not reported(tmp_path, text)
 
 
 def test_what_a_file_imports_from_beside_it_is_read(tmp_path):
     (tmp_path / "losses.py").write_text("def of(loss):\n    return loss * world_size\n")
-    assert told(tmp_path, "from losses import of\n")
+    assert reported(tmp_path, "from losses import of\n")
 
 
 def test_torch_is_not_read(tmp_path):
     folder = tmp_path / "torch"
     folder.mkdir()
-    assert not told(folder, "loss = loss * world_size")
+    assert not reported(folder, "loss = loss * world_size")

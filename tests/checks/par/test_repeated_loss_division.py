@@ -59,7 +59,7 @@ def test_gradients_that_are_multiplied_afterwards_need_it_too():
     assert not findings(RepeatedLossDivision, losses(RANKS, RANKS, is_multiplied=True))
 
 
-@pytest.mark.parametrize("options", [{"is_told": False}, {"divisor": 0.0}], ids=str)
+@pytest.mark.parametrize("options", [{"has_wrapper": False}, {"divisor": 0.0}], ids=str)
 def test_nothing_is_said_where_it_is_not_known_who_averages(options):
     assert not findings(RepeatedLossDivision, losses(TWICE, TWICE, **options))
 

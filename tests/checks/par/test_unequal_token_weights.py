@@ -60,7 +60,7 @@ def test_other_weights_are_silent(passes):
 
 
 @pytest.mark.parametrize(
-    "options", [{"is_told": False}, {"divisor": 0.0}, {"num_steps": 1}], ids=str
+    "options", [{"has_wrapper": False}, {"divisor": 0.0}, {"num_steps": 1}], ids=str
 )
 def test_it_is_a_note_where_little_is_known(options):
     (finding,) = findings(UnequalTokenWeights, losses([mean(30)], [mean(10)], **options))

@@ -1,7 +1,7 @@
 import pytest
 
 from distdiag.checks.rep.replica_drift import ReplicaDrift
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import differing, replicas
@@ -26,7 +26,7 @@ def test_two_ranks_are_both_named_and_neither_is_surely_wrong():
 
 
 def test_a_router_that_is_marked_as_a_part_of_experts_has_drifted():
-    (finding,) = drifted(differing(0.1, 0.1, 0.3), basis=Basis.LAYER)
+    (finding,) = drifted(differing(0.1, 0.1, 0.3), evidence=ReplicaEvidence.LAYER)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert "routes to experts of all of them" in finding.evidence[-1].summary
 
@@ -44,16 +44,16 @@ def test_running_statistics_of_batch_norm_are_silent_and_hide_no_parameter():
 
 
 @pytest.mark.parametrize(
-    ("basis", "severities"),
+    ("evidence", "severities"),
     [
-        (Basis.MARKED, [Severity.ERROR]),
-        (Basis.UNSYNCED, [Severity.INFO]),
-        (Basis.WORLD, []),
-        (Basis.BESIDE, []),
-        (Basis.SENT, []),
+        (ReplicaEvidence.MARKED, [Severity.ERROR]),
+        (ReplicaEvidence.UNSYNCED, [Severity.INFO]),
+        (ReplicaEvidence.WORLD, []),
+        (ReplicaEvidence.FROZEN, []),
+        (ReplicaEvidence.SENT, []),
     ],
 )
-def test_the_reason_to_compare_decides_how_sure_it_is(basis, severities):
-    found = drifted(differing(0.1, 0.1, 0.3), basis=basis)
+def test_the_reason_to_compare_decides_how_sure_it_is(evidence, severities):
+    found = drifted(differing(0.1, 0.1, 0.3), evidence=evidence)
     assert [each.severity for each in found] == severities
     assert all(each.ranks == RankSet([2]) for each in found)

@@ -1,7 +1,7 @@
 import pytest
 
 from distdiag.checks.rep.replica_mismatch import ReplicaMismatch
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import ZEROS, differing, replicas
@@ -23,18 +23,27 @@ def test_groups_of_the_same_size_are_both_named_and_neither_is_surely_wrong(held
 
 BASES = {
     **dict.fromkeys(
-        (Basis.MESH, Basis.WRAPPER, Basis.REDUCED, Basis.SENT), (Severity.ERROR, Grade.PROVEN)
+        (
+            ReplicaEvidence.MESH,
+            ReplicaEvidence.WRAPPER,
+            ReplicaEvidence.REDUCED,
+            ReplicaEvidence.SENT,
+        ),
+        (Severity.ERROR, Grade.PROVEN),
     ),
-    Basis.MODEL: (Severity.ERROR, Grade.LIKELY),
-    Basis.BESIDE: (Severity.WARNING, Grade.LIKELY),
-    **dict.fromkeys((Basis.WORLD, Basis.MARKED, Basis.UNSYNCED), (Severity.INFO, Grade.NOTE)),
+    ReplicaEvidence.MODEL: (Severity.ERROR, Grade.LIKELY),
+    ReplicaEvidence.FROZEN: (Severity.WARNING, Grade.LIKELY),
+    **dict.fromkeys(
+        (ReplicaEvidence.WORLD, ReplicaEvidence.MARKED, ReplicaEvidence.UNSYNCED),
+        (Severity.INFO, Grade.NOTE),
+    ),
 }
 
 
-@pytest.mark.parametrize("basis", BASES)
-def test_the_reason_to_compare_decides_how_sure_it_is(basis):
-    (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.1, 0.2), basis=basis))
-    assert (finding.severity, finding.grade) == BASES[basis]
+@pytest.mark.parametrize("evidence", BASES)
+def test_the_reason_to_compare_decides_how_sure_it_is(evidence):
+    (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.1, 0.2), evidence=evidence))
+    assert (finding.severity, finding.grade) == BASES[evidence]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,7 @@ def test_the_evidence_holds_digest_and_figures_of_each_camp():
 
 
 def test_what_the_program_reduces_itself_is_judged_at_the_first_step_too():
-    step = {"moment": Moment.STEP, "basis": Basis.REDUCED}
+    step = {"moment": Moment.STEP, "evidence": ReplicaEvidence.REDUCED}
     assert findings(ReplicaMismatch, replicas(differing(0.1, 0.2), **step))
     assert not findings(ReplicaMismatch, replicas(differing(0.1, 0.2), **step, alike_at=0))
     assert not findings(ReplicaMismatch, replicas(differing(0.1, 0.2), moment=Moment.STEP))
@@ -79,16 +88,16 @@ COUNTER = {"name": "num_seen", "is_parameter": False, "dtype": "int64"}
 
 
 def test_whole_numbers_in_a_buffer_are_left_to_the_program_by_fsdp2():
-    assert not findings(ReplicaMismatch, replicas(differing(0.1, 0.2, **COUNTER, keeper="FSDP2")))
+    assert not findings(ReplicaMismatch, replicas(differing(0.1, 0.2, **COUNTER, wrapper="FSDP2")))
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"keeper": "DDP"}, {"is_parameter": True}, {"dtype": "float32"}],
+    [{"wrapper": "DDP"}, {"is_parameter": True}, {"dtype": "float32"}],
     ids=["ddp", "parameter", "fractions"],
 )
 def test_other_tensors_than_buffers_of_whole_numbers_count_with_fsdp2(change):
-    values = {**COUNTER, "keeper": "FSDP2", **change}
+    values = {**COUNTER, "wrapper": "FSDP2", **change}
     (finding,) = findings(ReplicaMismatch, replicas(differing(0.1, 0.2, **values)))
     assert finding.subjects == ("num_seen",)
 

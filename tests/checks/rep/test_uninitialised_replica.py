@@ -3,7 +3,7 @@ import math
 import pytest
 
 from distdiag.checks.rep.uninitialised_replica import UninitialisedReplica
-from distdiag.events.models import Basis
+from distdiag.events.models import ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import ALL_NAN, NAN, ZEROS, content, contents, differing, mesh, replicas
@@ -62,15 +62,17 @@ def test_a_rank_most_of_whose_parameters_are_zero_is_named():
     assert (finding.ranks, finding.subjects) == (RankSet([1]), ("a", "b", "c"))
 
 
-@pytest.mark.parametrize("basis", [Basis.WORLD, Basis.SENT, Basis.UNSYNCED])
-def test_zeros_of_a_rank_that_may_have_a_model_of_its_own_are_silent(basis):
+@pytest.mark.parametrize(
+    "evidence", [ReplicaEvidence.WORLD, ReplicaEvidence.SENT, ReplicaEvidence.UNSYNCED]
+)
+def test_zeros_of_a_rank_that_may_have_a_model_of_its_own_are_silent(evidence):
     good = {name: content(0.1) for name in "abcd"}
     held = [good, dict.fromkeys("abcd", ZEROS)]
-    assert not findings(UninitialisedReplica, contents(*held, basis=basis, keeper=""))
+    assert not findings(UninitialisedReplica, contents(*held, evidence=evidence, wrapper=""))
     assert findings(UninitialisedReplica, contents(*held))
 
 
-FLAT = {"keeper": "FSDP1", "shape": (), "replicas": ()}
+FLAT = {"wrapper": "FSDP1", "shape": (), "replicas": ()}
 
 
 def of_pieces(*held_by_rank):
@@ -95,12 +97,14 @@ def test_a_piece_of_a_flat_parameter_that_holds_memory_as_it_was_found_is_named(
 
 def test_memory_as_it_was_found_is_named_even_in_a_model_of_its_own():
     held = [{"w": content(0.1)}, {"w": ALL_NAN}]
-    assert findings(UninitialisedReplica, contents(*held, basis=Basis.WORLD, keeper=""))
+    assert findings(
+        UninitialisedReplica, contents(*held, evidence=ReplicaEvidence.WORLD, wrapper="")
+    )
 
 
 def test_zeros_of_a_rank_of_a_mesh_are_named_though_each_holds_its_own_shard():
     good, bad = {name: content(0.1) for name in "ab"}, dict.fromkeys("ab", ZEROS)
-    values = {"mesh": mesh(2), "basis": Basis.MESH, "replicas": (), "keeper": "FSDP2"}
+    values = {"mesh": mesh(2), "evidence": ReplicaEvidence.MESH, "replicas": (), "wrapper": "FSDP2"}
     (finding,) = findings(UninitialisedReplica, contents(good, bad, **values))
     assert finding.ranks == RankSet([1])
 
@@ -163,11 +167,11 @@ def test_zeros_of_narrow_and_whole_numbers_may_be_meant(dtype):
     assert not findings(UninitialisedReplica, replicas(differing(0.1, ZEROS, dtype=dtype)))
 
 
-@pytest.mark.parametrize("basis", list(Basis))
-def test_a_buffer_of_zeros_is_named_where_all_ranks_should_hold_the_same(basis):
-    view = replicas(differing(0.1, ZEROS, is_parameter=False, basis=basis))
-    is_told = basis in (Basis.MESH, Basis.WRAPPER, Basis.MODEL)
-    assert bool(findings(UninitialisedReplica, view)) is is_told
+@pytest.mark.parametrize("evidence", list(ReplicaEvidence))
+def test_a_buffer_of_zeros_is_named_where_all_ranks_should_hold_the_same(evidence):
+    view = replicas(differing(0.1, ZEROS, is_parameter=False, evidence=evidence))
+    is_known = evidence in (ReplicaEvidence.MESH, ReplicaEvidence.WRAPPER, ReplicaEvidence.MODEL)
+    assert bool(findings(UninitialisedReplica, view)) is is_known
 
 
 def test_an_empty_tensor_was_not_forgotten():
@@ -183,5 +187,7 @@ def test_unwritten_copies_come_first_and_the_others_follow():
 
 
 def test_without_a_reason_to_compare_it_is_a_note():
-    (finding,) = findings(UninitialisedReplica, replicas(differing(0.1, ZEROS), basis=Basis.WORLD))
+    (finding,) = findings(
+        UninitialisedReplica, replicas(differing(0.1, ZEROS), evidence=ReplicaEvidence.WORLD)
+    )
     assert finding.grade is Grade.NOTE

@@ -4,14 +4,14 @@ from distdiag.checks.seq.attention_context import AttentionContext
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import Context
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.passports import HALVES, LENGTH, passports, spec
+from tests.checks.token_traces import HALVES, LENGTH, spec, token_traces
 from tests.checks.verdicts import findings
 
 
 def attending(context_of, of=None):
     """What is found when each token attends over what this function returns."""
     contexts = [[context_of(token) for token in half] for half in HALVES]
-    return findings(AttentionContext, passports(HALVES, contexts=contexts, of=of or spec()))
+    return findings(AttentionContext, token_traces(HALVES, contexts=contexts, of=of or spec()))
 
 
 def to_all(token):

@@ -3,7 +3,7 @@
 from distdiag.checks.seq.attention_gradient import AttentionGradient
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.passports import HALVES, own_half, passports, spec
+from tests.checks.token_traces import HALVES, own_half, spec, token_traces
 from tests.checks.verdicts import findings
 
 DUE = ((1.0, -2.0, 3.0, 1.0, 2.0, -1.0, 1.0, 2.0),) * 3
@@ -19,7 +19,7 @@ def found(keys=DUE[1], *, factor=1.0, dues=(DUE, DUE)):
     gradients = [
         tuple(of_rank(rank, values, factor) for values in (DUE[0], keys, DUE[2])) for rank in (0, 1)
     ]
-    view = passports(
+    view = token_traces(
         HALVES,
         scales=[own_half(rank, factor) for rank in (0, 1)],
         of=spec(reduction="sum" if factor == 1 else "mean"),

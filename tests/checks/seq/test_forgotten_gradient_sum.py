@@ -1,13 +1,13 @@
-"""Parameters that sums leave out by mistake are told, and those that are meant to be are not."""
+"""Parameters that sums leave out by mistake are reported; those that are meant to be are not."""
 
 import msgspec
 import pytest
 
 from distdiag.checks.seq.forgotten_gradient_sum import ForgottenGradientSum
-from distdiag.events.gradients import Flow, GradientSum, GradientSums, Passage
+from distdiag.events.gradients import AutogradNode, Flow, GradientSum, GradientSums
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from distdiag.views.gradients import GradientLook, GradientView, Sum, SumsView
+from distdiag.views.gradients import GradientSample, GradientView, Sum, SumsView
 from tests.checks.gradients import NOTHING, given
 from tests.checks.models import plan
 from tests.checks.streams import event_of, plain_site
@@ -20,15 +20,15 @@ NAMES += ["head.weight", "head.bias"]
 EXPERTS = [f"layers.{n}.experts.0.weight" for n in range(4)]
 
 
-def sums(*forgotten, sometimes=(), num_looks=3, names=NAMES, shapes=None, **values):
+def sums(*forgotten, sometimes=(), num_samples=3, names=NAMES, shapes=None, **values):
     """A program that sums all gradients but the forgotten ones."""
     own = {name for name in names if any(part in name for part in forgotten)}
-    told = {name: (Sum.OWN if name in own else Sum.SUMMED,) * num_looks for name in names}
+    reported = {name: (Sum.OWN if name in own else Sum.SUMMED,) * num_samples for name in names}
     other = {Sum.SUMMED: Sum.OWN, Sum.OWN: Sum.SUMMED}
-    told |= {name: (other[told[name][0]], *told[name][1:]) for name in sometimes}
+    reported |= {name: (other[reported[name][0]], *reported[name][1:]) for name in sometimes}
     plans = {n: plan(n, owners=("SGD",), shape=(shapes or {}).get(n, (4, 4))) for n in names}
-    values.setdefault("apart", frozenset(own))
-    return SumsView("Net", PAIR, plans, told, step=0, site=plain_site(30), **values)
+    values.setdefault("drifted", frozenset(own))
+    return SumsView("Net", PAIR, plans, reported, step=0, site=plain_site(30), **values)
 
 
 def judged(view):
@@ -91,8 +91,8 @@ MEANT = {
     "beside shards": sums("layers.2.norm.weight", has_shards=True),
     "reduced in turns": sums("layers.2.norm.weight", sometimes=["layers.1.mlp.bias"]),
     "reduced at times": sums("layers.2.norm.weight", sometimes=["layers.2.norm.weight"]),
-    "seen twice only": sums("layers.2.norm.weight", num_looks=2),
-    "copies that are equal again": sums("layers.2.norm.weight", apart=frozenset()),
+    "seen twice only": sums("layers.2.norm.weight", num_samples=2),
+    "copies that are equal again": sums("layers.2.norm.weight", drifted=frozenset()),
     "few others": sums("layers.1.a", names=["layers.0.a", "layers.1.a", "layers.1.b"]),
     "local steps of all": sums("."),
 }
@@ -126,7 +126,7 @@ def gradient(name, rank, step, members, **values):
     return GradientSum(name, 16, (), 0, values.pop("weight"), 0.0, own, 2.0, applied, **values)
 
 
-def passages(way):
+def nodes(way):
     """Two layers of norm, gather, shards, scatter; the gradient comes the other way."""
     scatter, gather = (UP, DOWN), (DOWN, UP)
     if way == "experts":
@@ -136,21 +136,21 @@ def passages(way):
     last = ("layers.1.norm.weight", "layers.0.bias", "positions")
     root = ("layers.1.bias", *OUTSIDE)
     sides = [
-        Passage("", (0, 0), NOTHING, NOTHING, root, (1,), True),
-        Passage("ScatterBackward", (1, 2), *scatter, SHARDS[2:], (2,), True),
-        Passage("GatherBackward", (2, 3), *gather, last, (3,), True),
-        Passage("ScatterBackward", (3, 4), *scatter, SHARDS[:2], (4,), True),
-        Passage("GatherBackward", (4, 5), *gather, ("layers.0.norm.weight",), (), True),
+        AutogradNode("", (0, 0), NOTHING, NOTHING, root, (1,), True),
+        AutogradNode("ScatterBackward", (1, 2), *scatter, SHARDS[2:], (2,), True),
+        AutogradNode("GatherBackward", (2, 3), *gather, last, (3,), True),
+        AutogradNode("ScatterBackward", (3, 4), *scatter, SHARDS[:2], (4,), True),
+        AutogradNode("GatherBackward", (4, 5), *gather, ("layers.0.norm.weight",), (), True),
     ]
     if way == "no end":
         sides = [msgspec.structs.replace(each, is_bounded=False) for each in sides]
     return tuple(sides)
 
 
-def parts_view(summed=(), way="", num_looks=3, placed=(), **values):
+def parts_view(summed=(), way="", num_samples=3, placed=(), **values):
     """What two ranks give and apply, where these parameters are summed."""
-    looks = []
-    for step in range(num_looks):
+    samples = []
+    for step in range(num_samples):
         by_rank = {}
         for rank in PAIR:
             gradients = [
@@ -163,28 +163,28 @@ def parts_view(summed=(), way="", num_looks=3, placed=(), **values):
                 step=step,
                 model="Net",
                 gradients=tuple(gradients),
-                passages=passages(way),
+                nodes=nodes(way),
                 site=plain_site(12),
             )
         gathers = dict.fromkeys(PAIR, ((), PAIR, PAIR, PAIR, PAIR))
         none = dict.fromkeys(PAIR, ((),) * 5)
-        looks.append(GradientLook(step, by_rank, none, frozenset({PAIR}), gathers))
-    return GradientView("Net", RankSet(PAIR), tuple(looks), frozenset(placed))
+        samples.append(GradientSample(step, by_rank, none, frozenset({PAIR}), gathers))
+    return GradientView("Net", RankSet(PAIR), tuple(samples), frozenset(placed))
 
 
-def told(*args, **values):
+def reported(*args, **values):
     return findings(ForgottenGradientSum, parts_view(*args, **values))
 
 
 def test_parameters_of_layers_that_work_on_parts_are_told():
-    (finding,) = told()
+    (finding,) = reported()
     assert finding.subjects == PARTS
     assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
     assert "gathered over these ranks for 4 others" in finding.evidence[0].summary
 
 
 def test_only_those_that_are_not_summed_are_told():
-    (finding,) = told(summed=(*PARTS[:3], *OUTSIDE))
+    (finding,) = reported(summed=(*PARTS[:3], *OUTSIDE))
     assert finding.subjects == PARTS[3:]
 
 
@@ -194,8 +194,8 @@ def of_parts(**values):
 
 def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
     view = parts_view()
-    for look in view.looks:
-        del look.by_rank[1]
+    for sample in view.samples:
+        del sample.by_rank[1]
     assert not findings(ForgottenGradientSum, view)
 
 
@@ -206,7 +206,7 @@ def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
         {"way": "experts"},
         {"way": "gathered twice"},
         {"way": "no end"},
-        {"num_looks": 1},
+        {"num_samples": 1},
         {"placed": PARTS},
         of_parts(weight=0.5),
         of_parts(is_table=True),
@@ -217,7 +217,7 @@ def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
         "exchanges of equal parts",
         "gathers without a scatter",
         "a graph that is not known wholly",
-        "one look",
+        "one sample",
         "something tells who holds copies",
         "copies that stay equal",
         "tables of positions",
@@ -225,4 +225,4 @@ def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
     ],
 )
 def test_what_is_right_or_not_clear_is_not_told(values):
-    assert not told(**values)
+    assert not reported(**values)

@@ -3,12 +3,12 @@ import pytest
 from distdiag.checks.seq.gather_gradient_scale import GatherGradientScale
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.passports import HALVES, LENGTH, own_half, passports, spec
+from tests.checks.token_traces import HALVES, LENGTH, own_half, spec, token_traces
 from tests.checks.verdicts import findings
 
 
 def found(scales, reduction="", **values):
-    view = passports(HALVES, scales=scales, of=spec(reduction=reduction), **values)
+    view = token_traces(HALVES, scales=scales, of=spec(reduction=reduction), **values)
     return findings(GatherGradientScale, view)
 
 

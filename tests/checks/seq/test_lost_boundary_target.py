@@ -5,7 +5,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.feeds import model_fed
 from tests.checks.losses import losses as steps
-from tests.checks.losses import mean, told
+from tests.checks.losses import mean, reported
 from tests.checks.sequences import both, shared
 from tests.checks.verdicts import findings
 
@@ -14,7 +14,7 @@ def own_shift(number, **values):
     """Each rank shifts 2 rows of 10 tokens by itself."""
     fields = {"num_elements": 18, "num_rows": 2, "num_first": 2, "num_shifted": 18, **values}
     counted = fields.pop("num_counted", 18)
-    return {rank: told(rank, [mean(counted, **fields)], step=number) for rank in (0, 1)}
+    return {rank: reported(rank, [mean(counted, **fields)], step=number) for rank in (0, 1)}
 
 
 def judged(*losses, **values):

@@ -3,7 +3,7 @@ import pytest
 from distdiag.checks.seq.mixed_samples import MixedSamples
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.sequences import Likeness
+from distdiag.views.sequences import ModelEquality
 from tests.checks.feeds import model_fed
 from tests.checks.sequences import both, shared
 from tests.checks.verdicts import findings
@@ -48,7 +48,7 @@ SAME = [fed(n, batch=f"indices {n}", samples=(f"samples {n}",)) for n in (0, 1)]
         ([fed(n, num_batch=8) for n in (0, 1)], {}),
         ([fed(0)], {}),
         ([fed(0), fed(1)], {"is_fed_by_others": True}),
-        ([fed(0), fed(1)], {"likeness": Likeness.OTHER_MODELS}),
+        ([fed(0), fed(1)], {"equality": ModelEquality.OTHER_MODELS}),
     ],
     ids=["same", "parts of the same", "another size", "one step", "exchanged", "other models"],
 )

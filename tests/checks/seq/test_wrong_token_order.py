@@ -4,7 +4,7 @@ from distdiag.checks.seq.wrong_token_order import WrongTokenOrder
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import FOREIGN, MIXED
 from distdiag.findings.finding import Grade, Severity
-from tests.checks.passports import HALVES, passports
+from tests.checks.token_traces import HALVES, token_traces
 from tests.checks.verdicts import findings
 
 HEAD_TAIL = [[0, 1, 6, 7], [2, 3, 4, 5]]
@@ -28,20 +28,20 @@ def joined(parts):
     ],
 )
 def test_a_wrong_order_says_which(parts, seen, words, line):
-    (finding,) = findings(WrongTokenOrder, passports(parts, seen))
+    (finding,) = findings(WrongTokenOrder, token_traces(parts, seen))
     assert (finding.severity, finding.ranks) == (Severity.ERROR, RankSet([0, 1]))
     assert finding.location.line == line
     assert words in finding.message
 
 
 def test_another_dimension_that_is_joined_is_named():
-    view = passports(HALVES, [[MIXED] * 4] * 2, gathered_shape=[(1, 4, 8)] * 2)
+    view = token_traces(HALVES, [[MIXED] * 4] * 2, gathered_shape=[(1, 4, 8)] * 2)
     (finding,) = findings(WrongTokenOrder, view)
     assert "it joins dim 2 instead of dim 1" in finding.message
 
 
 def test_where_heads_may_come_before_tokens_it_is_a_note():
-    view = passports(
+    view = token_traces(
         HALVES, [[MIXED] * 4] * 2, gathered_shape=[(1, 4, 8)] * 2, is_form_sure=[False] * 2
     )
     (finding,) = findings(WrongTokenOrder, view)
@@ -51,4 +51,4 @@ def test_where_heads_may_come_before_tokens_it_is_a_note():
 
 @pytest.mark.parametrize("parts", [HALVES, HEAD_TAIL, HALVES[::-1]])
 def test_an_order_that_the_gather_undoes_is_silent(parts):
-    assert not findings(WrongTokenOrder, passports(parts))
+    assert not findings(WrongTokenOrder, token_traces(parts))

@@ -4,7 +4,7 @@ from distdiag.checks.shared.culprits import Reason, blame, blame_cycle, blame_mi
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import Fate
+from distdiag.views.rank_states import RankStatus
 from tests.checks.streams import Job, plain_site
 
 
@@ -13,8 +13,8 @@ def test_a_strict_majority_decides_before_anything_else():
     for rank in job.world:
         job.call(rank, op="barrier" if rank == 2 else "all_reduce")
     alignment = job.alignment()
-    camps = group_by(alignment, lambda call: call.signature.op)
-    verdict = blame(alignment, camps)
+    groups = group_by(alignment, lambda call: call.signature.op)
+    verdict = blame(alignment, groups)
     assert (verdict.culprits, verdict.reason) == (RankSet([2]), Reason.MAJORITY)
     assert verdict.grade is Grade.PROVEN
 
@@ -44,7 +44,7 @@ def test_when_ranks_have_finished_the_fewer_side_is_odd(present, culprits):
     job = Job(4)
     for rank in present:
         job.call(rank)
-    job.set(*(job.world - RankSet(present)), fate=Fate.FINISHED)
+    job.set(*(job.world - RankSet(present)), status=RankStatus.FINISHED)
     assert blame_missing(job.alignment(trigger=Trigger.LEFT)).culprits == RankSet(culprits)
 
 

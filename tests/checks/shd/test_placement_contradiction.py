@@ -1,7 +1,7 @@
 import pytest
 
 from distdiag.checks.shd.placement_contradiction import PlacementContradiction
-from distdiag.events.models import Basis, Mesh
+from distdiag.events.models import Mesh, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import plan
@@ -16,7 +16,9 @@ def experts(*placements, names=("ep",), sizes=None, ranks=(0, 1), **values):
     sizes = sizes or (2,) * len(names)
     mesh = Mesh(tuple(names), sizes, tuple(ranks))
     values.setdefault("shape", (4, 8, 8))
-    return plan("experts.w1", placements=placements, mesh=mesh, basis=Basis.MESH, **values)
+    return plan(
+        "experts.w1", placements=placements, mesh=mesh, evidence=ReplicaEvidence.MESH, **values
+    )
 
 
 def contradictions(table, *plans, **values):
@@ -85,25 +87,27 @@ def test_axes_without_names_are_compared_by_what_they_do():
     assert finding.grade is Grade.LIKELY
 
 
-def plain(basis, replicas=(0, 1)):
-    return plan("experts.w1", basis=basis, replicas=replicas)
+def plain(evidence, replicas=(0, 1)):
+    return plan("experts.w1", evidence=evidence, replicas=replicas)
 
 
 def test_a_plain_tensor_that_is_whole_everywhere_is_likely_forgotten():
-    (finding,) = contradictions(OVER_EP, plain(Basis.WRAPPER))
+    (finding,) = contradictions(OVER_EP, plain(ReplicaEvidence.WRAPPER))
     assert finding.severity is Severity.ERROR
     assert "a plain tensor, no DTensor" in finding.message
-    beside = plan("w", placements=("R",), mesh=Mesh(("ep",), (2,), (0, 1)), basis=Basis.MESH)
-    (finding,) = contradictions(OVER_EP, plain(Basis.MODEL), beside)
+    beside = plan(
+        "w", placements=("R",), mesh=Mesh(("ep",), (2,), (0, 1)), evidence=ReplicaEvidence.MESH
+    )
+    (finding,) = contradictions(OVER_EP, plain(ReplicaEvidence.MODEL), beside)
     assert finding.grade is Grade.LIKELY
 
 
 @pytest.mark.parametrize(
     ("held", "world"),
     [
-        (plain(Basis.WORLD), PAIR),
-        (plain(Basis.MARKED), PAIR),
-        (plain(Basis.WRAPPER), RankSet(range(4))),
+        (plain(ReplicaEvidence.WORLD), PAIR),
+        (plain(ReplicaEvidence.MARKED), PAIR),
+        (plain(ReplicaEvidence.WRAPPER), RankSet(range(4))),
     ],
     ids=["nothing known", "marks", "ranks beside the wrapper's"],
 )
@@ -115,8 +119,8 @@ def test_a_plain_tensor_that_may_be_a_part_gets_a_note(held, world):
 @pytest.mark.parametrize(
     ("held", "world"),
     [
-        (plain(Basis.WRAPPER, ()), PAIR),
-        (plain(Basis.WRAPPER, (0,)), RankSet([0])),
+        (plain(ReplicaEvidence.WRAPPER, ()), PAIR),
+        (plain(ReplicaEvidence.WRAPPER, (0,)), RankSet([0])),
         (plan("experts.count", is_parameter=False, replicas=(0, 1)), PAIR),
     ],
     ids=["a part", "one rank", "a buffer"],
@@ -131,7 +135,7 @@ def test_what_two_rules_disagree_about_is_left_to_the_other_check():
 
 
 def test_what_is_sure_and_what_is_not_stand_apart():
-    sure, unsure = experts("R"), plan("experts.w2", basis=Basis.WORLD, replicas=(0, 1))
+    sure, unsure = experts("R"), plan("experts.w2", evidence=ReplicaEvidence.WORLD, replicas=(0, 1))
     findings = contradictions(OVER_EP, sure, unsure, axes={})
     assert [(f.severity, f.subjects) for f in findings] == [
         (Severity.ERROR, ("experts.w1",)),

@@ -1,14 +1,14 @@
 import pytest
 
 from distdiag.checks.shd.sharding_plan_mismatch import ShardingPlanMismatch
-from distdiag.events.models import Basis, Policy
+from distdiag.events.models import Policy, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import mesh, model, plan
 from tests.checks.verdicts import findings
 
 BASE = {
-    "keeper": "FSDP2",
+    "wrapper": "FSDP2",
     "unit": "layers.0",
     "placements": ("S(0)",),
     "mesh": mesh(4),
@@ -20,7 +20,7 @@ ASPECTS = [
     ({"placements": ("R",)}, "placement S(0) on ranks 0-2, R"),
     ({"placements": ()}, "not sharded on rank 3"),
     ({"mesh": mesh(2, 2)}, "mesh dp_replicate=4 on ranks 0-2, dp_replicate=2 x dp_shard=2 on"),
-    ({"keeper": ""}, "wrapper FSDP2 on ranks 0-2, none on rank 3"),
+    ({"wrapper": ""}, "wrapper FSDP2 on ranks 0-2, none on rank 3"),
     ({"unit": ""}, "wrapped unit layers.0 on ranks 0-2, the root on rank 3"),
     (
         {"policy": Policy(param_dtype="bfloat16")},
@@ -106,17 +106,17 @@ def test_submeshes_of_other_ranks_are_no_other_order():
 
 
 def test_parts_that_each_rank_has_for_itself_are_a_note():
-    dense = {"keeper": "DDP", "replicas": (0, 1), "basis": Basis.WRAPPER}
-    own = {"keeper": "", "basis": Basis.WORLD}
+    dense = {"wrapper": "DDP", "replicas": (0, 1), "evidence": ReplicaEvidence.WRAPPER}
+    own = {"wrapper": "", "evidence": ReplicaEvidence.WORLD}
     tables = {0: [plan("tables.0", **own), plan("tables.1", **own)], 1: [plan("tables.0", **own)]}
     plans = {rank: (*tables[rank], plan("top.weight", **dense)) for rank in (0, 1)}
     (finding,) = findings(ShardingPlanMismatch, model(*plans.values()))
     assert (finding.grade, finding.subjects) == (Grade.NOTE, ("tables.1",))
 
 
-DENSE = {"keeper": "DDP", "replicas": (0, 1), "basis": Basis.WRAPPER}
-IGNORED = {"keeper": "", "replicas": (), "basis": Basis.WRAPPER, "is_ignored": True}
-OWN = {"keeper": "", "replicas": (), "basis": Basis.OWN}
+DENSE = {"wrapper": "DDP", "replicas": (0, 1), "evidence": ReplicaEvidence.WRAPPER}
+IGNORED = {"wrapper": "", "replicas": (), "evidence": ReplicaEvidence.WRAPPER, "is_ignored": True}
+OWN = {"wrapper": "", "replicas": (), "evidence": ReplicaEvidence.OWN}
 
 
 @pytest.mark.parametrize("declared", [IGNORED, OWN], ids=["ignored", "marked"])

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import differing, replicas
@@ -15,36 +15,38 @@ def gradients(*tensors, **values):
 
 
 def test_all_copies_are_named_even_against_a_majority():
-    (finding,) = gradients(differing(0.1, 0.1, 0.3, keeper="", basis=Basis.MESH), step=1)
+    (finding,) = gradients(
+        differing(0.1, 0.1, 0.3, wrapper="", evidence=ReplicaEvidence.MESH), step=1
+    )
     assert (finding.ranks, finding.grade) == (RankSet([0, 1, 2]), Grade.PROVEN)
     assert finding.severity is Severity.ERROR
     assert "ranks 0-2, which hold copies of it, when step 1 begins" in finding.message
 
 
 @pytest.mark.parametrize(
-    ("basis", "alike_at", "grades"),
+    ("evidence", "alike_at", "grades"),
     [
-        (Basis.WRAPPER, None, [Grade.PROVEN]),
-        (Basis.REDUCED, None, [Grade.PROVEN]),
-        (Basis.MODEL, None, [Grade.LIKELY]),
-        (Basis.MARKED, 0, [Grade.LIKELY]),
-        (Basis.MARKED, None, [Grade.NOTE]),
-        (Basis.LONE, 0, [Grade.LIKELY]),
-        (Basis.LONE, None, [Grade.NOTE]),
-        (Basis.UNSYNCED, None, [Grade.NOTE]),
-        (Basis.SIBLING, 0, []),
-        (Basis.WORLD, None, []),
-        (Basis.BESIDE, None, []),
-        (Basis.SENT, None, []),
+        (ReplicaEvidence.WRAPPER, None, [Grade.PROVEN]),
+        (ReplicaEvidence.REDUCED, None, [Grade.PROVEN]),
+        (ReplicaEvidence.MODEL, None, [Grade.LIKELY]),
+        (ReplicaEvidence.MARKED, 0, [Grade.LIKELY]),
+        (ReplicaEvidence.MARKED, None, [Grade.NOTE]),
+        (ReplicaEvidence.LONE, 0, [Grade.LIKELY]),
+        (ReplicaEvidence.LONE, None, [Grade.NOTE]),
+        (ReplicaEvidence.UNSYNCED, None, [Grade.NOTE]),
+        (ReplicaEvidence.OTHER_GROUPS, 0, []),
+        (ReplicaEvidence.WORLD, None, []),
+        (ReplicaEvidence.FROZEN, None, []),
+        (ReplicaEvidence.SENT, None, []),
     ],
 )
-def test_the_reason_to_compare_decides_how_sure_it_is(basis, alike_at, grades):
-    found = gradients(differing(0.1, 0.3, keeper="", basis=basis), alike_at=alike_at)
+def test_the_reason_to_compare_decides_how_sure_it_is(evidence, alike_at, grades):
+    found = gradients(differing(0.1, 0.3, wrapper="", evidence=evidence), alike_at=alike_at)
     assert [finding.grade for finding in found] == grades
 
 
 def test_ddp_over_a_group_of_one_is_said_to_be_so():
-    (finding,) = gradients(differing(0.1, 0.5, basis=Basis.LONE), alike_at=0)
+    (finding,) = gradients(differing(0.1, 0.5, evidence=ReplicaEvidence.LONE), alike_at=0)
     assert finding.severity is Severity.WARNING
     assert "a group of one rank" in finding.evidence[-1].summary
 
@@ -53,9 +55,9 @@ def test_late_parameters_are_left_to_the_check_for_them():
     assert not gradients(differing(0.1, 0.3, is_late=True))
 
 
-@pytest.mark.parametrize("basis", [Basis.UNSYNCED, Basis.SIBLING])
-def test_ranks_that_exchange_nothing_in_many_steps_are_an_alarm(basis):
-    view = replicas(differing(0.1, 0.3, basis=basis), moment=Moment.GRADIENT, alike_at=0)
-    (finding,) = findings(UnreducedGradient, replace(view, apart_for=2000))
+@pytest.mark.parametrize("evidence", [ReplicaEvidence.UNSYNCED, ReplicaEvidence.OTHER_GROUPS])
+def test_ranks_that_exchange_nothing_in_many_steps_are_an_alarm(evidence):
+    view = replicas(differing(0.1, 0.3, evidence=evidence), moment=Moment.GRADIENT, alike_at=0)
+    (finding,) = findings(UnreducedGradient, replace(view, num_unsynced_steps=2000))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert "in 2000 steps nothing as large was exchanged" in finding.message

@@ -1,7 +1,7 @@
 import pytest
 
 from distdiag.checks.shd.unsharded_parameter import UnshardedParameter
-from distdiag.events.models import Basis
+from distdiag.events.models import ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.models import mesh, model, plan
@@ -11,12 +11,19 @@ PAIR = (0, 1)
 
 
 def shard(name="blocks.0.weight", **changes):
-    values = {"keeper": "FSDP2", "placements": ("S(0)",), "mesh": mesh(2), "basis": Basis.MESH}
+    values = {
+        "wrapper": "FSDP2",
+        "placements": ("S(0)",),
+        "mesh": mesh(2),
+        "evidence": ReplicaEvidence.MESH,
+    }
     return plan(name, **{**values, **changes})
 
 
 def whole(name="head.weight", **changes):
-    return plan(name, **{"keeper": "", "replicas": PAIR, "basis": Basis.MODEL, **changes})
+    return plan(
+        name, **{"wrapper": "", "replicas": PAIR, "evidence": ReplicaEvidence.MODEL, **changes}
+    )
 
 
 def blocks(number, units=None, **changes):
@@ -41,10 +48,10 @@ def test_a_parameter_outside_all_units_is_noted_at_the_first_use():
         whole(requires_grad=False),
         whole(is_parameter=False),
         whole(is_late=True),
-        whole(basis=Basis.WRAPPER, replicas=()),
-        whole(basis=Basis.REDUCED),
-        whole(keeper="DDP", basis=Basis.WRAPPER),
-        shard("head.weight", keeper=""),
+        whole(evidence=ReplicaEvidence.WRAPPER, replicas=()),
+        whole(evidence=ReplicaEvidence.REDUCED),
+        whole(wrapper="DDP", evidence=ReplicaEvidence.WRAPPER),
+        shard("head.weight", wrapper=""),
     ],
     ids=["frozen", "buffer", "late", "ignored", "reduced-by-hand", "ddp", "tensor-parallel"],
 )
@@ -54,7 +61,7 @@ def test_what_is_outside_for_a_reason_is_silent(other):
 
 
 def test_a_model_that_fsdp2_does_not_shard_is_silent():
-    plans = [shard(keeper=""), whole()]
+    plans = [shard(wrapper=""), whole()]
     assert not findings(UnshardedParameter, model(plans, plans))
 
 

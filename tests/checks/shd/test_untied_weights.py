@@ -28,5 +28,5 @@ def test_tied_weights_are_silent():
 
 
 def test_views_of_flat_parameters_are_never_one_object():
-    flat = plan("head.weight", untied_from="embed.weight", keeper="FSDP1")
+    flat = plan("head.weight", untied_from="embed.weight", wrapper="FSDP1")
     assert not findings(UntiedWeights, model([flat], [flat]))

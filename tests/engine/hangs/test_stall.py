@@ -1,4 +1,4 @@
-"""What is a hang, what is none, when it is told, and when it is taken back."""
+"""What is a hang, what is none, when it is reported, and when it is taken back."""
 
 import pytest
 
@@ -66,6 +66,35 @@ def test_children_of_a_rank_that_waits_in_a_collective_are_no_excuse():
     job = waiting_job(hang_timeout_s=5.0)
     job.call(1, line=15, group=(1, 0), waited=False)
     job.passes(8, children={0: 1.0, 1: 1.0})
+    assert job.engine.is_hung
+
+
+INDUCTOR = frames("torch/_inductor/async_compile.py", "wait")
+DYNAMO = frames("torch/_dynamo/convert_frame.py", "__call__")
+NVCC = frames("torch/utils/cpp_extension.py", "_run_ninja_build")
+
+
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)], ids=["one waits for it", "all compile"])
+@pytest.mark.parametrize(
+    ("who", "stack"),
+    [("children", INDUCTOR), ("cpu", DYNAMO), ("children", NVCC)],
+    ids=["compile workers", "the main thread", "a compiler"],
+)
+def test_a_compilation_of_two_minutes_is_no_hang(who, stack, ranks):
+    job = waiting_job(hang_timeout_s=15.0) if ranks == (1,) else Job(hang_timeout_s=15.0)
+    job.passes(125, **{who: dict.fromkeys(ranks, 0.9)}, at=dict.fromkeys(ranks, stack))
+    assert job.codes == []
+    assert not job.engine.is_hung
+
+
+@pytest.mark.parametrize("others", [BATON, NVCC], ids=["the lock of the build", "a build"])
+def test_who_waits_for_the_build_of_another_rank_is_no_hang_as_long_as_that_builds(others):
+    job = Job(hang_timeout_s=15.0)
+    job.passes(125, children={0: 0.9}, at={0: NVCC, 1: others})
+    assert job.codes == []
+    assert not job.engine.is_hung
+    job.passes(20, at={0: BATON, 1: others})
+    assert job.codes == ["HNG008"]
     assert job.engine.is_hung
 
 
@@ -220,9 +249,10 @@ def assert_taken_back(job, code):
     assert "slow, not stuck" in note.message
 
 
-def test_a_run_that_finishes_after_a_stall_had_no_hang():
-    job = waiting_job(hang_timeout_s=5.0)
-    job.passes(8)
+@pytest.mark.parametrize(("hang_timeout_s", "stall_s"), [(5.0, 8), (None, 45)])
+def test_a_run_that_finishes_after_a_stall_had_no_hang(hang_timeout_s, stall_s):
+    job = waiting_job(hang_timeout_s=hang_timeout_s)
+    job.passes(stall_s)
     assert job.codes == ["COL001"]
     job.call(1, line=14)
     job.finishes(0)
@@ -295,3 +325,34 @@ def test_a_hang_that_nobody_ended_stays_when_the_watch_ends():
     job.engine.finish()
     assert job.codes == ["COL001"]
     assert job.engine.is_hung
+
+
+# Keys of the store
+
+AT_LINE_12 = (Frame("train.py", 12, "main"),)
+
+
+def test_a_rank_that_waits_for_a_key_says_which_and_who_set_one_like_it():
+    job = waiting_job()
+    job.sets(0, "step/4")
+    job.asks(1, "step/5")
+    job.passes(8, at={1: AT_LINE_12})
+    (finding,) = job.alarms
+    assert finding.code == "HNG020"
+    assert 'the key "step/5" of the store s, which no rank has set; rank 0 set "step/4" at ' in (
+        finding.message
+    )
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_rank_that_has_its_key_or_whose_thread_waits_for_one_waits_for_something_else(
+    is_answered,
+):
+    job = waiting_job()
+    if is_answered:
+        job.asks(1, "step/5")
+        job.gets(1, "step/5")
+    else:
+        job.asks(1, "step/5", thread="reader")
+    job.passes(8, at={1: AT_LINE_12})
+    assert job.codes == ["COL001"]

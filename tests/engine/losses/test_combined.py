@@ -5,8 +5,8 @@ import pytest
 
 from distdiag.engine.losses.combined import CombinedLossAligner
 from distdiag.events.ranks import RankSet
-from tests.checks.gradients import DENSE, gradient, look
-from tests.checks.losses import mean, told
+from tests.checks.gradients import DENSE, gradient, sample
+from tests.checks.losses import mean, reported
 from tests.checks.sequences import both
 from tests.engine.aligned import aligned
 
@@ -15,13 +15,13 @@ STEPS = range(3)
 
 def sums(rank, step, combined=(0, 1), divisor=1.0):
     """Gradients of a rank that are those of these ranks, added up and divided."""
-    event = look(step, 1.0, 1.0).by_rank[rank]
+    event = sample(step, 1.0, 1.0).by_rank[rank]
     gradients = tuple(gradient(name, rank, step, combined, divisor) for name in DENSE)
     return msgspec.structs.replace(event, gradients=gradients)
 
 
 def losses(rank, step, **values):
-    return told(rank, [mean(3)], step, **{"members": (), "divisor": 0.0, **values})
+    return reported(rank, [mean(3)], step, **{"members": (), "divisor": 0.0, **values})
 
 
 def shown(*events, ends=True):

@@ -1,4 +1,4 @@
-"""What ranks do with each gradient is told by what they hold before and after a backward pass."""
+"""What ranks do with each gradient is known from what they hold around a backward pass."""
 
 import msgspec
 import pytest
@@ -8,9 +8,9 @@ from distdiag.engine.losses.gradients import GradientAligner
 from distdiag.engine.models.sums import FEWEST_STEPS, SumsAligner
 from distdiag.events.collectives import Signature
 from distdiag.events.lifecycle import StepEnd
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.views.gradients import GradientView, Sum, SumsView
-from tests.checks.gradients import look
+from tests.checks.gradients import sample
 from tests.checks.models import ZEROS, plan, plan_event, state_event
 from tests.checks.streams import Job, event_of, plain_site
 from tests.engine.aligned import aligned, broken
@@ -23,11 +23,11 @@ JOB = Job(2)
 def plans(moment):
     """What is known of the tensors: who reduced a gradient, is known when the optimizer steps."""
     for name in NAMES:
-        basis = {"kept": Basis.WRAPPER}.get(name, Basis.WORLD)
+        evidence = {"kept": ReplicaEvidence.WRAPPER}.get(name, ReplicaEvidence.WORLD)
         if name == "sent" and moment in (Moment.GRADIENT, Moment.STEP):
-            basis = Basis.REDUCED
+            evidence = ReplicaEvidence.REDUCED
         owners = () if moment is Moment.START else ("SGD",)
-        yield plan(name, basis=basis, keeper="", replicas=PAIR, owners=owners)
+        yield plan(name, evidence=evidence, wrapper="", replicas=PAIR, owners=owners)
 
 
 def held(rank, moment, step):
@@ -48,7 +48,7 @@ def held(rank, moment, step):
     return list((gradients if moment in (Moment.BACKWARD, Moment.GRADIENT) else weights).values())
 
 
-def looks(steps=(0, 1, 2)):
+def samples(steps=(0, 1, 2)):
     yield from events(Moment.START, 0)
     for step in steps:
         for moment in (Moment.BACKWARD, Moment.GRADIENT, Moment.STEP):
@@ -80,7 +80,7 @@ def shown(*events, ends=True):
 
 
 def test_what_is_done_with_each_gradient():
-    (view,), gap = shown(*looks(), call(), *steps(FEWEST_STEPS))
+    (view,), gap = shown(*samples(), call(), *steps(FEWEST_STEPS))
     assert not gap
     assert view.ranks == PAIR
     assert view.sums == {
@@ -90,14 +90,14 @@ def test_what_is_done_with_each_gradient():
         "same": (Sum.OTHER,) * 3,
         "unused": (),
     }
-    assert view.apart == {"own"}
+    assert view.drifted == {"own"}
     assert view.has_shards
     assert not view.is_more_sent
     assert view.plans["own"].owners == ("SGD",)
 
 
 def test_a_long_run_is_judged_while_it_trains():
-    early = [*looks(), call(), *steps(100)]
+    early = [*samples(), call(), *steps(100)]
     assert not shown(*early, ends=False)[0]
     later = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100)]
     (view,), _ = shown(*early, *later, ends=False)
@@ -107,17 +107,17 @@ def test_a_long_run_is_judged_while_it_trains():
 @pytest.mark.parametrize(("size", "is_more"), [(64, False), (67, False), (72, True)])
 def test_a_later_step_that_sends_more_is_noticed(size, is_more):
     more = [call(size, step=5)]
-    (view,), _ = shown(*looks(), call(step=1), call(step=2), *more, *steps(FEWEST_STEPS))
+    (view,), _ = shown(*samples(), call(step=1), call(step=2), *more, *steps(FEWEST_STEPS))
     assert view.is_more_sent is is_more
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [*looks(), call(), *steps(FEWEST_STEPS - 1)],
-        [*looks(), *steps(FEWEST_STEPS)],
+        [*samples(), call(), *steps(FEWEST_STEPS - 1)],
+        [*samples(), *steps(FEWEST_STEPS)],
         [
-            *looks(),
+            *samples(),
             call(),
             *steps(FEWEST_STEPS),
             broken(1, "models"),
@@ -133,7 +133,7 @@ def test_nothing_is_judged_of(events):
 
 
 def test_a_rank_that_never_tells_leaves_its_groups_unjudged():
-    events = [e for e in (*looks(), call(), *steps(FEWEST_STEPS)) if e.rank == 0]
+    events = [e for e in (*samples(), call(), *steps(FEWEST_STEPS)) if e.rank == 0]
     views, gap = shown(*events)
     assert not views
     assert gap
@@ -141,7 +141,7 @@ def test_a_rank_that_never_tells_leaves_its_groups_unjudged():
 
 def test_a_rank_that_ends_early_is_judged_by_what_it_told():
     late = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100) if e.rank == 0]
-    (view,), _ = shown(*looks(), call(), *steps(100), *late)
+    (view,), _ = shown(*samples(), call(), *steps(100), *late)
     assert view.sums["own"] == (Sum.OWN,) * 3
 
 
@@ -158,14 +158,14 @@ def gradients(*events, ends=True, **options):
 
 
 def sums(rank):
-    return look(0, 2.0, 1.0).by_rank[rank]
+    return sample(0, 2.0, 1.0).by_rank[rank]
 
 
 def test_a_step_is_shown_when_all_ranks_have_told():
     events = [issued(0, 11, "all_to_all_single"), issued(0, 3, "all_reduce"), sums(0)]
     assert not gradients(*events, ends=False).views
     (view,), gaps, _ = gradients(*events, sums(1), ends=False)
-    (one,) = view.looks
+    (one,) = view.samples
     assert one.exchanges[0] == ((), (0, 1), ())
     assert one.exchanges[1] == ((), (), ())
     assert one.groups == frozenset({(0, 1)})

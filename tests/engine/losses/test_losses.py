@@ -5,7 +5,7 @@ from __future__ import annotations
 from distdiag.engine.losses.losses import MOST_WINDOWS, LossWindows
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import ScalingView
-from tests.checks.losses import mean, told
+from tests.checks.losses import mean, reported
 
 
 def fed(*events, world=2):
@@ -15,39 +15,42 @@ def fed(*events, world=2):
 
 def test_a_step_is_shown_when_all_ranks_have_told_it_with_those_before():
     first, second = fed(
-        told(0, [mean(3)]), told(0, [mean(4)], 1), told(1, [mean(5)]), told(1, [mean(6)], 1)
+        reported(0, [mean(3)]),
+        reported(0, [mean(4)], 1),
+        reported(1, [mean(5)]),
+        reported(1, [mean(6)], 1),
     )
     assert [window.step for window in first.windows] == [0]
     assert [window.step for window in second.windows] == [0, 1]
     assert [each.num_counted for _, each in second.windows[1].passes()] == [4, 6]
-    assert second.is_told
+    assert second.has_wrapper
 
 
 def test_optimizers_and_groups_are_kept_apart():
     views = fed(
-        told(0, [mean(3)]),
-        told(1, [mean(3)], optimizer="SGD"),
-        told(1, [mean(3)], members=(1, 2)),
-        told(2, [mean(3)], members=(1, 2)),
+        reported(0, [mean(3)]),
+        reported(1, [mean(3)], optimizer="SGD"),
+        reported(1, [mean(3)], members=(1, 2)),
+        reported(2, [mean(3)], members=(1, 2)),
         world=3,
     )
     assert [view.ranks for view in views] == [RankSet([1, 2])]
 
 
 def test_without_members_a_step_waits_for_the_world():
-    (view,) = fed(told(0, [mean(3)], members=()), told(1, [mean(3)], members=()))
-    assert not view.is_told
+    (view,) = fed(reported(0, [mean(3)], members=()), reported(1, [mean(3)], members=()))
+    assert not view.has_wrapper
 
 
 def test_only_the_newest_steps_are_kept():
-    views = fed(*[told(r, [mean(3)], n) for n in range(MOST_WINDOWS + 4) for r in (0, 1)])
+    views = fed(*[reported(r, [mean(3)], n) for n in range(MOST_WINDOWS + 4) for r in (0, 1)])
     assert [window.step for window in views[-1].windows] == [*range(4, MOST_WINDOWS + 4)]
 
 
 def test_passes_of_unlike_number_or_kind_are_not_known():
-    (view,) = fed(told(0, [mean(3), mean(4)]), told(1, [mean(3)]))
+    (view,) = fed(reported(0, [mean(3), mean(4)]), reported(1, [mean(3)]))
     assert view.windows[0].num_passes == 0
-    (view,) = fed(told(0, [mean(3)]), told(1, [None]))
+    (view,) = fed(reported(0, [mean(3)]), reported(1, [None]))
     assert view.windows[0].num_passes == 0
 
 
@@ -55,6 +58,6 @@ def test_gradients_that_were_multiplied_are_noted_and_clipped_ones_are_not():
     for factor, expected in ((2.0, True), (0.5, False)):
         windows = LossWindows(RankSet([0]))
         windows.note(ScalingView("Net", 0, {0: factor}))
-        view = windows.add(told(0, [mean(3)], members=(0,)))
+        view = windows.add(reported(0, [mean(3)], members=(0,)))
         assert view is not None
         assert view.is_multiplied is expected

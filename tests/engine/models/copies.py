@@ -23,8 +23,8 @@ def copies(ranks=(0, 1), names=("a", "b"), **values):
     return [plan(name, replicas=tuple(ranks), **values) for name in names]
 
 
-def told(ranks=(0, 1), **values):
-    """Models whose plan these ranks have told; they hold the same."""
+def reported(ranks=(0, 1), **values):
+    """Models whose plan these ranks have reported; they hold the same."""
     models = Models()
     plans = copies(ranks, **values)
     fed(models, *[plan_event(rank, plans) for rank in ranks])

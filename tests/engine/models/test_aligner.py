@@ -9,7 +9,7 @@ from distdiag.engine.aligner import LIGHT
 from distdiag.engine.losses.losses import LossAligner
 from distdiag.engine.models.aligner import ModelAligner, RandomStreams, SliceSaves
 from distdiag.events.base import Event
-from distdiag.events.models import Basis, Moment, SliceSaved
+from distdiag.events.models import Moment, ReplicaEvidence, SliceSaved
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import OptimizerView, RandomView, SliceSaveView
 from distdiag.views.base import View
@@ -78,14 +78,31 @@ def test_copies_that_part():
 
 
 def test_gradients_that_differ():
-    plans = [plan("w", keeper="", placements=("R",), replicas=PAIR, mesh=mesh(2), basis=Basis.MESH)]
+    plans = [
+        plan(
+            "w",
+            wrapper="",
+            placements=("R",),
+            replicas=PAIR,
+            mesh=mesh(2),
+            evidence=ReplicaEvidence.MESH,
+        )
+    ]
     gradients = of_both(state_event, (0.1,), (0.4,), moment=Moment.GRADIENT)
     assert watched(*of_both(plan_event, plans, plans), *gradients) == {"SHD004": [0, 1]}
 
 
 def test_gradients_that_are_scaled_differently():
     plans = [
-        [plan("w", placements=("S(0)",), replicas=(rank,), mesh=mesh(2), basis=Basis.MESH)]
+        [
+            plan(
+                "w",
+                placements=("S(0)",),
+                replicas=(rank,),
+                mesh=mesh(2),
+                evidence=ReplicaEvidence.MESH,
+            )
+        ]
         for rank in PAIR
     ]
     before, after = content(2.0), content(1.0, least=0.5, greatest=1.5)
@@ -144,11 +161,11 @@ def test_the_light_profile_leaves_the_steps_out_and_nothing_else():
 def test_what_was_compared_counts_as_checked():
     gradients = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.GRADIENT)
     step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
-    told = [*PLANS, *ALIKE, *gradients, *step]
-    found = gaps(*told)
+    reported = [*PLANS, *ALIKE, *gradients, *step]
+    found = gaps(*reported)
     assert OF_STEPS & found.keys() == {OptimizerView, UntrainedView, ScalingView}
     assert found[OptimizerView] == "no step of a model was compared"
-    both = gaps(*told, *[optimizer_state(rank, members=PAIR) for rank in PAIR])
+    both = gaps(*reported, *[optimizer_state(rank, members=PAIR) for rank in PAIR])
     assert found.keys() - both.keys() == {OptimizerView, UntrainedView}
 
 
@@ -160,7 +177,15 @@ def test_one_rank_alone_has_nothing_to_compare():
 
 def test_a_model_that_is_wholly_sharded_has_no_copies_to_compare():
     sharded = [
-        [plan("w", placements=("S(0)",), replicas=(rank,), mesh=mesh(2), basis=Basis.MESH)]
+        [
+            plan(
+                "w",
+                placements=("S(0)",),
+                replicas=(rank,),
+                mesh=mesh(2),
+                evidence=ReplicaEvidence.MESH,
+            )
+        ]
         for rank in PAIR
     ]
     states = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from distdiag.engine.models.models import MOST_OPEN, Models
-from distdiag.engine.models.replicas import Siblings
-from distdiag.events.models import Basis, Moment
+from distdiag.engine.models.replicas import ParallelGroups
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import ContentView, Disagreement, ModelView, ReplicaView
 from tests.checks.models import ALL_NAN, ZEROS, content, mesh, plan, plan_event, state_event
 from tests.checks.streams import Job, signature
-from tests.engine.models.copies import LATE, all_fed, copies, fed, states, told
+from tests.engine.models.copies import LATE, all_fed, copies, fed, reported, states
 
 # Plans
 
@@ -55,13 +55,13 @@ def test_a_plan_whose_middle_is_lost_is_not_complete():
 
 
 def test_a_plan_that_changes_later_is_not_shown_again():
-    models, thawed = told(), copies(requires_grad=False)
+    models, thawed = reported(), copies(requires_grad=False)
     later = {"moment": Moment.GRADIENT, "step": 7}
     assert not fed(models, *[plan_event(rank, thawed, **later) for rank in (0, 1)])
 
 
 def test_a_model_that_begins_again_is_shown_when_all_ranks_have_begun_it_again():
-    models, anew = told(), copies(keeper="FSDP2")
+    models, anew = reported(), copies(wrapper="FSDP2")
     assert not fed(models, plan_event(1, anew, step=5))
     (view,) = fed(models, plan_event(0, anew, step=5))
     assert view.step == 5
@@ -76,12 +76,14 @@ def test_a_rank_ahead_of_the_others_is_put_beside_what_they_tell_later():
 
 
 def test_a_model_that_nothing_keeps_together_has_no_view():
-    plans = copies(basis=Basis.WORLD, keeper="")
+    plans = copies(evidence=ReplicaEvidence.WORLD, wrapper="")
     assert not fed(Models(), plan_event(0, plans), plan_event(1, plans))
 
 
 def test_the_mesh_tells_who_keeps_a_model_together():
-    plans = [[plan("a", mesh=mesh(4), replicas=(r,), basis=Basis.MESH)] for r in range(4)]
+    plans = [
+        [plan("a", mesh=mesh(4), replicas=(r,), evidence=ReplicaEvidence.MESH)] for r in range(4)
+    ]
     models = Models()
     views = fed(models, *[plan_event(rank, each) for rank, each in enumerate(plans)])
     assert [view.ranks for view in views] == [RankSet(range(4))]
@@ -107,18 +109,18 @@ def test_stages_of_a_pipeline_are_shown_apart(order):
 
 
 def test_what_differs_is_shown_with_what_each_rank_holds():
-    (view,) = fed(told(), *states([(0.1, 0.2), (0.1, 0.3)]))
+    (view,) = fed(reported(), *states([(0.1, 0.2), (0.1, 0.3)]))
     assert isinstance(view, ReplicaView)
     (tensor,) = view.tensors
     assert tensor.plan.name == "b"
     assert tensor.by_rank == {0: content(0.2), 1: content(0.3)}
     assert (view.moment, view.step, view.num_compared) == (Moment.START, 0, 2)
-    assert (view.basis, view.ranks) == (Basis.WRAPPER, RankSet([0, 1]))
+    assert (view.evidence, view.ranks) == (ReplicaEvidence.WRAPPER, RankSet([0, 1]))
     assert view.sites[1].location.line == 21
 
 
 def test_equal_contents_make_no_view():
-    assert not fed(told(), *states([(0.1, 0.2)] * 2))
+    assert not fed(reported(), *states([(0.1, 0.2)] * 2))
 
 
 def test_states_in_parts_are_put_together():
@@ -128,7 +130,7 @@ def test_states_in_parts_are_put_together():
         for rank in (0, 1)
     ]
     parts[3] = state_event(1, [0.3], first=1, total=2)
-    models = told()
+    models = reported()
     assert not fed(models, *parts[:3])
     (view,) = fed(models, parts[3])
     assert [tensor.plan.name for tensor in view.tensors] == ["b"]
@@ -141,7 +143,7 @@ def test_a_state_before_its_plan_is_left_out():
 
 def test_the_groups_of_a_mesh_of_two_axes_are_compared_apart():
     models, places = Models(), {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
-    values = {"mesh": mesh(2, 2), "basis": Basis.MESH, "keeper": "FSDP2"}
+    values = {"mesh": mesh(2, 2), "evidence": ReplicaEvidence.MESH, "wrapper": "FSDP2"}
     for rank, alike in places.items():
         fed(models, plan_event(rank, copies(alike, names=("a",), **values)))
     views = fed(models, *states([(0.1,), (0.2,), (0.1,), (0.3,)]))
@@ -161,24 +163,24 @@ def test_stages_of_a_pipeline_with_the_same_names_are_not_compared():
 def test_shards_are_not_compared():
     models = Models()
     for rank in (0, 1):
-        fed(models, plan_event(rank, copies((rank,), mesh=mesh(2), basis=Basis.MESH)))
+        fed(models, plan_event(rank, copies((rank,), mesh=mesh(2), evidence=ReplicaEvidence.MESH)))
     assert not fed(models, *states([(0.1, 0.2), (0.3, 0.4)]))
 
 
 def test_digests_of_a_cpu_and_of_a_gpu_are_not_compared():
     on_gpu = content(0.1, digest="g1")
-    assert not fed(told(names=("a",)), *states([(content(0.1, digest="c2"),), (on_gpu,)]))
+    assert not fed(reported(names=("a",)), *states([(content(0.1, digest="c2"),), (on_gpu,)]))
 
 
 def test_a_moment_that_one_rank_never_tells_makes_no_view():
-    models = told((0, 1, 2))
+    models = reported((0, 1, 2))
     held = [(0.1, 0.2), (0.1, 0.3), (0.1, 0.2)]
     assert not fed(models, *states(held[:2]))
     assert not fed(models, state_event(2, held[2], **LATE))
 
 
 def test_moments_that_wait_in_vain_are_given_up():
-    models = told()
+    models = reported()
     waiting = [state_event(0, (0.1, 0.2), step=step) for step in range(MOST_OPEN + 1)]
     assert not fed(models, *waiting)
     assert not fed(models, state_event(1, (0.1, 0.3), step=0))
@@ -189,7 +191,7 @@ def test_moments_that_wait_in_vain_are_given_up():
 def test_two_looks_in_one_step_are_kept_apart():
     held = [(0.1, 0.2), (0.1, 0.5)]
     events = [state_event(rank, each, **LATE) for rank in (0, 1) for each in held]
-    assert not fed(told(), *events)
+    assert not fed(reported(), *events)
 
 
 def test_a_tensor_that_only_some_ranks_have_is_not_compared():
@@ -200,7 +202,7 @@ def test_a_tensor_that_only_some_ranks_have_is_not_compared():
 
 
 def test_what_cannot_be_read_on_one_rank_is_not_compared():
-    assert not fed(told(names="a"), *states([(0.1,), (None,)]))
+    assert not fed(reported(names="a"), *states([(0.1,), (None,)]))
 
 
 def test_tied_weights_are_compared_under_their_first_name():
@@ -213,7 +215,7 @@ def test_tied_weights_are_compared_under_their_first_name():
 
 
 def test_views_are_shown_once_for_each_moment():
-    models, held = told(), [(0.1, 0.2), (0.1, 0.3)]
+    models, held = reported(), [(0.1, 0.2), (0.1, 0.3)]
     assert len(fed(models, *states(held))) == 1
     assert not fed(models, *states(held, step=1))
     assert len(fed(models, *states(held, **LATE))) == 1
@@ -251,7 +253,7 @@ def test_a_parameter_that_was_alike_is_told_from_a_buffer_that_never_was():
 
 @pytest.mark.parametrize("held", [[(0.1, 0.2)] * 2, [(0.1, 0.2), (0.1, 0.3)]], ids=str)
 def test_all_contents_are_shown_once_when_the_model_is_used_first(held):
-    views = [v for v in all_fed(told(), *states(held)) if isinstance(v, ContentView)]
+    views = [v for v in all_fed(reported(), *states(held)) if isinstance(v, ContentView)]
     (view,) = views
     assert (view.model, view.step, set(view.by_rank)) == ("Net", 0, {0, 1})
     assert [(p.name, c) for p, c in view.by_rank[1]] == [
@@ -260,17 +262,17 @@ def test_all_contents_are_shown_once_when_the_model_is_used_first(held):
 
 
 def test_what_cannot_be_read_is_no_content():
-    (view,) = all_fed(told(), *states([(0.1, None)] * 2))
+    (view,) = all_fed(reported(), *states([(0.1, None)] * 2))
     assert [p.name for p, _ in view.by_rank[0]] == ["a"]
 
 
 def test_later_contents_are_not_shown_as_a_whole():
-    assert not all_fed(told(), *states([(0.1, 0.2)] * 2, **LATE))
+    assert not all_fed(reported(), *states([(0.1, 0.2)] * 2, **LATE))
 
 
 def test_shared_copies_are_compared_under_any_name():
     models = Models()
-    marks = {"replicas": (0, 1), "basis": Basis.MARKED, "is_shared": True}
+    marks = {"replicas": (0, 1), "evidence": ReplicaEvidence.MARKED, "is_shared": True}
     fed(models, plan_event(0, [plan("embed.weight", **marks)]))
     fed(models, plan_event(1, [plan("head.weight", **marks)]))
     assert not fed(models, *states([(0.1,), (0.1,)]))
@@ -281,17 +283,19 @@ def test_shared_copies_are_compared_under_any_name():
     assert view.alike_at == 0
 
 
-@pytest.mark.parametrize(("last", "basis"), [("c", Basis.WORLD), ("b", Basis.MARKED)])
-def test_marks_tell_nothing_of_stages_which_have_layers_of_the_same_names(last, basis):
+@pytest.mark.parametrize(
+    ("last", "evidence"), [("c", ReplicaEvidence.WORLD), ("b", ReplicaEvidence.MARKED)]
+)
+def test_marks_tell_nothing_of_stages_which_have_layers_of_the_same_names(last, evidence):
     models = Models()
-    marks = {"replicas": (0, 1), "basis": Basis.MARKED}
+    marks = {"replicas": (0, 1), "evidence": ReplicaEvidence.MARKED}
     fed(models, plan_event(0, [plan("a", **marks), plan("b", **marks)]))
     fed(models, plan_event(1, [plan("a", **marks), plan(last, **marks)]))
     assert not fed(models, *states([(0.1, 0.5)] * 2))
 
     (view,) = fed(models, *states([(0.1, 0.5), (0.3, 0.5)], **LATE))
 
-    assert (view.basis, view.alike_at) == (basis, 0)
+    assert (view.evidence, view.alike_at) == (evidence, 0)
     assert [each.plan.name for each in view.tensors] == ["a"]
 
 
@@ -303,17 +307,17 @@ def reduction(ranks):
 
 def stages(*reducing, starts=(0.1,) * 4):
     """Two stages of two ranks each, with a layer of one name; the second one drifts apart."""
-    siblings = Siblings()
-    models = Models(siblings)
-    marks = {"replicas": (0, 1, 2, 3), "basis": Basis.MARKED}
+    parallel = ParallelGroups()
+    models = Models(parallel)
+    marks = {"replicas": (0, 1, 2, 3), "evidence": ReplicaEvidence.MARKED}
     for rank in range(4):
         names = ("norm", "embed") if rank < 2 else ("norm", "head")
         fed(models, plan_event(rank, [plan(name, **marks) for name in names]))
     fed(models, *states([(start, 0.5) for start in starts]))
     for group in reducing:
-        siblings.feed_call(reduction(group))
+        parallel.feed_call(reduction(group))
     found = fed(models, *states([(0.3, 0.6), (0.3, 0.6), (0.4, 0.6), (0.5, 0.6)], **LATE))
-    return [view for view in found if view.basis is Basis.MARKED]
+    return [view for view in found if view.evidence is ReplicaEvidence.MARKED]
 
 
 def test_stages_whose_ranks_reduce_among_themselves_are_compared_each_by_itself():
@@ -328,11 +332,11 @@ def test_ranks_that_do_not_may_be_several_stages(reducing):
 
 
 def test_groups_that_overlap_join_the_ranks_of_a_stage():
-    siblings = Siblings()
+    parallel = ParallelGroups()
     for group in ((0, 1), (2, 3), (0, 2), (3, 4)):
-        siblings.feed_call(reduction(group))
-    assert siblings.are_joined((0, 1, 2, 3))
-    assert not siblings.are_joined((0, 1, 4))
+        parallel.feed_call(reduction(group))
+    assert parallel.are_joined((0, 1, 2, 3))
+    assert not parallel.are_joined((0, 1, 4))
 
 
 # Differences that are rounding, and until when copies were the same
@@ -351,19 +355,19 @@ def test_groups_that_overlap_join_the_ranks_of_a_stage():
 def test_differences_of_the_size_of_rounding_are_silent_once_ranks_have_computed(
     moment, change, is_shown
 ):
-    views = fed(told(names="a"), *states([(0.5,), (0.5 + change,)], moment=moment))
+    views = fed(reported(names="a"), *states([(0.5,), (0.5 + change,)], moment=moment))
     assert bool(views) is is_shown
 
 
 def test_nothing_but_nan_on_the_first_rank_is_no_rounding():
     held = [(ALL_NAN,), (content(0.5),)]
-    assert fed(told(names="a"), *states(held, moment=Moment.GRADIENT))
+    assert fed(reported(names="a"), *states(held, moment=Moment.GRADIENT))
 
 
 @pytest.mark.parametrize("spoilt", [ALL_NAN, content(0.5, nan_share=0.25)], ids=["all", "some"])
 def test_nan_on_a_later_rank_is_no_rounding(spoilt):
     held = [(content(0.5),), (spoilt,)]
-    assert fed(told(names="a"), *states(held, moment=Moment.GRADIENT))
+    assert fed(reported(names="a"), *states(held, moment=Moment.GRADIENT))
 
 
 def test_zeros_against_values_are_no_rounding():
@@ -371,7 +375,7 @@ def test_zeros_against_values_are_no_rounding():
 
 
 def test_the_last_step_at_which_all_were_alike_is_told():
-    models, alike = told(names="a"), [(0.1,), (0.1,)]
+    models, alike = reported(names="a"), [(0.1,), (0.1,)]
     for step in (0, 1, 2):
         assert not fed(models, *states(alike, moment=Moment.STEP, step=step))
     (view,) = fed(models, *states([(0.1,), (0.4,)], moment=Moment.STEP, step=100))
@@ -379,12 +383,12 @@ def test_the_last_step_at_which_all_were_alike_is_told():
 
 
 def test_before_the_first_step_the_start_counts():
-    models = told(names="a")
+    models = reported(names="a")
     assert not fed(models, *states([(0.1,), (0.1,)]))
     (view,) = fed(models, *states([(0.1,), (0.4,)], moment=Moment.STEP))
     assert view.alike_at == 0
 
 
 def test_what_was_never_alike_has_no_such_step():
-    (view,) = fed(told(names="a"), *states([(0.1,), (0.4,)], moment=Moment.STEP))
+    (view,) = fed(reported(names="a"), *states([(0.1,), (0.4,)], moment=Moment.STEP))
     assert view.alike_at is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distdiag.checks.shd.sharding_plan_mismatch import ShardingPlanMismatch
 from distdiag.engine.models.models import Models
-from distdiag.events.models import Basis, Mesh, ModelPlan, TensorPlan
+from distdiag.events.models import Mesh, ModelPlan, ReplicaEvidence, TensorPlan
 from distdiag.findings.finding import Finding
 from distdiag.views.models import ModelView
 from tests.checks.models import plan_event
@@ -23,7 +23,7 @@ FEW, MANY = 100, 1_000
 SHARDS = ("S(0)", "S(1)", "_StridedShard(dim=0, sf=2)")
 REPLICATE = "R"
 DTYPES = ("float32", "bfloat16", "float16")
-KEEPERS = ("FSDP2", "DDP", "")
+WRAPPERS = ("FSDP2", "DDP", "")
 
 Plans = list[TensorPlan]
 Change = Callable[[st.DataObject, TensorPlan, list[str]], TensorPlan]
@@ -64,11 +64,11 @@ def tensors(draw: st.DrawFn, name: str, mesh: Mesh) -> TensorPlan:
         tuple(draw(st.lists(st.integers(1, 64), min_size=1, max_size=3))),
         draw(st.sampled_from(DTYPES)),
         requires_grad=draw(st.booleans()),
-        keeper=draw(st.sampled_from(KEEPERS)),
+        wrapper=draw(st.sampled_from(WRAPPERS)),
         unit=draw(st.sampled_from(["", name.rpartition(".")[0]])),
         placements=tuple(draw(placement) for _ in mesh.sizes),
         mesh=mesh,
-        basis=Basis.MESH,
+        evidence=ReplicaEvidence.MESH,
     )
 
 
@@ -124,7 +124,7 @@ def other_placement(data: st.DataObject, plan: TensorPlan, _: list[str]) -> Tens
 
 
 def other_wrapper(data: st.DataObject, plan: TensorPlan, _: list[str]) -> TensorPlan:
-    return msgspec.structs.replace(plan, keeper=another(data, KEEPERS, plan.keeper))
+    return msgspec.structs.replace(plan, wrapper=another(data, WRAPPERS, plan.wrapper))
 
 
 def other_unit(data: st.DataObject, plan: TensorPlan, names: list[str]) -> TensorPlan:

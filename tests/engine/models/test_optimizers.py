@@ -1,4 +1,4 @@
-"""What the looks at an optimizer say together."""
+"""What the samples at an optimizer say together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from distdiag.engine.models.optimizers import MOST_OPEN, OptimizerSteps, Untrained
-from distdiag.events.models import MOST_NAMES, Basis, TensorPlan
+from distdiag.engine.models.optimizers import Untrained
+from distdiag.engine.side_by_side import MOST_OPEN, SideBySide
+from distdiag.events.models import MOST_NAMES, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.models import UntrainedView
 from tests.checks.models import optimizer_state, plan
@@ -24,15 +25,15 @@ TOWER = tower()
 
 
 def views(
-    *looks: tuple[Iterable[str], ...], plans: Any = (TOWER,), **state: object
+    *samples: tuple[Iterable[str], ...], plans: Any = (TOWER,), **state: object
 ) -> list[UntrainedView]:
-    """The views of looks, each of which says what rank 0, 1, … have no gradient for.
+    """The views of samples, each of which says what rank 0, 1, … have no gradient for.
 
     `plans` are those of all ranks, or a function of the rank.
     """
     untrained = Untrained()
     of = plans if callable(plans) else lambda rank: plans
-    for step, lacking in enumerate(looks):
+    for step, lacking in enumerate(samples):
         for rank, names in enumerate(lacking):
             fields = {"without_gradient": tuple(names), "members": PAIR, "step": step}
             untrained.add(optimizer_state(rank, **{**fields, **state}))
@@ -42,7 +43,7 @@ def views(
 def test_what_had_no_gradient_at_any_look_is_shown():
     (view,) = views((["a", "b"], ["b", "a"]), (["a"], ["a", "c"]))
     assert view.never == {0: ("a",), 1: ("a",)}
-    assert (view.parted, view.num_looks) == ({}, 2)
+    assert (view.parted, view.num_samples) == ({}, 2)
 
 
 def test_copies_with_and_without_a_gradient_part():
@@ -51,11 +52,17 @@ def test_copies_with_and_without_a_gradient_part():
 
 
 def test_it_is_enough_that_those_with_a_gradient_reduce_it():
-    told = {0: [tower(basis=Basis.REDUCED)], 1: [tower(basis=Basis.WORLD)]}
-    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
+    reported = {
+        0: [tower(evidence=ReplicaEvidence.REDUCED)],
+        1: [tower(evidence=ReplicaEvidence.WORLD)],
+    }
+    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=reported.get)
     assert view.parted == {"tower": RankSet([0])}
-    told = {0: [tower(basis=Basis.WORLD)], 1: [tower(basis=Basis.REDUCED)]}
-    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=told.get)
+    reported = {
+        0: [tower(evidence=ReplicaEvidence.WORLD)],
+        1: [tower(evidence=ReplicaEvidence.REDUCED)],
+    }
+    (view,) = views(((), ["tower"]), ((), ["tower"]), plans=reported.get)
     assert not view.parted
 
 
@@ -63,11 +70,11 @@ def test_it_is_enough_that_those_with_a_gradient_reduce_it():
     "plans",
     [
         [],
-        [tower(basis=Basis.WORLD)],
-        [tower(basis=Basis.UNSYNCED)],
+        [tower(evidence=ReplicaEvidence.WORLD)],
+        [tower(evidence=ReplicaEvidence.UNSYNCED)],
         [tower(replicas=(0,))],
         [tower(owners=("SGD",))],
-        [tower(keeper="FSDP1")],
+        [tower(wrapper="FSDP1")],
         [tower(is_late=True)],
     ],
     ids=["no-plan", "guessed", "unsynced", "own-part", "other-owner", "fsdp1", "late"],
@@ -84,16 +91,16 @@ def test_what_a_rank_trains_at_times_has_not_parted():
 
 
 @pytest.mark.parametrize(
-    "looks",
+    "samples",
     [
         [(["a"], ["a"])],
         [(["a"], ["a"]), (["b"], ["b"])],
         [((), ()), ((), ())],
     ],
-    ids=["one-look", "in-turns", "all-trained"],
+    ids=["one-sample", "in-turns", "all-trained"],
 )
-def test_what_proves_nothing_is_not_shown(looks):
-    assert not views(*looks)
+def test_what_proves_nothing_is_not_shown(samples):
+    assert not views(*samples)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +123,7 @@ def test_a_list_that_was_cut_off_parts_nobody():
 
 def steps(*fields, world=2):
     """What comes of the states of optimizers, in this order, and what is left at the end."""
-    optimizers = OptimizerSteps(RankSet(range(world)))
+    optimizers = SideBySide(RankSet(range(world)))
     found = [optimizers.add(optimizer_state(**each)) for each in fields]
     return [each for each in found if each is not None], list(optimizers.rest())
 

@@ -80,9 +80,9 @@ def test_without_models_a_table_is_not_judged():
 
 
 def test_with_ranks_that_nobody_sees_no_plan_is_judged():
-    table, told = {"gone": "Replicate over *"}, [plan_event(0, held("w")), applied(0, gone=0)]
-    assert not found(started(4), *told, table=table)
-    assert len(found(started(2), *told, table=table)) == 2
+    table, reported = {"gone": "Replicate over *"}, [plan_event(0, held("w")), applied(0, gone=0)]
+    assert not found(started(4), *reported, table=table)
+    assert len(found(started(2), *reported, table=table)) == 2
 
 
 def test_a_pattern_that_another_rank_or_another_part_matches_is_no_defect():
@@ -91,8 +91,8 @@ def test_a_pattern_that_another_rank_or_another_part_matches_is_no_defect():
 
 
 def test_a_pattern_that_matches_nowhere_is_told_for_each_line():
-    told = [applied(rank, line=line, gone=0, up=2) for rank in PAIR for line in (3, 9)]
-    assert found(*told) == [("SHD014", ["gone"])] * 2
+    reported = [applied(rank, line=line, gone=0, up=2) for rank in PAIR for line in (3, 9)]
+    assert found(*reported) == [("SHD014", ["gone"])] * 2
 
 
 def test_faults_of_several_ranks_are_one_finding():

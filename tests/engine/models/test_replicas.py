@@ -10,7 +10,7 @@ from distdiag.engine.models.models import Models
 from distdiag.engine.models.replicas import FEWEST_STEPS, PATIENCE
 from distdiag.events.collectives import GroupCreated, Signature
 from distdiag.events.lifecycle import Finished, StepEnd
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.models import ReplicaView
@@ -21,9 +21,9 @@ from tests.engine.aligned import aligned, broken
 PAIR = (0, 1)
 
 
-def looks(values, *, ranks=PAIR, names=("a", "b", "c"), **fields):
+def samples(values, *, ranks=PAIR, names=("a", "b", "c"), **fields):
     """What each rank's gradients and parameters are in its first two steps: a number for each."""
-    fields.setdefault("basis", Basis.UNSYNCED)
+    fields.setdefault("evidence", ReplicaEvidence.UNSYNCED)
     plans = [plan(name, replicas=tuple(ranks), **fields) for name in names]
     for rank in ranks:
         yield plan_event(rank, plans)
@@ -73,7 +73,7 @@ def found(*events, world=2, ends=True):
 
 
 def test_ranks_that_never_exchange_anything_are_an_alarm_at_the_end():
-    (finding,) = found(*looks(drifting), *steps(8), *ends())
+    (finding,) = found(*samples(drifting), *steps(8), *ends())
     assert finding.severity is Severity.WARNING
     assert finding.grade is Grade.LIKELY
     assert finding.ranks == RankSet(PAIR)
@@ -82,8 +82,8 @@ def test_ranks_that_never_exchange_anything_are_an_alarm_at_the_end():
 
 
 def test_a_long_run_is_judged_while_it_trains():
-    long = steps(PATIENCE[Basis.UNSYNCED])
-    (finding,) = found(*looks(drifting), *long, ends=False)
+    long = steps(PATIENCE[ReplicaEvidence.UNSYNCED])
+    (finding,) = found(*samples(drifting), *long, ends=False)
     assert finding.severity is Severity.WARNING
 
 
@@ -115,7 +115,7 @@ def test_a_long_run_is_judged_while_it_trains():
     ],
 )
 def test_it_stays_a_note_after(rest):
-    (finding,) = found(*looks(drifting), *rest)
+    (finding,) = found(*samples(drifting), *rest)
     assert finding.severity is Severity.INFO
 
 
@@ -125,22 +125,22 @@ def test_it_stays_a_note_after(rest):
     ids=["a metric", "what one rank gets", "what one rank keeps"],
 )
 def test_nobody_is_brought_together_by(small):
-    (finding,) = found(*looks(drifting), small, *steps(8), *ends())
+    (finding,) = found(*samples(drifting), small, *steps(8), *ends())
     assert finding.severity is Severity.WARNING
 
 
 def test_an_average_counts_though_it_is_told_before_what_the_models_hold():
-    (finding,) = found(call(64), *looks(drifting), *steps(8), *ends())
+    (finding,) = found(call(64), *samples(drifting), *steps(8), *ends())
     assert finding.severity is Severity.INFO
 
 
 def test_gradients_that_differ_and_lead_to_equal_updates_stay_a_note():
-    (finding,) = found(*looks(only_gradients), *steps(8), *ends())
+    (finding,) = found(*samples(only_gradients), *steps(8), *ends())
     assert finding.severity is Severity.INFO
 
 
 def test_ranks_that_never_were_alike_stay_a_note():
-    (finding,) = found(*looks(lambda rank, *_: 0.1 + rank), *steps(8), *ends())
+    (finding,) = found(*samples(lambda rank, *_: 0.1 + rank), *steps(8), *ends())
     assert finding.severity is Severity.INFO
 
 
@@ -161,9 +161,9 @@ def groups(*parts, desc="mesh_dp", world=4):
 
 def stages(values=drifting, **fields):
     """Ranks 0 and 2 keep a stage whose gradients they reduce; 1 and 3 keep another one."""
-    fields = {"basis": Basis.WORLD, "keeper": "", **fields}
-    yield from looks(lambda *_: 0.1, ranks=REDUCING, names=("first",), **fields)
-    yield from looks(values, ranks=OWN, names=("second", "third"), **fields)
+    fields = {"evidence": ReplicaEvidence.WORLD, "wrapper": "", **fields}
+    yield from samples(lambda *_: 0.1, ranks=REDUCING, names=("first",), **fields)
+    yield from samples(values, ranks=OWN, names=("second", "third"), **fields)
 
 
 REDUCED = [call(128, 0, ranks=REDUCING, world=4)]
@@ -212,8 +212,8 @@ def test_stages_are_silent_where(events):
 # Biases and routers that are known by what ranks train together beside them
 
 
-NONE = {"keeper": "", "basis": Basis.WORLD}
-PART = {"keeper": "", "basis": Basis.OWN}
+NONE = {"wrapper": "", "evidence": ReplicaEvidence.WORLD}
+PART = {"wrapper": "", "evidence": ReplicaEvidence.OWN}
 BIAS = {
     **NONE,
     "shape": (4,),
@@ -229,15 +229,15 @@ def moved(value):
 
 
 def views(plans, *held_by_step, ranks=(0, 1)):
-    """What is told by routers, of what rank 0, 1, … hold when they start, and at each step."""
+    """What routers show of what rank 0, 1, … hold when they start, and at each step."""
     models = Models()
     events = [plan_event(rank, plans) for rank in ranks]
     for step, held in enumerate(held_by_step):
         fields = {"moment": Moment.STEP if step else Moment.START, "step": step}
         events += [state_event(rank, held[rank], **fields) for rank in ranks]
     found = [view for event in events for view in models.feed(event)]
-    told = (Basis.ROUTER, Basis.LAYER)
-    return [v for v in found if isinstance(v, ReplicaView) and v.basis in told]
+    reported = (ReplicaEvidence.ROUTER, ReplicaEvidence.LAYER)
+    return [v for v in found if isinstance(v, ReplicaView) and v.evidence in reported]
 
 
 # Biases
@@ -252,7 +252,11 @@ def test_a_bias_is_compared_where_the_router_stays_the_same_while_it_is_trained(
     held = [[moved(0.1), 0.0]] * 2, [[moved(0.3), 0.1], [moved(0.3), 0.2]]
     (view,) = views(biased(), *held)
     assert [tensor.plan.name for tensor in view.tensors] == ["moe.expert_bias"]
-    assert (view.basis, view.ranks, view.alike_at) == (Basis.ROUTER, RankSet([0, 1]), 0)
+    assert (view.evidence, view.ranks, view.alike_at) == (
+        ReplicaEvidence.ROUTER,
+        RankSet([0, 1]),
+        0,
+    )
 
 
 def test_it_is_told_once():
@@ -292,7 +296,7 @@ def test_a_router_that_merely_decays_tells_nothing():
 
 def test_a_bias_whose_ranks_are_known_is_left_to_what_tells_them():
     held = [[moved(0.1), 0.0]] * 2, [[moved(0.3), 0.1], [moved(0.3), 0.2]]
-    assert not views(biased(basis=Basis.REDUCED), *held)
+    assert not views(biased(evidence=ReplicaEvidence.REDUCED), *held)
 
 
 # Routers
@@ -321,7 +325,7 @@ DRIFTED = held((0.3, 0.3), (0.4, 0.5))
 def test_a_router_that_is_marked_as_a_part_is_compared_where_the_rest_of_its_layer_is_shared():
     (view,) = views(block(), START, DRIFTED)
     assert [tensor.plan.name for tensor in view.tensors] == ["0.moe.gate.weight"]
-    assert (view.basis, view.ranks, view.alike_at) == (Basis.LAYER, RankSet([0, 1]), 0)
+    assert (view.evidence, view.ranks, view.alike_at) == (ReplicaEvidence.LAYER, RankSet([0, 1]), 0)
 
 
 @pytest.mark.parametrize(
@@ -353,4 +357,4 @@ def test_experts_in_a_list_of_their_own_are_those_of_the_layer_around_it():
 
 
 def test_parts_of_a_router_are_not_compared():
-    assert not views(block(basis=Basis.WRAPPER), START, DRIFTED)
+    assert not views(block(evidence=ReplicaEvidence.WRAPPER), START, DRIFTED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distdiag.engine.models.models import FEWEST, Models, scaling
-from distdiag.events.models import Basis, Moment
+from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.views.models import ScalingView
 from tests.checks.models import ALL_NAN, ZEROS, content, mesh, plan_event, state_event
 from tests.engine.models.copies import copies, fed
@@ -31,7 +31,7 @@ def few(peak):
 def sharded():
     models = Models()
     for rank in (0, 1):
-        plans = copies((rank,), names="abc", mesh=mesh(2), basis=Basis.MESH)
+        plans = copies((rank,), names="abc", mesh=mesh(2), evidence=ReplicaEvidence.MESH)
         fed(models, plan_event(rank, plans))
     return models
 

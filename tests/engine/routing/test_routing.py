@@ -99,8 +99,8 @@ def over(rank, exit_status=0):
 
 def grade_at_the_end(*ends):
     coefficient = {"coefficient": "aux_loss_coef = 0.01"}
-    looks = [aux_loss(rank, step, **coefficient) for step in (0, 5) for rank in (0, 1)]
-    (finding,) = routed(*looks, end_of(0, 5), end_of(1, 5), *ends).findings
+    samples = [aux_loss(rank, step, **coefficient) for step in (0, 5) for rank in (0, 1)]
+    (finding,) = routed(*samples, end_of(0, 5), end_of(1, 5), *ends).findings
     return finding.grade
 
 

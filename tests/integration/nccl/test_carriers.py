@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from distdiag.events.stacks import Stacks
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.carriers import Carriers, plan_carriage
 from distdiag.transports.journal import read_journal
 from tests.integration.launch import REPOSITORY, run_checked
@@ -123,4 +123,4 @@ def test_two_nodes_send_their_stacks_to_one(tmp_path, args, options, way):
     assert report["run"]["dump_transport"].startswith(way), said
     assert_explained(report, said)
     path = tmp_path / "run-1" / "attempt-0" / "monitor.journal"
-    assert any(isinstance(event, Stacks) for event in read_journal(path, Canon()))
+    assert any(isinstance(event, Stacks) for event in read_journal(path, Interner()))

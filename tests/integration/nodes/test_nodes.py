@@ -8,7 +8,7 @@ import pytest
 from distdiag.events.stacks import Stacks
 from distdiag.monitor.monitor import REWRITE_EVERY_S
 from distdiag.record.event_reader import EventReader
-from distdiag.record.wire import Canon
+from distdiag.record.wire import Interner
 from distdiag.transports.journal import read_journal
 from tests.integration.nodes.hosts import Hosts, NotPermittedError
 
@@ -82,7 +82,7 @@ def test_a_hang_across_the_hosts_is_explained_with_the_stacks_of_both(hosts):
     assert line_of("time.sleep(600)") in places, hosts.describe()
     for host in (0, 1):
         path = hosts.run_dir(host) / "attempt-0" / "monitor.journal"
-        (stacks,) = [e for e in read_journal(path, Canon()) if isinstance(e, Stacks)]
+        (stacks,) = [e for e in read_journal(path, Interner()) if isinstance(e, Stacks)]
         assert (stacks.rank, stacks.error) == (host, "")
         lines = {frame.line for thread in stacks.threads for frame in thread.frames}
         assert line_of("time.sleep(600)" if host else "dist.all_reduce(torch.ones(1))") in lines

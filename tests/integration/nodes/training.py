@@ -23,9 +23,9 @@ def save():
 
 
 def may_end(go):
-    told = torch.tensor([go is None or go.exists()])
-    dist.broadcast(told, 0)
-    return told.item()
+    reported = torch.tensor([go is None or go.exists()])
+    dist.broadcast(reported, 0)
+    return reported.item()
 
 
 def train(options):

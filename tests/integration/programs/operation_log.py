@@ -61,5 +61,8 @@ class Watch:
 
     def _summary(self, seen: list[str]) -> dict[str, object]:
         numbers = Counter(each.split(" ")[0] for each in seen)
-        told = seen if self._is_ordered else sorted(seen)
-        return {"digest": hashlib.sha256("\n".join(told).encode()).hexdigest(), "numbers": numbers}
+        reported = seen if self._is_ordered else sorted(seen)
+        return {
+            "digest": hashlib.sha256("\n".join(reported).encode()).hexdigest(),
+            "numbers": numbers,
+        }

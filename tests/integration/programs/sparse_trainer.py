@@ -1,6 +1,6 @@
 """Trains a small sparse transformer with the Hugging Face Trainer, its layers recomputed.
 
-Without a balancing loss: transformers 5.24 multiplies it by the number of ranks with the rest, and
+Without an auxiliary loss: transformers 5.24 multiplies it by the number of ranks with the rest, and
 by that of accumulation steps, which is MOE009.
 """
 

@@ -25,9 +25,9 @@ def signs(model: nn.Module, rate: float) -> None:
     for parameter in model.parameters():
         grad = parameter.grad.flatten()
         values, places = grad.abs().topk(1)
-        told = torch.stack([places.float(), grad[places].sign() * values])
-        heard = [torch.empty_like(told) for _ in range(dist.get_world_size())]
-        dist.all_gather(heard, told)
+        reported = torch.stack([places.float(), grad[places].sign() * values])
+        heard = [torch.empty_like(reported) for _ in range(dist.get_world_size())]
+        dist.all_gather(heard, reported)
         for where, value in heard:
             parameter.view(-1)[where.long()] -= rate * value
 

@@ -36,7 +36,7 @@ for current_epoch in range(9):
 """,
 }
 SILENT = {
-    "told": """
+    "set": """
 sampler = DistributedSampler(data)
 loader = DataLoader(data, sampler=sampler)
 for epoch in range(9):
@@ -49,7 +49,7 @@ loader = DataLoader(data, sampler=sampler)
 for epoch in range(9):
     evaluate(loader)
 """,
-    "told by a function that is given it": """
+    "set by a function that is given it": """
 sampler = DistributedSampler(data)
 loader = DataLoader(data, sampler=sampler)
 for epoch in range(9):

@@ -59,12 +59,12 @@ class LanguageModel(nn.Module):
 
 
 def wrapped(model, args):
-    if args.keeper == "ddp":
+    if args.wrapper == "ddp":
         model = DistributedDataParallel(model)
         if args.compressed:
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return model
-    if args.keeper == "fsdp2":
+    if args.wrapper == "fsdp2":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         policy = MixedPrecisionPolicy()
@@ -99,7 +99,7 @@ def reduce_by_hand(model, bug):
 
 def arguments():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--keeper", choices=("ddp", "fsdp2", "hand"), default="ddp")
+    parser.add_argument("--wrapper", choices=("ddp", "fsdp2", "hand"), default="ddp")
     parser.add_argument("--bug", default="")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -134,14 +134,14 @@ def main():
         labels = batch["labels"]
         if args.bug == "shifted" and is_last and is_several:
             labels = labels.roll(1, 1)
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.mixed and args.keeper == "ddp"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.mixed and args.wrapper == "ddp"):
             logits = model(batch["input_ids"])
         loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
         if args.balanced:
             loss = loss + logits.softmax(-1).mean((0, 1)).square().sum()
         optimizer.zero_grad()
         loss.backward()
-        if args.keeper == "hand":
+        if args.wrapper == "hand":
             reduce_by_hand(plain, args.bug)
         if args.bug == "scaled" and is_several:
             plain.blocks[1].down.weight.grad.mul_(1.001)

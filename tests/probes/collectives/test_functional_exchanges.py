@@ -1,4 +1,4 @@
-"""What functional collectives are told as, by their arguments."""
+"""What functional collectives are recorded as, by their arguments."""
 
 import pytest
 import torch

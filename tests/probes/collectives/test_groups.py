@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
@@ -8,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distdiag.events.collectives import GroupCreated
 from distdiag.events.lifecycle import ProbeDisabled
+from distdiag.probes.collectives.groups import ProcessGroups
 from tests.probes.conftest import Observed
 
 
@@ -24,6 +26,24 @@ def test_a_group_is_written_before_and_after_it_is_made(
     assert (before.ranks, before.desc, before.timeout_s) == ((1, 0), "pair", 7.0)
     assert before.site.location is not None
     assert before.site.location.file == __file__
+
+
+def test_calls_of_two_threads_at_once_are_both_written(
+    observed: Observed, fake_group: None
+) -> None:
+    (probe,) = observed.install("process-groups")
+    assert isinstance(probe, ProcessGroups)
+
+    with probe._inside():  # this thread is in the middle of a call
+        thread = threading.Thread(target=dist.new_group, args=([0],), name="second")
+        thread.start()
+        thread.join()
+        dist.new_group([0])  # and this belongs to it
+
+    assert [(event.thread, event.done) for event in observed.events(GroupCreated)] == [
+        ("second", False),
+        ("second", True),
+    ]
 
 
 def test_the_backends_are_those_that_torch_makes_of_what_was_asked_for(

@@ -36,10 +36,10 @@ def tapped(observed: Observed) -> Observed:
     functional = FunctionalTap(recorder, signals.exchange_starting)
     tap = HookTap(recorder, functional, signals.collective_recorded, signals.exchange_known)
     works = WorkProbe(recorder)
-    fronts = CollectiveWrappers(
+    wrappers = CollectiveWrappers(
         recorder, tap, works, signals.tensors_shared, signals.exchange_starting
     )
-    for probe in (functional, tap, works, fronts):
+    for probe in (functional, tap, works, wrappers):
         probe.install()
         observed.probes.append(probe)
     return observed

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from distdiag.events.base import CallSite
 from distdiag.events.collectives import ProcessGroup, Signature
-from distdiag.events.files import StoreCall
+from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.probes.collectives.strict import StrictGate, own_store
 from tests.probes.conftest import Observed
 
@@ -50,6 +50,26 @@ def test_what_publishes_is_written_before_and_what_learns_after(
         ("delete_key", ("k",), False),
     ]
     assert {call.store for call in observed.events(StoreCall)} == {f"127.0.0.1:{store.port}"}
+
+
+def test_a_wait_is_written_before_it_begins_with_its_line(
+    observed: Observed, store: dist.TCPStore
+) -> None:
+    prefixed = dist.PrefixStore("epoch", store)
+    prefixed.set("a", "1")
+    prefixed.get("a")
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["epoch/b"], timedelta(milliseconds=20))
+    prefixed.check(["a"])
+
+    (put,) = [call for call in observed.events(StoreCall) if call.action == "set"]
+    got, waited = observed.events(StoreAsked)
+    assert (got.action, got.keys, got.thread) == ("get", ("epoch/a",), "MainThread")
+    assert (waited.action, waited.keys) == ("wait", ("epoch/b",))
+    assert [call.action for call in observed.events(StoreCall)] == ["set", "get", "check"]
+    for event in (put, got, waited):
+        assert (event.frames[0].file, event.frames[0].user) == (__file__, True)
+        assert event.frames[0].function.startswith("test_a_wait")
 
 
 def test_what_was_read_is_what_was_set(observed: Observed, store: dist.TCPStore) -> None:

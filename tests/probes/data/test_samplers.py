@@ -46,19 +46,19 @@ def test_a_pass_is_written_with_its_indices_and_its_sampler(
 
     seen = train(loader(sampler, num_workers=num_workers))
 
-    (told,) = passes(observed)
-    assert told.first == tuple(map(int, seen[:8]))
-    assert told.num_indices == 8
-    assert told.num_batches == 2
-    assert told.is_complete
-    assert told.is_training
-    assert told.num_samples == 16
-    assert (told.sampler.epoch, told.sampler.seed) == (3, 7)
-    assert (told.sampler.replica, told.sampler.num_replicas) == (1, 2)
-    assert told.sampler.chain[-1] == "DistributedSampler"
-    bits = int.from_bytes(told.indices, "little")
+    (reported,) = passes(observed)
+    assert reported.first == tuple(map(int, seen[:8]))
+    assert reported.num_indices == 8
+    assert reported.num_batches == 2
+    assert reported.is_complete
+    assert reported.is_training
+    assert reported.num_samples == 16
+    assert (reported.sampler.epoch, reported.sampler.seed) == (3, 7)
+    assert (reported.sampler.replica, reported.sampler.num_replicas) == (1, 2)
+    assert reported.sampler.chain[-1] == "DistributedSampler"
+    bits = int.from_bytes(reported.indices, "little")
     assert {i for i in range(16) if bits >> i & 1} == set(map(int, seen))
-    assert len(set(told.contents)) == 8
+    assert len(set(reported.contents)) == 8
 
 
 def test_passes_of_one_loader_are_compared_with_the_one_before(observed: Observed) -> None:
@@ -95,9 +95,9 @@ def test_an_evaluation_is_no_training(observed: Observed) -> None:
     with torch.no_grad():
         list(loader())
 
-    (told,) = passes(observed)
-    assert not told.is_training
-    assert told.is_ascending
+    (reported,) = passes(observed)
+    assert not reported.is_training
+    assert reported.is_ascending
 
 
 def test_an_evaluation_is_not_counted_among_the_passes_of_training(observed: Observed) -> None:
@@ -109,7 +109,7 @@ def test_an_evaluation_is_not_counted_among_the_passes_of_training(observed: Obs
         list(batches)
     train(batches)
 
-    assert [told.number for told in passes(observed) if told.is_training] == [0, 1]
+    assert [reported.number for reported in passes(observed) if reported.is_training] == [0, 1]
 
 
 def test_a_pass_that_is_ended_early_is_told_so(observed: Observed) -> None:
@@ -118,9 +118,9 @@ def test_a_pass_that_is_ended_early_is_told_so(observed: Observed) -> None:
     for _ in loader():
         break
 
-    (told,) = passes(observed)
-    assert not told.is_complete
-    assert told.num_batches == 1
+    (reported,) = passes(observed)
+    assert not reported.is_complete
+    assert reported.num_batches == 1
 
 
 def test_two_loaders_at_the_same_time_are_two_streams(observed: Observed) -> None:
@@ -143,8 +143,8 @@ def test_the_epoch_that_the_sampler_had_before_is_known(observed: Observed) -> N
 
     train(batches)
 
-    (told,) = passes(observed)
-    assert (told.epoch_before, told.sampler.epoch) == (5, 0)
+    (reported,) = passes(observed)
+    assert (reported.epoch_before, reported.sampler.epoch) == (5, 0)
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
@@ -198,5 +198,5 @@ def test_whether_the_order_comes_from_the_epoch_is_read_from_the_code(
 
     train(loader(kind(data(), num_replicas=2, rank=0)))
 
-    (told,) = passes(observed)
-    assert told.sampler.uses_epoch is uses_epoch
+    (reported,) = passes(observed)
+    assert reported.sampler.uses_epoch is uses_epoch

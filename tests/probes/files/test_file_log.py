@@ -65,7 +65,7 @@ def test_without_accesses_nothing_stands_before_a_collective(
 def test_a_flood_of_reads_is_cut_down_to_folders_of_this_run(
     observed: Observed, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "MOST_LOOKS", 3)
+    monkeypatch.setattr(log, "MOST_LOOKUPS", 3)
     (folder / "old").mkdir()
     for number in range(6):
         touch(folder / "old" / str(number))

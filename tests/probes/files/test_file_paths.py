@@ -92,7 +92,7 @@ def test_a_folder_that_has_become_a_link_is_resolved_anew(paths: FilePaths, tmp_
     os.rename(tmp_path / "data", tmp_path / "moved")
     (tmp_path / "data").symlink_to("moved")
     paths.forget(f"{tmp_path}/data/other")
-    assert found(paths, written) == written  # nothing that concerns it was told
+    assert found(paths, written) == written  # nothing that concerns it was reported
     paths.forget(f"{tmp_path}/data")
 
     assert found(paths, written) == f"{tmp_path}/moved/sub/x"

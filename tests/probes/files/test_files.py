@@ -18,7 +18,7 @@ from distdiag.events.files import FileAccess, FileClosed
 from distdiag.events.lifecycle import Finished, ProbeDisabled
 from distdiag.probes.files.calls import CALLS, Call
 from distdiag.record.event_reader import EventReader
-from distdiag.record.wire import Canon, EventDecoder
+from distdiag.record.wire import EventDecoder, Interner
 from tests.integration.launch import REPOSITORY
 
 E = TypeVar("E", bound=Event)
@@ -37,7 +37,7 @@ class Run:
         self.stdout = done.stdout
         self.stderr = done.stderr
         self.exit_status = done.returncode
-        decoder = EventDecoder(0, Canon())
+        decoder = EventDecoder(0, Interner())
         payloads = EventReader(folder / "run" / "attempt-0", 0).payloads()
         self._events = [decoder.decode(payload) for payload in payloads]
 

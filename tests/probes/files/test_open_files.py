@@ -17,29 +17,29 @@ from distdiag.probes.files.open_files import (
 
 
 def test_ends_are_told_once_and_those_of_locks_last() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     is_open = {"lock": True, "a": True, "b": True}
     files = OpenFiles()
     for name in is_open:
         files.add(
             OpenFile(
                 lambda name=name: is_open[name],
-                lambda name=name: told.append(name),
+                lambda name=name: reported.append(name),
                 is_lock=name == "lock",
             )
         )
 
     files.settle()
-    assert told == []
+    assert reported == []
     is_open.update(lock=False, b=False)
     files.settle()
-    assert told == ["b", "lock"]
+    assert reported == ["b", "lock"]
     assert files
     is_open["a"] = False
     files.settle()
     files.settle()
 
-    assert told == ["b", "lock", "a"]
+    assert reported == ["b", "lock", "a"]
     assert not files
 
 

@@ -58,7 +58,7 @@ def train(net: Net, num_steps: int = 1, before_step=lambda: None) -> None:
         optimizer.zero_grad()
 
 
-def told(observed: Observed) -> list[GradientSums]:
+def reported(observed: Observed) -> list[GradientSums]:
     for probe in observed.probes:
         probe.flush()
     assert not observed.events(ProbeDisabled)
@@ -72,10 +72,10 @@ def ratios(event: GradientSums) -> dict[str, float]:
 def test_what_nobody_touches_is_applied_as_it_was_given(observed):
     observed.install()
     train(Net(), 5)
-    events = told(observed)
+    events = reported(observed)
     assert [event.step for event in events] == [0, 1, 2]
     assert all(value == pytest.approx(1.0, rel=1e-3) for value in ratios(events[0]).values())
-    assert not events[0].passages
+    assert not events[0].nodes
 
 
 def test_a_hook_of_the_program_is_seen_though_it_was_there_first(observed):
@@ -83,7 +83,7 @@ def test_a_hook_of_the_program_is_seen_though_it_was_there_first(observed):
     net = Net()
     net.expert.weight.register_hook(lambda gradient: gradient / 4)
     train(net)
-    found = ratios(told(observed)[0])
+    found = ratios(reported(observed)[0])
     assert found["expert.weight"] == pytest.approx(4.0, rel=1e-3)
     assert found["first.weight"] == pytest.approx(1.0, rel=1e-3)
 
@@ -93,7 +93,7 @@ def test_gradients_that_the_program_divides_are_seen(observed):
     net = Net()
     train(net, before_step=lambda: [p.grad.div_(2) for p in net.parameters()])
     assert all(
-        value == pytest.approx(2.0, rel=1e-3) for value in ratios(told(observed)[0]).values()
+        value == pytest.approx(2.0, rel=1e-3) for value in ratios(reported(observed)[0]).values()
     )
 
 
@@ -104,7 +104,7 @@ def test_passes_whose_gradients_accumulate_are_added_up(observed):
     for _ in range(3):
         net(torch.randn(6, 4)).square().sum().backward()
     optimizer.step()
-    (event,) = told(observed)
+    (event,) = reported(observed)
     assert all(value == pytest.approx(1.0, rel=1e-3) for value in ratios(event).values())
 
 
@@ -113,7 +113,7 @@ def test_a_gradient_that_is_left_over_is_told(observed):
     net = Net()
     net.first.weight.grad = torch.ones(4, 4)
     train(net)
-    left = {each.name: each.left for each in told(observed)[0].gradients}
+    left = {each.name: each.left for each in reported(observed)[0].gradients}
     assert left.pop("first.weight") != 0
     assert set(left.values()) == {0.0}
 
@@ -121,7 +121,7 @@ def test_a_gradient_that_is_left_over_is_told(observed):
 def test_parameters_behind_an_exchange_and_its_factor_are_told(observed):
     observed.install()
     train(Net(scale=0.5))
-    _, back, there = told(observed)[0].passages
+    _, back, there = reported(observed)[0].nodes
     assert back.parameters == ("expert.bias", "expert.weight")
     assert back.passed.norm / back.given.norm == pytest.approx(0.5, rel=1e-3)
     assert there.parameters == ("first.bias", "first.weight")
@@ -134,7 +134,7 @@ def test_a_hook_between_the_exchange_and_the_experts_counts_as_its_factor(observ
     net = Net(scale=1.0)
     net.between = lambda made: made.register_hook(lambda gradient: gradient / 4)
     train(net)
-    back = told(observed)[0].passages[1]
+    back = reported(observed)[0].nodes[1]
     assert back.passed.norm / back.given.norm == pytest.approx(0.25, rel=1e-3)
 
 
@@ -148,7 +148,7 @@ def test_results_and_random_numbers_stay_what_they_are(observed):
     plain = run()
     observed.install()
     assert all(map(torch.equal, plain, run()))
-    assert told(observed)
+    assert reported(observed)
 
 
 def test_no_hook_stays_behind(observed):

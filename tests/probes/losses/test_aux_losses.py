@@ -198,7 +198,7 @@ def test_functions_are_left_alone_when_the_steps_are_over(observed: Observed) ->
     assert vars(torch.autograd.Function)["apply"] is apply
 
 
-def test_without_a_look_at_losses_nothing_is_said_of_balancing_losses(observed: Observed) -> None:
+def test_without_a_look_at_losses_nothing_is_said_of_auxiliary_losses(observed: Observed) -> None:
     observed.install("steps", "routing", profile="light")
     apply = vars(torch.autograd.Function)["apply"]
     model = ddp(nn.Sequential(Layer(thrown)))

@@ -78,7 +78,7 @@ def factors(term: AuxTerm) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("aux", [switch, summed, z_loss])
-def test_the_factors_of_a_balancing_loss_are_told(
+def test_the_factors_of_an_auxiliary_loss_are_told(
     aux: Callable[[Tensor, Tensor], Tensor], observed: Observed
 ) -> None:
     found = read(observed, lambda x, *scores: (entropy(x) + COEFFICIENT * aux(*scores)) * 2)
@@ -93,7 +93,7 @@ def test_a_division_by_the_tokens_of_more_ranks_is_no_own_mean(observed: Observe
     assert not term.is_own_mean
 
 
-def test_what_goes_on_from_a_router_is_no_balancing_loss(observed: Observed) -> None:
+def test_what_goes_on_from_a_router_is_no_auxiliary_loss(observed: Observed) -> None:
     found = read(observed, lambda x, *_: entropy(x) + x.norm() + x.square().mean())
     assert found.aux == ()
 

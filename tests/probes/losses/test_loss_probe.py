@@ -101,8 +101,8 @@ def test_factors_are_told_from_the_root_on(observed: Observed) -> None:
         observed, lambda x: (F.cross_entropy(*flat(x), reduction="sum") / 8 + x.norm()) / 4 * 2
     )
     assert found is not None
-    told = [(each.op, each.value, each.num_terms) for each in found.factors]
-    assert told == [("*", 2.0, 1), ("/", 4.0, 2), ("/", 8.0, 1)]
+    reported = [(each.op, each.value, each.num_terms) for each in found.factors]
+    assert reported == [("*", 2.0, 1), ("/", 4.0, 2), ("/", 8.0, 1)]
 
 
 def test_losses_without_tokens_are_told_as_such(observed: Observed) -> None:

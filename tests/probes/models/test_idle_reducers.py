@@ -1,4 +1,4 @@
-"""Whether the reducer of DDP worked, told by the times that it keeps."""
+"""Whether the reducer of DDP worked, known from the times that it keeps."""
 
 from __future__ import annotations
 

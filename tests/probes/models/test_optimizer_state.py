@@ -124,11 +124,11 @@ def test_the_names_are_those_that_the_user_knows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "told"), [(0.5, 0.5), (torch.tensor(0.25), 0.25), (1, 1.0)], ids=str
+    ("rate", "reported"), [(0.5, 0.5), (torch.tensor(0.25), 0.25), (1, 1.0)], ids=str
 )
-def test_rates_may_be_numbers_or_tensors(rate: Any, told: float) -> None:
+def test_rates_may_be_numbers_or_tensors(rate: Any, reported: float) -> None:
     model = nn.Linear(2, 2)
-    assert fields(sgd(model, lr=rate), model)["learning_rates"] == (told,)
+    assert fields(sgd(model, lr=rate), model)["learning_rates"] == (reported,)
 
 
 def test_a_rate_that_is_not_on_the_host_is_not_read() -> None:

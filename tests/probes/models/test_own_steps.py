@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from distdiag.events.models import Basis, ModelPlan, Moment
+from distdiag.events.models import ModelPlan, Moment, ReplicaEvidence
 from distdiag.probes.models.own_steps import EVERY, FIRST_STEPS, OwnSteps
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import backward, ddp, train
@@ -138,7 +138,9 @@ def test_the_plan_of_a_model_tells_that_it_is_local(observed: Observed, lone_gro
     observed.install("steps")
     wrapped = DistributedDataParallel(nn.Linear(2, 2))
     optimizer = train(wrapped)
-    assert {each.basis for each in observed.events(ModelPlan)[-1].tensors} == {Basis.WRAPPER}
+    assert {each.evidence for each in observed.events(ModelPlan)[-1].tensors} == {
+        ReplicaEvidence.WRAPPER
+    }
 
     with wrapped.no_sync():
         backward(wrapped)
@@ -146,7 +148,7 @@ def test_the_plan_of_a_model_tells_that_it_is_local(observed: Observed, lone_gro
 
     last = observed.events(ModelPlan)[-1]
     assert (last.moment, last.step) == (Moment.GRADIENT, 1)
-    assert {each.basis for each in last.tensors} == {Basis.UNSYNCED}
+    assert {each.evidence for each in last.tensors} == {ReplicaEvidence.UNSYNCED}
 
 
 # Which models

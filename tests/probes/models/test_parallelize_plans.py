@@ -35,7 +35,7 @@ def mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
 
 
-def told(observed: Observed) -> list[PatternMatches]:
+def reported(observed: Observed) -> list[PatternMatches]:
     """The patterns of the only event."""
     (event,) = observed.events(PlanPatterns)
     return list(event.patterns)
@@ -66,7 +66,7 @@ def test_a_pattern_without_a_match_is_told_with_what_is_there(observed: Observed
     observed.install("parallelize-plans")
     with pytest.warns(UserWarning):
         tp.parallelize_module(model(), mesh(), {"layers.*.wk": tp.ColwiseParallel()})
-    (pattern,) = told(observed)
+    (pattern,) = reported(observed)
     assert pattern.num_matches == 0
     assert pattern.closest in ("layers.*.wq", "layers.*.wo")
 
@@ -84,7 +84,7 @@ def test_one_style_for_a_module_is_no_plan(observed: Observed) -> None:
     tp.parallelize_module(
         module=nn.Linear(4, 4), device_mesh=mesh(), parallelize_plan={"": tp.ColwiseParallel()}
     )
-    (pattern,) = told(observed)
+    (pattern,) = reported(observed)
     assert (pattern.pattern, pattern.num_matches) == ("", 1)
 
 
@@ -103,7 +103,7 @@ def test_heads_that_are_cut_are_told(observed: Observed, head_dim: int | None) -
     observed.install("parallelize-plans")
     plan = {"layers.*.wq": tp.ColwiseParallel()}
     tp.parallelize_module(model(num_heads=3, head_dim=head_dim), mesh(), plan)
-    faults = told(observed)[0].faults
+    faults = reported(observed)[0].faults
     assert [(fault.fault, fault.name) for fault in faults] == [
         (PlanFault.UNEVEN, "layers.0.wq"),
         (PlanFault.UNEVEN, "layers.1.wq"),
@@ -126,7 +126,7 @@ def test_heads_that_stay_whole_are_silent(
 ) -> None:
     observed.install("parallelize-plans")
     tp.parallelize_module(model(num_heads=num_heads), mesh(), {"layers.*.wq": style})
-    assert told(observed)[0].faults == ()
+    assert reported(observed)[0].faults == ()
 
 
 def test_what_is_whole_again_is_told_after_the_first_step(observed: Observed) -> None:

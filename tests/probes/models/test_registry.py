@@ -18,7 +18,7 @@ from distdiag.probes.models.registry import ObjectRegistry, roots_of
 
 
 class Watched:
-    """A class whose living objects are watched, and the failures that were told."""
+    """A class whose living objects are watched, and the failures that were reported."""
 
     def __init__(self, kind: type, *ways: str) -> None:
         self.failures: list[Exception] = []

@@ -10,12 +10,12 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.models import Basis, ModelPlan, ModelState, Moment, OptimizerState
+from distdiag.events.models import ModelPlan, ModelState, Moment, OptimizerState, ReplicaEvidence
 from distdiag.probes.models.own_steps import EVERY
 from distdiag.probes.models.tensor_plans import Held, Surroundings, plan_of
 from distdiag.probes.models.wrappers import Tree
 from tests.probes.conftest import Observed
-from tests.probes.sample_models import backward, ddp, fsdp2, means, network, state, told, train
+from tests.probes.sample_models import backward, ddp, fsdp2, means, network, reported, state, train
 
 pytestmark = pytest.mark.usefixtures("fake_group")
 
@@ -61,7 +61,7 @@ def test_a_model_of_fsdp2_is_looked_at_before_its_first_use(observed: Observed) 
     observed.install("steps", "sharding-moments")
     model = nn.Sequential(nn.Linear(2, 3))
     fsdp2(model)
-    assert not told(observed)
+    assert not reported(observed)
 
     with torch.no_grad():
         model(torch.ones(1, 2))
@@ -77,11 +77,11 @@ def test_a_model_of_fsdp1_is_looked_at_before_its_first_use(observed: Observed) 
     model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
     with FullyShardedDataParallel.summon_full_params(model):
         pass  # initialises it too, and what is loaded here is not there yet
-    assert not told(observed)
+    assert not reported(observed)
 
     backward(model)
 
-    assert told(observed)[0] == (START, 0)
+    assert reported(observed)[0] == (START, 0)
     assert means(state(observed, START))[-3:] == [0.0, 1.0, 0.0]  # no statistics of the data yet
 
 
@@ -91,13 +91,15 @@ def test_a_model_that_nothing_wraps_is_looked_at_before_the_first_backward_pass(
     observed.install("steps")
     model = network()
     loss = model(torch.ones(2, 2)).sum()
-    assert not told(observed)
+    assert not reported(observed)
 
     loss.backward()
 
-    assert told(observed)[0] == (START, 0)
+    assert reported(observed)[0] == (START, 0)
     assert state(observed, START).model == "Sequential"
-    assert {tensor.basis for tensor in observed.events(ModelPlan)[0].tensors} == {Basis.WORLD}
+    assert {tensor.evidence for tensor in observed.events(ModelPlan)[0].tensors} == {
+        ReplicaEvidence.WORLD
+    }
 
 
 def test_a_frozen_model_beside_is_looked_at_too(observed: Observed) -> None:
@@ -110,7 +112,7 @@ def test_a_frozen_model_beside_is_looked_at_too(observed: Observed) -> None:
     assert found.contents[0] is not None
     assert found.contents[0].mean == pytest.approx(teacher.weight.mean().item(), rel=1e-4)
     (plan,) = [event for event in observed.events(ModelPlan) if event.model == "Linear"]
-    assert {tensor.basis for tensor in plan.tensors} == {Basis.BESIDE}
+    assert {tensor.evidence for tensor in plan.tensors} == {ReplicaEvidence.FROZEN}
 
 
 def test_a_model_that_comes_later_is_looked_at_in_its_first_steps(observed: Observed) -> None:
@@ -130,7 +132,7 @@ def test_without_a_process_group_there_is_nothing_to_compare(observed: Observed)
 
     train(network())
 
-    assert not told(observed)
+    assert not reported(observed)
     assert not observed.events(ProbeDisabled)
 
 
@@ -188,7 +190,7 @@ def test_only_models_that_nothing_wraps_are_numbered_among_each_other(observed: 
 def test_a_step_is_seen_after_backward_and_before_the_optimizer(observed: Observed) -> None:
     observed.install("steps")
     train(ddp(network()))
-    assert told(observed) == [(START, 0), (BACKWARD, 0), (GRADIENT, 0), (STEP, 0)]
+    assert reported(observed) == [(START, 0), (BACKWARD, 0), (GRADIENT, 0), (STEP, 0)]
 
 
 def test_the_first_three_steps_and_then_every_hundredth(observed: Observed) -> None:
@@ -197,7 +199,7 @@ def test_the_first_three_steps_and_then_every_hundredth(observed: Observed) -> N
     train(network(), 2 * EVERY + 2)
 
     for moment in (BACKWARD, GRADIENT, STEP):
-        assert [step for m, step in told(observed) if m is moment] == [0, 1, 2, 100, 200]
+        assert [step for m, step in reported(observed) if m is moment] == [0, 1, 2, 100, 200]
     assert [event.step for event in observed.events(OptimizerState)] == [0, 1, 2, 100, 200]
 
 
@@ -206,7 +208,7 @@ def test_the_light_profile_looks_at_the_start_only(observed: Observed) -> None:
 
     train(ddp(network()), 2)
 
-    assert told(observed) == [(START, 0)]
+    assert reported(observed) == [(START, 0)]
     assert not observed.events(OptimizerState)
 
 
@@ -224,7 +226,7 @@ def test_what_is_seen_before_a_step_comes_from_one_plan(
 
     train(network(), 1)
 
-    assert [moment for moment, _ in told(observed)] == [START, BACKWARD, GRADIENT, STEP]
+    assert [moment for moment, _ in reported(observed)] == [START, BACKWARD, GRADIENT, STEP]
     assert len(walks) == 3  # the start, the backward pass and the step
 
 
@@ -237,7 +239,13 @@ def test_every_backward_pass_of_a_step_may_be_the_last(observed: Observed) -> No
     backward(model)
     optimizer.step()
 
-    assert [moment for moment, _ in told(observed)] == [START, BACKWARD, BACKWARD, GRADIENT, STEP]
+    assert [moment for moment, _ in reported(observed)] == [
+        START,
+        BACKWARD,
+        BACKWARD,
+        GRADIENT,
+        STEP,
+    ]
     assert observed.events(OptimizerState)[0].num_backwards == 2
 
 
@@ -250,7 +258,7 @@ def test_two_optimizers_of_one_step_find_the_models_as_one(observed: Observed) -
     for optimizer in parts:
         optimizer.step()
 
-    assert [moment for moment, _ in told(observed)] == [START, BACKWARD, GRADIENT, STEP]
+    assert [moment for moment, _ in reported(observed)] == [START, BACKWARD, GRADIENT, STEP]
     assert [s.optimizer for s in observed.events(OptimizerState)] == [
         "SGD of Sequential",
         "SGD of Sequential#2",
@@ -283,7 +291,7 @@ def test_without_any_gradient_there_is_no_state_of_gradients(observed: Observed)
     optimizer.zero_grad()
     optimizer.step()
 
-    assert [moment for moment, _ in told(observed)] == [START, BACKWARD, STEP]
+    assert [moment for moment, _ in reported(observed)] == [START, BACKWARD, STEP]
     assert observed.events(OptimizerState)[0].num_without_gradient == 4
 
 

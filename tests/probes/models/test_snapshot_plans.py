@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distdiag.events.models import Basis, ModelPlan, ModelState, Moment
+from distdiag.events.models import ModelPlan, ModelState, Moment, ReplicaEvidence
 from distdiag.probes.models.snapshot import CHUNK
 from tests.probes.conftest import Observed
 from tests.probes.sample_models import backward, ddp, fsdp2, network, train
@@ -80,8 +80,8 @@ def test_a_gradient_that_the_program_reduces_itself_is_shared(observed: Observed
     optimizer.step()
 
     weight, bias = observed.events(ModelPlan)[-1].tensors
-    assert (weight.basis, weight.replicas) == (Basis.REDUCED, (0, 1))
-    assert bias.basis is Basis.WORLD
+    assert (weight.evidence, weight.replicas) == (ReplicaEvidence.REDUCED, (0, 1))
+    assert bias.evidence is ReplicaEvidence.WORLD
 
 
 def test_a_parameter_that_the_program_broadcasts_is_shared_from_the_start(
@@ -94,8 +94,8 @@ def test_a_parameter_that_the_program_broadcasts_is_shared_from_the_start(
     backward(model)
 
     weight, bias = observed.events(ModelPlan)[0].tensors
-    assert (weight.basis, weight.replicas) == (Basis.SENT, (0, 1))
-    assert bias.basis is Basis.WORLD
+    assert (weight.evidence, weight.replicas) == (ReplicaEvidence.SENT, (0, 1))
+    assert bias.evidence is ReplicaEvidence.WORLD
 
 
 def test_other_tensors_that_are_sent_round_share_nothing(observed: Observed) -> None:
@@ -106,4 +106,6 @@ def test_other_tensors_that_are_sent_round_share_nothing(observed: Observed) -> 
 
     backward(model)
 
-    assert {tensor.basis for tensor in observed.events(ModelPlan)[0].tensors} == {Basis.WORLD}
+    assert {tensor.evidence for tensor in observed.events(ModelPlan)[0].tensors} == {
+        ReplicaEvidence.WORLD
+    }

@@ -13,7 +13,7 @@ from distdiag.events.lifecycle import ProbeDisabled, StepEnd
 from distdiag.events.models import ModelState, Moment
 from distdiag.probes.models import snapshot
 from tests.probes.conftest import Observed
-from tests.probes.sample_models import backward, ddp, fsdp2, network, told, train
+from tests.probes.sample_models import backward, ddp, fsdp2, network, reported, train
 
 pytestmark = pytest.mark.usefixtures("fake_group")
 
@@ -49,7 +49,7 @@ def test_looking_changes_nothing(observed: Observed) -> None:
     signals.backward_ended.emit(True)
     signals.optimizer_stepping.emit(optimizer, sys._getframe())
 
-    assert [moment for moment, _ in told(observed)][-3:] == [BACKWARD, GRADIENT, STEP]
+    assert [moment for moment, _ in reported(observed)][-3:] == [BACKWARD, GRADIENT, STEP]
     assert now() == before
     assert torch.equal(torch.get_rng_state(), random)
     assert not observed.events(ProbeDisabled)
@@ -125,7 +125,7 @@ def test_nothing_is_told_after_it_was_taken_away(observed: Observed) -> None:
 
     train(model)
 
-    assert not told(observed)
+    assert not reported(observed)
 
 
 def test_a_parameter_without_a_shape_yet_does_not_end_the_snapshots(observed: Observed) -> None:

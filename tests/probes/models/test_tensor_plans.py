@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distdiag.events.models import Basis, TensorPlan
+from distdiag.events.models import ReplicaEvidence, TensorPlan
 from tests.probes.sample_models import FOUR, PAIR, network, plans
 
 
@@ -39,7 +39,12 @@ def test_parameters_and_buffers_come_in_the_order_of_the_modules() -> None:
         "1.num_batches_tracked",
     ]
     assert found["0.weight"] == TensorPlan(
-        "0.weight", (3, 2), "float32", requires_grad=True, replicas=PAIR, basis=Basis.WORLD
+        "0.weight",
+        (3, 2),
+        "float32",
+        requires_grad=True,
+        replicas=PAIR,
+        evidence=ReplicaEvidence.WORLD,
     )
     assert (found["1.num_batches_tracked"].dtype, found["1.num_batches_tracked"].shape) == (
         "int64",
@@ -55,7 +60,10 @@ def test_a_buffer_that_is_cut_along_a_sequence_is_one_ranks_own() -> None:
 
     found = plans(model, is_cut=lambda tensor: tensor is model.positions)
 
-    assert (found["positions"].replicas, found["positions"].basis) == ((), Basis.WRAPPER)
+    assert (found["positions"].replicas, found["positions"].evidence) == (
+        (),
+        ReplicaEvidence.WRAPPER,
+    )
     assert found["scale"].replicas == PAIR
 
 
@@ -100,8 +108,8 @@ def test_what_the_program_reduces_itself_is_held_by_those_ranks() -> None:
 
     found = plans(model, world=FOUR, reduced={id(model.weight): (0, 2)})
 
-    assert (found["weight"].replicas, found["weight"].basis) == ((0, 2), Basis.REDUCED)
-    assert (found["bias"].replicas, found["bias"].basis) == (FOUR, Basis.WORLD)
+    assert (found["weight"].replicas, found["weight"].evidence) == ((0, 2), ReplicaEvidence.REDUCED)
+    assert (found["bias"].replicas, found["bias"].evidence) == (FOUR, ReplicaEvidence.WORLD)
 
 
 def test_a_bias_of_a_router_is_held_by_those_who_reduce_the_gradient_of_its_weight() -> None:
@@ -118,8 +126,15 @@ def test_a_bias_of_a_router_is_held_by_those_who_reduce_the_gradient_of_its_weig
     )
 
     bias = found["expert_bias"]
-    assert (bias.replicas, bias.basis, bias.is_routing_bias) == ((0, 2), Basis.REDUCED, True)
-    assert (found["counts"].basis, found["counts"].is_routing_bias) == (Basis.WORLD, False)
+    assert (bias.replicas, bias.evidence, bias.is_routing_bias) == (
+        (0, 2),
+        ReplicaEvidence.REDUCED,
+        True,
+    )
+    assert (found["counts"].evidence, found["counts"].is_routing_bias) == (
+        ReplicaEvidence.WORLD,
+        False,
+    )
 
 
 def test_a_buffer_that_ddp_sends_round_may_differ_between_passes() -> None:
@@ -138,39 +153,46 @@ def test_what_was_only_sent_round_says_less_than_a_reduction() -> None:
 
     found = plans(model, world=FOUR, sent=sent, reduced={id(model.weight): FOUR})
 
-    assert (found["weight"].replicas, found["weight"].basis) == (FOUR, Basis.REDUCED)
-    assert (found["bias"].replicas, found["bias"].basis) == ((0, 2), Basis.SENT)
+    assert (found["weight"].replicas, found["weight"].evidence) == (FOUR, ReplicaEvidence.REDUCED)
+    assert (found["bias"].replicas, found["bias"].evidence) == ((0, 2), ReplicaEvidence.SENT)
 
 
 @pytest.mark.parametrize(
-    ("trains", "beside", "basis"),
+    ("trains", "training_ranks", "evidence"),
     [
-        (False, PAIR, Basis.BESIDE),
-        (False, (), Basis.WORLD),
-        (True, PAIR, Basis.WORLD),
+        (False, PAIR, ReplicaEvidence.FROZEN),
+        (False, (), ReplicaEvidence.WORLD),
+        (True, PAIR, ReplicaEvidence.WORLD),
     ],
-    ids=["frozen-beside", "frozen-alone", "trained-beside"],
+    ids=["frozen-with-another", "frozen-alone", "trained-with-another"],
 )
-def test_only_a_frozen_model_stands_beside_another(
-    trains: bool, beside: tuple[int, ...], basis: Basis
+def test_only_a_frozen_model_is_a_replica_by_another_model(
+    trains: bool, training_ranks: tuple[int, ...], evidence: ReplicaEvidence
 ) -> None:
-    found = plans(network().requires_grad_(trains), beside=beside)
+    found = plans(network().requires_grad_(trains), training_ranks=training_ranks)
 
-    assert {plan.basis for plan in found.values() if plan.is_parameter} == {basis}
-    assert {plan.basis for plan in found.values() if not plan.is_parameter} == {Basis.WORLD}
+    assert {plan.evidence for plan in found.values() if plan.is_parameter} == {evidence}
+    assert {plan.evidence for plan in found.values() if not plan.is_parameter} == {
+        ReplicaEvidence.WORLD
+    }
 
 
 @pytest.mark.parametrize(
-    ("mark", "basis"),
-    [(("allreduce", False), Basis.OWN), (("tensor_model_parallel", True), Basis.WRAPPER)],
+    ("mark", "evidence"),
+    [
+        (("allreduce", False), ReplicaEvidence.OWN),
+        (("tensor_model_parallel", True), ReplicaEvidence.WRAPPER),
+    ],
 )
-def test_a_part_of_one_rank_is_compared_with_nobody(mark: tuple[str, bool], basis: Basis) -> None:
+def test_a_part_of_one_rank_is_compared_with_nobody(
+    mark: tuple[str, bool], evidence: ReplicaEvidence
+) -> None:
     model = nn.Linear(4, 4)
     setattr(model.weight, *mark)
 
     found = plans(model)
 
-    assert (found["weight"].replicas, found["weight"].basis) == ((), basis)
+    assert (found["weight"].replicas, found["weight"].evidence) == ((), evidence)
     assert found["bias"].replicas == PAIR
 
 
@@ -181,8 +203,8 @@ def test_what_is_not_marked_as_a_part_while_others_are_should_be_the_same() -> N
     found = plans(model)
 
     assert found["0.weight"].replicas == ()
-    assert (found["0.bias"].basis, found["0.bias"].replicas) == (Basis.MARKED, PAIR)
-    assert found["1.running_mean"].basis is Basis.WORLD
+    assert (found["0.bias"].evidence, found["0.bias"].replicas) == (ReplicaEvidence.MARKED, PAIR)
+    assert found["1.running_mean"].evidence is ReplicaEvidence.WORLD
 
 
 # DDP
@@ -192,8 +214,8 @@ def test_ddp_keeps_parameters_and_buffers_alike(fake_group: None) -> None:
     found = plans(DistributedDataParallel(network()))
 
     assert next(iter(found)) == "0.weight"
-    assert {plan.keeper for plan in found.values()} == {"DDP"}
-    assert {plan.basis for plan in found.values()} == {Basis.WRAPPER}
+    assert {plan.wrapper for plan in found.values()} == {"DDP"}
+    assert {plan.evidence for plan in found.values()} == {ReplicaEvidence.WRAPPER}
     assert {plan.replicas for plan in found.values()} == {PAIR}
     assert {plan.placements for plan in found.values()} == {()}
 
@@ -201,7 +223,7 @@ def test_ddp_keeps_parameters_and_buffers_alike(fake_group: None) -> None:
 def test_a_model_that_ddp_did_not_reduce_is_told_as_such(fake_group: None) -> None:
     found = plans(DistributedDataParallel(network()), is_local=True)
 
-    assert {plan.basis for plan in found.values()} == {Basis.UNSYNCED}
+    assert {plan.evidence for plan in found.values()} == {ReplicaEvidence.UNSYNCED}
     assert {plan.replicas for plan in found.values()} == {PAIR}
 
 
@@ -225,8 +247,8 @@ def test_a_part_that_ddp_wraps_is_a_unit(fake_group: None) -> None:
 
     found = plans(model)
 
-    assert (found["1.weight"].keeper, found["1.weight"].unit) == ("DDP", "1")
-    assert (found["0.weight"].keeper, found["0.weight"].basis) == ("", Basis.WORLD)
+    assert (found["1.weight"].wrapper, found["1.weight"].unit) == ("DDP", "1")
+    assert (found["0.weight"].wrapper, found["0.weight"].evidence) == ("", ReplicaEvidence.WORLD)
 
 
 def ignoring(model: nn.Module, *names: str) -> nn.Module:
@@ -237,15 +259,15 @@ def ignoring(model: nn.Module, *names: str) -> nn.Module:
 def test_what_ddp_ignores_is_compared_with_nobody(fake_group: None) -> None:
     found = plans(ignoring(nn.Linear(4, 4), "bias"))
 
-    assert (found["bias"].keeper, found["bias"].replicas) == ("", ())
-    assert (found["weight"].keeper, found["weight"].replicas) == ("DDP", PAIR)
+    assert (found["bias"].wrapper, found["bias"].replicas) == ("", ())
+    assert (found["weight"].wrapper, found["weight"].replicas) == ("DDP", PAIR)
 
 
 def test_what_ddp_ignores_in_a_part_is_compared_with_nobody(fake_group: None) -> None:
     found = plans(ignoring(network(), "0.bias"))
 
-    assert (found["0.bias"].keeper, found["0.bias"].replicas) == ("", ())
-    assert (found["1.bias"].keeper, found["1.bias"].replicas) == ("DDP", PAIR)
+    assert (found["0.bias"].wrapper, found["0.bias"].replicas) == ("", ())
+    assert (found["1.bias"].wrapper, found["1.bias"].replicas) == ("DDP", PAIR)
 
 
 def test_what_the_program_sent_round_is_still_each_ranks_own_once_ddp_ignores_it(
@@ -259,7 +281,7 @@ def test_what_the_program_sent_round_is_still_each_ranks_own_once_ddp_ignores_it
     assert (found["bias"].replicas, found["bias"].is_ignored) == ((), True)
     assert (found["weight"].replicas, found["weight"].is_ignored) == (PAIR, False)
     reduced = plans(ignoring(model, "bias"), reduced=sent)
-    assert (reduced["bias"].replicas, reduced["bias"].basis) == (PAIR, Basis.REDUCED)
+    assert (reduced["bias"].replicas, reduced["bias"].evidence) == (PAIR, ReplicaEvidence.REDUCED)
 
 
 # The first FSDP
@@ -323,7 +345,7 @@ def test_what_fsdp1_ignores_is_compared_with_nobody(fake_group: None, way: str) 
     ignored = {name for name, plan in found.items() if plan.is_ignored}
     assert ignored == {name for name in found if name.startswith("1.")}
     assert {found[name].replicas for name in ignored} == {()}
-    assert {found[name].keeper for name in found} == {"", "FSDP1"}
+    assert {found[name].wrapper for name in found} == {"", "FSDP1"}
     assert found["1.0.weight"].shape == (3, 2)
 
 

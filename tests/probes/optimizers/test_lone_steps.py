@@ -1,4 +1,4 @@
-"""What is told of the first step of a rank that nothing connects with others."""
+"""What is reported of the first step of a rank that nothing connects with others."""
 
 import sys
 from types import SimpleNamespace

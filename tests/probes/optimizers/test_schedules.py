@@ -23,15 +23,15 @@ def test_how_often_a_scheduler_is_advanced_is_told(observed: Observed, pace: int
     for probe in observed.probes:
         probe.flush()
 
-    (told,) = observed.events(ScheduleState)
-    assert told.name == "LinearLR"
-    assert (told.least_pace, told.greatest_pace) == (pace, pace)
-    assert told.num_steps == 12
-    assert told.num_advances == 12 * pace
-    assert told.peak_rate == 1.0
-    assert told.last_rate == 0.0
-    assert told.settled_at == 8 // pace
-    assert told.site.location is not None
+    (reported,) = observed.events(ScheduleState)
+    assert reported.name == "LinearLR"
+    assert (reported.least_pace, reported.greatest_pace) == (pace, pace)
+    assert reported.num_steps == 12
+    assert reported.num_advances == 12 * pace
+    assert reported.peak_rate == 1.0
+    assert reported.last_rate == 0.0
+    assert reported.settled_at == 8 // pace
+    assert reported.site.location is not None
 
 
 def test_a_scheduler_that_is_gone_is_told_at_the_end(observed: Observed) -> None:
@@ -51,8 +51,8 @@ def test_a_scheduler_that_is_gone_is_told_at_the_end(observed: Observed) -> None
     for probe in observed.probes:
         probe.flush()
 
-    told = observed.events(ScheduleState)
-    assert [(each.name, each.num_steps, each.peak_rate) for each in told] == [
+    reported = observed.events(ScheduleState)
+    assert [(each.name, each.num_steps, each.peak_rate) for each in reported] == [
         ("LinearLR", 6, 1.0),
         ("LinearLR#2", 6, 2.0),
     ]
@@ -97,6 +97,6 @@ def test_the_planned_number_of_training_steps_is_told(observed: Observed) -> Non
     for probe in observed.probes:
         probe.flush()
 
-    (told,) = observed.events(ScheduleState)
-    assert (told.num_planned, told.num_advances, told.num_steps) == (12, 24, 12)
-    assert (told.least_pace, told.greatest_pace) == (2, 2)
+    (reported,) = observed.events(ScheduleState)
+    assert (reported.num_planned, reported.num_advances, reported.num_steps) == (12, 24, 12)
+    assert (reported.least_pace, reported.greatest_pace) == (2, 2)

@@ -18,7 +18,15 @@ import torch
 from torch import distributed as dist
 from torch.nn import functional
 
-from distdiag.probes.patching.in_place import InPlace, as_it_was, built_in_of, fits, open_up
+from distdiag.probes.patching.in_place import (
+    InPlace,
+    all_at_once,
+    as_it_was,
+    built_in_of,
+    fits,
+    open_up,
+)
+from distdiag.record.guard import Guard
 
 FUNCTIONS = {
     "open": open,
@@ -149,6 +157,48 @@ def test_one_that_is_wrapped_twice_is_seen_by_both_until_they_end(seen: Seen) ->
     os.getsid(0)
 
     assert (len(seen), len(other)) == (2, 2)  # what was wrapped later still calls the first
+
+
+def test_several_are_called_first_from_the_end_of_all_on(
+    seen: Seen, wrap: Callable[[Any], InPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[tuple[Any, ...]] = []
+    walk = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *of: (walks.append(of), *walk(*of)))
+    table = {os.getuid: "one", os.geteuid: "other"}
+
+    with all_at_once(Guard(pytest.fail)):
+        wrap(os.getuid)
+        with all_at_once(Guard(pytest.fail)):
+            wrap(os.geteuid)
+            wrap(os.getuid)
+        assert os.getuid() == as_it_was(os.getuid)() == os.geteuid()
+        assert (seen, walks) == ([], [])
+    os.getuid(), os.geteuid()
+
+    assert len(seen) == 3
+    assert walks == [(os.getuid, os.geteuid)]
+    assert table[os.getuid] == "one"
+
+
+def test_a_walk_that_fails_costs_the_calls_and_not_the_program(
+    seen: Seen, wrap: Callable[[Any], InPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems: list[Exception] = []
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: 1 // 0)
+
+    with all_at_once(Guard(problems.append)):
+        wrap(os.getgid)
+    monkeypatch.undo()
+
+    assert [type(problem) for problem in problems] == [ZeroDivisionError]
+    assert os.getgid() == as_it_was(os.getgid)()
+    assert seen == []
+    wrap(os.getgid)
+    os.getgid()
+    assert len(seen) == 1
+    with pytest.raises(KeyError), all_at_once(Guard(problems.append)):
+        raise KeyError("the program's own")
 
 
 def test_methods_of_torch_stay_what_they_are(seen: Seen, wrap: Callable[[Any], InPlace]) -> None:

@@ -199,12 +199,12 @@ def test_a_signal_handler_of_the_script_runs_and_is_recorded(
 
 
 def test_default_dispositions_pass_through(observed: Observed, watch: ExceptionProbe) -> None:
-    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    try:
-        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for default in (signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler):
+        before = signal.signal(signal.SIGUSR2, default)
+        try:
+            assert signal.getsignal(signal.SIGUSR2) is default
+        finally:
+            signal.signal(signal.SIGUSR2, before)
 
 
 def test_the_frames_of_the_tool_do_not_show_in_a_traceback(

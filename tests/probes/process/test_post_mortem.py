@@ -40,14 +40,14 @@ def probe(observed: Observed, run_dir: RunDir) -> Iterator[PostMortem]:
     probe.uninstall()
 
 
-def told(run_dir: RunDir) -> StackSignal:
+def reported(run_dir: RunDir) -> StackSignal:
     return msgspec.json.decode(run_dir.stack_signal(0).read_bytes(), type=StackSignal)
 
 
 def test_the_signal_is_one_that_nobody_uses(probe: PostMortem, run_dir: RunDir) -> None:
     probe.beat()
 
-    now = told(run_dir)
+    now = reported(run_dir)
     assert signal.SIGRTMIN < now.signal < signal.SIGRTMAX
     assert signal.getsignal(now.signal) is signal.SIG_DFL  # the script sees nothing of it
     assert (now.pid, now.thread) == (os.getpid(), threading.get_native_id())
@@ -60,7 +60,7 @@ def test_a_signal_in_use_is_left_alone(observed: Observed, run_dir: RunDir) -> N
     first = PostMortem(observed.recorder, run_dir)
     first.install()
     first.beat()
-    taken = told(run_dir).signal
+    taken = reported(run_dir).signal
     first.uninstall()
     assert not run_dir.stack_signal(0).exists()
     signal.signal(taken, lambda *_: None)
@@ -69,7 +69,7 @@ def test_a_signal_in_use_is_left_alone(observed: Observed, run_dir: RunDir) -> N
         second = PostMortem(observed.recorder, run_dir)
         second.install()
         second.beat()
-        assert told(run_dir).signal == taken - 2
+        assert reported(run_dir).signal == taken - 2
         second.uninstall()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [taken - 1])
@@ -80,7 +80,7 @@ def test_the_signal_is_as_it_was_afterwards(observed: Observed, run_dir: RunDir)
     probe = PostMortem(observed.recorder, run_dir)
     probe.install()
     probe.beat()
-    number = told(run_dir).signal
+    number = reported(run_dir).signal
     assert _handler_of(number) != signal.SIG_DFL
 
     probe.uninstall()
@@ -94,7 +94,7 @@ def test_a_signal_that_the_script_takes_is_given_up(
     observed: Observed, probe: PostMortem, run_dir: RunDir
 ) -> None:
     probe.beat()
-    number = told(run_dir).signal
+    number = reported(run_dir).signal
     seen: list[int] = []
     signal.signal(number, lambda taken, _: seen.append(taken))
     try:
@@ -113,7 +113,7 @@ def test_a_signal_that_was_only_put_back_is_taken_again(
     observed: Observed, probe: PostMortem, run_dir: RunDir
 ) -> None:
     probe.beat()
-    number = told(run_dir).signal
+    number = reported(run_dir).signal
     signal.signal(number, signal.getsignal(number))  # as Python knows it
     assert _handler_of(number) == signal.SIG_DFL
 

@@ -68,7 +68,7 @@ def train(model: nn.Module, num_steps: int = 1) -> None:
         optimizer.zero_grad()
 
 
-def told(observed: Observed) -> list[Routing]:
+def reported(observed: Observed) -> list[Routing]:
     for probe in observed.probes:
         probe.flush()
     assert not observed.events(ProbeDisabled)
@@ -82,7 +82,7 @@ def num_hooks(model: nn.Module) -> int:
 def test_a_choice_of_experts_is_told_with_its_load(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(nn.Sequential(Layer())))
-    (event,) = told(observed)
+    (event,) = reported(observed)
     assert (event.model, event.layer, event.step) == ("Sequential", "0", 0)
     assert event.members == (0, 1)
     assert event.choice == Choice("topk", 32, 4, 2, "float32")
@@ -101,13 +101,13 @@ def test_a_choice_of_experts_is_told_with_its_load(observed: Observed) -> None:
 def test_a_choice_without_top_k_is_told_if_it_is_among_all_experts(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(nn.Sequential(Best())))
-    assert [(e.choice.api, e.choice.k) for e in told(observed)] == [("max", 1)]
+    assert [(e.choice.api, e.choice.k) for e in reported(observed)] == [("max", 1)]
 
 
 def test_a_repeated_pass_is_told_apart_and_chooses_alike(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(Checkpointed()))
-    first, again = told(observed)
+    first, again = reported(observed)
     assert (first.is_recompute, again.is_recompute) == (False, True)
     assert (first.given, first.scores, first.chosen) == (again.given, again.scores, again.chosen)
 
@@ -119,7 +119,7 @@ def test_gates_that_are_to_draw_or_do_so_are_known(observed: Observed) -> None:
 
     observed.install("steps", "routing")
     train(ddp(nn.Sequential(Layer(), Drawing(), Layer(jitter_noise=0.1))))
-    assert [event.is_random for event in told(observed)] == [False, True, True]
+    assert [event.is_random for event in reported(observed)] == [False, True, True]
 
 
 def test_options_to_drop_at_random_say_nothing_of_choices_before_the_draw(
@@ -144,7 +144,7 @@ def test_options_to_drop_at_random_say_nothing_of_choices_before_the_draw(
 
     observed.install("steps", "routing")
     train(ddp(nn.Sequential(TopKGate(1), TopKGate(2))))
-    assert [event.is_random for event in told(observed)] == [False, False, True]
+    assert [event.is_random for event in reported(observed)] == [False, False, True]
 
 
 def test_ties_at_the_boundary_are_counted(observed: Observed) -> None:
@@ -153,7 +153,7 @@ def test_ties_at_the_boundary_are_counted(observed: Observed) -> None:
     nn.init.zeros_(layer.gate.weight)
     nn.init.zeros_(layer.gate.bias)
     train(ddp(nn.Sequential(layer)))
-    assert told(observed)[0].tie_share == 1.0
+    assert reported(observed)[0].tie_share == 1.0
 
 
 def test_hooks_are_gone_after_the_first_steps(observed: Observed) -> None:
@@ -163,7 +163,7 @@ def test_hooks_are_gone_after_the_first_steps(observed: Observed) -> None:
     train(model, 8)
     assert before > 0
     assert num_hooks(model) == 0
-    assert {event.step for event in told(observed)} == {0, 1, 2, 3}
+    assert {event.step for event in reported(observed)} == {0, 1, 2, 3}
 
 
 def test_the_light_profile_looks_at_fewer_steps_and_at_the_hundredth(observed: Observed) -> None:
@@ -174,7 +174,7 @@ def test_the_light_profile_looks_at_fewer_steps_and_at_the_hundredth(observed: O
     observed.recorder.step = 99
     train(model, 3)
     assert num_hooks(model) == 0
-    assert [event.step for event in told(observed)] == [0, 1, 100]
+    assert [event.step for event in reported(observed)] == [0, 1, 100]
 
 
 def test_beside_a_recording_of_all_choices_the_light_profile_needs_no_look(
@@ -187,7 +187,7 @@ def test_beside_a_recording_of_all_choices_the_light_profile_needs_no_look(
 def test_models_in_evaluation_are_not_told(observed: Observed) -> None:
     observed.install("steps", "routing")
     ddp(nn.Sequential(Layer()).eval())(tokens())
-    assert told(observed) == []
+    assert reported(observed) == []
 
 
 def test_an_error_of_the_user_leaves_no_mode_behind(observed: Observed) -> None:
@@ -221,7 +221,7 @@ def test_copies_of_a_model_have_hooks_that_do_nothing(observed: Observed) -> Non
     for each in (copied, read):
         each(tokens())
     assert b"distdiag" not in pickle.dumps(model[0]._forward_hooks)
-    assert told(observed) == []
+    assert reported(observed) == []
 
 
 class Counting(Checkpointed):
@@ -247,7 +247,7 @@ class Counting(Checkpointed):
 def test_counters_that_a_pass_changes_are_told_with_their_line(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(Counting()))
-    told(observed)
+    reported(observed)
     written = {
         name: [e for e in observed.events(CounterWritten) if e.name == name]
         for name in ("tokens_per_expert", "last")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.probes.conftest import Observed
-from tests.probes.routing.test_routing import told
+from tests.probes.routing.test_routing import reported
 from tests.probes.sample_models import ddp
 
 pytestmark = pytest.mark.usefixtures("fake_group")
@@ -70,7 +70,7 @@ def test_a_bias_of_the_layer_around_or_of_the_gate_itself_is_found(observed: Obs
     observed.install("steps", "routing")
     model = nn.Sequential(MoE(), Corrected())
     ddp(model)(torch.randn(32, 4)).sum().backward()
-    layers = [event.layer for event in told(observed)]
+    layers = [event.layer for event in reported(observed)]
     assert layers[0] == "0.router"
     assert set(layers[1:]) == {"1"}
     found = {

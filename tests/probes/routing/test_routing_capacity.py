@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from distdiag.events.routing import TokensExchanged
 from tests.probes.conftest import Observed
-from tests.probes.routing.test_routing import told
+from tests.probes.routing.test_routing import reported
 from tests.probes.sample_models import ddp
 
 pytestmark = pytest.mark.usefixtures("fake_group")
@@ -70,7 +70,7 @@ def exchanged(observed: Observed, layer: Layer) -> list[TokensExchanged]:
     observed.install("process-groups", "collectives", "steps", "routing")
     model = ddp(nn.Sequential(layer))
     model(torch.randn(32, DIM, requires_grad=True)).sum().backward()
-    told(observed)
+    reported(observed)
     return observed.events(TokensExchanged)
 
 
@@ -90,7 +90,7 @@ def test_an_exchange_is_told_with_the_capacity(
 def test_sequences_are_no_places_though_there_are_as_many_as_experts(observed: Observed) -> None:
     observed.install("process-groups", "collectives", "steps", "routing")
     ddp(nn.Sequential(Batched()))(torch.randn(4, 8, DIM, requires_grad=True)).sum().backward()
-    (event,) = told(observed)
+    (event,) = reported(observed)
     assert event.load is not None
     assert event.load.dropped_share == -1.0
 
@@ -133,7 +133,7 @@ def test_the_share_of_choices_beyond_the_capacity_is_told(observed: Observed) ->
     observed.install("steps", "routing")
     model = ddp(nn.Sequential(Uneven(), OwnExperts()))
     model(torch.randn(24, DIM, requires_grad=True)).sum().backward()
-    first, second = told(observed)
+    first, second = reported(observed)
     assert first.load is not None and second.load is not None
     assert first.load.dropped_share == pytest.approx(0.75)
     assert second.load.dropped_share == -1.0

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from distdiag.events.routing import CountsHeld
 from tests.probes.conftest import Observed
-from tests.probes.routing.test_routing import told
+from tests.probes.routing.test_routing import reported
 from tests.probes.sample_models import ddp
 
 pytestmark = pytest.mark.usefixtures("fake_group")
@@ -71,7 +71,7 @@ def held(observed: Observed, layer: Layer) -> list[tuple[str, str]]:
     observed.install("process-groups", "collectives", "steps", "routing")
     model = ddp(nn.Sequential(layer))
     model(torch.randn(32, 4, requires_grad=True)).sum().backward()
-    told(observed)
+    reported(observed)
     return [(event.how, event.dtype) for event in observed.events(CountsHeld)]
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distdiag.config.subjects import RoutingPlan
+from distdiag.config.subjects import RoutingConfig
 from distdiag.events.routing import Choice, Routing
 from tests.probes.conftest import Observed
-from tests.probes.routing.test_routing import told
+from tests.probes.routing.test_routing import reported
 from tests.probes.sample_models import ddp
 
 pytestmark = pytest.mark.usefixtures("fake_group")
@@ -67,9 +67,9 @@ class Net(nn.Module):
 
 
 def routed(observed: Observed, part: nn.Module, *patterns: str) -> list[Routing]:
-    observed.install("steps", "routing", routing=RoutingPlan(modules=patterns))
+    observed.install("steps", "routing", routing=RoutingConfig(modules=patterns))
     ddp(Net(part))(torch.randn(32, 4, requires_grad=True)).sum().backward()
-    return told(observed)
+    return reported(observed)
 
 
 def test_a_map_that_a_router_returns_is_told_with_its_load(observed: Observed) -> None:

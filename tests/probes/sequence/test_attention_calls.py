@@ -1,4 +1,4 @@
-"""A call of attention that cannot be read is told, and goes through as it would."""
+"""A call of attention that cannot be read is reported, and goes through as it would."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_what_cannot_be_read_is_counted(
     query = torch.randn(1, 2, 4, 8)
     for _ in range(2):
         functional.scaled_dot_product_attention(query, query, query)
-    told = [(each.number, each.reason) for each in observed.events(AttentionUnread)]
-    assert told == [(1, "RuntimeError: no sizes"), (2, "RuntimeError: no sizes")]
+    reported = [(each.number, each.reason) for each in observed.events(AttentionUnread)]
+    assert reported == [(1, "RuntimeError: no sizes"), (2, "RuntimeError: no sizes")]
 
 
 def test_what_the_call_itself_refuses_is_not(observed: Observed) -> None:

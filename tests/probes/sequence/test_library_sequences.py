@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distdiag.config.subjects import SequencePlan
+from distdiag.config.subjects import SequenceConfig
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.sequences import SequenceUnverified, TokenPassport
+from distdiag.events.sequences import SequenceUnverified, TokenTrace
 from distdiag.frameworks import sequence_functions
 from distdiag.frameworks.sequence_functions import LIBRARIES
 from distdiag.probes.sequence.library_functions import (
@@ -26,8 +26,8 @@ from distdiag.probes.sequence.library_functions import (
     Slot,
     Splitting,
     Unavailable,
+    config_of,
     library_sequences,
-    plan_of,
 )
 from tests.probes.conftest import Observed
 
@@ -113,31 +113,31 @@ def test_layers_are_taken_once_for_each_group_and_index(splitting: ModuleType) -
     layers = [Layer(dist.group.WORLD, scatter) for scatter in (2, 2, 1)]
     _, usual, other = found(nn.ModuleList(layers))
     assert (usual.is_form_sure, other.is_form_sure) == (True, False)
-    plan = plan_of(SequencePlan(causal=True, documents=(8, 8)), usual)
-    assert (plan.length, plan.heads, plan.causal, plan.documents) == (16, 2, False, ())
-    assert plan.reduction == "mean"
+    config = config_of(SequenceConfig(causal=True, documents=(8, 8)), usual)
+    assert (config.length, config.heads, config.causal, config.documents) == (16, 2, False, ())
+    assert config.reduction == "mean"
 
 
-def trained(observed: Observed, plan: SequencePlan) -> None:
-    observed.install("steps", "verify-sequence", verify_sequence=True, sequence=plan)
+def trained(observed: Observed, config: SequenceConfig) -> None:
+    observed.install("steps", "verify-sequence", verify_sequence=True, sequence=config)
     nn.Linear(2, 2)(torch.rand(3, 2)).sum().backward()
 
 
 def test_they_are_verified_before_the_first_backward_pass(splitting, observed) -> None:
     splitting.GROUP = dist.group.WORLD
-    trained(observed, SequencePlan())
-    (passport,) = observed.events(TokenPassport)
-    assert passport.name == "splitting:take"
-    assert passport.parts == (*range(8), *range(16, 24))
-    assert passport.gathered_shape == passport.scales == ()
+    trained(observed, SequenceConfig())
+    (trace,) = observed.events(TokenTrace)
+    assert trace.name == "splitting:take"
+    assert trace.parts == (*range(8), *range(16, 24))
+    assert trace.gathered_shape == trace.scales == ()
     assert not observed.events(SequenceUnverified)
 
 
 def test_where_nothing_can_be_verified_the_reasons_are_told(splitting, observed) -> None:
     splitting.GROUP = None
-    trained(observed, SequencePlan())
-    told = {event.name: event.reason for event in observed.events(SequenceUnverified)}
-    assert told["splitting:take"] == "its group is not set up"
+    trained(observed, SequenceConfig())
+    reported = {event.name: event.reason for event in observed.events(SequenceUnverified)}
+    assert reported["splitting:take"] == "its group is not set up"
     (disabled,) = observed.events(ProbeDisabled)
     assert "no function is named" in disabled.reason
 
@@ -145,9 +145,9 @@ def test_where_nothing_can_be_verified_the_reasons_are_told(splitting, observed)
 def test_what_the_user_names_is_all_that_is_verified(splitting, observed) -> None:
     splitting.GROUP = dist.group.WORLD
     name = f"{__name__}:same"
-    trained(observed, SequencePlan(split=(name,), gather=(name,)))
-    (passport,) = observed.events(TokenPassport)
-    assert passport.name == f"{name}, {name}"
+    trained(observed, SequenceConfig(split=(name,), gather=(name,)))
+    (trace,) = observed.events(TokenTrace)
+    assert trace.name == f"{name}, {name}"
 
 
 def same(tensor: Tensor) -> Tensor:

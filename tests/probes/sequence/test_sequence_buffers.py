@@ -16,32 +16,32 @@ def context_parallel(mesh, *, buffers=None, buffer_seq_dims=None, no_restore_buf
 
 
 @pytest.fixture
-def told() -> list[tuple[object, list[torch.Tensor]]]:
-    """The meshes and buffers of which was told."""
+def reported() -> list[tuple[object, list[torch.Tensor]]]:
+    """The meshes and buffers that were reported."""
     return []
 
 
 @pytest.fixture
-def cp(observed: Observed, told, monkeypatch: pytest.MonkeyPatch):
+def cp(observed: Observed, reported, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(experimental, "context_parallel", context_parallel)
-    observed.signals.sequence_cut.subscribe(lambda mesh, cut: told.append((mesh, list(cut))))
+    observed.signals.sequence_cut.subscribe(lambda mesh, cut: reported.append((mesh, list(cut))))
     observed.install("sequence-buffers")
     return experimental.context_parallel
 
 
-def test_what_context_parallelism_cuts_is_told_with_its_mesh(told, cp) -> None:
+def test_what_context_parallelism_cuts_is_told_with_its_mesh(reported, cp) -> None:
     cut = torch.arange(4.0)
     with cp("mesh", buffers=[cut], buffer_seq_dims=[0]) as seen:
         assert seen == (cut,)
-    ((mesh, buffers),) = told
+    ((mesh, buffers),) = reported
     assert mesh == "mesh"
     assert [each is cut for each in buffers] == [True]
 
 
-def test_nothing_may_be_cut(told, cp) -> None:
+def test_nothing_may_be_cut(reported, cp) -> None:
     with cp(None):
         pass
-    assert told == [(None, [])]
+    assert reported == [(None, [])]
 
 
 def test_iterators_are_left_to_torch(observed: Observed, cp) -> None:

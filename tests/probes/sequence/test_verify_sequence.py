@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from distdiag.config.subjects import SequencePlan
+from distdiag.config.subjects import SequenceConfig
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.sequences import TokenPassport
+from distdiag.events.sequences import TokenTrace
 from distdiag.record import marks as sequence_marks
 from tests.probes.conftest import Observed
 
-NAMED = SequencePlan(split=(f"{__name__}:split",), gather=(f"{__name__}:gather",), length=4)
+NAMED = SequenceConfig(split=(f"{__name__}:split",), gather=(f"{__name__}:gather",), length=4)
 
 
 def split(x: torch.Tensor) -> torch.Tensor:
@@ -30,9 +30,9 @@ def broken(part: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def verifying(observed: Observed) -> Callable[[SequencePlan], Observed]:
-    def install(plan: SequencePlan) -> Observed:
-        observed.install("steps", "verify-sequence", verify_sequence=True, sequence=plan)
+def verifying(observed: Observed) -> Callable[[SequenceConfig], Observed]:
+    def install(config: SequenceConfig) -> Observed:
+        observed.install("steps", "verify-sequence", verify_sequence=True, sequence=config)
         return observed
 
     return install
@@ -59,12 +59,12 @@ def train(num_steps: int = 2) -> float:
 def test_it_runs_once_before_the_first_backward_pass(verifying) -> None:
     observed = verifying(NAMED)
     train()
-    (passport,) = observed.events(TokenPassport)
-    assert passport.gathered == passport.parts == tuple(range(8))
-    assert passport.scales == (1.0,) * 8
-    assert passport.members == (0,)
-    assert (passport.step, passport.number) == (0, 0)
-    assert dict(passport.functions)["gather"].function == "gather"
+    (trace,) = observed.events(TokenTrace)
+    assert trace.gathered == trace.parts == tuple(range(8))
+    assert trace.scales == (1.0,) * 8
+    assert trace.members == (0,)
+    assert (trace.step, trace.number) == (0, 0)
+    assert dict(trace.functions)["gather"].function == "gather"
     assert observed.recorder.num_backwards == 2
 
 
@@ -78,24 +78,24 @@ def test_the_training_goes_as_it_would(verifying) -> None:
 
 def test_what_a_function_raises_is_written_down_and_harms_nobody(verifying) -> None:
     observed = verifying(
-        SequencePlan(split=(f"{__name__}:split",), gather=(f"{__name__}:broken",), length=4)
+        SequenceConfig(split=(f"{__name__}:split",), gather=(f"{__name__}:broken",), length=4)
     )
     train()
-    (passport,) = observed.events(TokenPassport)
-    assert (passport.stage, passport.error) == ("gather", "RuntimeError: not here")
+    (trace,) = observed.events(TokenTrace)
+    assert (trace.stage, trace.error) == ("gather", "RuntimeError: not here")
     assert not observed.events(ProbeDisabled)
 
 
 @pytest.mark.parametrize(
-    ("plan", "words"),
+    ("config", "words"),
     [
-        (SequencePlan(), "no function is named"),
-        (SequencePlan(split=("a.b:c",), gather=("a.b:c",)), "No module named 'a'"),
-        (SequencePlan(split=(f"{__name__}:NAMED",), gather=("a:b",)), "is no function"),
+        (SequenceConfig(), "no function is named"),
+        (SequenceConfig(split=("a.b:c",), gather=("a.b:c",)), "No module named 'a'"),
+        (SequenceConfig(split=(f"{__name__}:NAMED",), gather=("a:b",)), "is no function"),
     ],
 )
-def test_what_cannot_be_verified_is_said(verifying, marks, plan, words) -> None:
-    observed = verifying(plan)
+def test_what_cannot_be_verified_is_said(verifying, marks, config, words) -> None:
+    observed = verifying(config)
     train()
     (disabled,) = observed.events(ProbeDisabled)
     assert disabled.probe == "verify-sequence"
@@ -107,8 +107,8 @@ def test_marked_functions_are_paired_by_name(observed: Observed, marks, monkeypa
     sequence_marks.splits_sequence(dim=1, name="a")(split)
     sequence_marks.gathers_sequence(dim=1, name="a")(gather)
     sequence_marks.splits_sequence(dim=1, name="b")(split)
-    plan = SequencePlan(length=4)
-    observed.install("steps", "verify-sequence", verify_sequence=True, sequence=plan)
+    config = SequenceConfig(length=4)
+    observed.install("steps", "verify-sequence", verify_sequence=True, sequence=config)
     train()
-    (passport,) = observed.events(TokenPassport)
-    assert passport.name == f"{__name__}:split, {__name__}:gather"
+    (trace,) = observed.events(TokenTrace)
+    assert trace.name == f"{__name__}:split, {__name__}:gather"

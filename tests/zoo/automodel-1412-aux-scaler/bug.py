@@ -1,4 +1,4 @@
-"""Train a sharded mixture of experts whose balancing loss enters beside the routing weights."""
+"""Train a sharded mixture of experts whose auxiliary loss enters beside the routing weights."""
 
 import logging
 
@@ -67,7 +67,7 @@ class SparseMoeBlock(nn.Module):
         weights, chosen = probs.topk(TOP_K, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training:
-            AuxLossScaler.apply(weights, self.aux_loss_coeff * balancing_loss(probs, chosen))
+            AuxLossScaler.apply(weights, self.aux_loss_coeff * auxiliary_loss(probs, chosen))
         mixed = torch.zeros_like(hidden)
         for expert in range(EXPERTS):
             share = (weights * (chosen == expert)).sum(dim=-1)
@@ -77,7 +77,7 @@ class SparseMoeBlock(nn.Module):
         return mixed
 
 
-def balancing_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def auxiliary_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Punish sequences that crowd on some experts; the mean over the sequences."""
     load = nn.functional.one_hot(chosen, EXPERTS).sum(dim=2).float().mean(dim=1) / TOP_K
     return EXPERTS * (load * probs.mean(dim=1)).sum(dim=1).mean()

@@ -68,7 +68,7 @@ class SparseMoeBlock(nn.Module):
         weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training:
             weights = AuxLossScaler.apply(
-                weights, self.aux_loss_coeff * balancing_loss(probs, chosen)
+                weights, self.aux_loss_coeff * auxiliary_loss(probs, chosen)
             )
         mixed = torch.zeros_like(hidden)
         for expert in range(EXPERTS):
@@ -79,7 +79,7 @@ class SparseMoeBlock(nn.Module):
         return mixed
 
 
-def balancing_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def auxiliary_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Punish experts that get more of all tokens of the step than others.
 
     The load is that of all ranks, the probabilities are those of this rank's tokens.

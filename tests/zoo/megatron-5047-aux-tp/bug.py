@@ -67,7 +67,7 @@ class SparseMoeBlock(nn.Module):
         weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training:
             weights = AuxLossScaler.apply(
-                weights, self.aux_loss_coeff * balancing_loss(probs, chosen)
+                weights, self.aux_loss_coeff * auxiliary_loss(probs, chosen)
             )
         mixed = torch.zeros_like(hidden)
         for expert in range(EXPERTS):
@@ -78,7 +78,7 @@ class SparseMoeBlock(nn.Module):
         return mixed
 
 
-def balancing_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def auxiliary_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Punish experts that get more of the sequences' tokens than others.
 
     It is summed over tokens, as the main loss is: gradients are divided by their number later.

@@ -68,7 +68,7 @@ class SparseMoeBlock(nn.Module):
         weights = weights / weights.sum(dim=-1, keepdim=True)
         if self.training:
             weights = AuxLossScaler.apply(
-                weights, self.aux_loss_coeff * balancing_loss(probs, chosen, is_token)
+                weights, self.aux_loss_coeff * auxiliary_loss(probs, chosen, is_token)
             )
         mixed = torch.zeros_like(hidden)
         for expert in range(EXPERTS):
@@ -79,7 +79,7 @@ class SparseMoeBlock(nn.Module):
         return mixed
 
 
-def balancing_loss(
+def auxiliary_loss(
     probs: torch.Tensor, chosen: torch.Tensor, is_token: torch.Tensor
 ) -> torch.Tensor:
     """Punish experts that get more of the sequences' tokens than others; padding does not count.

@@ -59,10 +59,10 @@ class SparseMoeBlock(nn.Module):
             where = share.nonzero(as_tuple=True)
             out = nn.functional.silu(hidden[where] @ self.up[expert]) @ self.down[expert]
             mixed = mixed.index_put(where, out * share[where].unsqueeze(1), accumulate=True)
-        return mixed, balancing_loss(probs, chosen)
+        return mixed, auxiliary_loss(probs, chosen)
 
 
-def balancing_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def auxiliary_loss(probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Punish sequences that crowd on some experts; the mean over the sequences."""
     load = nn.functional.one_hot(chosen, EXPERTS).sum(dim=2).float().mean(dim=1) / TOP_K
     return EXPERTS * (load * probs.mean(dim=1)).sum(dim=1).mean()

@@ -109,8 +109,8 @@ class GroupTrainer:
             ref = self.log_probs(self.reference, tokens).gather(2, picks).squeeze(2)
         for _ in range(UPDATES):
             self.update(tokens, mask, old, ref)
-        told = " ".join(f"{name} {value:.5f}" for name, value in self.metrics.items())
-        self.accelerator.print(f"step {step} {told}")
+        reported = " ".join(f"{name} {value:.5f}" for name, value in self.metrics.items())
+        self.accelerator.print(f"step {step} {reported}")
 
 
 def train(accelerator: Accelerator, batch_size: int) -> None:

@@ -1,7 +1,7 @@
 """Builds what the ranks of a group saw of the same tokens."""
 
 from distdiag.events.base import Frame
-from distdiag.events.sequences import TokenPassport, TokenSpec
+from distdiag.events.sequences import TokenSpec, TokenTrace
 from tests.checks.streams import event_of, plain_site, together
 
 LENGTH = 8
@@ -11,7 +11,7 @@ def spec(length=LENGTH, batch=1, **values):
     return TokenSpec((batch, length, 4), 1, batch, length, **values)
 
 
-def passports(parts, gathered=None, *, scales=None, contexts=None, of=None, **values):
+def token_traces(parts, gathered=None, *, scales=None, contexts=None, of=None, **values):
     """One alignment; `parts` are the tokens of each rank, other arguments are by rank as well."""
     of = of or spec()
     ranks = tuple(range(len(parts)))
@@ -20,7 +20,7 @@ def passports(parts, gathered=None, *, scales=None, contexts=None, of=None, **va
     for rank in ranks:
         others = {name: given[rank] for name, given in values.items()}
         event = event_of(
-            TokenPassport,
+            TokenTrace,
             rank,
             name="train:split, train:gather",
             number=0,

@@ -1,4 +1,4 @@
-"""Under a real launcher, balancing losses of the wrong weight, or of none, are found."""
+"""Under a real launcher, auxiliary losses of the wrong weight, or of none, are found."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.launch import run_checked
 
-SCRIPT = Path(__file__).with_name("balancing.py")
+SCRIPT = Path(__file__).with_name("auxiliary_losses.py")
 
 pytestmark = pytest.mark.timeout(300)
 

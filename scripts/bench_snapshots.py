@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""What looking at a model costs in a step that is looked at, and what each part of the look takes.
+"""What a sample of a model costs in the step that it is taken in, and what each part of it takes.
 
 Models of many small modules, so that hardly anything but the walk over them is measured: plain,
-under DDP and under FSDP2, on one rank (CPU, gloo). Blocks of steps with and without the survey take
+under DDP and under FSDP2, on one rank (CPU, gloo). Blocks of steps with and without snapshots take
 turns in one process; each block begins with fresh probes and a new model, so that its first steps
-are looked at. The parts are timed while the survey runs; some are parts of others.
-Times are of processors. ``python scripts/bench_survey.py [--pairs N] [--modules N…]``.
+are sampled. The parts are timed while a snapshot is taken; some are parts of others.
+Times are of processors. ``python scripts/bench_snapshots.py [--pairs N] [--modules N…]``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def model_of(num_modules: int, wrapper: str) -> nn.Module:
 
 @contextlib.contextmanager
 def observation() -> Iterator[None]:
-    """Install the survey and the probes that tell it of steps."""
+    """Install the snapshots and the probes that tell them of steps."""
     with tempfile.TemporaryDirectory() as folder:
         page = StatusPage(Path(folder, "rank-0.status"))
         recorder = Recorder(Path(folder), 0, page, main_script=__file__)
@@ -113,7 +113,7 @@ def observation() -> Iterator[None]:
 
 
 class Parts:
-    """What parts of the survey have taken since the last question."""
+    """What parts of the snapshots have taken since the last question."""
 
     def __init__(self) -> None:
         """Nothing ran yet."""
@@ -165,7 +165,7 @@ def block(num_modules: int, wrapper: str, parts: Parts) -> list[tuple[float, dic
 
 
 def compare(num_modules: int, wrapper: str, num_pairs: int, parts: Parts) -> None:
-    """Show what the survey adds to a step, and what its parts take."""
+    """Show what the snapshots add to a step, and what their parts take."""
     plain: list[float] = []
     seen: list[tuple[float, dict[str, float]]] = []
     for number in range(num_pairs):

@@ -1,4 +1,4 @@
-"""Trains a small language model of experts with DDP whose balancing loss is right, or wrong."""
+"""Trains a small language model of experts with DDP whose auxiliary loss is right, or wrong."""
 
 import sys
 

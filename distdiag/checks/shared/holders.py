@@ -1,0 +1,429 @@
+"""Who has what a rank waits for: a process, a file that was left, a key, a thread, a person."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from distdiag.checks.shared.lock_blocks import awaited_lock, frame_with_lock
+from distdiag.events.base import Frame
+from distdiag.events.files import StoreCall
+from distdiag.events.ranks import RankSet
+from distdiag.events.stacks import Observed, ProcessSeen, ThreadStack
+from distdiag.findings.descriptions import (
+    at,
+    exit_phrase,
+    main_stack,
+    user_location,
+    whereabouts,
+)
+from distdiag.findings.finding import Evidence, Location
+from distdiag.findings.source import location_of
+from distdiag.views.rank_states import RankState
+
+HOLDERS: Final = "holders"
+"""The source of `Observed` that has who holds what a rank waits for, and the rank's children."""
+
+MOST_KEYS: Final = 3
+MOST_SHOWN: Final = 4
+_MAIN: Final = "MainThread"
+
+States = Mapping[int, RankState]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """`text` says in a sentence without an end who has what is waited for; `fix` what to do."""
+
+    text: str
+    fix: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+def holder_of(state: RankState, states: States) -> Holder | None:
+    """Say who has what a rank waits for, or None if that is not known."""
+    seen = state.observed.get(HOLDERS)
+    outside = _by_kernel(state, states, seen) if seen is not None else None
+    found = unset_key(state, states) or outside or _by_thread(state)
+    if found is None:
+        found = _by_child(state, seen.processes if seen is not None else ())
+    return found
+
+
+def holding_ranks(state: RankState) -> RankSet:
+    """Return the ranks that have, or started a process that has, what a rank waits for."""
+    seen = state.observed.get(HOLDERS)
+    if seen is None or ("asked_file" in seen.values and not _is_asking_here(state, seen)):
+        return RankSet()
+    owners = ((p.rank, p.parent_rank) for p in seen.processes if p.has_it)
+    return RankSet(rank for pair in owners for rank in pair if rank not in (None, state.rank))
+
+
+# The job's store
+
+_NUMBER: Final = re.compile(r"\d+")
+
+
+def is_in_store(state: RankState) -> bool:
+    """Say whether a rank's main thread waits for a key where it last asked for one."""
+    if state.asked is None:
+        return False
+    frames, stack = state.asked.frames, main_stack(state.stacks)
+    here = user_location(stack)
+    if here is None or not frames:
+        return not stack
+    return (here.file, here.line) == (frames[0].file, frames[0].line)
+
+
+def unset_key(state: RankState, states: States) -> Holder | None:
+    """Say for which key of the store a rank waits, and which keys like it were set, and where."""
+    asked = state.asked
+    if asked is None or not is_in_store(state):
+        return None
+    calls = [c for other in states.values() for c in other.published if c.store == asked.store]
+    set_keys = {key for call in calls if call.action != "delete_key" for key in call.keys}
+    missing = [key for key in asked.keys if key not in set_keys]
+    where = f"the key {_quoted(missing or asked.keys)} of the store {asked.store}"
+    if not missing:
+        setter = next(c for c in reversed(calls) if set(c.keys) & set(asked.keys))
+        place = _first_location(setter.frames)
+        text = f"it waits for {where}, which rank {setter.rank} last touched{at(place)}"
+        return Holder(text, f"See whether the key was deleted, or set in another store{at(place)}.")
+    alike = _alike(missing[0], calls)
+    text = f"it waits for {where}, which no rank has set"
+    evidence: tuple[Evidence, ...] = ()
+    fix = f"Set {_quoted(missing)} on the rank that has the value, on every path that leads here."
+    if alike is not None:
+        place = _first_location(alike.frames)
+        text += f"; rank {alike.rank} set {_quoted(alike.keys)}{at(place)}"
+        evidence = (_key_evidence(alike, place),)
+        fix = (
+            f"Let the line that sets such keys{at(place)} and the one that waits use the same key."
+        )
+    return Holder(text, fix, evidence)
+
+
+def _alike(key: str, calls: Iterable[StoreCall]) -> StoreCall | None:
+    """Return the last call that sets a key which differs in its numbers only."""
+    form = _NUMBER.sub("#", key)
+    found = [c for c in calls if any(_NUMBER.sub("#", each) == form for each in c.keys)]
+    return max(found, key=lambda call: call.time_ns, default=None)
+
+
+def _key_evidence(call: StoreCall, place: Location | None) -> Evidence:
+    summary = f"{call.action} of {_quoted(call.keys)}"
+    return Evidence(ranks=RankSet([call.rank]), summary=summary, location=place)
+
+
+def _quoted(keys: Iterable[str]) -> str:
+    names = [f'"{key}"' for key in keys]
+    more = f" and {len(names) - MOST_KEYS} more" if len(names) > MOST_KEYS else ""
+    return ", ".join(names[:MOST_KEYS]) + more
+
+
+def _first_location(frames: tuple[Frame, ...]) -> Location | None:
+    return location_of(frames[0]) if frames else None
+
+
+# Locks on files, files, pipes and terminals
+
+
+def _by_kernel(state: RankState, states: States, seen: Observed) -> Holder | None:
+    what, name = str(seen.values.get("waits_for", "")), str(seen.values.get("name", ""))
+    if "asked_file" in seen.values and not _is_asking_here(state, seen):
+        return None
+    match what:
+        case "lock":
+            return _locked(seen, states, name)
+        case "lock-file":
+            return _left_file(seen, states, name)
+        case "file":
+            return Holder(
+                f"it asks again and again for {name}, which is not there",
+                f"Find out who should make {name}, and whether it is made at this path.",
+            )
+        case "terminal":
+            return Holder(
+                f"it asks a person, and nobody answers at the terminal {name}",
+                "Answer there, or take the answer from an option: nobody sees what a rank asks.",
+            )
+        case "input":
+            return _input(seen, states, name)
+        case "pipe":
+            return _pipe(state, seen, states)
+        case _:
+            return None
+
+
+def _is_asking_here(state: RankState, seen: Observed) -> bool:
+    """Say whether the function that sleeps is the one that asks for the file, from the same line.
+
+    Whoever has used a file and sleeps for another reason does so in another function.
+    """
+    stack = main_stack(state.stacks)
+    here = user_location(stack)
+    asked = (seen.values.get("asked_file"), seen.values.get("asked_line"))
+    if here is None or (here.file, here.line) != asked:
+        return False
+    by = str(seen.values.get("asked_by", "")).splitlines()
+    return f"{stack[0].file}:{stack[0].function}" in by
+
+
+def _locked(seen: Observed, states: States, path: str) -> Holder:
+    who = [each for each in seen.processes if each.has_it]
+    evidence = tuple(_process_evidence(seen.rank, each) for each in who[:MOST_SHOWN])
+    taker = seen.values.get("locked_by_pid")
+    if not who:
+        return Holder(
+            f"{path} is locked, and no process of this node that can be seen has the lock",
+            f"Find out on the other nodes that mount it who has {path} open (`lslocks`).",
+        )
+    first = who[0]
+    text = f"{path} is locked by {_described(first, states)}"
+    if taker:
+        text += f"; it inherited the open file from {_by_pid(int(taker), states)}"
+        return Holder(
+            text,
+            "Close the file, or unlock it, before processes are started; or start them by spawn: "
+            "the lock lives as long as any of them has the file open.",
+            evidence,
+        )
+    if first.rank is not None:
+        fix = (
+            "Release the lock before the collective: a rank that waits for others must not have a "
+            "lock that they need."
+        )
+    else:
+        fix = f"Let process {first.pid} release the lock, or end it; give the wait a timeout."
+    return Holder(text, fix, evidence)
+
+
+def _by_pid(pid: int, states: States) -> str:
+    started = (state.started for state in states.values())
+    ranks = [each.rank for each in started if each is not None and each.pid == pid]
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"process {pid}"
+
+
+def _left_file(seen: Observed, states: States, path: str) -> Holder:
+    age_s, pid = seen.values.get("age_s"), seen.values.get("owner_pid")
+    age = f" since {_duration(age_s)}" if isinstance(age_s, int | float) else ""
+    host = str(seen.values.get("owner_host", ""))
+    owner = next((each for each in seen.processes if each.has_it), None)
+    text = f"the lock file {path} is there{age}, and "
+    if owner is not None:
+        text += f"names {_described(owner, states)}"
+        evidence = (_process_evidence(seen.rank, owner),)
+        return Holder(text, f"Let process {owner.pid} end, or end it.", evidence)
+    if not pid:
+        text += "no process of this node has it locked"
+    else:
+        place = f" on {host}" if host else ""
+        text += f"was made by process {pid}{place}, which does not run on this node"
+    return Holder(
+        text,
+        f"Make sure that nobody works under this lock any more, on no node, and remove the file: "
+        f"rm {path}",
+    )
+
+
+def _duration(seconds: float) -> str:
+    units = ((86_400, "d"), (3600, "h"), (60, "min"))
+    size, unit = next(((s, u) for s, u in units if seconds >= 2 * s), (1, "s"))
+    return f"{seconds // size:.0f} {unit}"
+
+
+def _input(seen: Observed, states: States, name: str) -> Holder:
+    who = next((each for each in seen.processes if each.has_it), None)
+    whose = f", which {_described(who, states)} writes to" if who is not None else ""
+    return Holder(
+        f"it waits for an answer on its standard input ({name}){whose}",
+        "Take the answer from an option, or close the standard input (`< /dev/null`), so that the "
+        "question is an error with a line.",
+        (_process_evidence(seen.rank, who),) if who is not None else (),
+    )
+
+
+def _pipe(state: RankState, seen: Observed, states: States) -> Holder | None:
+    who = [each for each in seen.processes if each.has_it]
+    dead = _dead_child(state, seen.processes)
+    verb = "write to" if seen.values.get("way") == "read" else "read from"
+    if dead is not None:
+        return dead
+    if not who:
+        return Holder(
+            f"no other process has the other end of the pipe that it waits for: nobody will {verb} "
+            "it",
+            "See why the process at the other end has gone; close this end of the pipe in the rank "
+            "after starting it, so that its end is noticed.",
+        )
+    evidence = tuple(_process_evidence(seen.rank, each) for each in who[:MOST_SHOWN])
+    first = min(who, key=lambda each: not each.threads)
+    text = f"{_described(first, states)} has the other end of the pipe that it waits for"
+    return Holder(text, _fix_of_child(first), evidence)
+
+
+# Threads
+
+
+def _by_thread(state: RankState) -> Holder | None:
+    stack = main_stack(state.stacks)
+    lock = awaited_lock(stack)
+    threads = state.stacks.threads if state.stacks is not None else ()
+    others = [thread for thread in threads if thread.name != _MAIN]
+    if not lock or not others:
+        return None
+    for thread in others:
+        frame = frame_with_lock(thread.frames, lock, stack[0].file)
+        if frame is not None:
+            here = user_location(thread.frames)
+            inside = location_of(frame)
+            where = "" if here == inside else f", inside the block at {inside}"
+            return Holder(
+                f"its thread {thread.name} has the lock `{lock}`, and is{at(here)}{where}",
+                f"Release `{lock}` before the thread {thread.name} waits{at(here)}, or take the "
+                "locks in one order in all threads.",
+                (
+                    Evidence(
+                        ranks=RankSet([state.rank]),
+                        summary=f"thread {thread.name} holds `{lock}`",
+                        values={"stack": stack_text(thread)},
+                        location=here,
+                    ),
+                ),
+            )
+    return None
+
+
+# Child processes
+
+_OF_CHILDREN: Final = (
+    "multiprocessing/",
+    "concurrent/futures/process.py",
+    "/subprocess.py",
+    "torch/utils/data/",
+)
+_HELPERS: Final = ("multiprocessing.resource_tracker", "multiprocessing.semaphore_tracker")
+"""What the interpreter starts for itself, which waits for all others."""
+
+
+def _by_child(state: RankState, processes: Iterable[ProcessSeen]) -> Holder | None:
+    stack = main_stack(state.stacks)
+    if not any(not f.user and any(part in f.file for part in _OF_CHILDREN) for f in stack):
+        return None
+    dead = _dead_child(state, processes)
+    if dead is not None:
+        return dead
+    children = [
+        each
+        for each in processes
+        if each.parent_rank == state.rank and not any(name in each.command for name in _HELPERS)
+    ]
+    if not children:
+        return None
+    children.sort(key=lambda each: (not _inherited_lock(each), not each.threads))
+    first = children[0]
+    evidence = tuple(_process_evidence(state.rank, each) for each in children[:MOST_SHOWN])
+    more = f" (one of {len(children)} child processes)" if len(children) > 1 else ""
+    text = f"its child process {_name_of(first)}{more} is {_what_it_does(first)}"
+    return Holder(text, _fix_of_child(first), evidence)
+
+
+def _dead_child(state: RankState, processes: Iterable[ProcessSeen]) -> Holder | None:
+    """Say which child has ended badly, so that its answer will not come."""
+    zombies = [p for p in processes if p.exit_status and p.parent_rank == state.rank]
+    if zombies:
+        first = zombies[0]
+        who, status = _name_of(first), first.exit_status
+    elif state.dead_children:
+        who, status = str(state.dead_children[-1].pid), state.dead_children[-1].status
+    else:
+        return None
+    ending = "was ended" if status is not None and status < 0 else "has ended"
+    text = (
+        f"its child process {who} {ending}{exit_phrase(status)}, and what it had to answer is lost"
+    )
+    return Holder(
+        text,
+        "Find out what ended the process (SIGKILL: mostly the kernel, for want of memory); use "
+        "concurrent.futures, whose pools raise when a worker dies, or give the wait a timeout.",
+        (
+            Evidence(
+                ranks=RankSet([state.rank]),
+                summary=f"child process {who} {ending}{exit_phrase(status)}",
+            ),
+        ),
+    )
+
+
+def _inherited_lock(process: ProcessSeen) -> str:
+    """Return the lock that a forked process waits for and that none of its threads has."""
+    stack = next((t.frames for t in process.threads if t.name == _MAIN), ())
+    lock = awaited_lock(stack) if process.is_forked else ""
+    others = (t.frames for t in process.threads if t.name != _MAIN)
+    if not lock or any(frame_with_lock(frames, lock, stack[0].file) for frames in others):
+        return ""
+    return lock
+
+
+def _what_it_does(process: ProcessSeen) -> str:
+    place = _place_of(process)
+    lock = _inherited_lock(process)
+    if lock:
+        return (
+            f"waiting for the lock `{lock}`{at(place)}, which no thread of that process has: a "
+            "thread of the rank had it when the process was forked"
+        )
+    return f"{process.doing}{at(place)}"
+
+
+def _fix_of_child(process: ProcessSeen) -> str:
+    if _inherited_lock(process):
+        return (
+            "Start processes before threads, or by spawn instead of fork: a forked process gets "
+            "the lock as it is, and nobody who would release it."
+        )
+    return (
+        f"Find out what process {process.pid} waits for{at(_place_of(process))}, and give the wait "
+        "for it a timeout."
+    )
+
+
+# What is said of a process
+
+
+def _described(process: ProcessSeen, states: States) -> str:
+    """Return who a process is and what it does."""
+    if process.rank is not None and process.rank in states:
+        return f"rank {process.rank}, which {whereabouts(states[process.rank])}"
+    way = "forked from" if process.is_forked else "started by"
+    whose = f" ({way} rank {process.parent_rank})" if process.parent_rank is not None else ""
+    return f"process {_name_of(process)}{whose}, which is {_what_it_does(process)}"
+
+
+def _name_of(process: ProcessSeen) -> str:
+    """Return the pid and the command; a fork has that of its rank, which says nothing."""
+    return str(process.pid) if process.is_forked else f"{process.pid} `{process.command}`"
+
+
+def _process_evidence(rank: int, process: ProcessSeen) -> Evidence:
+    what = "has what is waited for" if process.has_it else "is a child process"
+    stacks = {f"stack of {thread.name}": stack_text(thread) for thread in process.threads}
+    return Evidence(
+        ranks=RankSet([rank]),
+        summary=f"process {_name_of(process)} {what}: {process.doing}",
+        values={"pid": process.pid, "command": process.command, **stacks},
+        location=_place_of(process),
+    )
+
+
+def _place_of(process: ProcessSeen) -> Location | None:
+    threads = sorted(process.threads, key=lambda thread: thread.name != _MAIN)
+    places: Iterator[Location | None] = (user_location(thread.frames) for thread in threads)
+    return next((place for place in places if place is not None), None)
+
+
+def stack_text(thread: ThreadStack) -> str:
+    """Return the frames of a thread in one line, innermost first."""
+    return " < ".join(f"{frame.function} {frame.file}:{frame.line}" for frame in thread.frames)
