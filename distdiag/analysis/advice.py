@@ -35,7 +35,10 @@ def what_to_collect(
     has_failed = outcome is not Outcome.RUNNING or any(_is_alarm(f) for f in findings)
     if not has_failed and evidence.folders:
         return ()
-    return tuple(_missing(evidence, {kind for file in evidence.files for kind in file.kinds}))
+    kinds = {kind for file in evidence.files for kind in file.kinds}
+    is_named = any(_is_alarm(finding) and finding.ranks for finding in findings)
+    may_hang = outcome is not Outcome.FAILED or not is_named
+    return tuple(_missing(evidence, kinds, may_hang=may_hang))
 
 
 def _is_alarm(finding: Finding) -> bool:
@@ -43,19 +46,22 @@ def _is_alarm(finding: Finding) -> bool:
 
 
 def _is_verdict(finding: Finding) -> bool:
-    """Say whether a finding proves what went wrong in the run; one about the tool has no step."""
+    """Say whether a finding proves or explains what went wrong; one about the tool has no step."""
     is_of_run = finding.step is not None or finding.location is not None
-    return _is_alarm(finding) and finding.grade is Grade.PROVEN and is_of_run
+    is_explained = any("known_fault" in evidence.values for evidence in finding.evidence)
+    is_sure = finding.grade is Grade.PROVEN or (is_explained and bool(finding.ranks))
+    return _is_alarm(finding) and is_sure and is_of_run
 
 
-def _missing(evidence: Evidence, kinds: Collection[str]) -> Iterator[str]:
+def _missing(evidence: Evidence, kinds: Collection[str], *, may_hang: bool) -> Iterator[str]:
     if "run directory" in kinds:
         return
     if "log" not in kinds or evidence.members != evidence.observed:
         yield LOGS
-    if "flight recorder" not in kinds:
+    # Where an exception of a rank ended the job, neither says more than its traceback.
+    if "flight recorder" not in kinds and may_hang:
         yield RECORDER
-    if "stacks" not in kinds:
+    if "stacks" not in kinds and may_hang:
         yield STACKS
     if _has_general_error(evidence):
         yield NCCL

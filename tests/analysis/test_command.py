@@ -247,7 +247,7 @@ def test_a_post_mortem_does_not_list_what_no_file_could_show(analyze, tmp_path):
     (tmp_path / "train.log").write_text(log_of([0]))
     done = analyze("train.log")
     out = " ".join(done.stdout.split())
-    assert "not observed: duration of the standstill, only logs were given. --verbose" in out
+    assert "not observed: only logs were given. --verbose" in out
     assert "MOE001" not in out and "not present in this run" not in out
     details = " ".join(analyze("train.log", "-v").stdout.split())
     assert "MOE001" in details and "only logs were given: checks of models, data" in details

@@ -65,7 +65,7 @@ def test_names(name, kind):
         ("shard-000.tar", tar_with("0001.jpg"), 1 << 28, "data"),
         ("logs.tar", tar_with("rank0.log"), 1 << 20, ""),
         ("logs.tar", tar_with("rank0.log"), LARGE_ARCHIVE + 1, "large archives"),
-        ("logs.gz", gzip.compress(b"x"), 1 << 20, ""),
+        ("logs.gz", gzip.compress(b"x", mtime=0), 1 << 20, ""),
         ("weights", b"abc\0def", 9, "data"),
         ("wide.log", "rank 0 failed".encode("utf-16-le"), 99, ""),
         ("notes.txt", b"hello", 99, ""),

@@ -307,16 +307,16 @@ def _write_files(page: _Page, report: Report) -> None:
         for group in [files] if several else [[file] for file in files]:
             more = f" and {len(group) - 1} more" if several else ""
             page.write_whole(f"{group[0].path}{more}", indent=2)
-            page.write(_what_was_read(group), indent=6)
+            page.write(_what_was_read(group, page.who), indent=6)
     if len(alike) > MOST_GROUPS:
         page.write(f"and {_count(len(alike) - MOST_GROUPS, 'more kind')}: see report.json")
 
 
-def _what_was_read(files: list[ReadFile]) -> str:
+def _what_was_read(files: list[ReadFile], who: Callable[[RankSet], str]) -> str:
     """Return ``log of ranks 0-3: 16 of 5,000 lines understood; only its end was read``."""
     first = files[0]
     ranks = RankSet(rank for file in files for rank in file.ranks)
-    whose = f" of {_phrase(ranks)}" if ranks else ""
+    whose = f" of {who(ranks)}" if ranks else ""
     understood = sum(file.num_understood for file in files)
     num_lines = sum(file.num_lines for file in files)
     how_much = f": {understood:,} of {num_lines:,} lines understood" if num_lines else ""
@@ -331,8 +331,11 @@ def _write_run(page: _Page, report: Report, *, verbose: bool) -> None:
     page.blank()
     page.write("The run", indent=0, style="bold")
     page.write_label("command", " ".join(run.command))
-    page.write_label("ranks", f"{run.world_size}, torch {run.torch or 'not loaded'}")
-    page.write_label("time", f"{run.started} to {run.ended or '(not ended)'}")
+    if report.files:  # of a post-mortem: what no file says is left out
+        page.write_label("ranks", f"{run.world_size}{_sentence(', torch ', run.torch)}")
+    else:
+        page.write_label("ranks", f"{run.world_size}, torch {run.torch or 'not loaded'}")
+        page.write_label("time", f"{run.started} to {run.ended or '(not ended)'}")
     page.write_label("attempts", str(run.attempts) if run.attempts > 1 else "")
     page.write_label("active", ", ".join(run.active_modes))
     page.write_label("dumps by", run.dump_transport)
