@@ -172,13 +172,19 @@ WORDS: Final = (
     b"CollectiveFingerPrint",
     b"Timeout at collective",
     b"ranks that caused",
-    b"finish collective #",
     b"started ranks:",
     b"finished ranks:",
-    b"] started ",
-    b"] finished ",
+    b" collective #",
 )
 """Every line that holds one of the messages has one of these words."""
+WORDS_OF_SNAPSHOT: Final = (b"] started ", b"] finished ")
+"""Lines below ``started ranks:`` and ``finished ranks:``; elsewhere they are common."""
+
+
+def words_in(data: bytes) -> tuple[bytes, ...]:
+    """Return the words by which the lines of messages are found in a log."""
+    has_snapshot = b"started ranks:" in data or b"finished ranks:" in data
+    return (*WORDS, *WORDS_OF_SNAPSHOT) if has_snapshot else WORDS
 
 
 def sighting(line: str) -> Sighting | None:

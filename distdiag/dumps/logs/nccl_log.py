@@ -17,6 +17,7 @@ from distdiag.dumps.logs.group_messages import (
     group_in,
     report_of,
     sighting,
+    words_in,
 )
 from distdiag.dumps.logs.group_reports import GroupName, GroupReport, ReportDump
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
@@ -117,7 +118,7 @@ class NcclLog(DumpReader):
         seen: dict[tuple[Speaker, str], _Seen] = {}
         stack = _FailedCollective()
         writer = Speaker(), ""
-        for line in lines_with(dump, (*WORDS, _STACK_HEAD.encode(), b"\n#")):
+        for line in lines_with(dump, (*words_in(dump.data), _STACK_HEAD.encode(), b"\n#")):
             if line.text.startswith("#") and stack.take(line.text):
                 continue
             # A line of a report that names nobody goes on with the report of the writer before.

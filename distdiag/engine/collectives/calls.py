@@ -50,6 +50,7 @@ class GroupStream:
         self._places = places
         self._open: dict[int, dict[int, Collective]] = {}
         self._progress: dict[int, GroupProgress] = {}
+        self._enqueued: dict[int, int] = {}
         self._unended: dict[int, dict[int, Collective]] = {}
         self._known: set[tuple[tuple[int, int, int], ...]] = set()
 
@@ -65,6 +66,9 @@ class GroupStream:
     def advance(self, progress: GroupProgress) -> Iterator[CollectiveAlignment]:
         """Take in how far a rank is; yield the alignments that it completes, as `add` does."""
         self._progress[progress.rank] = progress
+        if progress.enqueued is None:
+            return
+        self._enqueued[progress.rank] = progress.enqueued
         for seq_id in sorted(self._open):
             if self._is_whole(seq_id, self._open[seq_id]):
                 alignment = self._settle(seq_id, self._open[seq_id])
@@ -73,14 +77,14 @@ class GroupStream:
 
     def _is_whole(self, seq_id: int, by_rank: dict[int, Collective]) -> bool:
         """Whether every rank has come, those included of which no record of this call is left."""
-        if not self._progress:
+        if not self._enqueued:
             return False
-        return all(rank in by_rank or self._has_reached(rank, seq_id) for rank in self.ranks)
+        others = (rank for rank in self._enqueued if rank not in by_rank)
+        num_others = sum(self._has_reached(rank, seq_id) for rank in others)
+        return len(by_rank) + num_others >= len(self.ranks)
 
     def _has_reached(self, rank: int, seq_id: int) -> bool:
-        progress = self._progress.get(rank)
-        enqueued = progress.enqueued if progress is not None else None
-        return enqueued is not None and enqueued >= seq_id
+        return self._enqueued.get(rank, -1) >= seq_id
 
     def _is_in(self, rank: int, seq_id: int) -> bool:
         """Whether a call of a rank is known not to have ended there."""
