@@ -102,8 +102,9 @@ def test_a_lock_file_that_a_dead_process_left(tmp_path, path, kind, line, conten
 def test_a_key_that_nobody_sets(tmp_path):
     finding = stuck(tmp_path, "store_key", 'store.get("ready/5")')
     assert finding["code"] == "HNG020"
-    assert 'waits for the key "weights/ready/5" of the store ' in finding["message"]
-    assert 'no rank has set; rank 0 set "weights/ready/4" at ' in finding["message"]
+    assert 'weights/ready/5" of the store ' in finding["message"]
+    assert ", which no rank has set; rank 0 set " in finding["message"]
+    assert 'weights/ready/4" at ' in finding["message"]
     assert line_of('store.set("ready/4"') in finding["message"]
 
 

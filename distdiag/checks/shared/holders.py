@@ -168,7 +168,14 @@ def _is_asking_here(state: RankState, seen: Observed) -> bool:
     if here is None or (here.file, here.line) != asked:
         return False
     by = str(seen.values.get("asked_by", "")).splitlines()
-    return f"{stack[0].file}:{stack[0].function}" in by
+    # One that is awake is looked at in the middle of asking: its innermost frame may be any.
+    frames = stack if _is_awake(state) else stack[:1]
+    return any(f"{frame.file}:{frame.function}" in by for frame in frames)
+
+
+def _is_awake(state: RankState) -> bool:
+    threads = state.stacks.threads if state.stacks is not None else ()
+    return any(thread.active for thread in threads if thread.name == _MAIN)
 
 
 def _locked(seen: Observed, states: States, path: str) -> Holder:

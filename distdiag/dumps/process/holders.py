@@ -111,6 +111,12 @@ _STDIN: Final = 0
 _TIMERS: Final = frozenset({"nanosleep", "clock_nanosleep", "select", "pselect6"})
 """How `time.sleep` waits, by the version of Python."""
 
+POLL_S: Final = 0.01
+LONGEST_POLL_S: Final = 0.5
+"""Loops that poll sleep for some 50 ms between their looks; a busy machine makes these longer."""
+LOOKS_ALIKE: Final = 5
+"""Whoever is in the same call at so many looks waits there, and does not ask for a file."""
+
 SHARE: Final = 0.5
 """Of the time for an answer, so that what was found in that time is not too late."""
 
@@ -147,6 +153,19 @@ class _Search:
             if set(found) - {self.pid}:
                 break
         return tuple(found)
+
+
+def _sleeps(main: Task) -> bool:
+    """Say whether a thread sleeps now and then, as one that asks again and again does."""
+    deadline = time.monotonic() + LONGEST_POLL_S
+    num_alike = 0
+    while main.call.name not in _TIMERS:
+        if num_alike >= LOOKS_ALIKE or time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+        before, main = str(main), Task(main.pid)
+        num_alike = num_alike + 1 if str(main) == before and main.state != "R" else 0
+    return True
 
 
 def _lock(main: Task, search: _Search) -> _Awaited:
@@ -239,8 +258,8 @@ class Holders(RankDumpSource):
         if call.name == "read" and call.descriptor == _STDIN:
             return _Awaited("input", call.target)
         # Who is in another call for a file is not answered, and neither would we be.
-        asked = self.asked.last(rank) if call.name in _TIMERS else None
-        return _polled(asked, search) if asked is not None else _Awaited()
+        asked = self.asked.last(rank)
+        return _polled(asked, search) if asked is not None and _sleeps(main) else _Awaited()
 
     # Who it is
 

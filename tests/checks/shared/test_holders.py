@@ -122,6 +122,13 @@ def test_a_file_that_was_asked_for_elsewhere_is_not_waited_for():
     assert told(rank(sleeping, MINE, observed=elsewhere)) is None
 
 
+def test_a_rank_that_is_seen_in_the_middle_of_asking():
+    seen = outside("lock-file", PATH, age_s=5, **HERE)
+    asking = ThreadStack("MainThread", (library("posixpath.py", "join"), POLL, MINE), active=True)
+    both = event_of(Stacks, 1, source="py-spy", threads=(asking,))
+    assert told(RankState(1, RankStatus.RUNNING, stacks=both, observed=seen)) is not None
+
+
 def test_a_file_that_nobody_makes():
     found = told(rank(observed=outside("file", "/data/go", **HERE)))
     assert "/data/go, which is not there" in found.text

@@ -143,6 +143,15 @@ def polled(path, **values):
         return until(lambda: look(source, process), lambda seen: seen.values)
 
 
+def test_a_process_that_waits_elsewhere_does_not_ask_for_a_file(tmp_path):
+    code = "import threading; print('ready', flush=True); threading.Event().wait()"
+    with running(code) as process:
+        source = holders(process.pid)
+        source.asked.feed(access(FileAction.WRITE, tmp_path / "lock", is_exclusive=True))
+        until(lambda: read_blocked_call(process.pid), lambda call: call.name == "futex")
+        assert look(source, process).values == {}
+
+
 def test_a_lock_file_that_is_left_over(tmp_path):
     path = tmp_path / "lock"
     assert polled(path).values["waits_for"] == "file"
