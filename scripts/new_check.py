@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROW = re.compile(r"^\| (?P<code>[A-Z]{3}\d{3}) \| (?P<name>\S+) \|.*$", re.MULTILINE)
+KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 CHECK = '''"""{code}: SAY THE DEFECT IN ONE SENTENCE."""
 
@@ -120,7 +121,7 @@ ALIGNER = '''"""Puts {fact_words} of all ranks side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from distdiag.checks.{family}.{stem} import {view}
@@ -133,7 +134,7 @@ _NONE: Final = NothingThere("{fact_words}", "there were no {fact_words}")
 
 
 class {fact_class}Aligner(Aligner):
-    """Shows what all ranks have reported."""
+    """Shows what all ranks have reported last."""
 
     needs = ({fact_class},)
     builds = ({view},)
@@ -143,10 +144,14 @@ class {fact_class}Aligner(Aligner):
         super().__init__(job)
         self._last: dict[int, {fact_class}] = {{}}
 
-    def feed(self, event: Event) -> Iterator[View]:
+    def feed(self, event: Event) -> Iterable[View]:
         """Take in what one rank has reported."""
         assert isinstance(event, {fact_class})
         self._last[event.rank] = event
+        return ()
+
+    def end(self) -> Iterator[View]:
+        """Compare what is last when the run is over: before, ranks are not in step."""
         if self._last.keys() >= set(self.job.world):
             yield {view}(dict(sorted(self._last.items())))
 
@@ -174,19 +179,27 @@ def rows_with(table: str, code: str, name: str, since: str) -> str:
     return f"{table.rstrip()}\n{row}\n"
 
 
-def problem_with(code: str, name: str, table: str, root: Path) -> str | None:
-    """Return in one line why this code or name cannot be taken, or None."""
+def problem_with(code: str, name: str, table: str, root: Path, fact: str = "") -> str | None:
+    """Return in one line why this code, name or fact cannot be taken, or None."""
     if not re.fullmatch(r"[A-Z]{3}\d{3}", code):
         return f"code {code!r} is not three capital letters and three digits, like COL013"
-    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+    if not KEBAB.fullmatch(name):
         return f"name {name!r} is not the defect in kebab-case, like collective-shape-mismatch"
+    if fact and not KEBAB.fullmatch(fact):
+        return f"fact {fact!r} is not in kebab-case, like default-dtypes"
     for match in ROW.finditer(table):
         if match["code"] == code:
             return f"code {code} is taken by {match['name']}; a code never changes its meaning"
         if match["name"] == name:
             return f"name {name} is taken by {match['code']}"
     stem, family = name.replace("-", "_"), code[:3].lower()
+    if not (root / "distdiag" / "checks" / family / "__init__.py").exists():
+        return f"there is no family {code[:3]}: docs/checks.md lists them"
     paths = [f"distdiag/checks/{family}/{stem}.py", f"tests/checks/{family}/test_{stem}.py"]
+    if fact:
+        fact_stem = fact.replace("-", "_")
+        folders = [f"distdiag/{part}/{fact_stem}" for part in ("events", "probes", "engine")]
+        paths += [*folders, *(f"{folder}.py" for folder in folders)]
     return next((f"{path} exists already" for path in paths if (root / path).exists()), None)
 
 
@@ -257,7 +270,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     form.add_argument("--fact", default="", help="a new fact, in kebab-case, like default-dtypes")
     options = parser.parse_args(arguments)
     table = (root / "docs" / "checks.md").read_text()
-    problem = problem_with(options.code, options.name, table, root)
+    problem = problem_with(options.code, options.name, table, root, options.fact)
     if problem:
         print(f"new_check.py: {problem}", file=sys.stderr)
         return 2
