@@ -206,7 +206,8 @@ def problem_with(code: str, name: str, table: str, root: Path, fact: str = "") -
 def module_of(view: str, root: Path) -> str | None:
     """Return the module of distdiag/views that defines a view, or None."""
     for path in sorted((root / "distdiag" / "views").glob("*.py")):
-        if re.search(rf"^class {re.escape(view)}\b", path.read_text(), re.MULTILINE):
+        # A part of a view may be called so too, but derives from nothing.
+        if re.search(rf"^class {re.escape(view)}\(", path.read_text(), re.MULTILINE):
             return f"distdiag.views.{path.stem}"
     return None
 

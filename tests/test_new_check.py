@@ -72,6 +72,10 @@ def test_what_it_writes_is_found_and_linted(copy, options, written):
         (("COL001", "huge-step"), "a code never changes its meaning"),
         (("SHD900", "missing-from-collective"), "is taken by COL001"),
         (("SHD900", "huge-step", "--view", "NoView"), "distdiag/views has no NoView"),
+        (("SHD900", "huge-step", "--view", "PatternView"), "distdiag/views has no PatternView"),
+        (("ABC900", "huge-step"), "there is no family ABC"),
+        (("SHD900", "huge-step", "--fact", "collectives"), "collectives exists already"),
+        (("SHD900", "huge-step", "--fact", "StepSizes"), "is not in kebab-case"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_nothing_is_written(copy, arguments, said):
