@@ -840,6 +840,46 @@ stacks(
 
 
 # Nothing is wrong.
+case(
+    "torch 2.4, a log that was cut off: the first line of two names no group, the second does",
+    [
+        *(
+            f"[{80 + rank}] [rank{rank}]:[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] "
+            f"[Rank {rank}] {CAUGHT.format(**work(rank, {'seq': 1580}))}"
+            for rank in (0, 1, 2)
+        ),
+        *(
+            f"[{90 + rank}] [rank{rank}]:[E321 02:07:08.5 ProcessGroupNCCL.cpp:1664] "
+            f"[PG 1 Rank {rank}] Exception (either an error or timeout) detected by watchdog at "
+            "work: 1580, last enqueued NCCL work: 1582, last completed NCCL work: 1579."
+            for rank in (0, 3)
+        ),
+    ],
+    "HNG016",
+    "0-3",
+    "all_reduce #1580 in group 1",
+)
+case(
+    "numbers of several groups that no message names",
+    [*each(torch_20, 0, seq=96117), *each(torch_20, 0, seq=96120), *each(torch_20, 7, seq=64088)],
+    None,
+)
+case(
+    "an exception that is a general known fault is told once",
+    [
+        f"(EngineCore pid=1879) ERROR 03-29 12:59:53 [core.py:1099] {line}"
+        for line in (
+            "Traceback (most recent call last):",
+            '  File "/work/engine.py", line 73, in run',
+            "    engine = make()",
+            "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)",
+        )
+    ],
+    "HNG001",
+    "0",
+    "nccl-system-error",
+)
+
 
 QUIET = {
     "NCCL's own log": [

@@ -108,10 +108,10 @@ def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bo
     """
     state = states.get(line.rank) if line.is_rank_known else None
     known = [state] if state is not None else list(states.values())
-    rows = (row for each in known if (row := known_fault_of(each)) is not None)
+    rows = [row for each in known if (row := known_fault_of(each)) is not None]
     says_less = _ROWS[line.fault].role != "cause"
-    causes = [row.id for row in rows if row.role == "cause"]
-    return line.fault in causes or (says_less and bool(causes))
+    has_cause = any(row.role == "cause" for row in rows)
+    return any(row.id == line.fault for row in rows) or (says_less and has_cause)
 
 
 def _is_cause(line: FaultLogged, states: Mapping[int, RankState]) -> bool:

@@ -53,6 +53,12 @@ _OPS: Final = {
 }
 MESSAGES: Final = frozenset({"send", "recv", "recv_any_source"})
 """Their numbers count something else, and who the peer is is not told."""
+_SYMMETRIC: Final = (
+    frozenset(_OPS.values())
+    - MESSAGES
+    - {*("broadcast", "reduce", "gather", "scatter", "coalesced")}
+)
+"""One of these ends on no rank before all have come to it."""
 _EQUAL: Final = frozenset(
     {"all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor"}
 )
@@ -180,6 +186,19 @@ class _Group:
         self.is_unclear = False
         self.has_messages = False
 
+    @property
+    def is_several(self) -> bool:
+        """Whether these are the messages of several groups, as the numbers of the calls show.
+
+        A rank that is in call 41 has ended call 40, to which all ranks of the group have come: none
+        of them can still be in call 39, unless only its root waits for the others there.
+        """
+        firsts = {m.first: m for m in self.members.values() if m.first not in (None, UNNUMBERED)}
+        numbers = sorted(number for number in firsts if number is not None)
+        if len(numbers) < 2 or numbers[-1] - numbers[0] <= 1:
+            return False
+        return firsts[numbers[0]].calls[numbers[0]].op in _SYMMETRIC
+
     def join(self, rank: int, place: int) -> None:
         """Take note of whose place it is; two ranks at one place are of two groups of one name."""
         if place < 0:
@@ -191,7 +210,7 @@ class _Group:
     @property
     def heard(self) -> tuple[int, ...]:
         """The ranks whose calls or counters can be compared."""
-        if self.is_unclear:
+        if self.is_unclear or self.is_several:
             return ()
         return tuple(r for r, m in self.members.items() if m.calls or not self.has_messages)
 
@@ -218,6 +237,7 @@ class ReportedRun:
         dumps = [dump for dump in dumps if dump.rank is not None]
         known = {dump.rank for dump in dumps if dump.rank is not None} | set(ranks)
         self._num_ranks = max([0, *(dump.num_ranks for dump in dumps)])
+        self._named = _named_calls(report for dump in dumps for report in dump.reports)
         for dump in dumps:
             for report in dump.reports:
                 assert dump.rank is not None
@@ -234,8 +254,11 @@ class ReportedRun:
         self._made = {key: self._process_group(group) for key, group in self._groups.items()}
 
     def _group(self, report: GroupReport) -> _Group:
-        # A message that names no group, and one that names the default group, mean the same.
+        # A message that names no group is about the call of that number that another names a group
+        # for (torch 2.2 to 2.5 do so in the second of two lines); else about the default group.
         name = report.group
+        if name == GroupName() and report.seq is not None:
+            name = self._named.get(report.seq, name)
         key = ("0", "default_pg") if name.is_default else (name.name, name.desc)
         return self._groups.setdefault(key, _Group(name, report.backend))
 
@@ -304,6 +327,15 @@ class ReportedRun:
     def _met(group: _Group) -> int:
         """Return the number of the last call to which all members are known to have come."""
         return max((member.whole for member in group.members.values()), default=-1)
+
+
+def _named_calls(reports: Iterable[GroupReport]) -> dict[int, GroupName]:
+    """Return whose calls the numbers are for which messages name one group only."""
+    found: dict[int, set[GroupName]] = {}
+    for report in reports:
+        if report.group != GroupName() and report.seq is not None:
+            found.setdefault(report.seq, set()).add(report.group)
+    return {seq: names.pop() for seq, names in found.items() if len(names) == 1}
 
 
 def _progress(
