@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from tests.analysis.failed_logs import summary
+
 
 @dataclass(frozen=True)
 class Case:
@@ -858,6 +860,36 @@ case(
     "HNG016",
     "0-3",
     "all_reduce #1580 in group 1",
+)
+case(
+    "the only one that wrote is a victim of the timeout, not a crash",
+    [
+        *each(torch_20, 1, op="BROADCAST", seq=3),
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        *summary(1, -6),
+    ],
+    "HNG002",
+    "",
+    "rank 1 waited in vain in broadcast #3 in group default_pg and aborted",
+)
+case(
+    "a fingerprint in a log that names no rank",
+    [
+        "Traceback (most recent call last):",
+        '  File "/work/train.py", line 22, in main',
+        "    dist.reduce(x, 0)",
+        "RuntimeError: Detected mismatch between collectives on ranks. "
+        + ", but ".join(
+            f"Rank {rank} is running collective: CollectiveFingerPrint(SequenceNumber=12, "
+            f"OpType={op}, TensorShape=[20, 10], TensorDtypes=Float, TensorDeviceTypes="
+            "TensorOptions(dtype=float (default), device=cpu, layout=Strided (default)))"
+            for rank, op in ((1, "REDUCE"), (0, "ALLREDUCE"))
+        )
+        + ".",
+    ],
+    "COL002",
+    "0-1",
+    "all_reduce on rank 0 but reduce on rank 1",
 )
 case(
     "numbers of several groups that no message names",

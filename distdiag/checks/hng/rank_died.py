@@ -8,6 +8,7 @@ from distdiag.checks.base import Check
 from distdiag.checks.shared import endings
 from distdiag.checks.shared.failures import (
     FirstEnd,
+    aborted_in_collective,
     contradicting_rank,
     first_end,
     is_settled,
@@ -131,6 +132,9 @@ class RankDied(Check[OpenCollective | JobView]):
         if end is None or states[min(end.ranks)].raised is not None or not is_settled(end, states):
             return
         state = states[min(end.ranks)]
+        if aborted_in_collective(state):
+            yield self._aborted(end.ranks, states)
+            return
         others = RankSet(states.keys() - end.ranks)
         has_left = state.status is RankStatus.FINISHED
         peer = contradicting_rank(state, states)
@@ -148,6 +152,28 @@ class RankDied(Check[OpenCollective | JobView]):
             evidence=tuple(_evidence(each) for each in states.values()),
             why=why,
             fix=fix,
+        )
+
+    def _aborted(self, ranks: RankSet, states: Mapping[int, RankState]) -> Finding:
+        """Name the victims of a timeout, where nothing tells who kept them waiting."""
+        state = states[min(ranks)]
+        call = state.waiting[0] if state.waiting else state.last_call
+        location = call_location(call) if call is not None else None
+        what = call_phrase(call) if call is not None else "a collective"
+        absent = RankSet(set(call.group.ranks) - states.keys()) if call is not None else RankSet()
+        unseen = f"; nothing of {absent.phrase()} was read" if absent else ""
+        return self.finding(
+            f"{who(ranks, states)} waited in vain in {what}{at(location)} and aborted at the "
+            f"timeout; nothing tells for whom{unseen}",
+            ranks=RankSet(),
+            step=state.step,
+            location=location,
+            severity=Severity.WARNING,
+            grade=Grade.LIKELY,
+            confidence=0.6,
+            evidence=tuple(_evidence(each) for each in states.values()),
+            why=endings.ABORTED_WAITING.why,
+            fix=endings.ABORTED_WAITING.fix,
         )
 
 

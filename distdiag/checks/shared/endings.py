@@ -23,6 +23,14 @@ ALL_LEFT: Final = Story(
     "All ranks left in the same way: the program itself decided to fail.",
     "Look at the condition of this exit, and at what the ranks wrote before it.",
 )
+ABORTED_WAITING: Final = Story(
+    "A watchdog ends a process of which a collective has not ended within its timeout: this rank "
+    "is a victim. Who did not come to the call, or came and did not go on, is another rank or the "
+    "network, and nothing that was read tells which.",
+    "Read what the other ranks wrote, those first of which nothing is here. Next time, keep the "
+    "output of each rank (torchrun --log-dir DIR --redirects 3) and set "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1.",
+)
 OUTSIDE: Final = Story(
     "Such a signal to all ranks comes from a launcher, a scheduler or a person; no fault of the "
     "program sends it.",

@@ -26,6 +26,7 @@ _PEER_IS_GONE = re.compile(
 # Words of NCCL that explain a class of errors and say nothing of this one.
 _EXPLANATION = re.compile(r"\(e\.g\. socket, malloc\)")
 # What watches collectives has reported that one of them did not end: sources of `Observed`.
+MISMATCH = "Detected mismatch between collectives on ranks"
 _WATCHES = frozenset({"nccl-log", "gloo-log", "hccl-log"})
 _TIMED_OUT = frozenset({"timeout", "status", "dump-signal", "watchdog-stuck"})
 # What the job's store says on a rank that looks for it at the wrong place.
@@ -143,6 +144,8 @@ def is_consequence(state: RankState, states: States) -> bool:
     """Say whether a rank failed because a peer was gone, or its call contradicted a peer's."""
     if state.raised is None:
         return aborted_in_collective(state)
+    if state.is_reported_only and MISMATCH in state.raised.message:
+        return True  # it tells both calls, which the checks of collectives judge
     if not _inside_torch(state):
         return False
     text = f"{state.raised.type}: {state.raised.message}"

@@ -320,6 +320,12 @@ def fingerprint_reports(line: str, group: GroupName, place: int) -> Iterator[Gro
         )
 
 
+def writer_of_fingerprint(line: str) -> int | None:
+    """Return the place in its group of the rank that found calls to differ: it is told first."""
+    match = _FINGERPRINT.search(line)
+    return int(match["rank"]) if match is not None and match["rank"] else None
+
+
 # The report of TORCH_NCCL_DESYNC_DEBUG: several lines, of all ranks of the group.
 
 _TIMED_OUT: Final = re.compile(r"\[(\d{1,6})\] Timeout at collective: (\w{1,40}), #(\d{1,18})")

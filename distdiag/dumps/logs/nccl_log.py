@@ -18,6 +18,7 @@ from distdiag.dumps.logs.group_messages import (
     report_of,
     sighting,
     words_in,
+    writer_of_fingerprint,
 )
 from distdiag.dumps.logs.group_reports import GroupName, GroupReport, ReportDump
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
@@ -197,7 +198,10 @@ def _writer(line: Line, before: tuple[Speaker, str]) -> tuple[Speaker, str]:
         return line.speaker, ""
     named = group_in(line.text)
     if named is None:
-        return before if line.text[:1].isspace() else (line.speaker, "")
+        if line.text[:1].isspace():
+            return before
+        # The debug wrapper of the default group signs by the place in it, which is the rank.
+        return Speaker(writer_of_fingerprint(line.text)), ""
     group, place = named
     if group.is_default:
         return Speaker(place), ""
