@@ -92,7 +92,7 @@ class EndlessCollective(Check[JobView]):
             f"{ranks.phrase()} {agree('waits', ranks)} in {call_phrase(call)}"
             f"{at(call_location(call))}{alike}, and it has not ended"
             f"{idle_phrase(states[call.rank])}{unread}",
-            ranks=ranks,
+            ranks=RankSet(),  # they are those that wait; who keeps them waiting is not known
             step=call.step,
             location=call_location(call),
             subjects=(call.group.label,),
