@@ -102,4 +102,63 @@ HEALTHY = {
         "docs: the agent logs 'Sending process 4710 closing signal SIGTERM' when it stops",
         *STEPS,
     ),
+    "a long build of kernels": lines(
+        "Using /root/.cache/torch_extensions/py311_cu124 as PyTorch extensions root...",
+        "Detected CUDA files, patching ldflags",
+        "Emitting ninja build file /root/.cache/torch_extensions/py311_cu124/fused/build.ninja...",
+        "[1/3] /usr/local/cuda/bin/nvcc -DTORCH_EXTENSION_NAME=fused -c fused.cu -o fused.cuda.o",
+        'fused.cu(41): warning #177-D: variable "lane" was declared but never referenced',
+        "[3/3] c++ fused.o fused.cuda.o -shared -o fused.so",
+        "Loading extension module fused...",
+        "Time to load fused op: 184.31 seconds",
+        *STEPS,
+    ),
+    "inductor tries kernels that do not fit": lines(
+        "AUTOTUNE mm(4096x4096, 4096x4096)",
+        "  triton_mm_11 0.4126 ms 100.0% ACC_TYPE='tl.float32', BLOCK_K=32, num_warps=8",
+        "  triton_mm_17 inf ms 0.0% out of resource: shared memory, Required: "
+        "262144, limit: 232448",
+        "SingleProcess AUTOTUNE benchmarking takes 3.9 seconds and 21.4 seconds precompiling",
+        *STEPS,
+    ),
+    "steps that a loss scaler leaves out": lines(
+        "[deepspeed] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 "
+        "Skipping step. Attempted loss scale: 65536, reducing to 32768",
+        *STEPS,
+    ),
+    "a tracker that cannot be reached for a while": lines(
+        STEPS[0],
+        "wandb: Network error (ConnectionError), entering retry loop.",
+        STEPS[1],
+        "wandb: WARNING A graphql request initiated by the public API timed out (timeout=19 sec).",
+        *STEPS[2:],
+    ),
+    "a trainer's summary": lines(
+        "***** Running training *****",
+        "  Num examples = 1,000",
+        "{'loss': 2.31, 'grad_norm': 1.7, 'learning_rate': 4.9e-05, 'epoch': 0.1}",
+        "{'train_runtime': 31.0, 'train_samples_per_second': 32.2, "
+        "'train_loss': 2.2, 'epoch': 1.0}",
+        "Training completed. Do not forget to share your model on huggingface.co/models =)",
+    ),
+    "a server that refuses requests": lines(
+        "INFO 07-23 19:34:51 [api_server.py:1820] Starting vLLM API server on http://0.0.0.0:8000",
+        'INFO:     10.0.0.7:51422 - "GET /v2/models HTTP/1.1" 404 Not Found',
+        "ERROR 07-23 19:35:02 [serving_chat.py:197] Error in preprocessing prompt inputs",
+        'INFO:     10.0.0.7:51424 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request',
+        "INFO 07-23 19:35:10 [loggers.py:116] Engine 000: Running: 2 reqs, Waiting: 0 reqs",
+    ),
+    "a rendezvous that takes its time": lines(
+        "[W socket.cpp:697] [c10d] The client socket has failed to connect to [node0]:29500 "
+        "(errno: 111 - Connection refused).",
+        "[I socket.cpp:522] [c10d] retrying",
+        "[rank0]: rendezvous done, world size 16",
+        *(f"[rank{n}]: {step}" for n in range(2) for step in STEPS),
+    ),
+    "memory that is given back": lines(
+        STEPS[0],
+        "UserWarning: 1 pytorch allocator cache flushes since last step. this happens when there "
+        "is high memory pressure and is detrimental to performance.",
+        *STEPS[1:],
+    ),
 }
