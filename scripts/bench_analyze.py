@@ -20,7 +20,7 @@ from pathlib import Path
 
 FAULT = (
     "Traceback (most recent call last):",
-    '  File "/work/train.py", line 9, in <module>',
+    '  File "/home/me/train.py", line 9, in <module>',
     "    read(7)",
     "ValueError: shard 7 has 0 rows",
 )

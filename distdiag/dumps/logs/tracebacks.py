@@ -194,7 +194,7 @@ def _worker(call: str) -> str:
     return f"{name[1] if name else 'worker'} {', '.join(parts)}".strip()
 
 
-# The box that rich draws: ``│ /work/train.py:9 in <module>   │``, and source between the frames.
+# The box that rich draws: ``│ /home/me/train.py:9 in <module> │``, and source between the frames.
 
 _BOX_EDGE: Final = re.compile(r"[╭┌+][─-]{2,}.{0,40}Traceback")
 _BOXED: Final = re.compile(r"\s*[│|] ?(.*?)\s*[│|]?$")
