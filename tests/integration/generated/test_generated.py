@@ -31,7 +31,7 @@ def test_all_programs_can_be_read():
 
 
 def test_each_fault_is_written_in_each_of_its_styles():
-    styles = {tuple(case.label.split("/")[:2]) for case in all_cases(4)}
+    styles = {tuple(case.label.split("/")[:2]) for case in all_cases(5)}
     assert styles == {(fault.name, style) for fault in FAULTS for style in fault.styles}
 
 

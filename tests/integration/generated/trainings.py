@@ -152,6 +152,7 @@ _IMPORTS: Final = (
 )
 _DDP: Final = "from torch.nn.parallel import DistributedDataParallel as DDP"
 _FSDP: Final = "from torch.distributed.fsdp import fully_shard"
+_FSDP1: Final = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP"
 _MESH: Final = "from torch.distributed.device_mesh import init_device_mesh"
 _TP: Final = (
     "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, "
@@ -167,7 +168,19 @@ _WORDS: Final = {
     "model": ("Net", "Classifier", "Tagger", "Reader", "Scorer"),
     "drop": ("drop", "dropout", "thin"),
 }
-STYLES: Final = ("ddp", "hand", "fsdp2", "tp", "hand-tp", "hybrid", "pipeline", "experts")
+STYLES: Final = (
+    "accelerate",
+    "fsdp1",
+    "ddp",
+    "hand",
+    "fsdp2",
+    "tp",
+    "hand-tp",
+    "hybrid",
+    "pipeline",
+    "experts",
+)
+_PLAIN: Final = ("ddp", "hand", "fsdp1", "fsdp2", "accelerate")
 _ALIKE: Final = ("tp", "hand-tp", "pipeline")
 """Styles in which all ranks work on the same samples."""
 
@@ -301,7 +314,7 @@ def right(style: str, rng: random.Random, **wanted: bool) -> Training:
     """Write a right training in this style; `wanted` asks for parts (dropout, accumulation)."""
     names = _names(rng)
     dropout = wanted.get("dropout", rng.random() < 0.4)
-    is_dense = wanted.get("dense") or style not in ("ddp", "hand", "fsdp2")
+    is_dense = wanted.get("dense") or style not in _PLAIN
     make = _dense if is_dense else rng.choice((_dense, _tokens))
     make = _tokens if wanted.get("tokens") else make
     net = make(rng, names, dropout=dropout)
@@ -388,6 +401,36 @@ def _fsdp2(training: Training, rng: random.Random, _: Mapping[str, bool]) -> Tra
         imports=(*training.imports, _FSDP, _MESH),
         wrap='mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))\n'
         f"{units}model = fully_shard(net, mesh=mesh)",
+    )
+
+
+def _fsdp1(training: Training, rng: random.Random, _: Mapping[str, bool]) -> Training:
+    return replace(
+        training,
+        imports=(*training.imports, _FSDP1),
+        wrap="model = net = FSDP(net, use_orig_params=True, device_id=torch.device('cpu'))",
+        clip="net.clip_grad_norm_(1.0)" if training.clip else "",
+    )
+
+
+def _accelerate(training: Training, rng: random.Random, _: Mapping[str, bool]) -> Training:
+    """The library splits the loader and wraps the model."""
+    data = training.loader.splitlines()[0]
+    scheduled = "scheduler" in training.optimizer
+    both = ", scheduler" if scheduled else ""
+    loader = f"""\
+{data}
+loader = DataLoader(data, {rng.choice((4, 8))}, shuffle=True)
+model, optimizer, loader{both} = accelerator.prepare(net, optimizer, loader{both})"""
+    return replace(
+        training,
+        imports=(*training.imports, "from accelerate import Accelerator"),
+        build=f"accelerator = Accelerator(cpu=True)\n{training.build}",
+        wrap="",
+        loader=loader,
+        begin_epoch="",
+        passes=training.passes.replace("loss.backward()", "accelerator.backward(loss)"),
+        clip="accelerator.clip_grad_norm_(model.parameters(), 1.0)" if training.clip else "",
     )
 
 
@@ -586,6 +629,8 @@ def _hand_tp(training: Training, rng: random.Random, _: Mapping[str, bool]) -> T
 
 _WRAPPED: Final = {
     "hand-tp": _hand_tp,
+    "fsdp1": _fsdp1,
+    "accelerate": _accelerate,
     "ddp": _ddp,
     "hand": _hand,
     "fsdp2": _fsdp2,
@@ -796,7 +841,7 @@ if not is_last:
 def _kept_gradient(training: Training, rng: random.Random) -> Pair:
     head = training.names["head"]
     split = f"""\
-others = [p for name, p in net.named_parameters() if not name.startswith("{head}.")]
+others = [p for name, p in net.named_parameters() if "{head}." not in name]
 optimizer = torch.optim.SGD(others, lr=0.02)
 head_optimizer = torch.optim.SGD(net.{head}.parameters(), lr=0.02)"""
     broken = replace(
@@ -833,7 +878,7 @@ def _not_held(training: Training, rng: random.Random) -> Pair:
     head = training.names["head"]
     text = training.optimizer.replace("net.parameters()", "chosen")
     choose = f"""\
-chosen = [p for n, p in net.named_parameters() if rank == 0 or not n.startswith("{head}.")]"""
+chosen = [p for n, p in net.named_parameters() if rank == 0 or "{head}." not in n]"""
     broken = replace(training, optimizer=f"{choose}\n{text}")
     return Pair(broken, Expected(("SHD", "REP"), (f"{head}.weight", f"{head}.bias")), training)
 
@@ -1027,14 +1072,26 @@ def _own_statistics(training: Training, rng: random.Random) -> Pair:
 
 
 FAULTS: Final = (
-    Fault("same-samples", "relation", ("ddp", "hand", "fsdp2", "experts"), _same_samples),
+    Fault("same-samples", "relation", ("ddp", "hand", "fsdp2", "fsdp1", "experts"), _same_samples),
     Fault("own-samples-in-tp", "relation", ("tp", "hybrid"), _tp_own_samples),
-    Fault("same-dropout", "relation", ("ddp", "hand", "fsdp2"), _same_dropout, ("dropout",)),
-    Fault("same-noise", "relation", ("ddp", "hand", "fsdp2"), _same_noise, ("dense",)),
+    Fault(
+        "same-dropout",
+        "relation",
+        ("ddp", "hand", "fsdp2", "fsdp1", "accelerate"),
+        _same_dropout,
+        ("dropout",),
+    ),
+    Fault(
+        "same-noise",
+        "relation",
+        ("ddp", "hand", "fsdp2", "fsdp1", "accelerate"),
+        _same_noise,
+        ("dense",),
+    ),
     Fault("own-dropout-in-tp", "relation", ("tp",), _tp_dropout, ("dropout",)),
     Fault("other-weights", "relation", ("hand",), _other_weights),
     Fault("other-rate", "relation", ("ddp", "hand"), _other_rate, ("scheduler",)),
-    Fault("other-order", "relation", ("ddp", "hand", "fsdp2"), _other_order),
+    Fault("other-order", "relation", ("ddp", "hand", "fsdp2", "fsdp1"), _other_order),
     Fault("state-of-rank-0", "relation", ("hand",), _state_of_rank_0),
     Fault("left-out", "contribution", ("hand",), _left_out),
     Fault("reduced-twice", "contribution", ("hand",), _reduced_twice),
@@ -1043,13 +1100,19 @@ FAULTS: Final = (
     Fault("one-rank-twice", "contribution", ("hand",), _one_rank_twice),
     Fault("sync-too-early", "contribution", ("ddp",), _sync_too_early, ("accumulation",)),
     Fault("flag-after-forward", "contribution", ("ddp",), _flag_after_forward, ("accumulation",)),
-    Fault("kept-gradient", "contribution", ("ddp", "hand", "fsdp2"), _kept_gradient),
+    Fault("kept-gradient", "contribution", ("ddp", "hand", "fsdp2", "fsdp1"), _kept_gradient),
     Fault("local-norm", "contribution", ("fsdp2",), _local_norm),
     Fault("stage-norm", "contribution", ("pipeline",), _stage_norm),
     Fault("expert-sum", "contribution", ("experts",), _expert_sum),
-    Fault("not-held", "write", ("hand", "ddp", "fsdp2"), _not_held),
+    Fault("not-held", "write", ("hand", "ddp", "fsdp2", "fsdp1"), _not_held),
     Fault("one-key", "write", ("experts",), _one_key),
-    Fault("stepped-twice", "value", ("ddp", "hand", "fsdp2"), _stepped_twice, ("scheduler",)),
+    Fault(
+        "stepped-twice",
+        "value",
+        ("ddp", "hand", "fsdp2", "fsdp1", "accelerate"),
+        _stepped_twice,
+        ("scheduler",),
+    ),
     Fault("same-shards", "relation", ("hand-tp",), _same_shards),
     Fault("forgotten-sum", "contribution", ("hand-tp",), _forgotten_sum),
     Fault("early-sharded-sync", "contribution", ("fsdp2",), _sharded_sync_too_early),
