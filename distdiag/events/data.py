@@ -73,8 +73,9 @@ class EpochFed(Event, frozen=True, kw_only=True):
 class Draw(msgspec.Struct, frozen=True, array_like=True):
     """Random numbers that the program drew; `state` is a digest of the generator before.
 
-    `is_inside`: it was in the forward pass of the model. `is_given`: the program named the
-    generator.
+    `is_inside`: it was in the forward pass of the model, in its `module` (name and class).
+    `is_given`: the program named the generator. `activation` is a digest of the tensor that they
+    were drawn for, such as the input of dropout; empty if there is none, or it cannot be read.
     """
 
     api: str
@@ -83,6 +84,8 @@ class Draw(msgspec.Struct, frozen=True, array_like=True):
     is_inside: bool
     is_given: bool
     site: CallSite
+    module: str = ""
+    activation: str = ""
 
 
 class NormStatistics(msgspec.Struct, frozen=True, array_like=True):
@@ -99,16 +102,17 @@ class NormStatistics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelFed(Event, frozen=True, kw_only=True):
-    """What a model that ranks train together was given for one backward pass of it.
+    """What a model was given for one backward pass of it.
 
-    `number` counts these passes. `members` are the ranks that train it together. `inputs` are
+    `number` counts these passes. `members` are the ranks that a wrapper trains it together on,
+    empty if it has none. `inputs` are
     digests of the tensors it was given, `batch_sizes` the sizes of their first dimension. `batch`
     is a digest of the indices of the last batch from a data loader (empty: there was none, or it
     has no indices), of `num_batch` samples out of `num_samples`; `samples` are digests of its
     tensors. `draws` were made since that batch, which came at event number `since`.
     `num_local_norms` layers normalise by the statistics of this rank's own samples, `norms` are
     those of some of them. What the rank did in the forward pass has the event numbers from `begin`
-    to `end`.
+    to `end`. `seeded` is where the program seeded torch last.
     """
 
     model: str
@@ -128,6 +132,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     site: CallSite
     norms: tuple[NormStatistics, ...] = ()
     since: int = -1
+    seeded: CallSite | None = None
 
     @property
     def place(self) -> tuple[str, int]:

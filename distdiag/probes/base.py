@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import signal
@@ -322,7 +323,8 @@ def like(original: AnyCallable) -> Callable[[AnyCallable], AnyCallable]:
     def decorate(wrapper: AnyCallable) -> AnyCallable:
         functools.update_wrapper(wrapper, original)
         if hasattr(original, "__code__"):  # not all that ask for a signature look behind a wrapper
-            wrapper.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+            with contextlib.suppress(ValueError):  # behind it is a function of C
+                wrapper.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
         return wrapper
 
     return decorate

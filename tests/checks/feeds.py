@@ -1,9 +1,12 @@
 """Builds what the engine would show of the data that ranks are fed."""
 
+from distdiag.engine.relations import RelationAligner
+from distdiag.events.collectives import GroupCreated
 from distdiag.events.data import Draw, EpochFed, ModelFed, SamplerState, ScheduleState
 from distdiag.events.ranks import RankSet
-from distdiag.views.data import FeedView
+from distdiag.views.relations import NormalisedFeeds
 from tests.checks.streams import event_of, plain_site
+from tests.engine.aligned import aligned
 
 
 def bitmap(indices):
@@ -62,6 +65,11 @@ def draw(state="s0", *, api="randn_like", sizes=(4, 8), inside=True, given=False
     return Draw(api, sizes, state, inside, given, plain_site(line))
 
 
+def mask(state, activation, *, module="drop Dropout"):
+    """Dropout draws for an activation."""
+    return Draw("dropout", (4, 8), state, True, False, plain_site(31), module, activation)
+
+
 def model_fed(rank, number, **values):
     """A rank is given four samples of its own of 32."""
     fields = {
@@ -84,7 +92,16 @@ def model_fed(rank, number, **values):
     return event_of(ModelFed, rank, step=number, **{**fields, **values})
 
 
-def feeds(*passes, is_shared_work=False, kind=FeedView):
+def normalised_feeds(*passes, is_shared_work=False):
     """What the ranks were given for several passes: for each the events of all ranks."""
     by_rank = tuple({event.rank: event for event in events} for events in passes)
-    return kind("DDP Net", RankSet(by_rank[0]), by_rank, is_shared_work)
+    return NormalisedFeeds("DDP Net", RankSet(by_rank[0]), by_rank, is_shared_work)
+
+
+def related(check, *passes, is_shared_work=False, before=(), world=(0, 1)):
+    """What a check finds in these passes, for each the events of all ranks."""
+    group = {"api": "new_group", "ordinal": 1, "desc": "tp", "generation": 0, "scope": (0, 1)}
+    group |= {"ranks": (0, 1), "site": plain_site(3)}
+    shared = [event_of(GroupCreated, 0, **group)] if is_shared_work else []
+    events = [*shared, *before, *(event for events in passes for event in events)]
+    return aligned(RelationAligner, *events, checks=[check()], world=world).findings

@@ -171,7 +171,7 @@ def test_what_was_seen_counts_as_checked(code, events):
         (("COL001", "COL003", "ENV001"), "no collective was called"),
         (("COL008",), "no creation of a process group was seen"),
         (("DAT001", "DAT007"), "no pass over a data set was seen"),
-        (("DAT002", "DAT006"), "no model was seen to be fed"),
+        (("DAT002", "DAT006", "DAT008"), "no model was seen to be fed"),
         (("DAT005",), "no rows of a last batch were gathered"),
         (("HNG017",), "no stacks of ranks were taken"),
         (("REP005", "SHD014"), "no model was seen"),

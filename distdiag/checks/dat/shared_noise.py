@@ -1,37 +1,40 @@
 """DAT006: ranks with different samples draw the same random numbers for them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from os.path import basename
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.events.data import Draw, ModelFed
-from distdiag.events.ranks import RankSet
+from distdiag.events.base import CallSite
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.data import FeedView
+from distdiag.views.relations import MaskView, Relation
 
-_FEWEST: Final = 2
+_MOST_CALLERS: Final = 2
+"""A function that seeds is called where the program decides by what."""
 
 
-class SharedNoise(Check[FeedView]):
+class SharedNoise(Check[MaskView]):
     """Ranks with different samples draw the same random numbers for them.
 
     ## What you see
-    Noise, time steps and masks are the same on all ranks, so that a step averages over as few draws
-    as one rank makes. Generators that were seeded alike and used alike return the same numbers.
+    Dropout masks, noise and time steps are the same on all ranks, so that a step averages over as
+    few draws as one rank makes. Generators that were seeded alike and used alike return the same
+    numbers; so do those that were never seeded.
 
     ## Example
         torch.manual_seed(0)
         model = build_model()
-        # wrong: the noise is the same on all ranks
-        noise = torch.randn_like(latents)
+        # wrong: dropout draws the same masks on all ranks
+        train(model)
         # right: seed each rank once, after the model is built
         torch.manual_seed(1000 + rank)
-        noise = torch.randn_like(latents)
+        train(model)
 
     ## How to fix
     Seed all ranks alike for the weights, and call `torch.manual_seed(seed + data-parallel rank)`
-    after the model is built.
+    after the model is built. Ranks that hold parts of one sequence need seeds of their own, too,
+    where they draw for their parts.
 
     Changes: The random numbers of all ranks but the first.
 
@@ -39,7 +42,7 @@ class SharedNoise(Check[FeedView]):
 
     ## When it is not a defect
     The numbers are the data themselves, drawn on all ranks and divided later, or are meant to be
-    shared.
+    shared, as in a comparison with one rank.
 
     If so, add `ignore = ["DAT006"]` to `distdiag.toml`.
 
@@ -51,59 +54,53 @@ class SharedNoise(Check[FeedView]):
     name = "shared-noise"
     severity = Severity.WARNING
 
-    def check(self, view: FeedView) -> Iterator[Finding]:
-        """Compare the generators at the first draw of each step."""
-        shared = [(each, draw) for each in view.passes if (draw := _shared_draw(each)) is not None]
-        if len(shared) < _FEWEST or len({draw.state for _, draw in shared}) < _FEWEST:
+    def check(self, view: MaskView) -> Iterator[Finding]:
+        """Name the first draw that ranks have in common although they should not."""
+        if view.cell.relation is not Relation.DIFFERENT:
             return
-        ranks, by_rank, draw = view.ranks, *shared[-1]
-        is_sure = all(_is_noise(each, draw) for each, draw in shared) and not view.is_shared_work
-        first = by_rank[min(by_rank)]
+        last = view.draws[-1]
+        first = min(last)
+        draw, fed = last[first], view.passes[-1][first]
+        where = f"in {draw.module} of {view.model}" if draw.module else f"for {view.model}"
+        differ = "activations" if draw.activation else "samples"
         yield self.finding(
-            f"torch.{draw.api} of {list(draw.sizes)} for {view.model} yields the same numbers on "
-            f"{ranks.phrase()}, whose samples differ, in {len(shared)} steps that were compared",
-            ranks=ranks,
-            step=first.step,
+            f"torch.{draw.api} of {list(draw.sizes)} {where} draws the same numbers on "
+            f"{view.ranks.phrase()}, whose {differ} differ, in {len(view.draws)} steps that were "
+            f"compared{view.doubt}",
+            ranks=view.ranks,
+            step=fed.step,
             location=user_location(draw.site.frames),
-            subjects=(view.model,),
-            grade=Grade.LIKELY if is_sure else Grade.NOTE,
+            subjects=(view.model, *(draw.module.split()[:1])),
+            grade=Grade.NOTE if view.doubt else Grade.LIKELY,
             confidence=0.85,
-            evidence=tuple(
-                Evidence(
-                    ranks=RankSet(each),
-                    summary=f"backward pass {each[min(each)].number}: the generator is in one "
-                    f"state before torch.{d.api} of {list(d.sizes)}",
-                    location=user_location(d.site.frames),
-                    values={"state": d.state, "is_inside_forward": d.is_inside},
-                )
-                for each, d in shared
-            ),
+            evidence=tuple(_evidence(view)),
         )
 
 
-def _shared_draw(by_rank: Mapping[int, ModelFed]) -> Draw | None:
-    """Return the first draw for the samples of a batch, if it is the same on all ranks."""
-    if len({fed.inputs for fed in by_rank.values()}) < len(by_rank):
-        return None
-    draws = [_first_for_samples(fed) for fed in by_rank.values()]
-    first = draws[0]
-    if first is None or any(draw is None or _key(draw) != _key(first) for draw in draws):
-        return None
-    return first
+def _evidence(view: MaskView) -> Iterator[Evidence]:
+    for by_rank, draws in zip(view.passes, view.draws, strict=True):
+        fed, draw = by_rank[min(by_rank)], draws[min(draws)]
+        yield Evidence(
+            ranks=view.ranks,
+            summary=f"backward pass {fed.number}: the generator is in one state before "
+            f"torch.{draw.api} of {list(draw.sizes)}",
+            location=user_location(draw.site.frames),
+            values={"state": draw.state, "is_inside_forward": draw.is_inside},
+        )
+    seeded = view.passes[-1][min(view.ranks)].seeded
+    if seeded is not None:
+        yield Evidence(
+            ranks=view.ranks,
+            summary=f"torch.manual_seed was called last by {_callers(seeded)}",
+            location=user_location(seeded.frames),
+        )
+    yield Evidence(
+        ranks=view.ranks,
+        summary=f"the ranks are {view.axis}, as {view.known_by}: {view.cell.reason}",
+    )
 
 
-def _key(draw: Draw) -> tuple[object, ...]:
-    return (draw.api, draw.sizes[:1], draw.state)
-
-
-def _first_for_samples(fed: ModelFed) -> Draw | None:
-    """Return the first draw of as many rows as there are samples, noise rather than data."""
-    draws = [draw for draw in fed.draws if draw.sizes and draw.sizes[0] in fed.batch_sizes]
-    # What a generator of its own yields, or what is drawn before the model, may be the samples.
-    return min(draws, key=lambda draw: (not draw.is_inside, draw.is_given), default=None)
-
-
-def _is_noise(by_rank: Mapping[int, ModelFed], draw: Draw) -> bool:
-    """Say whether it cannot be the samples themselves that are drawn, to be divided later."""
-    batches = {fed.batch for fed in by_rank.values()}
-    return draw.is_inside or ("" not in batches and len(batches) == len(by_rank))
+def _callers(site: CallSite) -> str:
+    """Return ``set_seed (train.py:12), main (train.py:40)``: the program's own functions."""
+    frames = [frame for frame in site.frames if frame.user][:_MOST_CALLERS]
+    return ", ".join(f"{f.function} ({basename(f.file)}:{f.line})" for f in frames) or "a library"

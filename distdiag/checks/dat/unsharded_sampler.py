@@ -1,20 +1,15 @@
 """DAT002: ranks that train one model together are given the same samples."""
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.events.data import ModelFed
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.data import FeedView
-
-_FEWEST: Final = 2
-_IN_ORDER: Final = "SequentialSampler"
-"""What a data loader uses by default; training shuffles."""
+from distdiag.views.relations import SampledInputs
 
 
-class UnshardedSampler(Check[FeedView]):
+class UnshardedSampler(Check[SampledInputs]):
     """Ranks that train one model together are given the same samples.
 
     ## What you see
@@ -50,39 +45,38 @@ class UnshardedSampler(Check[FeedView]):
     name = "unsharded-sampler"
     severity = Severity.WARNING
 
-    def check(self, view: FeedView) -> Iterator[Finding]:
+    def check(self, view: SampledInputs) -> Iterator[Finding]:
         """Compare what the ranks were given."""
-        same = [each for each in view.passes if _is_same(each)]
-        distinct = {fed.samples for each in same for fed in each.values()}
-        # One batch again and again is meant: it tests whether the model can memorise it.
-        if len(same) < len(view.passes) or len(distinct) < _FEWEST:
+        if view.is_right or not all(map(_is_same, view.passes)):
             return
-        last = same[-1]
+        last = view.passes[-1]
         first = last[min(last)]
-        doubt = ""
-        if view.is_shared_work:
-            doubt = "; they exchange activations or rewards too, so it may be meant"
-        elif _IN_ORDER in first.stream:
-            doubt = "; they are read in the order of the data set, as in a trial of the program"
+        number = len(view.passes)
         yield self.finding(
-            f"{view.model} is given the same samples on {view.ranks.phrase()} in {len(same)} of "
-            f"{len(same)} steps that were compared{doubt}",
+            f"{view.model} is given the same samples on {view.ranks.phrase()} in {number} of "
+            f"{number} steps that were compared{view.doubt}",
             ranks=view.ranks,
             step=first.step,
             location=user_location(first.site.frames),
             subjects=(view.model,),
-            grade=Grade.NOTE if doubt else Grade.LIKELY,
+            grade=Grade.NOTE if view.doubt else Grade.LIKELY,
             confidence=0.9,
-            evidence=tuple(
-                Evidence(
-                    ranks=view.ranks,
-                    summary=f"backward pass {fed.number}: {fed.num_batch} of {fed.num_samples} "
-                    f"samples, the same indices and bytes on all of them",
-                    values={"stream": fed.stream, "indices": fed.batch, "sample": fed.samples[0]},
-                )
-                for fed in (each[min(each)] for each in same)
-            ),
+            evidence=tuple(_evidence(view)),
         )
+
+
+def _evidence(view: SampledInputs) -> Iterator[Evidence]:
+    for fed in (each[min(each)] for each in view.passes):
+        yield Evidence(
+            ranks=view.ranks,
+            summary=f"backward pass {fed.number}: {fed.num_batch} of {fed.num_samples} "
+            f"samples, the same indices and bytes on all of them",
+            values={"stream": fed.stream, "indices": fed.batch, "sample": fed.samples[0]},
+        )
+    yield Evidence(
+        ranks=view.ranks,
+        summary=f"the ranks are {view.axis}, as {view.known_by}: {view.cell.reason}",
+    )
 
 
 def _is_same(by_rank: Mapping[int, ModelFed]) -> bool:

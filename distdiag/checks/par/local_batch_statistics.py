@@ -10,7 +10,7 @@ from distdiag.checks.base import Check
 from distdiag.events.data import ModelFed, NormStatistics
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.data import FeedView, NormalisedFeeds
+from distdiag.views.relations import NormalisedFeeds
 
 # How far the means of one layer differ between ranks, and what chance would explain.
 
@@ -146,7 +146,7 @@ class LocalBatchStatistics(Check[NormalisedFeeds]):
         )
 
 
-def _evidence(view: FeedView, name: str, spread: Spread) -> Evidence:
+def _evidence(view: NormalisedFeeds, name: str, spread: Spread) -> Evidence:
     return Evidence(
         ranks=view.ranks,
         summary=f"in {len(view.passes)} steps the means of {name} differ between the ranks by "

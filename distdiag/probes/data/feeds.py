@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,9 +22,9 @@ from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.losses.terms import kind_of, saved
-from distdiag.probes.models.modules import clean_name
+from distdiag.probes.models.modules import ModuleHook, clean_name, is_compiled
 from distdiag.probes.models.tensor_plans import address_of
-from distdiag.probes.models.wrappers import unwrapped, wrapper_of
+from distdiag.probes.models.wrappers import is_wrapped, unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
@@ -168,12 +169,35 @@ class _Fed:
     norms: NormReading | None = None
 
 
-_Waiting = tuple[Pending, Pending | None, NormReading | None, dict[str, Any]]
+@dataclass(slots=True)
+class _Waiting:
+    """A pass of which a device may still be bringing what was read, and all else of its event."""
+
+    inputs: Pending
+    batch: Pending | None
+    norms: NormReading | None
+    draws: list[tuple[Draw, Pending | None]]
+    fields: dict[str, Any]
+
+    def event_fields(self) -> dict[str, Any] | None:
+        """Return what to write, None if it is not there yet."""
+        inputs, batch = self.inputs.take(), [] if self.batch is None else self.batch.take()
+        norms = () if self.norms is None else self.norms.take()
+        draws = [(draw, [] if each is None else each.take()) for draw, each in self.draws]
+        if inputs is None or batch is None or norms is None or any(a is None for _, a in draws):
+            return None
+        known = (
+            msgspec.structs.replace(draw, activation=_digests(found)[0]) if found else draw
+            for draw, found in draws
+        )
+        parts = {"inputs": _digests(inputs), "samples": _digests(batch), "norms": norms}
+        return self.fields | parts | {"draws": tuple(known)}
 
 
 class Moments(NamedTuple):
     """When to look, as `Signals` says; `inputs_seen` gets batches and inputs."""
 
+    model_started: Signal[nn.Module]
     forward_started: Signal[object, nn.Module, object]
     forward_ended: Signal[object, object]
     before_backward: Signal[[]]
@@ -193,9 +217,15 @@ class StepFeeds(Probe):
         """The ranks that train the model together which was fed last."""
         self._batch = Batch()
         self._fed: _Fed | None = None
-        self._draws: list[Draw] = []
+        self._draws: list[tuple[Draw, Pending | None]] = []
         self._inside: object = None
-        """What tells the forward pass of a wrapped model that goes on, None between them."""
+        """What tells the forward pass of a model that goes on, None between them."""
+        self._num_masks = 0
+        self._parts: dict[int, str] = {}
+        """The modules of that model by id: name and class."""
+        self._bare: WeakMap[nn.Module, tuple[Any, Any]] = WeakMap()
+        """The hooks of models that nothing wraps."""
+        self._seeded: CallSite | None = None
         self._names: WeakMap[nn.Module, tuple[str, tuple[int, ...]]] = WeakMap()
         self._counts: dict[str, int] = {}
         self._last, self._is_fed = "", False
@@ -209,6 +239,9 @@ class StepFeeds(Probe):
             ("_post_forward", self._after_forward),
         ):
             self._patches.wrap(kind, name, around)
+        seeding = self._call_before(self._before_seed)
+        self._patches.wrap_everywhere(torch.random, "manual_seed", seeding)
+        self._subscribe(self._moments.model_started, self._start)
         self._subscribe(self._moments.forward_started, self.enter)
         self._subscribe(self._moments.forward_ended, self.leave)
         self._subscribe(self._moments.before_backward, self._before_backward)
@@ -249,14 +282,47 @@ class StepFeeds(Probe):
 
         return post_forward
 
+    @guarded
+    def _start(self, root: nn.Module) -> None:
+        """Look at some passes of a model that nothing wraps: whose it is, reductions tell."""
+        is_closed = isinstance(root, torch.jit.ScriptModule) or is_compiled(root)
+        if is_closed or root in self._bare or is_wrapped(root):
+            return
+        if any(parameter.requires_grad for parameter in root.parameters()):
+
+            def before(module: nn.Module, args: object, kwargs: object) -> None:
+                self.enter(module, module, (args, kwargs))
+
+            def after(module: nn.Module, _: object, output: object) -> None:
+                self.leave(module, output)
+                self._let_go(module)
+
+            self._bare[root] = (
+                root.register_forward_pre_hook(ModuleHook(before), with_kwargs=True),
+                root.register_forward_hook(ModuleHook(after)),
+            )
+
+    @guarded
+    def _let_go(self, root: nn.Module) -> None:
+        if self._num_passes.get(self._name(root)[0], 0) >= _FIRST:
+            for hook in self._bare.get(root, ()):
+                hook.remove()
+
+    def uninstall(self) -> None:
+        """Take the hooks away again."""
+        for root in list(self._bare):
+            for hook in self._bare[root]:
+                hook.remove()
+        super().uninstall()
+
     def enter(self, forward: object, module: nn.Module, given: object) -> None:
-        """Take note that a wrapped model is given its inputs, unless it is part of another one."""
+        """Take note that a model is given its inputs, unless it is part of another one."""
         if self._inside is None:
             self._inside = forward
             self._enter_forward(module, given)
 
     def leave(self, forward: object, output: object) -> None:
-        """Take note that this forward pass of a wrapped model is over."""
+        """Take note that this forward pass of a model is over."""
         if self._inside is forward:
             self._inside = None
             self._leave_forward(output)
@@ -271,8 +337,11 @@ class StepFeeds(Probe):
     def _enter_forward(self, module: nn.Module, given: object) -> None:
         if not (is_grad_enabled() and module.training and dist.is_initialized()):
             return
-        self._moments.inputs_seen.emit(given)
-        model, self.members = self._name(module)
+        model, members = self._name(module)
+        if module not in self._bare:
+            self._moments.inputs_seen.emit(given)
+            self.members = members
+        self._parts, self._num_masks = {}, 0
         if self._is_fed:
             return  # the pass is known by the model that was fed first
         self._last, self._is_fed = model, True
@@ -283,7 +352,9 @@ class StepFeeds(Probe):
         sizes = tuple(dict.fromkeys(tensor.shape[0] for tensor in tensors))
         begin = self.recorder.num_events
         norms = local_norms(unwrapped(module))
-        self._fed = _Fed(model, self.members, pending, sizes, norms, begin, CallSite(frames))
+        self._fed = _Fed(model, members, pending, sizes, norms, begin, CallSite(frames))
+        parts = unwrapped(module).named_modules()
+        self._parts = {id(p): f"{clean_name(name)} {type(p).__name__}".strip() for name, p in parts}
 
     @staticmethod
     def _read(given: object) -> Pending:
@@ -319,12 +390,28 @@ class StepFeeds(Probe):
         return self._number > 0 and not self.is_off and self._is_due and self._has_room
 
     @property
+    def wants_masks(self) -> bool:
+        """Whether it matters now what is drawn for activations; asked for each that may be."""
+        if self._fed is None or self._inside is None or not self.wants_draws:
+            return False
+        self._num_masks += 1
+        return self._num_masks <= _MOST_DRAWS
+
+    @property
     def _has_room(self) -> bool:
         return len(self._draws) < _MOST_DRAWS
 
-    def add_draw(self, draw: Draw) -> None:
-        """Take note of random numbers that were drawn."""
-        self._draws.append(draw)
+    def name_of(self, module: object) -> str:
+        """Return name and class of a part of the model that is in its forward pass."""
+        return self._parts.get(id(module), "")
+
+    def add_draw(self, draw: Draw, activation: Pending | None = None) -> None:
+        """Take note of random numbers that were drawn, and what for."""
+        self._draws.append((draw, activation))
+
+    @guarded
+    def _before_seed(self, /, *_: object, **__: object) -> None:
+        self._seeded = CallSite(frames_of(sys._getframe(1), self.recorder.main_script))
 
     @property
     def _number(self) -> int:
@@ -350,7 +437,7 @@ class StepFeeds(Probe):
         number = self._number
         if self._is_fed:
             self._is_fed, self._num_passes[self._last] = False, number + 1
-        draws, self._draws = tuple(self._draws), []
+        draws, self._draws = self._draws, []
         if fed is None:
             return
         batch = self._batch
@@ -364,26 +451,23 @@ class StepFeeds(Probe):
             "num_batch": batch.size,
             "num_samples": batch.num_samples,
             "num_local_norms": len(fed.norm_layers),
-            "draws": draws,
+            "seeded": self._seeded,
             "begin": fed.begin,
             "end": self.recorder.num_events,
             "since": batch.since,
             "site": fed.site,
         }
-        self._waiting.append((fed.contents, batch.contents, fed.norms, fields))
+        self._waiting.append(_Waiting(fed.contents, batch.contents, fed.norms, draws, fields))
         self._write()
 
     @guarded
     def _write(self) -> None:
         while self._waiting:
-            inputs, batch, reading, fields = self._waiting[0]
-            found = inputs.take(), [] if batch is None else batch.take()
-            norms = () if reading is None else reading.take()
-            if found[0] is None or found[1] is None or norms is None:
+            fields = self._waiting[0].event_fields()
+            if fields is None:
                 return
             self._waiting.popleft()
-            given, samples = (_digests(each) for each in found if each is not None)
-            self.recorder.event(ModelFed, inputs=given, samples=samples, norms=norms, **fields)
+            self.recorder.event(ModelFed, **fields)
 
 
 def _digests(found: Sequence[Any]) -> tuple[str, ...]:

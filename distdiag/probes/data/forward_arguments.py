@@ -47,6 +47,23 @@ def arguments_of(frame: FrameType | None) -> Iterator[Arguments]:
         frame = frame.f_back
 
 
+def running_module(frame: FrameType | None) -> nn.Module | None:
+    """Return the innermost module that runs, be it one of torch's own."""
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount > 0 and not _ASKING & {*code.co_names}:
+            variables = frame.f_locals
+            found = variables.get(code.co_varnames[0])
+            if type(variables) is dict:  # before Python 3.13 it is a copy
+                variables.clear()
+            if isinstance(found, nn.Module):
+                return found
+        frame = frame.f_back
+    return None
+
+
 def _read(frame: FrameType) -> Arguments | None:
     code, variables = frame.f_code, frame.f_locals
     names = _names_of(code)

@@ -43,6 +43,12 @@ def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
     return dict(module._buffers.items())
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Say whether a module is compiled as a whole."""
+    is_wrapper = type(module).__name__ == "OptimizedModule"
+    return is_wrapper or getattr(module, "_compiled_call_impl", None) is not None
+
+
 # The places in a module for which a checkpoint holds a tensor.
 
 _COUNTER = "num_batches_tracked"  # old checkpoints lack it, and torch itself copes with that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 import xxhash
@@ -17,18 +17,47 @@ from distdiag.events.data import Draw
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import caller, frames_of
 from distdiag.probes.data.feeds import StepFeeds
+from distdiag.probes.data.forward_arguments import running_module
 from distdiag.probes.guard import guard
+from distdiag.probes.tensors.content import Pending, contents
+from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.record.recorder import Recorder
 
 # Not randperm: programs draw one permutation on all ranks, and each takes its part of it.
 _FACTORIES: Final = ("randn", "rand", "randint", "normal")
 _LIKE: Final = ("randn_like", "rand_like", "randint_like", "bernoulli", "multinomial")
+_MASKS: Final = (
+    "dropout",
+    "dropout_",
+    "alpha_dropout",
+    "alpha_dropout_",
+    "feature_dropout",
+    "feature_dropout_",
+    "feature_alpha_dropout",
+    "feature_alpha_dropout_",
+    "native_dropout",
+    "rrelu",
+    "lstm",
+    "gru",
+    "rnn_tanh",
+    "rnn_relu",
+)
+"""What is given activations, and draws for them in training."""
 
 
 class _Here(threading.local):
     """Whether this thread is in a draw."""
 
     is_inside = False
+
+
+class _Before(NamedTuple):
+    """What was there before something may have been drawn for an activation."""
+
+    state: str
+    device: torch.device
+    sizes: tuple[int, ...]
+    activation: Pending
 
 
 class StepDraws(Probe):
@@ -44,6 +73,8 @@ class StepDraws(Probe):
 
     def _install(self) -> None:
         self._patches.wrap_all(torch, dict.fromkeys((*_FACTORIES, *_LIKE), self._wrapper))
+        self._patches.wrap_all(torch, dict.fromkeys(_MASKS, self._masking))
+        self._patches.wrap(torch._C._nn, "scaled_dot_product_attention", self._masking)
 
     def _wrapper(self, original: AnyCallable) -> AnyCallable:
         here = self._here
@@ -65,6 +96,26 @@ class StepDraws(Probe):
 
         return draw
 
+    def _masking(self, original: AnyCallable) -> AnyCallable:
+        here = self._here
+
+        @like(original)
+        def mask(*args: object, **kwargs: object) -> object:
+            is_seen = not (torch.compiler.is_compiling() or self.is_off or here.is_inside)
+            if not is_seen or not self._feeds.wants_masks:
+                return original(*args, **kwargs)
+            before = self._before_mask(args)
+            here.is_inside = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                here.is_inside = False
+            if before is not None:
+                self._note_mask(original.__name__, before, caller())
+            return result
+
+        return mask
+
     @property
     def _is_wanted(self) -> bool:
         is_busy = self.recorder.phase is Phase.DATALOADER  # augmentation is the data's own
@@ -80,10 +131,43 @@ class StepDraws(Probe):
         if not state or not isinstance(result, torch.Tensor) or self.is_off:
             return
         with guard(self.fail):
-            site = CallSite(frames_of(frame, self.recorder.main_script))
-            sizes = tuple(map(int, result.shape))
-            is_inside = self._feeds.is_inside
-            self._feeds.add_draw(Draw(api, sizes, state, is_inside, is_given, site))
+            self._add(api, tuple(map(int, result.shape)), state, is_given, frame)
+
+    def _before_mask(self, args: tuple[Any, ...]) -> _Before | None:
+        """Look at an activation and the generator for its device, unless torch tracks that."""
+        tensor = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if tensor is None or is_dtensor(tensor):
+            return None
+        with guard(self.fail):
+            state = _state((tensor,), {})
+            if state:
+                pending = contents([tensor])
+                pending.guard()
+                return _Before(state, tensor.device, tuple(map(int, tensor.shape)), pending)
+        return None
+
+    def _note_mask(self, api: str, before: _Before, frame: FrameType) -> None:
+        if self.is_off:
+            return
+        with guard(self.fail):
+            # Without training, or with a probability of 0, nothing is drawn.
+            if _state((), {"device": before.device}) != before.state:
+                self._add(api, before.sizes, before.state, False, frame, before.activation)
+
+    def _add(
+        self,
+        api: str,
+        sizes: tuple[int, ...],
+        state: str,
+        is_given: bool,
+        frame: FrameType,
+        activation: Pending | None = None,
+    ) -> None:
+        is_inside = self._feeds.is_inside
+        module = self._feeds.name_of(running_module(frame)) if is_inside else ""
+        site = CallSite(frames_of(frame, self.recorder.main_script))
+        draw = Draw(api, sizes, state, is_inside, is_given, site, module)
+        self._feeds.add_draw(draw, activation)
 
 
 def _state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 from torch import nn
 
 from distdiag.config.placement_rules import matches
-from distdiag.probes.models.modules import clean_name, own_modules, own_parameters
+from distdiag.probes.models.modules import clean_name, is_compiled, own_modules, own_parameters
 
 _CLASSES: Final = re.compile(
     r"Router|Gat(e|ing)(?![a-z])|Top_?[Kk]|MoE|Moe(?![a-z])|MOE|OfExperts|Switch|Sparse"
@@ -30,17 +30,12 @@ def routing_modules(root: nn.Module, named: Sequence[str] = ()) -> Iterator[tupl
     """
     compiled: set[int] = set()
     for name, module in root.named_modules():
-        if id(module) in compiled or _is_compiled(module):
+        if id(module) in compiled or is_compiled(module):
             compiled.update(map(id, module.children()))
         elif (_may_route(module) or is_named(clean_name(name), named)) and not any(
-            map(_is_compiled, module.modules())
+            map(is_compiled, module.modules())
         ):
             yield clean_name(name), module
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    is_wrapper = type(module).__name__ == "OptimizedModule"
-    return is_wrapper or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _may_route(module: nn.Module) -> bool:

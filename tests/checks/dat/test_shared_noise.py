@@ -3,8 +3,8 @@ import pytest
 from distdiag.checks.dat.shared_noise import SharedNoise
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import draw, feeds, model_fed
-from tests.checks.verdicts import findings
+from tests.checks.feeds import draw, mask, model_fed, related
+from tests.checks.streams import plain_site
 
 
 def drawing(number, *draws, **values):
@@ -13,14 +13,14 @@ def drawing(number, *draws, **values):
 
 
 def judged(*passes, **values):
-    return findings(SharedNoise, feeds(*passes, **values))
+    return related(SharedNoise, *passes, **values)
 
 
 def test_noise_from_generators_in_one_state_is_named():
     (finding,) = judged(drawing(1, draw("a")), drawing(2, draw("b")))
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.location.line == 30
-    assert "torch.randn_like of [4, 8] for DDP Net yields the same numbers" in finding.message
+    assert "torch.randn_like of [4, 8] for DDP Net draws the same numbers" in finding.message
 
 
 def test_noise_beside_batches_of_a_data_loader_is_named():
@@ -47,6 +47,54 @@ def test_where_it_may_be_meant_it_is_a_note(values, is_shared_work):
     passes = [drawing(n, draw(str(n), inside=inside), **values) for n in (1, 2)]
     (finding,) = judged(*passes, is_shared_work=is_shared_work)
     assert finding.severity is Severity.INFO
+
+
+def masking(number, state="", activation="", **values):
+    """Both ranks draw a mask; if nothing is told, from one state for activations of their own."""
+    states = [(state or "s {n}").format(n=number, r=rank) for rank in (0, 1)]
+    given = [(activation or "a {n} {r}").format(n=number, r=rank) for rank in (0, 1)]
+    return [
+        model_fed(rank, number, draws=(mask(states[rank], given[rank]),), **values)
+        for rank in (0, 1)
+    ]
+
+
+def test_dropout_with_one_mask_for_different_samples_is_named_with_its_module_and_the_seed():
+    seeded = plain_site(3)
+    (finding,) = judged(*[masking(n, seeded=seeded) for n in (1, 2)])
+    assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
+    assert finding.message.startswith(
+        "torch.dropout of [4, 8] in drop Dropout of DDP Net draws the same numbers on ranks 0-1, "
+        "whose activations differ, in 2 steps"
+    )
+    assert "drop" in finding.subjects
+    assert any("torch.manual_seed was called last by" in e.summary for e in finding.evidence)
+
+
+def test_dropout_is_named_although_ranks_exchange_activations():
+    (finding,) = judged(*[masking(n) for n in (1, 2)], is_shared_work=True)
+    assert finding.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        [masking(n, "s {n} {r}") for n in (1, 2)],
+        [masking(n, activation="a {n}") for n in (1, 2)],
+        [masking(n, inputs=("same",)) for n in (1, 2)],
+        [masking(n, "always the same") for n in (1, 2)],
+        [masking(1)],
+    ],
+    ids=[
+        "seeded by rank",
+        "replicated activations",
+        "shares of one batch, as columns",
+        "one mask for all steps",
+        "once by chance",
+    ],
+)
+def test_dropout_of_right_programs_is_silent(passes):
+    assert not judged(*passes)
 
 
 @pytest.mark.parametrize(

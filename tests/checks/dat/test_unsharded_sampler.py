@@ -3,8 +3,7 @@ import pytest
 from distdiag.checks.dat.unsharded_sampler import UnshardedSampler
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from tests.checks.feeds import feeds, model_fed
-from tests.checks.verdicts import findings
+from tests.checks.feeds import model_fed, related
 
 
 def same(number, **values):
@@ -20,7 +19,7 @@ def same(number, **values):
 
 
 def judged(*passes, **values):
-    return findings(UnshardedSampler, feeds(*passes, **values))
+    return related(UnshardedSampler, *passes, **values)
 
 
 def test_ranks_that_are_given_the_same_are_named():

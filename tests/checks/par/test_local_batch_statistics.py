@@ -6,8 +6,7 @@ from distdiag.checks.par.local_batch_statistics import LocalBatchStatistics
 from distdiag.events.data import NormStatistics
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
-from distdiag.views.data import NormalisedFeeds
-from tests.checks.feeds import feeds, model_fed
+from tests.checks.feeds import model_fed, normalised_feeds
 from tests.checks.verdicts import findings
 
 
@@ -21,7 +20,7 @@ def given(norms, num_passes=6, *, shared=False, **values):
         [model_fed(r, n, num_local_norms=3, norms=(norms(),), **values) for r in (0, 1)]
         for n in range(num_passes)
     ]
-    shown = feeds(*passes, is_shared_work=shared, kind=NormalisedFeeds)
+    shown = normalised_feeds(*passes, is_shared_work=shared)
     return findings(LocalBatchStatistics, shown)
 
 

@@ -1,0 +1,198 @@
+"""What ranks should share: the table of relations, and the views that its checks are shown.
+
+A row of the table is an item that each rank has, a column an axis along which work is divided. A
+comparison over ranks is a cell of it, so that no check has its own idea of who belongs together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from distdiag.events.data import Draw, ModelFed
+from distdiag.events.ranks import RankSet
+from distdiag.views.base import View
+
+
+class Item(StrEnum):
+    """What each rank has, and ranks can be compared by."""
+
+    INPUT = "what the outermost model is given"
+    MASK = "random numbers for activations in a forward pass"
+    PARAMETER = "parameters and buffers"
+    RATE = "learning rates and step counters of an optimizer"
+    SAMPLES = "the samples of a pass over a data set"
+
+
+class Axis(StrEnum):
+    """How the work is divided among ranks."""
+
+    DATA = "data-parallel"
+    TENSOR = "tensor-parallel"
+    SEQUENCE = "sequence-parallel"
+    EXPERT = "expert-parallel"
+
+
+class Relation(StrEnum):
+    """How what one rank has is related to what the others have."""
+
+    EQUAL = "the same on all of them"
+    DIFFERENT = "different on each of them"
+    PARTS = "parts of one whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Exception_:
+    """When ranks may be related in another way: `reason` ends ``it may be meant, since …``."""
+
+    reason: str
+    is_right: bool = False
+    """Whether nothing is wrong then; else it is only not known."""
+
+
+ONE_BATCH: Final = Exception_("one batch comes again and again, as to memorise it", is_right=True)
+FEW_PASSES: Final = Exception_("too few batches were seen to rule out chance", is_right=True)
+NO_ROWS: Final = Exception_("it is no batch of samples", is_right=True)
+SHARED_WORK: Final = Exception_("they exchange activations or rewards, too")
+IN_ORDER: Final = Exception_("they are read in the order of the data set, as in a trial")
+DRAWN: Final = Exception_("the program draws them itself, as in a trial")
+DIVIDED_LATER: Final = Exception_("they may be samples that are divided among the ranks later")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What ranks along an axis should share of an item, why, and the exceptions that are known."""
+
+    relation: Relation
+    reason: str
+    exceptions: frozenset[Exception_] = frozenset()
+
+
+TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
+    (Item.INPUT, Axis.DATA): Cell(
+        Relation.DIFFERENT,
+        "the average of equal gradients is one of them, so the other ranks add nothing",
+        frozenset({ONE_BATCH, FEW_PASSES, NO_ROWS, SHARED_WORK, IN_ORDER, DRAWN}),
+    ),
+    (Item.INPUT, Axis.TENSOR): Cell(
+        Relation.EQUAL, "each rank computes its share of one result for one batch"
+    ),
+    (Item.INPUT, Axis.SEQUENCE): Cell(
+        Relation.PARTS, "each rank has its piece of every sequence of one batch"
+    ),
+    (Item.INPUT, Axis.EXPERT): Cell(
+        Relation.DIFFERENT, "ranks that exchange tokens are data-parallel for all other layers"
+    ),
+    (Item.MASK, Axis.DATA): Cell(
+        Relation.DIFFERENT,
+        "a step averages over as many masks as samples only if each sample has one of its own",
+        frozenset({SHARED_WORK, DIVIDED_LATER}),
+    ),
+    (Item.MASK, Axis.SEQUENCE): Cell(
+        Relation.DIFFERENT, "the parts of a sequence would have one mask, again and again"
+    ),
+    (Item.MASK, Axis.TENSOR): Cell(
+        Relation.EQUAL, "ranks that hold the same activations would go on with different ones"
+    ),
+    (Item.MASK, Axis.EXPERT): Cell(
+        Relation.DIFFERENT, "ranks that exchange tokens are data-parallel for all other layers"
+    ),
+    (Item.PARAMETER, Axis.DATA): Cell(
+        Relation.EQUAL, "gradients are averaged over copies of one model"
+    ),
+    (Item.RATE, Axis.DATA): Cell(Relation.EQUAL, "equal gradients have to make equal updates"),
+    (Item.RATE, Axis.TENSOR): Cell(
+        Relation.EQUAL, "the shards of one model have to move at one speed"
+    ),
+    (Item.SAMPLES, Axis.DATA): Cell(
+        Relation.DIFFERENT, "an epoch is to see each sample once", frozenset({IN_ORDER})
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RelationView(View):
+    """An item side by side over ranks along an axis, for several backward passes of a model.
+
+    `known_by` says how the axis is known. `exceptions` are those of the cell that hold here.
+    """
+
+    item: Item
+    axis: Axis
+    known_by: str
+    model: str
+    ranks: RankSet
+    passes: tuple[Mapping[int, ModelFed], ...]
+    exceptions: tuple[Exception_, ...] = ()
+
+    @property
+    def supersedes(self) -> Hashable:
+        """More passes replace fewer."""
+        return (type(self), self.item, self.model, self.ranks)
+
+    @property
+    def cell(self) -> Cell:
+        """What the table says of the item."""
+        return TABLE[self.item, self.axis]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether an exception says that nothing is wrong."""
+        return any(each.is_right for each in self.exceptions)
+
+    @property
+    def doubt(self) -> str:
+        """Why it may be meant, as the end of a message; empty if nothing says so."""
+        reasons = " and ".join(e.reason for e in self.exceptions if not e.is_right)
+        return f"; it may be meant, since {reasons}" if reasons else ""
+
+
+class SampledInputs(RelationView):
+    """What a model is given, where a loader has fetched it by indices."""
+
+    __slots__ = ()
+
+
+class OtherInputs(RelationView):
+    """What a model is given, where indices are not known: streams, and what scripts make."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MaskView(RelationView):
+    """Random numbers that are drawn in forward passes.
+
+    `draws` are for each pass those that belong together, by rank.
+    """
+
+    draws: tuple[Mapping[int, Draw], ...] = ()
+
+
+def equal_ranks(values: Mapping[int, Hashable]) -> RankSet:
+    """Return the ranks that have the same as another one."""
+    groups: dict[Hashable, list[int]] = {}
+    for rank, value in values.items():
+        groups.setdefault(value, []).append(rank)
+    return RankSet(rank for group in groups.values() if len(group) > 1 for rank in group)
+
+
+def are_different(values: Iterable[Hashable]) -> bool:
+    """Say whether no two are the same."""
+    listed = list(values)
+    return len(set(listed)) == len(listed)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalisedFeeds(View):
+    """What ranks were given whose model normalises by the statistics of one rank's batch.
+
+    `is_shared_work`: some ranks exchange more than gradients and parameters.
+    """
+
+    model: str
+    ranks: RankSet
+    passes: tuple[Mapping[int, ModelFed], ...]
+    is_shared_work: bool
