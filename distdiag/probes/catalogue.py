@@ -146,11 +146,14 @@ def _loss_weights(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
 def _gradients(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
     from distdiag.probes.gradients import sums
 
+    # By name: what knows libraries stands above the probes.
+    deepspeed = importlib.import_module("distdiag.frameworks.deepspeed")
     return sums.GradientSumProbe(
         wiring.recorder,
         wiring.signals.pick(sums.Moments),
         wiring.models.roots,
         snapshots.name_of,
+        [deepspeed.kept_by_deepspeed],
     )
 
 

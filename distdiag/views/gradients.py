@@ -177,17 +177,17 @@ def divisors(
 
 
 def _divisor(members: Ranks, own: GradientSum, gradients: Sequence[GradientSum]) -> float | None:
-    figures = [(each.given, each.norm, each.applied) for each in gradients]
+    figures = [(each.given, each.norm, each.found) for each in gradients]
     if not all(math.isfinite(value) for each in figures for value in each):
         return None
-    if any(each.left != 0 for each in gradients):
+    if any(each.has_left for each in gradients):
         return None
     given = sum(each.given for each in gradients)
-    applied = own.applied
+    applied = own.found
     if own.members:
         if tuple(sorted(own.members)) != members or not own.num_copies:
             return None
-        applied = sum(each.applied for each in gradients) / own.num_copies
+        applied = sum(each.found for each in gradients) / own.num_copies
     if abs(given) < _WEAK * math.hypot(*(each.norm for each in gradients)):
         return None
     return given / applied if applied else math.inf

@@ -232,13 +232,13 @@ def _is_own(sample: GradientSample, group: Ranks, name: str, shards: set[str]) -
         if combined is None or set(combined.members) & set(group) != {rank}:
             return None
         values = list(divisors(sample, rank, combined.members, [name]))
-        if combined.members == (rank,) and own.applied and not own.left:
-            values = [own.given / own.applied]
+        if combined.members == (rank,) and own.found and not own.has_left:
+            values = [own.given / own.found]
         if not values:
             return None
         if abs(values[0] - combined.divisor) > TOLERANCE * combined.divisor:
             return False
-    applied = [each.applied for each in found]
+    applied = [each.found for each in found]
     return max(applied) - min(applied) > _APART * max(map(abs, applied))
 
 
@@ -344,5 +344,5 @@ def _applied(view: GradientView, found: PartGradients) -> Iterator[Evidence]:
         yield Evidence(
             ranks=RankSet([rank]),
             summary=f"{own.name}: the backward pass gave a gradient whose weighted sum is "
-            f"{own.given:.4g}, the optimizer found {own.applied:.4g}",
+            f"{own.given:.4g}, the optimizer found {own.found:.4g}",
         )

@@ -1,6 +1,7 @@
 """Puts gradients of all ranks side by side, with the exchanges that their autograd nodes made."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
@@ -8,12 +9,22 @@ from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.gradients import GradientSums
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.models import ModelPlan, ReplicaEvidence
+from distdiag.events.models import ModelPlan, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
+from distdiag.views.contributions import (
+    Contribution,
+    ContributionView,
+    contributions_of,
+    copies_in,
+    is_left_over,
+)
 from distdiag.views.gradients import GradientSample, GradientView, Ranks
 
 _NO_EXCHANGE: Final = NothingThere("experts", "no gradient was seen that passes an all-to-all")
+_NO_GRADIENT: Final = NothingThere(
+    "gradients", "no parameters were trained by several ranks, each with a gradient of its own"
+)
 _MOST_SAMPLES: Final = 8
 _MOST_OPEN: Final = 32
 _MOST_CALLS: Final = 4096
@@ -30,32 +41,52 @@ class _Told(NamedTuple):
     gathers: tuple[Ranks, ...]
 
 
+@dataclass(slots=True)
+class _Model:
+    """What is known of one model."""
+
+    samples: tuple[GradientSample, ...] = ()
+    found: list[Contribution] = field(default_factory=list)
+    stale: set[int] = field(default_factory=set)
+    plans: dict[str, TensorPlan] = field(default_factory=dict)
+
+
 class GradientAligner(Aligner):
     """Sums over gradients; a step is shown when those of all ranks are there."""
 
     needs = (GradientSums, Collective, ModelPlan, ProbeDisabled)
-    builds = (GradientView,)
+    builds = (GradientView, ContributionView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._world = frozenset(job.world)
         self._calls: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}
         self._gathers: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}
-        self._placed: dict[str, set[str]] = {}
         self._groups: set[Ranks] = set()
         self._open: dict[tuple[str, int], dict[int, _Told]] = {}
-        self._samples: dict[str, tuple[GradientSample, ...]] = {}
+        self._models: dict[str, _Model] = {}
         self._has_exchanged = False
         self._blind: set[int] = set()
+        self._unread: set[str] = set()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say whether no gradient was seen behind an all-to-all, or not all."""
         if self.job.only_start:
-            return {GradientView: LIGHT}
+            return dict.fromkeys(self.builds, LIGHT)
+        if self._blind or self._unread:
+            whose = " and ".join([*sorted(self._unread), *self._blind_ranks()])
+            why = NotObserved(f"the gradients of {whose} are not observed wholly")
+            return dict.fromkeys(self.builds, why)
+        gaps: dict[type[View | Event], Gap] = {}
+        if not self._has_exchanged:
+            gaps[GradientView] = _NO_EXCHANGE
+        if not any(model.found for model in self._models.values()):
+            gaps[ContributionView] = _NO_GRADIENT
+        return gaps
+
+    def _blind_ranks(self) -> Iterator[str]:
         if self._blind:
-            why = f"the gradients of {RankSet(self._blind).phrase()} are not observed wholly"
-            return {GradientView: NotObserved(why)}
-        return {} if self._has_exchanged else {GradientView: _NO_EXCHANGE}
+            yield RankSet(self._blind).phrase()
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
@@ -65,8 +96,11 @@ class GradientAligner(Aligner):
             case ProbeDisabled(probe="gradient-sums"):
                 self._blind.add(event.rank)
             case ModelPlan():
-                names = {plan.name for plan in event.tensors if plan.evidence not in _UNPLACED}
-                self._placed.setdefault(event.model, set()).update(names)
+                plans = self._models.setdefault(event.model, _Model()).plans
+                for plan in event.tensors:
+                    known = plans.setdefault(plan.name, plan)
+                    if known.evidence in _UNPLACED:
+                        plans[plan.name] = plan
             case GradientSums():
                 yield from self._add(event)
 
@@ -86,32 +120,57 @@ class GradientAligner(Aligner):
             for calls in (self._calls, self._gathers)
         )
         self._has_exchanged = self._has_exchanged or any(exchanges)
+        self._unread |= {event.unread} - {""}
         by_rank = self._open.setdefault(key, {})
         by_rank[event.rank] = _Told(event, exchanges, gathers)
         if by_rank.keys() >= self._world:
-            yield self._view(event.model, event.step)
+            yield from self._views(event.model, event.step)
         while len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
 
-    def _view(self, model: str, step: int) -> GradientView:
-        found = self._open.pop((model, step))
+    def _views(self, model: str, step: int) -> Iterator[View]:
+        seen = self._open.pop((model, step))
+        known = self._models.setdefault(model, _Model())
+        by_rank = {rank: each.event for rank, each in sorted(seen.items())}
         sample = GradientSample(
             step,
-            {rank: seen.event for rank, seen in sorted(found.items())},
-            {rank: seen.exchanges for rank, seen in found.items()},
+            by_rank,
+            {rank: each.exchanges for rank, each in seen.items()},
             frozenset(self._groups),
-            {rank: seen.gathers for rank, seen in found.items()},
+            {rank: each.gathers for rank, each in seen.items()},
         )
-        # The first samples are kept: those that come later are few.
-        self._samples[model] = samples = (*self._samples.get(model, ()), sample)[:_MOST_SAMPLES]
-        ranks = RankSet(rank for each in samples for rank in each.by_rank)
-        placed = frozenset(self._placed.get(model, ()))
-        return GradientView(model, ranks, samples, placed)
+        if len(known.samples) < _MOST_SAMPLES:  # the first ones: those that come later are few
+            before = known.samples[-1] if known.samples else None
+            if before is not None and before.step == step - 1:
+                if is_left_over(before.by_rank, by_rank):
+                    known.stale.add(step)
+            known.samples += (sample,)
+            known.found += contributions_of(step, by_rank)
+        yield self._gradients(model, known)
+        if known.found:
+            yield self._contributions(model, known)
+
+    def _gradients(self, model: str, known: _Model) -> GradientView:
+        ranks = RankSet(rank for each in known.samples for rank in each.by_rank)
+        placed = {name for name, plan in known.plans.items() if plan.evidence not in _UNPLACED}
+        return GradientView(model, ranks, known.samples, frozenset(placed))
+
+    def _contributions(self, model: str, known: _Model) -> ContributionView:
+        events = known.samples[0].by_rank
+        return ContributionView(
+            model,
+            RankSet(rank for each in known.samples for rank in each.by_rank),
+            tuple(known.found),
+            events,
+            copies_in(events),
+            dict(known.plans),
+            frozenset(known.stale),
+        )
 
     def end(self) -> Iterator[View]:
         """Show what not all ranks have reached."""
         for model, step in list(self._open):
-            yield self._view(model, step)
+            yield from self._views(model, step)
 
 
 def _keep(calls: dict[int, Ranks], call: Collective) -> None:

@@ -1,12 +1,17 @@
-"""Finds, in the graph of a loss, the nodes that may send gradients to other ranks."""
+"""Finds, in the graph of a loss, nodes that may send gradients to other ranks, and reads them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
+from distdiag.events.gradients import AutogradNode, Flow
+from distdiag.probes.guard import guard
+from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.untyped import Untyped
+from distdiag.record.recorder import Recorder
 
 _MOST_NODES: Final = 30_000
 _MOST_BELOW: Final = 1_500
@@ -87,3 +92,133 @@ def _descend(way: Way, first: list[Any], places: dict[Any, int], most: int) -> N
             fresh = {child for child, _ in node.next_functions if child is not None} - seen
             seen |= fresh
             waiting += fresh
+
+
+# Reads how large a gradient is before and after it was sent to other ranks.
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+class _Amount(NamedTuple):
+    num_elements: int
+    total: torch.Tensor
+    norm: torch.Tensor
+
+
+class ExchangeReading:
+    """The nodes of one backward pass, and what is found out while it runs.
+
+    A hook that the program has put on the tensor that goes in or comes out runs between two nodes,
+    so the gradient is read as the node before has left it and as the node after has got it.
+    """
+
+    def __init__(
+        self, ways: Sequence[Way], recorder: Recorder, fail: Callable[[Exception], None]
+    ) -> None:
+        """Watch these nodes until `end`."""
+        self._recorder = recorder
+        self._fail = fail
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        self._amounts: dict[tuple[int, str], _Amount] = {}
+        self._ways = list(ways)
+        self._names = ["" if way.node is None else way.node.name() for way in ways]
+        self._handles: list[Any] = []
+        for place, way in enumerate(ways):
+            if way.node is not None:
+                self._handles += self._watch(place, way)
+
+    def _watch(self, place: int, way: Way) -> list[Any]:
+        handles = [
+            way.node.register_prehook(self._guarded(self._enter, place)),
+            way.node.register_hook(self._guarded(self._leave, place)),
+        ]
+        if way.above is not None:
+            node, index = way.above
+            handles.append(node.register_hook(self._guarded(self._give, place, index)))
+        if way.next is not None:
+            node, index = way.next
+            handles.append(node.register_prehook(self._guarded(self._get, place, index)))
+        return handles
+
+    def _guarded(self, method: Callable[..., None], *fixed: int) -> Callable[..., None]:
+        def hook(*gradients: object) -> None:
+            if not self._handles or torch.compiler.is_compiling():
+                return
+            with guard(self._fail):
+                method(*fixed, *gradients)
+
+        return hook
+
+    def _enter(self, place: int, _: Gradients) -> None:
+        self._first[place] = self._recorder.num_events
+
+    def _leave(self, place: int, passed: Gradients, given: Gradients) -> None:
+        first, last = self._first.get(place, 0), self._recorder.num_events
+        self._last[place] = last
+        before, after = _tensors(given), _tensors(passed)
+        is_plain = len(before) == len(after) == 1 and before[0].numel() == after[0].numel()
+        if last > first or is_plain:
+            self._note(place, "given", before)
+            self._note(place, "passed", after)
+
+    def _give(self, place: int, index: int, passed: Gradients, _: Gradients) -> None:
+        self._note(place, "above", _tensors(passed[index : index + 1]))
+
+    def _get(self, place: int, index: int, given: Gradients) -> None:
+        self._note(place, "next", _tensors(given[index : index + 1]))
+
+    def _note(self, place: int, side: str, tensors: list[torch.Tensor]) -> None:
+        if not tensors or not all(map(is_readable, tensors)):
+            return
+        norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in tensors]
+        totals = [each.sum(dtype=torch.float64) for each in tensors]
+        number = sum(each.numel() for each in tensors)
+        norm = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum().sqrt()
+        self._amounts[place, side] = _Amount(number, torch.stack(totals).sum(), norm)
+
+    def end(self) -> None:
+        """Leave the graph."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        for way in self._ways:
+            way.node = way.above = way.next = None
+
+    def vectors(self) -> list[torch.Tensor]:
+        """Return what is to be read, in an order of its own."""
+        return [torch.stack(amount[1:]) for amount in self._amounts.values()]
+
+    def nodes(
+        self, values: Sequence[tuple[float, ...]], names: dict[int, str]
+    ) -> tuple[AutogradNode, ...]:
+        """Return what was found; `names` are those of the leaves, by their ids."""
+        flows = {
+            key: Flow(amount.num_elements, *value)
+            for (key, amount), value in zip(self._amounts.items(), values, strict=True)
+        }
+        return tuple(
+            AutogradNode(
+                name=self._names[place],
+                calls=(self._first.get(place, 0), self._last.get(place, 0)),
+                given=_flow(flows, place, "above", "given"),
+                passed=_flow(flows, place, "next", "passed"),
+                parameters=tuple(
+                    sorted(names[id(leaf)] for leaf in way.leaves if id(leaf) in names)
+                ),
+                below=tuple(way.below),
+                is_bounded=way.is_bounded,
+            )
+            for place, way in enumerate(self._ways)
+        )
+
+
+def _tensors(gradients: Gradients) -> list[torch.Tensor]:
+    return [each for each in gradients if isinstance(each, torch.Tensor)]
+
+
+def _flow(flows: dict[tuple[int, str], Flow], place: int, beside: str, own: str) -> Flow:
+    """Return what the neighbour knows, if it is of the same size, since hooks are in between."""
+    mine = flows.get((place, own), Flow(0, math.nan, math.nan))
+    other = flows.get((place, beside), mine)
+    return other if other.num_elements == mine.num_elements else mine

@@ -1,0 +1,172 @@
+"""SHD021: a step applies a sum to which some passes or ranks contribute otherwise than others."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.replicas import first_and_more
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.contributions import FEWEST, LEFT, Contribution, ContributionView
+
+FEWEST_STEPS: Final = 2
+"""What a single step shows may be its own, such as a batch that was skipped."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPasses:
+    """Which passes are summed over ranks, and which are applied by the rank alone that ran them."""
+
+    summed: tuple[int, ...]
+    own: tuple[int, ...]
+
+
+def mixed_passes(found: Contribution) -> MixedPasses | None:
+    """Return how the passes of a step were treated if some were summed and others were not."""
+    summed, own = [], []
+    for number in range(found.num_passes):
+        sources = [each for each in found.vector if each.number == number]
+        others = [each for each in sources if not set(each.ranks) & set(found.ranks)]
+        mine = [each for each in sources if each not in others]
+        if not others or not mine or all(map(found.is_nothing, mine)):
+            continue
+        are_used = {not found.is_nothing(each) for each in others}
+        if len(are_used) == 1:
+            (summed if are_used.pop() else own).append(number)
+    return MixedPasses(tuple(summed), tuple(own)) if summed and own else None
+
+
+def missing_ranks(found: Contribution) -> tuple[int, ...]:
+    """Return the ranks that apply a sum to which they gave nothing, though they had a gradient."""
+    used = {r for s in found.vector if not found.is_nothing(s) for r in s.ranks}
+    given = {r for s in found.vector if s.number != LEFT for r in s.ranks}
+    return tuple(sorted((given & set(found.ranks)) - used)) if used else ()
+
+
+class PartlyReducedGradient(Check[ContributionView]):
+    """A step applies gradients of which only a part is summed over the ranks.
+
+    ## What you see
+    Each rank adds passes of its own to the sum of all ranks, or a rank's work is thrown away. The
+    copies drift apart, or a part of each batch is not trained on; the loss looks plausible.
+
+    ## Example
+        for number, batch in enumerate(batches):
+            # wrong: the first pass is reduced, those up to the step are not
+            is_last = number % accumulation == 0
+            # right
+            is_last = (number + 1) % accumulation == 0
+            with nullcontext() if is_last else model.no_sync():
+                loss_of(model, batch).backward()
+            if (number + 1) % accumulation == 0:
+                optimizer.step()
+
+    ## How to fix
+    Reduce in the last backward pass before the step, over all ranks: it takes along what the
+    passes before it have accumulated. DDP decides so in the forward pass.
+
+    Changes: The gradient of every copy: it becomes the mean over all passes of all ranks.
+
+    Leaves: The copies that differ already since earlier steps.
+
+    ## When it is not a defect
+    The ranks are meant to add something of their own to a gradient that they share.
+
+    If so, add `ignore = ["SHD021"]` to `distdiag.toml`. Steps whose passes are all each rank's
+    own, as those of local SGD, are not meant here.
+
+    ## References
+    - https://github.com/modelscope/FunASR/issues/3472
+    - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+
+    code = "SHD021"
+    name = "partly-reduced-gradient"
+    severity = Severity.ERROR
+
+    def check(self, view: ContributionView) -> Iterator[Finding]:
+        """Judge what all sampled steps show alike."""
+        mixed = [(each, mixed_passes(each)) for each in view.found]
+        shown = [(each, passes) for each, passes in mixed if passes is not None]
+        if len({each.step for each, _ in shown}) >= FEWEST_STEPS:
+            yield from self._mixed(view, shown)
+        lacking = [each for each in view.found if missing_ranks(each)]
+        steps = {each.step for each in lacking}
+        if len(steps) >= FEWEST_STEPS and steps == {each.step for each in view.found}:
+            yield self._missing(view, lacking)
+
+    def _mixed(
+        self, view: ContributionView, shown: Sequence[tuple[Contribution, MixedPasses]]
+    ) -> Iterator[Finding]:
+        first, passes = shown[0]
+        names = [name for name in first.names if name in view.copies]
+        if len(names) < FEWEST:
+            return
+        ranks = RankSet(rank for each, _ in shown for rank in each.ranks)
+        yield self.finding(
+            f"the gradient of {first_and_more(names)} of {view.model} that step {first.step} "
+            f"applies is only partly reduced over {RankSet(first.holders).phrase()}: "
+            f"{_passes(passes.own, first)} gave is each rank's own, and was added to the sum of "
+            f"{_passes(passes.summed, first)} gave on all of them",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(view.site.frames),
+            subjects=tuple(names),
+            evidence=tuple(
+                Evidence(ranks=RankSet(each.ranks), summary=in_words(each))
+                for each, _ in shown
+                if each.step == first.step
+            ),
+        )
+
+    def _missing(self, view: ContributionView, lacking: Sequence[Contribution]) -> Finding:
+        first = lacking[0]
+        missing = RankSet(rank for each in lacking for rank in missing_ranks(each))
+        return self.finding(
+            f"what {missing.phrase()} gave for the gradient of {first_and_more(first.names)} of "
+            f"{view.model} is not in the sum that {RankSet(first.ranks).phrase()} apply at step "
+            f"{first.step}",
+            ranks=missing,
+            step=first.step,
+            location=user_location(view.site.frames),
+            subjects=first.names,
+            severity=Severity.WARNING,
+            grade=Grade.LIKELY,
+            confidence=0.85,
+            evidence=tuple(
+                Evidence(ranks=RankSet(each.ranks), summary=in_words(each)) for each in lacking[:2]
+            ),
+            fix="Reduce the gradients over all ranks that ran a backward pass for this step.",
+            fix_changes="The gradient: the batches of all ranks count.",
+        )
+
+
+_MOST_TOLD_APART: Final = 8
+_FIRST: Final = 4
+
+
+def _passes(numbers: Sequence[int], found: Contribution) -> str:
+    """Name passes by their numbers from 1 on; those between many are one."""
+    if found.num_passes >= _MOST_TOLD_APART:
+        return "what the first backward passes" if min(numbers) < _FIRST else "what later ones"
+    listed = RankSet(number + 1 for number in numbers)
+    word = "pass" if len(numbers) == 1 else "passes"
+    return f"what backward {word} {listed} of {found.num_passes}"
+
+
+def in_words(found: Contribution) -> str:
+    """Say what is applied, as a sum of what was given."""
+    by_value: dict[str, list[str]] = {}
+    for source, value in found.vector.items():
+        if found.is_nothing(source):
+            continue
+        whose = RankSet(source.ranks).phrase()
+        if source.number == LEFT:
+            whose = "the gradient that was there before"
+        elif source.number >= 0 and found.num_passes > 1:
+            whose += f" in pass {source.number + 1}"
+        by_value.setdefault(f"{value:.3g}", []).append(whose)
+    parts = [f"{value} x ({' + '.join(whose)})" for value, whose in by_value.items()]
+    return f"step {found.step} applies {' + '.join(parts)}, measured on {len(found.names)} tensors"

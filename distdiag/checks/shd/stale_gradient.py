@@ -1,0 +1,78 @@
+"""SHD022: a step applies the gradient of an earlier step once more."""
+
+from collections.abc import Iterator
+
+from distdiag.checks.base import Check
+from distdiag.checks.shared.replicas import first_and_more
+from distdiag.checks.shd.partly_reduced_gradient import FEWEST_STEPS, in_words
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.contributions import LEFT, Contribution, ContributionView
+
+
+def applies_stale(view: ContributionView, found: Contribution) -> bool:
+    """Say whether a step applies what the step before has applied already."""
+    left = [source for source in found.vector if source.number == LEFT]
+    return found.step in view.stale and any(not found.is_nothing(each) for each in left)
+
+
+class StaleGradient(Check[ContributionView]):
+    """A step applies the gradient of an earlier step once more.
+
+    ## What you see
+    Gradients add up over steps: the first steps look right, then the updates grow and point to
+    where earlier batches pointed. The loss falls more slowly, or not at all.
+
+    ## Example
+        for batch in batches:
+            loss_of(model, batch).backward()
+            optimizer.step()
+            # right: this line; wrong: without it
+            optimizer.zero_grad()
+
+    ## How to fix
+    Clear the gradients of all parameters once after each step, those of the copy in lower
+    precision too.
+
+    Changes: The gradient of every step but the first: it becomes that of its own batch.
+
+    Leaves: The accumulation over several passes before one step.
+
+    ## When it is not a defect
+    The program means to add up the gradients of several steps.
+
+    If so, add `ignore = ["SHD022"]` to `distdiag.toml`.
+
+    ## References
+    - https://github.com/deepspeedai/DeepSpeed/issues/7839
+    - https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
+    """
+
+    code = "SHD022"
+    name = "stale-gradient"
+    severity = Severity.ERROR
+
+    def check(self, view: ContributionView) -> Iterator[Finding]:
+        """Judge steps before which a gradient was left."""
+        found = [each for each in view.found if applies_stale(view, each)]
+        if len({each.step for each in found}) < FEWEST_STEPS:
+            return
+        first = found[0]
+        ranks = RankSet(rank for each in found for rank in each.ranks)
+        yield self.finding(
+            f"step {first.step} applies the gradient of {first_and_more(first.names)} of "
+            f"{view.model} that step {first.step - 1} has applied already, together with that of "
+            "its own passes: it was not cleared in between",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(view.site.frames),
+            subjects=first.names,
+            grade=Grade.LIKELY,
+            confidence=0.9,
+            evidence=tuple(
+                Evidence(ranks=RankSet(each.ranks), summary=in_words(each))
+                for each in found
+                if each.step == first.step
+            ),
+        )
