@@ -6,9 +6,11 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,11 +18,19 @@ import xxhash
 from torch import nn
 
 from distdiag.events.base import CallSite
-from distdiag.events.checkpoints import StateEntry, StateRestored, StateSaved
+from distdiag.events.checkpoints import (
+    SavedWeight,
+    StateEntry,
+    StateRestored,
+    StateSaved,
+    WeightsSaved,
+)
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of, is_own_file
 from distdiag.probes.guard import guard, guarded
-from distdiag.probes.tensors.content import contents
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensors.bytes import is_readable, sample
+from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -48,6 +58,7 @@ class RankStates(Probe):
         self._call = _Call()
         self._saved: dict[str, dict[str, StateEntry]] = {}
         self._counts: dict[tuple[int, ...], int] = {}
+        self._reading: deque[tuple[dict[str, Any], Sequence[_Weight], Pending]] = deque()
 
     def _install(self) -> None:
         from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -72,8 +83,25 @@ class RankStates(Probe):
                 return original(*args, **kwargs)
             finally:
                 call.now = None
+                self.flush()
 
         return save
+
+    @guarded
+    def flush(self) -> None:
+        """Write down what has been read of weights by now."""
+        while self._reading:
+            fields, weights, pending = self._reading[0]
+            found = pending.take()
+            if found is None:
+                return  # a device still reads
+            self._reading.popleft()
+            saved = tuple(
+                SavedWeight(key, shape, content.digest)
+                for (key, shape, _), content in zip(weights, found, strict=True)
+                if content is not None
+            )
+            self.recorder.event(WeightsSaved, weights=saved, **fields)
 
     def _described(
         self, kwargs: dict[str, Any], frame: FrameType | None
@@ -110,16 +138,20 @@ class RankStates(Probe):
         number = self._counts[members] = self._counts.get(members, 0) + 1
         if place:
             self._saved[place] = {entry.key: entry for entry in entries}
+        fields = {
+            "number": number,
+            "members": members,
+            "checkpoint": place,
+            "site": CallSite(frames_of(frame, self.recorder.main_script)),
+        }
         if entries:
-            site = CallSite(frames_of(frame, self.recorder.main_script))
-            self.recorder.event(
-                StateSaved,
-                number=number,
-                members=members,
-                checkpoint=place,
-                entries=entries,
-                site=site,
-            )
+            self.recorder.event(StateSaved, entries=entries, **fields)
+        weights = list(islice(_weights(states), _MOST_ENTRIES))
+        if weights and len(members) > 1:
+            with out_of_sight():
+                pending = contents([sample(each.tensor.detach()) for each in weights])
+            pending.guard()
+            self._reading.append((fields, weights, pending))
 
     # Loading
 
@@ -157,6 +189,21 @@ class RankStates(Probe):
         if changed:
             site = CallSite(frames_of(frame, self.recorder.main_script))
             self.recorder.event(StateRestored, checkpoint=place, entries=tuple(changed), site=site)
+
+
+class _Weight(NamedTuple):
+    key: str
+    shape: tuple[int, ...]
+    tensor: torch.Tensor
+
+
+def _weights(states: Mapping[str, Any]) -> Iterator[_Weight]:
+    """Yield plain tensors of floating-point numbers, which every rank has whole."""
+    for key, value in _leaves(states, "", _DEEPEST):
+        if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, nn.Parameter):
+            continue
+        if value.is_floating_point() and value.numel() and is_readable(value):
+            yield _Weight(key, tuple(value.shape), value)
 
 
 _WEIGHTS: Final = (nn.Module, torch.optim.Optimizer)
