@@ -9,7 +9,7 @@ from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated, Signature
-from distdiag.events.data import EpochFed, ModelFed, RowsGathered, ScheduleState
+from distdiag.events.data import EpochFed, LoaderResumed, ModelFed, RowsGathered, ScheduleState
 from distdiag.events.lifecycle import ProbeDisabled, SteppedAlone
 from distdiag.events.models import ModelPlan
 from distdiag.events.ranks import RankSet
@@ -18,6 +18,7 @@ from distdiag.views.alignment import (
     EpochView,
     GatheredRowsView,
     LoneStepsView,
+    ResumedLoaderView,
     ScheduleView,
 )
 from distdiag.views.base import View
@@ -85,6 +86,7 @@ class LoneStepsAligner(Aligner):
 _NO_FEED: Final = NothingThere("model inputs", "no model was seen to be fed")
 _NO_EPOCH: Final = NothingThere("passes over data sets", "no pass over a data set was seen")
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
+_NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
 _NO_NORMS: Final = NothingThere(
     "batch normalisation", "no layer normalises by the statistics of a batch on one rank"
 )
@@ -95,12 +97,14 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
     EpochFed: EpochView,
     ScheduleState: ScheduleView,
     RowsGathered: GatheredRowsView,
+    LoaderResumed: ResumedLoaderView,
 }
 _NEVER: Final[Mapping[type[Event], tuple[type[View], NothingThere]]] = {
     ModelFed: (FeedView, _NO_FEED),
     EpochFed: (EpochView, _NO_EPOCH),
     ScheduleState: (ScheduleView, _NO_SCHEDULE),
     RowsGathered: (GatheredRowsView, _NO_ROWS),
+    LoaderResumed: (ResumedLoaderView, _NO_RESUME),
 }
 """The views of events that were never there, and what is said of them."""
 _MOST_CALLS: Final = 64
@@ -125,8 +129,8 @@ _SHARING: Final = re.compile(
 class DataAligner(Aligner):
     """What models were fed, passes over data sets, schedules, and rows that were gathered."""
 
-    needs = (ModelFed, EpochFed, ScheduleState, RowsGathered, Collective, GroupCreated, ModelPlan)
-    builds = (FeedView, NormalisedFeeds, EpochView, ScheduleView, GatheredRowsView)
+    needs = (ModelFed, *_VIEWS, Collective, GroupCreated, ModelPlan)
+    builds = (FeedView, NormalisedFeeds, *_VIEWS.values())
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -157,7 +161,7 @@ class DataAligner(Aligner):
                 alignment = self._feeds.add(event)
                 if alignment is not None and event.members:
                     yield from self._show_feeds(event.model, alignment.by_rank)
-            case EpochFed() | ScheduleState() | RowsGathered():
+            case EpochFed() | ScheduleState() | RowsGathered() | LoaderResumed():
                 alignment = self._events.add(event)
                 if alignment is not None:
                     yield alignment.show_as(_VIEWS[type(event)], {})

@@ -358,6 +358,15 @@ PROBES: Final = (
         _only("probes.checkpoints.rank_states", "RankStates", "state_read"),
     ),
     ProbeSpec(
+        "resumed-loaders",
+        (
+            "torch",
+            "torch.utils.data.dataloader",
+            "torchdata.stateful_dataloader.stateful_dataloader",
+        ),
+        _only("frameworks.torchdata", "ResumedLoaders"),
+    ),
+    ProbeSpec(
         "evaluation-gathers",
         ("torch", "accelerate.accelerator", "accelerate.data_loader"),
         _only("frameworks.accelerate", "EvaluationGathers"),
