@@ -92,11 +92,16 @@ class StateSaved(Event, frozen=True, kw_only=True):
 
 
 class SavedWeight(msgspec.Struct, frozen=True, array_like=True):
-    """A plain tensor of floating-point numbers; of a large one the digest is of a sample."""
+    """A plain tensor of floating-point numbers; of a large one the digest is of a sample.
+
+    It is the tensor `name` of `model`, both as in a `ModelPlan`; empty: it may be a copy of one.
+    """
 
     key: str
     shape: tuple[int, ...]
     digest: str
+    model: str = ""
+    name: str = ""
 
 
 class WeightsSaved(Event, frozen=True, kw_only=True):

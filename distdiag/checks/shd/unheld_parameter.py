@@ -8,7 +8,7 @@ from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.base import CallSite
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import agree, user_location
-from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.views.base import View
 
 
@@ -26,22 +26,21 @@ class UnheldView(View):
     """Parameters of a model that some ranks train and these ranks do not, over sampled steps.
 
     On the ranks of `unheld` they had gradients, no optimizer held them and they kept their values;
-    on the `holders` an optimizer held them and they changed. `are_shared`: the holders keep the
-    same parameters, or other shards of them. `held` tells what optimizers of all ranks hold.
+    on the `holders`, which keep the same parameters or other shards of them, an optimizer held them
+    and they changed. `held` tells what optimizers of all ranks hold.
     """
 
     model: str
     unheld: Mapping[int, tuple[str, ...]]
     holders: RankSet
     held: Mapping[int, tuple[Holding, ...]]
-    are_shared: bool
     num_samples: int
     sites: Mapping[int, CallSite]
 
     @property
     def supersedes(self) -> Hashable:
         """What was said after fewer steps."""
-        return "unheld", self.model, self.are_shared
+        return "unheld", self.model
 
 
 class UnheldParameter(Check[UnheldView]):
@@ -70,8 +69,7 @@ class UnheldParameter(Check[UnheldView]):
     ## When it is not a defect
     These ranks are meant to keep their part as it is; then freeze it there.
 
-    If so, add `ignore = ["SHD024"]` to `distdiag.toml`. Where nothing says that ranks share the
-    parameter, it is only a note.
+    If so, add `ignore = ["SHD024"]` to `distdiag.toml`.
 
     ## References
     - https://github.com/axolotl-ai-cloud/axolotl/issues/3772
@@ -95,7 +93,6 @@ class UnheldParameter(Check[UnheldView]):
             ranks=ranks,
             location=location,
             subjects=names,
-            grade=Grade.PROVEN if view.are_shared else Grade.NOTE,
             evidence=tuple(_evidence(view, ranks)),
         )
 

@@ -7,7 +7,7 @@ from distdiag.checks.ckp.overwritten_weights import SavedWeightsView
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.models.models import RankModels
 from distdiag.events.base import Event
-from distdiag.events.checkpoints import WeightsSaved
+from distdiag.events.checkpoints import SavedWeight, WeightsSaved
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.models import Content, ModelPlan, ModelState, Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
@@ -79,25 +79,26 @@ class SavedWeightsAligner(Aligner):
 
 
 def _own(saves: Mapping[int, WeightsSaved], starts: list[_Starts]) -> dict[str, str]:
-    keys = dict.fromkeys(weight.key for event in saves.values() for weight in event.weights)
-    reasons = {key: _reason(key, starts) for key in keys}
+    weights = {weight.key: weight for event in saves.values() for weight in event.weights}
+    reasons = {key: _reason(weight, starts) for key, weight in weights.items()}
     return {key: reason for key, reason in reasons.items() if reason}
 
 
-def _reason(key: str, starts: list[_Starts]) -> str:
-    """Say how it is known that ranks have parameters of their own under a key; empty: it is not.
-
-    The key has the name of the parameter at its end, below those of dicts and wrappers.
-    """
-    parts = key.split(".")
+def _reason(weight: SavedWeight, starts: list[_Starts]) -> str:
+    """Say how it is known that ranks have parameters of their own under a key; empty: it is not."""
+    if weight.model:
+        held = [start.get(weight.model, {}).get(weight.name) for start in starts]
+        return _reason_of([each for each in held if each is not None])
+    # The key of a copy has the name at its end, below those of dicts and wrappers.
+    parts = weight.key.split(".")
     names = [".".join(parts[first:]) for first in range(len(parts))]
     models: Set[str] = set.union(*(set(start) for start in starts))
     reasons = set()
     for model in models:
         name = next((n for n in names if any(n in s.get(model, {}) for s in starts)), None)
         if name is not None:
-            held = [s[model][name] for s in starts if name in s.get(model, {})]
-            reasons.add(_reason_of(held))
+            held = [s.get(model, {}).get(name) for s in starts]
+            reasons.add(_reason_of([each for each in held if each is not None]))
     # Of several models with this name the key does not tell which one is meant.
     return reasons.pop() if len(reasons) == 1 else ""
 

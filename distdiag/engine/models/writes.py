@@ -9,7 +9,7 @@ from typing import Final
 from distdiag.checks.shd.neglected_buffer import Neglect, NeglectedBuffers
 from distdiag.checks.shd.unheld_parameter import Holding, UnheldView
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
-from distdiag.engine.models.models import ROUNDING, RankModels
+from distdiag.engine.models.models import RankModels
 from distdiag.events.base import CallSite, Event
 from distdiag.events.lifecycle import ProbeDisabled
 from distdiag.events.models import (
@@ -24,7 +24,6 @@ from distdiag.events.models import (
 )
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
-from distdiag.views.models import Disagreement
 
 FEWEST: Final = 3
 """So many samples make two intervals: what changed in one alone may have been set up late."""
@@ -146,15 +145,14 @@ class WriteAligner(Aligner):
             if FEWEST <= kept.num_samples == min(each.num_samples for each in group.values()):
                 self._is_judged = True
                 yield from self._new(_unheld(event.model, group, self._entries))
-                yield from self._new((_neglected(event.model, group),))
+                yield from self._new(_neglected(event.model, group))
 
-    def _new(self, views: Iterable[UnheldView | NeglectedBuffers]) -> Iterator[View]:
-        """Yield views that hold something, or did."""
-        for view in views:
-            holds = view.unheld if isinstance(view, UnheldView) else view.buffers
-            if holds or view.supersedes in self._shown:
-                self._shown.add(view.supersedes)
-                yield view
+    def _new(self, view: UnheldView | NeglectedBuffers) -> Iterator[View]:
+        """Yield a view if it holds something, or did."""
+        holds = view.unheld if isinstance(view, UnheldView) else view.buffers
+        if holds or view.supersedes in self._shown:
+            self._shown.add(view.supersedes)
+            yield view
 
 
 # Parameters that are in no optimizer of some ranks.
@@ -162,32 +160,30 @@ class WriteAligner(Aligner):
 
 def _unheld(
     model: str, group: Mapping[int, _Kept], entries: Mapping[tuple[int, str], int]
-) -> Iterator[UnheldView]:
+) -> UnheldView:
     by_name: dict[str, dict[int, TensorPlan]] = {}
     for rank, kept in group.items():
         for plan in kept.plans:
             if plan.requires_grad and not plan.is_ignored and plan.name in kept.trained:
                 by_name.setdefault(plan.name, {})[rank] = plan
-    found: dict[bool, dict[int, list[str]]] = {True: {}, False: {}}
-    holders: dict[bool, set[int]] = {True: set(), False: set()}
+    unheld: dict[int, list[str]] = {}
+    holders: set[int] = set()
     for name, plans in by_name.items():
         lives = {rank: group[rank].trained[name] for rank in plans}
         training = {r for r, plan in plans.items() if plan.owners and lives[r].num_changes}
         for rank, plan in plans.items():
-            if training and not plan.owners and _is_idle(lives[rank]):
-                is_shared = bool(training & _sharing(plan))
-                found[is_shared].setdefault(rank, []).append(name)
-                holders[is_shared] |= training
-    for is_shared, unheld in found.items():
-        yield UnheldView(
-            model,
-            {rank: tuple(names) for rank, names in unheld.items()},
-            RankSet(holders[is_shared]),
-            {rank: tuple(_holdings(rank, kept, entries)) for rank, kept in group.items()},
-            is_shared,
-            min(kept.num_samples for kept in group.values()),
-            {rank: kept.site for rank, kept in group.items()},
-        )
+            sharing = training & _sharing(plan)
+            if sharing and not plan.owners and _is_idle(lives[rank]):
+                unheld.setdefault(rank, []).append(name)
+                holders |= sharing
+    return UnheldView(
+        model,
+        {rank: tuple(names) for rank, names in unheld.items()},
+        RankSet(holders),
+        {rank: tuple(_holdings(rank, kept, entries)) for rank, kept in group.items()},
+        min(kept.num_samples for kept in group.values()),
+        {rank: kept.site for rank, kept in group.items()},
+    )
 
 
 def _is_idle(life: _Trained) -> bool:
@@ -280,13 +276,11 @@ def _is_reset(name: str, lives: Mapping[int, Lives]) -> bool | None:
 def _is_reduced(name: str, lives: Mapping[int, Lives]) -> bool | None:
     if len(lives) < 2 or not all(_num_changes(each[name]) for each in lives.values()):
         return None
-    samples = [dict(zip(lives, seen, strict=True)) for seen in _per_step(name, lives)]
-    differing = [len({content.digest for content in each.values()}) > 1 for each in samples]
+    samples = zip(*(each[name] for each in lives.values()), strict=True)
+    differing = [len({content.digest for content in each}) > 1 for each in samples]
     if not any(differing):
         return True
-    # The first sample may be from before any difference; then all must differ, beyond rounding.
-    apart = [_differ(each) for each in samples[1:]]
-    return False if all(apart) else None
+    return False if all(differing[1:]) else None  # the first sample may be from before the first
 
 
 _JUDGES: Final[Mapping[Neglect, Callable[[str, Mapping[int, Lives]], bool | None]]] = {
@@ -294,15 +288,6 @@ _JUDGES: Final[Mapping[Neglect, Callable[[str, Mapping[int, Lives]], bool | None
     Neglect.RESET: _is_reset,
     Neglect.REDUCED: _is_reduced,
 }
-
-
-def _per_step(name: str, lives: Mapping[int, Lives]) -> Iterator[tuple[Content, ...]]:
-    yield from zip(*(each[name] for each in lives.values()), strict=True)
-
-
-def _differ(contents: Mapping[int, Content]) -> bool:
-    plan = TensorPlan("", (), "")
-    return Disagreement(plan, contents).difference > ROUNDING[Moment.STEP]
 
 
 def _num_changes(seen: Sequence[Content]) -> int:
