@@ -7,7 +7,7 @@ from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, GroupCreated
-from distdiag.events.data import EpochFed, RowsGathered, ScheduleState
+from distdiag.events.data import EpochFed, LoaderResumed, RowsGathered, ScheduleState
 from distdiag.events.lifecycle import ProbeDisabled, SteppedAlone
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import (
@@ -15,6 +15,7 @@ from distdiag.views.alignment import (
     EpochView,
     GatheredRowsView,
     LoneStepsView,
+    ResumedLoaderView,
     ScheduleView,
 )
 from distdiag.views.base import View
@@ -80,6 +81,7 @@ class LoneStepsAligner(Aligner):
 
 _NO_EPOCH: Final = NothingThere("passes over data sets", "no pass over a data set was seen")
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
+_NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
 _NO_SCHEDULE: Final = NothingThere(
     "learning-rate schedules", "no schedule of a learning rate was seen"
 )
@@ -87,11 +89,13 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
     EpochFed: EpochView,
     ScheduleState: ScheduleView,
     RowsGathered: GatheredRowsView,
+    LoaderResumed: ResumedLoaderView,
 }
 _NEVER: Final[Mapping[type[Event], tuple[type[View], NothingThere]]] = {
     EpochFed: (EpochView, _NO_EPOCH),
     ScheduleState: (ScheduleView, _NO_SCHEDULE),
     RowsGathered: (GatheredRowsView, _NO_ROWS),
+    LoaderResumed: (ResumedLoaderView, _NO_RESUME),
 }
 """The views of events that were never there, and what is said of them."""
 
@@ -99,8 +103,8 @@ _NEVER: Final[Mapping[type[Event], tuple[type[View], NothingThere]]] = {
 class DataAligner(Aligner):
     """Passes over data sets, schedules, and rows that were gathered."""
 
-    needs = (EpochFed, ScheduleState, RowsGathered)
-    builds = (EpochView, ScheduleView, GatheredRowsView)
+    needs = (EpochFed, ScheduleState, RowsGathered, LoaderResumed)
+    builds = (EpochView, ScheduleView, GatheredRowsView, ResumedLoaderView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -113,7 +117,7 @@ class DataAligner(Aligner):
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
-        assert isinstance(event, EpochFed | ScheduleState | RowsGathered)
+        assert isinstance(event, EpochFed | ScheduleState | RowsGathered | LoaderResumed)
         self._seen.add(type(event))
         alignment = self._events.add(event)
         if alignment is not None:

@@ -91,6 +91,32 @@ class StateSaved(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
+class SavedWeight(msgspec.Struct, frozen=True, array_like=True):
+    """A plain tensor of floating-point numbers; of a large one the digest is of a sample.
+
+    It is the tensor `name` of `model`, both as in a `ModelPlan`; empty: it may be a copy of one.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    digest: str
+    model: str = ""
+    name: str = ""
+
+
+class WeightsSaved(Event, frozen=True, kw_only=True):
+    """Plain tensors that a rank gives to a distributed checkpoint, which keeps one for each key.
+
+    `number`, `members` and `checkpoint` are those of `StateSaved`.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    checkpoint: str
+    weights: tuple[SavedWeight, ...]
+    site: CallSite
+
+
 class StateRestored(Event, frozen=True, kw_only=True):
     """What a rank got back otherwise than it had given it to the same distributed checkpoint.
 

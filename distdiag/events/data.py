@@ -70,6 +70,34 @@ class EpochFed(Event, frozen=True, kw_only=True):
         return self.num_backwards > 0
 
 
+class LoaderResumed(Event, frozen=True, kw_only=True):
+    """A loader that was given a state has come to the end of its first pass since then.
+
+    `loader` and `dataset` are classes, `number` counts these passes. It handed out `num_batches`,
+    in `epoch` of its sampler. A state like the one that it was given was saved at `saved_at`, in
+    passes of the `saved_epochs`; None: not in this process.
+    """
+
+    loader: str
+    dataset: str
+    number: int
+    num_batches: int
+    epoch: int | None
+    saved_epochs: tuple[int, ...]
+    saved_at: CallSite | None
+    site: CallSite
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is the same on all ranks for the same pass."""
+        return (f"{self.loader} of {self.dataset}", self.number)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Who trains together is not known here."""
+        return ()
+
+
 class Draw(msgspec.Struct, frozen=True, array_like=True):
     """Random numbers that the program drew; `state` is a digest of the generator before.
 

@@ -24,7 +24,14 @@ MOST_NAMED = 4
 MOST_GROUPS = 3
 """So many groups are named in which a rank has come to some call."""
 
-_PLURALS = {"is": "are", "was": "were", "has": "have", "waits": "wait", "holds": "hold"}
+_PLURALS = {
+    "is": "are",
+    "was": "were",
+    "has": "have",
+    "waits": "wait",
+    "holds": "hold",
+    "trains": "train",
+}
 
 
 def agree(words: str, ranks: RankSet) -> str:

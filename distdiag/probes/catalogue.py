@@ -44,6 +44,19 @@ class Wiring:
         return LiveModels()
 
     @cached_property
+    def snapshots(self) -> ModelSnapshots:
+        """Who looks at models, and names them."""
+        from distdiag.probes.models import snapshot
+
+        return snapshot.ModelSnapshots(
+            self.recorder,
+            self.signals.pick(snapshot.Moments),
+            self.models,
+            self.routing_biases.has,
+            only_start=self.is_light,
+        )
+
+    @cached_property
     def routing_biases(self) -> Biases:
         """The biases by which modules choose experts."""
         from distdiag.probes.routing.passes import Biases
@@ -100,22 +113,10 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
 
 
 def _steps(wiring: Wiring) -> Sequence[Probe]:
-    snapshots, clocks = _snapshots(wiring), _clocks(wiring)
+    snapshots, clocks = wiring.snapshots, _clocks(wiring)
     if wiring.is_light:
         return [snapshots, *clocks]
     return [snapshots, _loss_weights(wiring, snapshots), _gradients(wiring, snapshots), *clocks]
-
-
-def _snapshots(wiring: Wiring) -> ModelSnapshots:
-    from distdiag.probes.models import snapshot
-
-    return snapshot.ModelSnapshots(
-        wiring.recorder,
-        wiring.signals.pick(snapshot.Moments),
-        wiring.models,
-        wiring.routing_biases.has,
-        only_start=wiring.is_light,
-    )
 
 
 def _clocks(wiring: Wiring) -> Sequence[Probe]:
@@ -206,6 +207,13 @@ def _loads(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.checkpoints.loads import LoadProbe
 
     return [LoadProbe(wiring.recorder, wiring.signals.state_read, wiring.models.roots)]
+
+
+def _rank_states(wiring: Wiring) -> Sequence[Probe]:
+    from distdiag.probes.checkpoints.rank_states import RankStates
+
+    read, known_name = wiring.signals.state_read, wiring.snapshots.known_name
+    return [RankStates(wiring.recorder, read, wiring.models.roots, known_name)]
 
 
 def _data(wiring: Wiring) -> Sequence[Probe]:
@@ -358,7 +366,16 @@ PROBES: Final = (
     ProbeSpec(
         "rank-states",
         ("torch", f"{_DCP}.state_dict_saver", f"{_DCP}.state_dict_loader"),
-        _only("probes.checkpoints.rank_states", "RankStates", "state_read"),
+        _rank_states,
+    ),
+    ProbeSpec(
+        "resumed-loaders",
+        (
+            "torch",
+            "torch.utils.data.dataloader",
+            "torchdata.stateful_dataloader.stateful_dataloader",
+        ),
+        _only("frameworks.torchdata", "ResumedLoaders"),
     ),
     ProbeSpec(
         "evaluation-gathers",

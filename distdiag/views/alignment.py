@@ -16,7 +16,7 @@ from distdiag.events.checkpoints import (
     WeightsLoaded,
 )
 from distdiag.events.collectives import Collective, GroupCreated
-from distdiag.events.data import EpochFed, RowsGathered, ScheduleState
+from distdiag.events.data import EpochFed, LoaderResumed, RowsGathered, ScheduleState
 from distdiag.events.files import FileAccess
 from distdiag.events.lifecycle import SteppedAlone
 from distdiag.events.models import OptimizerState, SliceSaved
@@ -165,6 +165,12 @@ class RankStateView(Alignment[StateSaved | StateRestored]):
 
 class EpochView(Alignment[EpochFed]):
     """One pass over a data set."""
+
+    __slots__ = ()
+
+
+class ResumedLoaderView(Alignment[LoaderResumed]):
+    """The first pass of a loader after it was given a state."""
 
     __slots__ = ()
 

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +43,7 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     `codes` document the best answers, and `hang_class` the kind of hang; the score uses neither.
     `missed` says why distdiag does not find the bug yet. With `mode` "parity" only a comparison of
     runs can find it: `distdiag parity` with the options `parity_args` takes the place of one run.
+    Where the packages that it `needs` are not installed, the entry is left out.
     """
 
     source: str
@@ -59,6 +61,7 @@ class Expectation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     missed: str = ""
     mode: Literal["check", "parity"] = "check"
     parity_args: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 class ZooEntry(msgspec.Struct, frozen=True):
@@ -67,6 +70,11 @@ class ZooEntry(msgspec.Struct, frozen=True):
     id: str
     folder: Path
     expectation: Expectation
+
+    @property
+    def missing(self) -> list[str]:
+        """Return the packages that it needs and that are not installed."""
+        return [name for name in self.expectation.needs if find_spec(name) is None]
 
     @property
     def bug(self) -> Path:

@@ -243,7 +243,9 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         return 2
-    result = _run_all(entries, args, console)
+    for entry in (each for each in entries if each.missing):
+        console.print(f"left out {entry.id}: needs {', '.join(entry.missing)}")
+    result = _run_all([each for each in entries if not each.missing], args, console)
     console.print(_table(result))
     console.print(
         f"true positives {result.true_positives}, misses {result.misses}, "

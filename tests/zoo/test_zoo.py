@@ -29,6 +29,8 @@ def cases() -> Iterator[object]:
             marks = [pytest.mark.slow] * slow + [is_missed] * bool(
                 expected.missed and name == "bug"
             )
+            if entry.missing:
+                marks.append(pytest.mark.skip(reason=f"needs {', '.join(entry.missing)}"))
             yield pytest.param(
                 entry, name, launcher, id=f"{entry.id}-{name}-{launcher}", marks=marks
             )

@@ -6,9 +6,11 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,11 +18,21 @@ import xxhash
 from torch import nn
 
 from distdiag.events.base import CallSite
-from distdiag.events.checkpoints import StateEntry, StateRestored, StateSaved
+from distdiag.events.checkpoints import (
+    SavedWeight,
+    StateEntry,
+    StateRestored,
+    StateSaved,
+    WeightsSaved,
+)
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of, is_own_file
 from distdiag.probes.guard import guard, guarded
-from distdiag.probes.tensors.content import contents
+from distdiag.probes.models.modules import clean_name, slots_of
+from distdiag.probes.models.tensor_plans import address_of
+from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.tensors.bytes import is_readable, sample
+from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
@@ -32,6 +44,13 @@ _LONGEST: Final = 60
 _DCP: Final = "torch.distributed.checkpoint"
 
 
+class _Weight(NamedTuple):
+    key: str
+    shape: tuple[int, ...]
+    tensor: torch.Tensor
+    place: tuple[str, str]
+
+
 class _Call(threading.local):
     now: tuple[tuple[int, ...], str, FrameType] | None = None
 
@@ -41,13 +60,25 @@ class RankStates(Probe):
 
     name: ClassVar[str] = "rank-states"
 
-    def __init__(self, recorder: Recorder, read: Signal[object, FrameType]) -> None:
-        """Nothing was saved yet; `read` gets what is read."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        read: Signal[object, FrameType],
+        models: Callable[[], list[nn.Module]],
+        name_of: Callable[[nn.Module], str],
+    ) -> None:
+        """Nothing was saved yet; `read` gets what is read.
+
+        `models` returns those that there are, and `name_of` the name of one, where it has one.
+        """
         super().__init__(recorder)
         self._read = read
+        self._models = models
+        self._name_of = name_of
         self._call = _Call()
         self._saved: dict[str, dict[str, StateEntry]] = {}
         self._counts: dict[tuple[int, ...], int] = {}
+        self._reading: deque[tuple[dict[str, Any], Sequence[_Weight], Pending]] = deque()
 
     def _install(self) -> None:
         from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -72,8 +103,25 @@ class RankStates(Probe):
                 return original(*args, **kwargs)
             finally:
                 call.now = None
+                self.flush()
 
         return save
+
+    @guarded
+    def flush(self) -> None:
+        """Write down what has been read of weights by now."""
+        while self._reading:
+            fields, weights, pending = self._reading[0]
+            found = pending.take()
+            if found is None:
+                return  # a device still reads
+            self._reading.popleft()
+            saved = tuple(
+                SavedWeight(key, shape, content.digest, *place)
+                for (key, shape, _, place), content in zip(weights, found, strict=True)
+                if content is not None
+            )
+            self.recorder.event(WeightsSaved, weights=saved, **fields)
 
     def _described(
         self, kwargs: dict[str, Any], frame: FrameType | None
@@ -110,16 +158,38 @@ class RankStates(Probe):
         number = self._counts[members] = self._counts.get(members, 0) + 1
         if place:
             self._saved[place] = {entry.key: entry for entry in entries}
+        fields = {
+            "number": number,
+            "members": members,
+            "checkpoint": place,
+            "site": CallSite(frames_of(frame, self.recorder.main_script)),
+        }
         if entries:
-            site = CallSite(frames_of(frame, self.recorder.main_script))
-            self.recorder.event(
-                StateSaved,
-                number=number,
-                members=members,
-                checkpoint=place,
-                entries=entries,
-                site=site,
-            )
+            self.recorder.event(StateSaved, entries=entries, **fields)
+        weights = list(islice(self._weights(states), _MOST_ENTRIES))
+        if weights and len(members) > 1:
+            with out_of_sight():
+                pending = contents([sample(each.tensor.detach()) for each in weights])
+            pending.guard()
+            self._reading.append((fields, weights, pending))
+
+    def _weights(self, states: Mapping[str, Any]) -> Iterator[_Weight]:
+        """Yield plain tensors of floating-point numbers, which every rank has whole."""
+        places = dict(self._places())
+        for key, value in _leaves(states, "", _DEEPEST):
+            if type(value) not in (torch.Tensor, nn.Parameter):
+                continue
+            tensor: Any = value
+            if tensor.is_floating_point() and tensor.numel() and is_readable(tensor):
+                place = places.get(address_of(tensor) or 0, ("", ""))
+                yield _Weight(key, tuple(tensor.shape), tensor, place)
+
+    def _places(self) -> Iterator[tuple[int, tuple[str, str]]]:
+        """Yield model and name of each tensor that lies somewhere, by its address."""
+        for root in self._models():
+            model = self._name_of(root)
+            for name, _, tensor in slots_of(root) if model else ():
+                yield address_of(tensor) or -1, (model, clean_name(name))
 
     # Loading
 

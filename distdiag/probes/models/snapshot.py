@@ -231,6 +231,10 @@ class WrappedNames:
             self._names[root] = name
         return name
 
+    def known(self, root: nn.Module) -> str:
+        """Return the name of a model that has one already, else nothing."""
+        return self._names.get(root) or ""
+
     def num_alike(self, root: nn.Module) -> int:
         """Count the models of a class that nothing wraps: which is which is not known."""
         alike = [each for each in self._roots() if type(each) is type(root)]
@@ -295,7 +299,12 @@ class ModelSnapshots(Probe):
         self._steps = OwnSteps(
             self._roots, lambda: (self._modules.count, self._optimizer_registry.count)
         )
-        self.own_steps, self.name_of = self._steps, self._names.name  # other probes ask, too
+        # Other probes ask, too.
+        self.own_steps, self.name_of, self.known_name = (
+            self._steps,
+            self._names.name,
+            self._names.known,
+        )
         self._optimizers = OptimizerSamples(
             recorder, self._modules, self._optimizer_registry, self._steps, self.name_of
         )

@@ -1,0 +1,51 @@
+"""What optimizers, buffers and checkpoints are given wrongly, and what only looks so."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launch import run_checked
+
+SCRIPT = Path(__file__).with_name("write_faults.py")
+
+pytestmark = pytest.mark.timeout(300)
+
+WRONG = {
+    "switched": ("SHD024", "body.weight"),
+    "chosen": ("SHD024", "extra.weight"),
+    "not_walked": ("SHD025", "last.bias"),
+    "not_reset": ("SHD025", "last.counts"),
+    "not_reduced": ("SHD025", "last.bias"),
+    "own_halves": ("CKP008", "model.extra.weight"),
+}
+RIGHT = (
+    *("own_part", "head_alone", "by_hand", "tasks", "walked", "partly_frozen", "balanced"),
+    *("teacher", "global_names", "own_statistics", "drifting"),
+)
+CODES = {"SHD024", "SHD025", "CKP008"}
+
+
+def checked(tmp_path, cases):
+    outcome = run_checked(SCRIPT, [str(tmp_path), *cases])
+    assert outcome.report is not None, outcome.describe()
+    assert outcome.leftovers == (), outcome.describe()
+    found = outcome.report["findings"]
+    assert "DIA003" not in {finding["code"] for finding in found}, outcome.describe()
+    assert set(outcome.report["checked"]) >= CODES
+    return found
+
+
+def test_what_is_written_wrongly_is_told(tmp_path):
+    told = [
+        (finding["code"], finding["subjects"][0], finding["severity"])
+        for finding in checked(tmp_path, WRONG)
+        if finding["code"] in CODES
+    ]
+    severities = {"SHD025": "warning"}
+    wanted = [(code, name, severities.get(code, "error")) for code, name in WRONG.values()]
+    assert sorted(told) == sorted(wanted)
+
+
+def test_what_only_looks_so_is_silent(tmp_path):
+    found = checked(tmp_path, RIGHT)
+    assert [each for each in found if each["severity"] != "info" or each["code"] in CODES] == []

@@ -1,0 +1,261 @@
+"""Trainings in which what is written goes wrong, or seems to: ``write_faults.py FOLDER CASE…``."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+DIM = 8
+STEPS = 4
+
+
+def class_of(case: str, *bases: type) -> type:
+    """Make a class by whose name findings are told apart."""
+    return type(case.title().replace("_", ""), bases, {})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(DIM, DIM)
+        self.extra = nn.Linear(DIM, DIM)
+        self.head = nn.Linear(DIM, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.extra(self.body(inputs))))
+
+
+class Counted(nn.Module):
+    """Weighs channels by a buffer, and counts how often each was large."""
+
+    def __init__(self, *, is_balanced: bool = False):
+        super().__init__()
+        self.layer = nn.Linear(DIM, DIM)
+        self.is_balanced = is_balanced
+        self.register_buffer("bias", torch.zeros(DIM))
+        self.register_buffer("counts", torch.zeros(DIM))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layer(inputs)
+        with torch.no_grad():
+            chosen = (hidden + self.bias).topk(DIM if self.is_balanced else 3).indices
+            self.counts += torch.bincount(chosen.flatten(), minlength=DIM)
+        return hidden + self.bias
+
+
+class Tower(nn.Module):
+    def __init__(self, *, last_is_balanced: bool = False):
+        super().__init__()
+        self.layers = nn.ModuleList(Counted() for _ in range(3))
+        self.last = Counted(is_balanced=last_is_balanced)
+        self.norms = nn.Sequential(nn.BatchNorm1d(DIM), nn.BatchNorm1d(DIM), nn.BatchNorm1d(DIM))
+        self.head = nn.Linear(DIM, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.norms(inputs)
+        for each in (*self.layers, self.last):
+            hidden = torch.relu(each(hidden))
+        return self.head(hidden)
+
+
+def sgd(parameters, lr=0.1):
+    return torch.optim.SGD(list(parameters), lr=lr)
+
+
+def train(model, optimizer, after=lambda _: None, before=lambda _: None):
+    for step in range(STEPS):
+        model(torch.randn(16, DIM)).square().mean().backward()
+        before(step)
+        optimizer.step()
+        after(step)
+        model.zero_grad()
+
+
+# Parameters without an optimizer
+
+
+def switched(model):
+    """An optimizer of one rank gets one parameter many times."""
+    fully_shard(model)
+    optimizer = sgd(model.parameters())
+    if dist.get_rank() == 1:
+        group = optimizer.param_groups[0]
+        group["params"] = [group["params"][-1]] * len(group["params"])
+    train(model, optimizer)
+
+
+def chosen(model):
+    """One rank leaves a layer out."""
+    wrapped = DistributedDataParallel(model)
+    is_first = dist.get_rank() == 0
+    named = model.named_parameters()
+    train(wrapped, sgd(p for name, p in named if is_first or not name.startswith("extra")))
+
+
+def own_part(model):
+    """Each rank steps some parameters and sends them round, at first with the rate zero."""
+    wrapped = DistributedDataParallel(model)
+    parameters = list(model.parameters())
+    mine = [p for i, p in enumerate(parameters) if i % 2 == dist.get_rank()]
+    optimizer = sgd(mine, lr=0.0)
+
+    def send(_):
+        optimizer.param_groups[0]["lr"] = 0.1
+        for i, parameter in enumerate(parameters):
+            dist.broadcast(parameter.data, i % 2)
+
+    train(wrapped, optimizer, send)
+
+
+def head_alone(model):
+    """No rank trains the body, which is not frozen."""
+    train(DistributedDataParallel(model), sgd(model.head.parameters()))
+
+
+def by_hand(model):
+    """One layer has no optimizer on any rank and is stepped by hand."""
+    wrapped = DistributedDataParallel(model)
+
+    def step(_):
+        with torch.no_grad():
+            for parameter in model.extra.parameters():
+                parameter -= 0.1 * parameter.grad
+
+    rest = [*model.body.parameters(), *model.head.parameters()]
+    train(wrapped, sgd(rest), before=step)
+
+
+def tasks(model):
+    """Nothing connects the ranks, and each trains what it likes."""
+    train(model, sgd((model.extra if dist.get_rank() else model.body).parameters()))
+
+
+# Buffers of like modules
+
+
+def balance(modules, *, resets=True, reduces=True):
+    def update(_):
+        for module in modules:
+            counts = module.counts.clone()
+            if reduces:
+                dist.all_reduce(counts)
+            module.bias += 0.001 * (counts.mean() - counts)
+            if resets:
+                module.counts.zero_()
+
+    return update
+
+
+def not_walked(model):
+    train(DistributedDataParallel(model), sgd(model.parameters()), balance(model.layers))
+
+
+def not_reset(model):
+    """The last module is updated, and its counts stay; the hook runs before the step."""
+    first, last = balance(model.layers), balance([model.last], resets=False)
+    wrapped = DistributedDataParallel(model)
+    train(wrapped, sgd(model.parameters()), before=lambda step: (first(step), last(step)))
+
+
+def not_reduced(model):
+    first, last = balance(model.layers), balance([model.last], reduces=False)
+    wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+    train(wrapped, sgd(model.parameters()), lambda step: (first(step), last(step)))
+
+
+def walked(model):
+    modules = [*model.layers, model.last]
+    train(DistributedDataParallel(model), sgd(model.parameters()), balance(modules))
+
+
+def partly_frozen(model):
+    """Two of three layers of batch normalisation use their old statistics."""
+    model.norms[0].eval()
+    model.norms[1].eval()
+    walked(model)
+
+
+def balanced(model):
+    """One module has nothing to balance."""
+    walked(model)
+
+
+def teacher(model):
+    """A frozen module goes along, with what is counted left as it is."""
+    for parameter in model.last.parameters():
+        parameter.requires_grad_(requires_grad=False)
+    train(DistributedDataParallel(model), sgd(model.parameters()), balance(model.layers))
+
+
+# Keys of checkpoints
+
+
+def folder(model):
+    return Path(sys.argv[1]) / type(model).__name__
+
+
+def own_halves(model):
+    """Each rank has half of the features, under the name of all."""
+    torch.manual_seed(dist.get_rank())
+    for parameter in model.extra.parameters():
+        nn.init.normal_(parameter)
+    reduced = [*model.body.parameters(), *model.head.parameters()]
+
+    def reduce_rest(_):
+        for parameter in reduced:
+            dist.all_reduce(parameter.grad)
+
+    train(model, sgd(model.parameters()), before=reduce_rest)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder(model))
+
+
+def global_names(model):
+    """Each rank has a layer of its own, under a name of its own."""
+    model.add_module(f"own{dist.get_rank()}", nn.Linear(DIM, DIM))
+    own = [f"own{dist.get_rank()}.{name}" for name in ("weight", "bias")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder(model))
+
+
+def own_statistics(model):
+    """Copies save the batch statistics of one of them, and averages of the weights."""
+    wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+    optimizer = sgd(model.parameters())
+    train(wrapped, optimizer, balance([*model.layers, model.last]))
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+    state = {"model": wrapped.state_dict(), "ema": average, "optimizer": optimizer.state_dict()}
+    dcp.save(state, checkpoint_id=folder(model))
+
+
+def drifting(model):
+    """Copies that meet at times are saved in between: any of them will do."""
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    train(model, sgd(model.parameters()))
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder(model))
+
+
+TOWERS = ("not_walked", "not_reset", "not_reduced", "walked", "partly_frozen", "balanced")
+TOWERS += ("teacher", "own_statistics")
+
+
+def main():
+    dist.init_process_group("gloo")
+    for case in sys.argv[2:]:
+        torch.manual_seed(0)
+        kind = class_of(case, Tower if case in TOWERS else Net)
+        model = kind(last_is_balanced=True) if case == "balanced" else kind()
+        torch.manual_seed(1 + dist.get_rank())
+        globals()[case](model)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
