@@ -120,7 +120,7 @@ _WAYS = {
     "placed_sequences": ("moved", "packed"),
     "quantised_base": ("subclass",),
     "reinforcement": ("grouped", "ppo"),
-    "schedules": ("floor", "one-cycle", "restarts", "staged"),
+    "schedules": ("floor", "one-cycle", "plateau", "restarts", "staged"),
     "sharded_tables": ("divided", "one-optimizer", "summed"),
     "split_models": ("dropout", "sequence"),
     "studies": ("averaged-late", "ensemble", "meta", "normed", "search", "uneven", "words"),
