@@ -35,7 +35,8 @@ class EpochFed(Event, frozen=True, kw_only=True):
     pass before `last_digest` and `last_epoch` are known, of the sampler the highest epoch that it
     had before this pass, `epoch_before`. `num_before_training` batches were fetched before the
     first backward pass, and `num_backwards` were made in all. `members` are the ranks that train
-    one model on these data, empty if unknown.
+    one model on these data, empty if unknown. What the rank did in the meantime has the event
+    numbers from `begin` to `end` (-1: it has not come to its end).
     """
 
     stream: str
@@ -58,6 +59,8 @@ class EpochFed(Event, frozen=True, kw_only=True):
     num_backwards: int
     members: tuple[int, ...]
     site: CallSite
+    begin: int = -1
+    end: int = -1
 
     @property
     def place(self) -> tuple[str, int]:

@@ -102,6 +102,7 @@ _WAYS = {
         *("across-samples", "across-texts", "looped", "pooled", "pooled-sum", "streams"),
         "streams-seeded",
     ),
+    "evaluations": ("files", "gathered", "periodic", "reduced", "whole"),
     "fed_data": ("by-hand", "in-order", "resumed", "shuffled", "whole"),
     "finetuning": ("averaged", "resumed", "thawed"),
     "fsdp1_orig_params": ("flat", "full", "grad-op", "hybrid", "mixed", "whole"),
