@@ -46,6 +46,8 @@ _FRONTS: Final = (
     "/torch/distributed/nn/functional.py",
     "/torch/_ops.py",
     "/contextlib.py",
+    "/deepspeed/comm/comm.py",
+    "/deepspeed/comm/torch.py",
 )
 
 
@@ -78,7 +80,7 @@ class Exchanges:
         known = self._is_foreign.get(id(call.site))
         if known is None:
             # Kept with its site: the id must not come to belong to another one.
-            known = self._is_foreign[id(call.site)] = (_is_foreign(call.site), call.site)
+            known = self._is_foreign[id(call.site)] = (is_foreign(call.site), call.site)
         if known[0]:
             calls = self._calls.setdefault(call.rank, deque(maxlen=_MOST_CALLS))
             calls.append(_Call(call.seq, num_rows, is_sum, is_scattered))
@@ -109,7 +111,7 @@ def _num_rows(signature: Signature) -> int:
     return max((sizes[0] for sizes in signature.input_sizes if sizes), default=0)
 
 
-def _is_foreign(site: CallSite) -> bool:
+def is_foreign(site: CallSite) -> bool:
     """Say whether something else than a wrapper, a norm or an optimizer of torch's calls."""
     caller = next((f.file for f in site.frames if not f.file.endswith(_FRONTS)), "")
     return not any(own in caller for own in _OWN_FILES)

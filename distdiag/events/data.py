@@ -35,7 +35,8 @@ class EpochFed(Event, frozen=True, kw_only=True):
     pass before `last_digest` and `last_epoch` are known, of the sampler the highest epoch that it
     had before this pass, `epoch_before`. `num_before_training` batches were fetched before the
     first backward pass, and `num_backwards` were made in all. `members` are the ranks that train
-    one model on these data, empty if unknown.
+    one model on these data, empty if unknown. What the rank did in the meantime has the event
+    numbers from `begin` to `end` (-1: it has not come to its end).
     """
 
     stream: str
@@ -58,6 +59,8 @@ class EpochFed(Event, frozen=True, kw_only=True):
     num_backwards: int
     members: tuple[int, ...]
     site: CallSite
+    begin: int = -1
+    end: int = -1
 
     @property
     def place(self) -> tuple[str, int]:
@@ -174,7 +177,8 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     `name` is its class with a number. It was advanced `num_advances` times, always `least_pace` to
     `greatest_pace` times for each optimizer step after which it was at all; `last_rate` holds since
     optimizer step `settled_at`, and `peak_rate` was the highest. It was made for `num_planned`
-    training steps (0: it does not say).
+    training steps (0: it does not say). `follows_metric`: it goes by values that it is given, and
+    is advanced whenever it is given one; a pace counts how often that was the same value.
     """
 
     name: str
@@ -187,6 +191,7 @@ class ScheduleState(Event, frozen=True, kw_only=True):
     settled_at: int
     site: CallSite
     num_planned: int = 0
+    follows_metric: bool = False
 
     @property
     def place(self) -> tuple[str, int]:
@@ -226,4 +231,23 @@ class RowsGathered(Event, frozen=True, kw_only=True):
     @property
     def members(self) -> tuple[int, ...]:
         """All ranks take part."""
+        return ()
+
+
+class MetricGiven(Event, frozen=True, kw_only=True):
+    """A scheduler that goes by a metric is given its value number `number`, at `site`."""
+
+    name: str
+    number: int
+    value: float
+    site: CallSite
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is the same on all ranks for the same value."""
+        return (self.name, self.number)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Who trains together is not known here."""
         return ()

@@ -3,11 +3,12 @@
 import ast
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import Final
 
 from distdiag.events.base import Frame
 from distdiag.findings.finding import Location
@@ -88,6 +89,68 @@ def guards(frame: Frame) -> tuple[Guard, ...]:
             where = _location(source, frame, test.lineno)
             found.append(Guard(where, where.source or ast.unparse(test), by_rank))
     return tuple(dict.fromkeys(found))
+
+
+_ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def record_guards(frames: Sequence[Frame]) -> Iterator[Guard]:
+    """Yield conditions above a call that ask whether a value is the best one so far.
+
+    `frames` are those of the call, innermost first. Such a condition compares a value with another
+    one, which the same function replaces by it. It may have a name of its own, and be handed down
+    by that name.
+    """
+    names: set[str] = set()
+    for frame in frames:
+        source = _read(frame.file)
+        chain = _chain(source, frame.line)
+        if not chain:
+            continue
+        tests = [
+            t for n, c in pairwise([*chain, None]) if n for t in _tests_before(n, c, frame.line)
+        ]
+        names |= {
+            node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)
+        }
+        assigned = [node for node in ast.walk(chain[0]) if isinstance(node, ast.Assign)]
+        tests += [node.value for node in assigned if {ast.unparse(t) for t in node.targets} & names]
+        for test in tests:
+            if any(_asks_for_record(each, chain[0], assigned) for each in ast.walk(test)):
+                where = _location(source, frame, test.lineno)
+                yield Guard(where, where.source or ast.unparse(test), by_rank=False)
+
+
+def _asks_for_record(test: ast.AST, function: ast.AST, assigned: Sequence[ast.Assign]) -> bool:
+    match test:
+        case ast.Compare(left=left, ops=[order], comparators=[right]) if isinstance(order, _ORDERS):
+            pairs = [(left, right), (right, left)]
+        case _:
+            return False
+    texts = [(ast.unparse(value), ast.unparse(best)) for value, best in pairs]
+    counters = {
+        ast.unparse(node.target)
+        for node in ast.walk(function)
+        if isinstance(node, ast.For | ast.AugAssign)
+    }
+    return any(
+        best in {ast.unparse(target) for target in node.targets}
+        and value not in counters
+        and value in _kept(node.value)
+        for value, best in texts
+        for node in assigned
+    )
+
+
+def _kept(value: ast.expr) -> set[str]:
+    """Return what a value may be, as text: itself, or what the greater or smaller of is taken."""
+    match value:
+        case ast.Call(func=ast.Name(id="min" | "max"), args=args):
+            return {ast.unparse(each) for each in args}
+        case ast.Call(func=ast.Name(id="float"), args=[inner]):
+            return {ast.unparse(value), ast.unparse(inner)}
+        case _:
+            return {ast.unparse(value)}
 
 
 @lru_cache(maxsize=512)

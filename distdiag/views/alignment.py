@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
@@ -182,9 +182,14 @@ class GatheredRowsView(Alignment[RowsGathered]):
 
 
 class ScheduleView(Alignment[ScheduleState]):
-    """A learning-rate schedule at its end."""
+    """A learning-rate schedule, as far as it has come."""
 
     __slots__ = ()
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when it had not come so far."""
+        return ("schedule", self.any_event.name)
 
 
 class RandomView(Alignment[RandomDraw | RandomState]):

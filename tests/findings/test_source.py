@@ -10,6 +10,7 @@ from distdiag.findings.source import (
     location_of,
     loop_lines,
     rank_guards,
+    record_guards,
 )
 
 CALL = "CALL"
@@ -241,3 +242,90 @@ def test_lines_in_the_two_branches_of_a_condition_exclude_each_other(
     path.write_text("if rank == 0:\n    a()\nelse:\n    b()\nc()\n")
     frames = [Frame(str(path), line, "<module>") for line in (first, second)]
     assert are_exclusive(*frames) is exclusive
+
+
+RECORDS = {
+    "an if": """
+        if loss < best:
+            best = loss
+            CALL()
+        """,
+    "behind a test on the rank": """
+        if rank == 0 and metrics["f1"] >= self.best:
+            self.best = metrics["f1"]
+            CALL()
+        """,
+    "the greater of both": """
+        if score > best:
+            CALL()
+        best = max(best, score)
+        """,
+    "a name for it": """
+        is_best = best is None or score > best
+        if is_best:
+            best = score
+        if rank == 0 and is_best:
+            CALL()
+        """,
+}
+NO_RECORDS = {
+    "a period": """
+        if step % 100 == 0:
+            CALL()
+        """,
+    "a time": """
+        if time.time() - last > 600:
+            last = time.time()
+            CALL()
+        """,
+    "the next step of several": """
+        if step >= next_save:
+            next_save = step + 100
+            CALL()
+        """,
+    "an epoch": """
+        for epoch in range(9):
+            if epoch > last:
+                last = epoch
+                CALL()
+        """,
+    "a threshold": """
+        if loss < 0.1:
+            CALL()
+        """,
+    "beside it": """
+        if loss < best:
+            best = loss
+        CALL()
+        """,
+}
+
+
+@pytest.mark.parametrize("code", RECORDS.values(), ids=RECORDS)
+def test_a_call_is_made_for_the_best_value_so_far(code, tmp_path):
+    (found,) = record_guards([frame_of(tmp_path, code)])
+    assert found.location.line
+    assert not found.by_rank
+
+
+@pytest.mark.parametrize("code", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_a_call_is_not_made_for_the_best_value_so_far(code, tmp_path):
+    assert not list(record_guards([frame_of(tmp_path, code)]))
+
+
+def test_the_answer_may_be_handed_down_by_its_name(tmp_path):
+    code = """
+        def save(state, is_best):
+            write(state)
+            if is_best:
+                INNER()
+        def main():
+            is_best = score > best
+            best = max(score, best)
+            save(state, is_best)
+        """
+    path = tmp_path / "handed.py"
+    path.write_text(dedent(code).strip("\n") + "\n")
+    frames = [Frame(str(path), 4, "save"), Frame(str(path), 8, "main")]
+    (found,) = record_guards(frames)
+    assert found.text == "is_best = score > best"

@@ -1,6 +1,6 @@
 """PAR004: a learning-rate schedule is advanced once for each rank at every step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from distdiag.checks.base import Check
@@ -19,7 +19,9 @@ class OverfastSchedule(Check[ScheduleView]):
 
     ## What you see
     The learning rate reaches its end too early, by the number of ranks, and the rest of the
-    training changes nothing. A framework advances a prepared scheduler once for each process.
+    training changes nothing. A framework advances a prepared scheduler once for each process. One
+    that goes by a metric takes the same value for as many epochs without progress, and lowers the
+    rate before its patience is over.
 
     ## Example
         # wrong: 1000 steps on 4 ranks end after 250
@@ -31,7 +33,7 @@ class OverfastSchedule(Check[ScheduleView]):
 
     ## How to fix
     Advance the scheduler once for each optimizer step, or multiply its number of steps by the
-    number of processes.
+    number of processes. Do not hand one that goes by a metric to the framework; call it yourself.
 
     Changes: The learning rate of every step but the first.
 
@@ -51,54 +53,81 @@ class OverfastSchedule(Check[ScheduleView]):
     severity = Severity.WARNING
 
     def check(self, view: ScheduleView) -> Iterator[Finding]:
-        """Look at schedules that have come to their end."""
+        """Look at schedules that are advanced as often as there are ranks."""
         world = len(view.expected_ranks)
-        found = {r: s for r, s in view.by_rank.items() if _is_overfast(s, world)}
-        if not found:
-            return
-        first = found[min(found)]
-        yield self.finding(
-            f"{first.name} is advanced {world} times for each optimizer step, once for each rank: "
-            f"{_ending(first, world)}",
-            ranks=RankSet(found),
-            step=_end(first, world),
-            location=user_location(first.site.frames),
-            subjects=(first.name,),
-            grade=Grade.LIKELY,
-            confidence=0.9,
-            evidence=(
-                Evidence(
-                    ranks=RankSet(found),
-                    summary=f"{first.num_advances} advances in {first.num_steps} steps; the rate "
-                    f"was {first.peak_rate:g} at most and is {first.last_rate:g}",
-                    values={
-                        "num_advances": first.num_advances,
-                        "num_steps": first.num_steps,
-                        "settled_at": first.settled_at,
-                        "last_rate": first.last_rate,
-                        "num_planned": first.num_planned,
-                    },
-                ),
-            ),
+        found = {r: s for r, s in view.by_rank.items() if is_overfast(s) and pace(s) == world}
+        if found:
+            yield fast_finding(self, found, ", once for each rank")
+
+
+def pace(state: ScheduleState) -> int:
+    """Return how often a schedule is advanced in each unit; 0: not always equally often."""
+    return state.greatest_pace if state.least_pace == state.greatest_pace else 0
+
+
+def is_overfast(state: ScheduleState) -> bool:
+    """Say whether it is advanced several times in each unit, and that matters."""
+    each = pace(state)
+    if each < 2:
+        return False
+    if state.follows_metric:
+        return state.num_advances >= 2 * each  # what happened once may have a reason
+    end = _end(state)
+    return end > 0 and state.num_steps - end >= max(end / 2, 2)
+
+
+def fast_finding(
+    check: Check[ScheduleView], found: Mapping[int, ScheduleState], reason: str
+) -> Finding:
+    """Say how often a schedule is advanced, and what that did to the rate."""
+    first = found[min(found)]
+    if first.follows_metric:
+        what = f"{first.name} is given each value {pace(first)} times{reason}: {_patience(first)}"
+    else:
+        what = (
+            f"{first.name} is advanced {pace(first)} times for each optimizer step{reason}: "
+            f"{_ending(first)}"
         )
+    return check.finding(
+        what,
+        ranks=RankSet(found),
+        step=first.num_steps if first.follows_metric else _end(first),
+        location=user_location(first.site.frames),
+        subjects=(first.name,),
+        grade=Grade.LIKELY,
+        confidence=0.9,
+        evidence=(
+            Evidence(
+                ranks=RankSet(found),
+                summary=f"{first.num_advances} advances in {first.num_steps} steps; the rate "
+                f"was {first.peak_rate:g} at most and is {first.last_rate:g}",
+                values={
+                    "num_advances": first.num_advances,
+                    "num_steps": first.num_steps,
+                    "settled_at": first.settled_at,
+                    "last_rate": first.last_rate,
+                    "num_planned": first.num_planned,
+                },
+            ),
+        ),
+    )
 
 
-def _is_overfast(state: ScheduleState, world: int) -> bool:
-    is_each = world > 1 and state.least_pace == state.greatest_pace == world
-    end = _end(state, world)
-    return is_each and end > 0 and state.num_steps - end >= max(end / 2, 2)
-
-
-def _end(state: ScheduleState, world: int) -> int:
+def _end(state: ScheduleState) -> int:
     """Return the step at which a schedule came to its end, 0 if it did not."""
     if state.last_rate <= _NOTHING * state.peak_rate:
         return state.settled_at
-    is_over = 0 < state.num_planned < state.num_advances
-    return -(-state.num_planned // world) if is_over else 0
+    return _end_of_plan(state)
 
 
-def _ending(state: ScheduleState, world: int) -> str:
-    end = _end(state, world)
+def _end_of_plan(state: ScheduleState) -> int:
+    """Return the step at which a plan for all of the optimizer's steps was over, 0 if none was."""
+    is_over = state.num_steps <= state.num_planned < state.num_advances
+    return -(-state.num_planned // pace(state)) if is_over else 0
+
+
+def _ending(state: ScheduleState) -> str:
+    end = _end(state)
     more = state.num_steps - end
     if end == state.settled_at:
         return (
@@ -106,3 +135,10 @@ def _ending(state: ScheduleState, world: int) -> str:
             "were taken at that rate"
         )
     return f"the {state.num_planned} steps of its plan were over by step {end}, and {more} followed"
+
+
+def _patience(state: ScheduleState) -> str:
+    each = f"it counts each as {pace(state)} epochs, and its patience is over too early"
+    if state.last_rate < state.peak_rate:
+        return f"{each}; the learning rate fell from {state.peak_rate:g} to {state.last_rate:g}"
+    return each

@@ -212,7 +212,9 @@ class _Pass:
     num_backwards: int
     site: CallSite
     has_grad: bool
+    begin: int
     iterator: Callable[[], object]
+    end: int = -1
     num_batches: int = 0
     num_before_training: int = 0
     is_exhausted: bool = False
@@ -344,7 +346,7 @@ class SamplerProbe(Probe):
     def _exhausted(self, iterator: Untyped) -> None:
         mine = self._passes.get(iterator)
         if mine is not None:
-            mine.is_exhausted = True
+            mine.is_exhausted, mine.end = True, self.recorder.num_events
             self._remember_epoch(iterator._index_sampler)
 
     # Passes
@@ -374,6 +376,7 @@ class SamplerProbe(Probe):
             num_backwards=self.recorder.num_backwards,
             site=CallSite(frames_of(frame, self.recorder.main_script)),
             has_grad=is_grad_enabled(),
+            begin=self.recorder.num_events,
             iterator=weakref.ref(iterator),
         )
         known.count += 1
@@ -450,6 +453,8 @@ class SamplerProbe(Probe):
             num_backwards=num_backwards,
             members=self._feeds.members if num_backwards else (),
             site=mine.site,
+            begin=mine.begin,
+            end=mine.end,
         )
         if num_backwards:
             known.last_trained = mine.trained

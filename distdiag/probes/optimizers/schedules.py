@@ -1,16 +1,18 @@
-"""How often learning-rate schedulers are advanced for each optimizer step, and how far they are."""
+"""How often learning-rate schedulers are advanced for each optimizer step, how far, by what."""
 
+import math
 import sys
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, ClassVar, Final
 
 import torch
 from torch.optim import lr_scheduler
 
 from distdiag.events.base import CallSite
-from distdiag.events.data import ScheduleState
+from distdiag.events.data import MetricGiven, ScheduleState
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
@@ -21,6 +23,8 @@ from distdiag.record.signals import Signal
 
 _LEAST_LOOK: Final = 16
 _MOST_COURSES: Final = 64
+_MOST_VALUES: Final = 64
+"""So many values of a metric are written down; those that follow at ever longer distances."""
 
 
 @dataclass(slots=True)
@@ -31,6 +35,9 @@ class _Course:
     scheduler: weakref.ref[Any]
     site: CallSite
     num_planned: int = 0
+    follows_metric: bool = False
+    value: float = math.nan
+    num_values: int = 0
     num_advances: int = 0
     num_since_step: int = 0
     num_steps: int = 0
@@ -69,6 +76,10 @@ class Schedules(Probe):
         # The warnings of `step` name the line of its caller: it is left alone if possible.
         name = "_update_lr" if "_update_lr" in vars(kind) else "step"
         self._patches.wrap(kind, name, self._call_after(self._advanced))
+        # It compares the value as a plain number, which costs no wait for a device.
+        plateau = lr_scheduler.ReduceLROnPlateau
+        name = "_is_better" if "_is_better" in vars(plateau) else "is_better"
+        self._patches.wrap(plateau, name, self._call_before(self._given))
         self._subscribe(self._optimizer_stepped, self._stepped)
         self._subscribe(self._step_ended, self._after_step)
 
@@ -80,27 +91,56 @@ class Schedules(Probe):
     @guarded
     def _advanced(self, _: object, scheduler: object, /, *__: object, **___: object) -> None:
         course = self._courses.get(scheduler)
-        rate = _rate(scheduler)
         if course is None:
-            # The constructor takes the first step.
-            name = f"{type(scheduler).__name__}"
-            number = self._counts[name] = self._counts.get(name, 0) + 1
-            course = _Course(
-                name if number == 1 else f"{name}#{number}",
-                weakref.ref(scheduler),
-                CallSite(frames_of(sys._getframe(3), self.recorder.main_script)),
-                _num_planned(scheduler),
-                peak_rate=rate,
-                last_rate=rate,
-            )
-            self._courses[scheduler] = course
-            self._all.append(course)
+            self._begin(scheduler, sys._getframe(3))  # the constructor takes the first step
             return
+        self._advance(course, sys._getframe(3))
+
+    @guarded
+    def _given(self, scheduler: object, value: float, /, *_: object, **__: object) -> None:
+        frame = sys._getframe(3)
+        course = self._courses.get(scheduler) or self._begin(scheduler, frame)
+        course.follows_metric = True
+        is_same = course.num_since_step > 0 and course.value == value
+        if not is_same:
+            course.num_since_step = 0
+        self._advance(course, frame)
+        if not is_same:
+            course.value = value
+            self._write_value(course)
+
+    def _begin(self, scheduler: object, frame: FrameType) -> _Course:
+        rate, kind = _rate(scheduler), type(scheduler).__name__
+        number = self._counts[kind] = self._counts.get(kind, 0) + 1
+        course = _Course(
+            kind if number == 1 else f"{kind}#{number}",
+            weakref.ref(scheduler),
+            CallSite(frames_of(frame, self.recorder.main_script)),
+            _num_planned(scheduler),
+            peak_rate=rate,
+            last_rate=rate,
+        )
+        self._courses[scheduler] = course
+        self._all.append(course)
+        return course
+
+    def _advance(self, course: _Course, frame: FrameType) -> None:
         if course.num_advances == 0:
-            course.site = CallSite(frames_of(sys._getframe(3), self.recorder.main_script))
+            course.site = CallSite(frames_of(frame, self.recorder.main_script))
         course.num_advances += 1
         course.num_since_step += 1
-        course.see(rate)
+        course.see(_rate(course.scheduler()))
+
+    def _write_value(self, course: _Course) -> None:
+        number, course.num_values = course.num_values, course.num_values + 1
+        if number < _MOST_VALUES or not number & (number - 1):
+            self.recorder.event(
+                MetricGiven,
+                name=course.name,
+                number=number,
+                value=course.value,
+                site=course.site,
+            )
 
     @guarded
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -141,6 +181,7 @@ class Schedules(Probe):
                 num_advances=course.num_advances,
                 num_steps=course.num_steps,
                 num_planned=course.num_planned,
+                follows_metric=course.follows_metric,
                 least_pace=course.last_pace if is_new else course.least_pace,
                 greatest_pace=course.last_pace if is_new else course.greatest_pace,
                 peak_rate=course.peak_rate,
@@ -156,7 +197,8 @@ def _num_planned(scheduler: object) -> int:
         planned = getattr(function, "keywords", {}).get("num_training_steps")
         if isinstance(planned, int):
             return planned
-    return 0
+    half_period = getattr(scheduler, "T_max", 0)  # of torch's cosine: the rate rises again then
+    return half_period if isinstance(half_period, int) else 0
 
 
 def _rate(scheduler: Untyped) -> float:

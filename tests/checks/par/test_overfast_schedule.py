@@ -37,6 +37,9 @@ def test_a_rate_that_rises_again_after_the_planned_steps_is_named():
         {"settled_at": 39},
         {"last_rate": 0.01},
         {"last_rate": 0.01, "num_planned": 80},
+        {"last_rate": 0.01, "num_planned": 10},
+        {"follows_metric": True, "least_pace": 1, "greatest_pace": 1},
+        {"follows_metric": True, "num_advances": 2},
     ],
     ids=[
         "once for each step",
@@ -45,6 +48,9 @@ def test_a_rate_that_rises_again_after_the_planned_steps_is_named():
         "ends with the training",
         "constant after a warm-up",
         "planned for all ranks",
+        "a cosine that goes up and down",
+        "each value once",
+        "one value twice",
     ],
 )
 def test_right_schedules_are_silent(change):
@@ -53,3 +59,9 @@ def test_right_schedules_are_silent(change):
 
 def test_one_rank_alone_is_silent():
     assert not findings(OverfastSchedule, together(schedule(0, **FAST)))
+
+
+def test_a_value_that_is_given_once_for_each_rank_is_named():
+    (finding,) = judged(**{**FAST, "follows_metric": True, "last_rate": 0.05})
+    assert "LambdaLR is given each value 2 times, once for each rank" in finding.message
+    assert "fell from 0.1 to 0.05" in finding.message

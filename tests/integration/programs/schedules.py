@@ -17,6 +17,8 @@ def schedulers(way: str, first: torch.optim.Optimizer, pace: int) -> lr_schedule
             return lr_scheduler.OneCycleLR(first, 0.05, total_steps=total + 1)
         case "restarts":
             return lr_scheduler.CosineAnnealingWarmRestarts(first, T_0=pace * 5)
+        case "plateau":
+            return lr_scheduler.ReduceLROnPlateau(first, patience=0)
         case "floor":
             return lr_scheduler.LinearLR(first, 1.0, 0.1, total_iters=total // 4)
         case _:
@@ -42,9 +44,14 @@ def main() -> None:
             loss = model(torch.randn(4, 4)).square().mean()
             loss.backward()
             optimizer.step()
+            losses.append(loss.item())
+            if args.way == "plateau":
+                shared = loss.detach().clone()
+                dist.all_reduce(shared, op=dist.ReduceOp.SUM)
+                scheduler.step(shared)
+                continue
             for _ in range(pace):
                 scheduler.step()
-            losses.append(loss.item())
     write_record(args.out, losses, model.module.state_dict())
     dist.destroy_process_group()
 

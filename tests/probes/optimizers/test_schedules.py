@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from distdiag.events.data import ScheduleState
+from distdiag.events.data import MetricGiven, ScheduleState
 from tests.probes.conftest import Observed
 
 
@@ -100,3 +100,48 @@ def test_the_planned_number_of_training_steps_is_told(observed: Observed) -> Non
     (reported,) = observed.events(ScheduleState)
     assert (reported.num_planned, reported.num_advances, reported.num_steps) == (12, 24, 12)
     assert (reported.least_pace, reported.greatest_pace) == (2, 2)
+
+
+def _after_validation(observed: Observed, values: list[float], times: int) -> ScheduleState:
+    observed.install("steps", "data")
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=2)
+    for value in values:
+        for _ in range(3):
+            weight.square().sum().backward()
+            optimizer.step()
+        for _ in range(times):
+            scheduler.step(value)
+    for probe in observed.probes:
+        probe.flush()
+    (reported,) = observed.events(ScheduleState)[-1:]
+    assert reported.num_advances == len(values) * times
+    return reported
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_how_often_a_scheduler_is_given_each_value_is_told(observed: Observed, times: int) -> None:
+    values = [1.0, 1.0, 1.5, 1.2, 1.0]  # the same value of another epoch is another one
+    reported = _after_validation(observed, values, times)
+    assert (reported.name, reported.follows_metric) == ("ReduceLROnPlateau", True)
+    assert (reported.least_pace, reported.greatest_pace) == (times, times)
+    assert [(each.number, each.value) for each in observed.events(MetricGiven)] == list(
+        enumerate(values)
+    )
+
+
+def test_different_values_after_one_another_are_no_repetition(observed: Observed) -> None:
+    observed.install("steps", "data")
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for epoch in range(4):
+        weight.square().sum().backward()
+        optimizer.step()
+        for held in range(3):  # as after a resume that replays the history, or several data sets
+            scheduler.step(torch.tensor(1.0 + held - 0.1 * epoch))
+    for probe in observed.probes:
+        probe.flush()
+    (reported,) = observed.events(ScheduleState)
+    assert (reported.least_pace, reported.greatest_pace) == (1, 1)

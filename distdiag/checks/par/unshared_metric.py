@@ -1,0 +1,75 @@
+"""PAR015: ranks that train one model give its scheduler different values of a metric."""
+
+from collections.abc import Iterator
+from math import isfinite
+from typing import Final
+
+from distdiag.checks.base import Check
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.data import MetricView
+
+_NOTHING: Final = 1e-4
+"""A change that is smaller, relative to the value, `ReduceLROnPlateau` itself takes for none."""
+
+
+class UnsharedMetric(Check[MetricView]):
+    """Ranks that train one model give its scheduler different values of a metric.
+
+    ## What you see
+    Each rank lowers its learning rate when its own value stops to improve. Sooner or later the
+    rates differ, and with them the copies or shards of the model.
+
+    ## Example
+        scheduler.step(val_loss)                          # wrong: each rank's own
+        dist.all_reduce(val_loss, op=dist.ReduceOp.AVG)   # right: before that
+        scheduler.step(val_loss)
+
+    ## How to fix
+    Reduce the metric over all ranks that train the model before the scheduler is given it.
+
+    Changes: When the learning rate falls.
+
+    Leaves: Learning rates that differ already: load the scheduler's state on all ranks.
+
+    ## When it is not a defect
+    The learning rates are brought together before each step in another way.
+
+    If so, add `ignore = ["PAR015"]` to `distdiag.toml`.
+
+    ## References
+    - https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html
+    """
+
+    code = "PAR015"
+    name = "unshared-metric"
+    severity = Severity.WARNING
+    covers = ("REP004",)
+
+    def check(self, view: MetricView) -> Iterator[Finding]:
+        """Compare the values."""
+        values = {rank: given.value for rank, given in view.by_rank.items()}
+        finite = [value for value in values.values() if isfinite(value)]
+        scale = max(map(abs, finite), default=0.0)
+        if len(finite) < len(values) or max(finite) - min(finite) <= _NOTHING * scale:
+            return
+        first = view.by_rank[min(values)]
+        shown = ", ".join(f"{value:.6g} on rank {rank}" for rank, value in values.items())
+        yield self.finding(
+            f"{first.name} is given another value on each rank that trains the model: {shown}",
+            ranks=RankSet(values),
+            step=first.step,
+            location=user_location(first.site.frames),
+            subjects=(first.name,),
+            grade=Grade.LIKELY,
+            confidence=0.9,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"value {given.number} is {given.value:.6g}",
+                    location=user_location(given.site.frames),
+                )
+                for rank, given in view.by_rank.items()
+            ),
+        )

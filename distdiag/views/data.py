@@ -1,0 +1,39 @@
+"""Views of what ranks decide by the samples of one of them."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from distdiag.events.data import EpochFed, MetricGiven
+from distdiag.events.files import FileAccess
+from distdiag.views.base import View
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEvaluationView(View):
+    """Files that some ranks write after they have evaluated their own part of a data set.
+
+    Between the first batch of that pass, which all ranks in `passes` made over parts of their own,
+    and the write these ranks have heard nothing of the others, and not trained. `writes` are the
+    last ones at one place of the program, by rank; `num_writes` there were in all.
+    """
+
+    passes: Mapping[int, EpochFed]
+    writes: Mapping[int, FileAccess]
+    num_writes: int
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when there were fewer."""
+        return ("evaluation", next(iter(self.writes.values())).site)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricView(View):
+    """The same value of a metric, as each rank that trains the model gives it to its scheduler."""
+
+    by_rank: Mapping[int, MetricGiven]
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said of values before."""
+        return ("metric", self.by_rank[min(self.by_rank)].name)
