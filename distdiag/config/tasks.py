@@ -80,7 +80,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
     module returned something in or gradients were rounded to. `unreadable` are tensors that could
     not be recorded, with why. `padded` are the parts of batches, by their paths, that were filled
-    up with a value that the program never named, and `padded_at` the first step that got one.
+    up with a value that the program never named, and `padded_at` the first step that got one;
+    `is_filled`: some were, be it with values that their names suggest.
     """
 
     rank: int
@@ -99,6 +100,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     padded: tuple[str, ...] = ()
     padded_at: int = 0
+    is_filled: bool = False
 
     def to_json(self) -> bytes:
         """Return the form in which it is kept."""

@@ -2,7 +2,8 @@
 
 A rank has three files: ``rank-0.index`` is a sequence of records, each behind its length,
 ``rank-0.data`` holds the bytes that they name, and ``rank-0.json`` says how the recording ended.
-Nothing in them is ever run. Parity records tensors (`Record`), moe-determinism what led to the
+Samples are pickled, and only read by ranks of the script that wrote them; nothing else in them is
+ever run. Parity records tensors (`Record`), moe-determinism what led to the
 choices of routers (`RouteRecord`).
 """
 
@@ -26,6 +27,7 @@ class Kind(StrEnum):
     """What a record holds."""
 
     BATCH = "batch"  # one tensor of a batch, or plain values
+    SAMPLES = "samples"  # what a batch was collated from, for the ranks that make another one
     START = "start"  # a parameter before the first step
     LOSS = "loss"  # what backward was called on
     OUTPUT = "output"  # figures of what a module returned, for each sample

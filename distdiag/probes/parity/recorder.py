@@ -244,6 +244,7 @@ class ParityRecorder(TrainingRecorder):
                 problem=self._problem,
                 padded=self._feed.padded,
                 padded_at=self._padded_at,
+                is_filled=self._feed.is_filled,
             )
         )
 
