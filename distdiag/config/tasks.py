@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from distdiag.events.base import Frame
 from distdiag.events.errors import UNDECODABLE, UsageError
 
 
@@ -81,7 +82,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     module returned something in or gradients were rounded to. `unreadable` are tensors that could
     not be recorded, with why. `padded` are the parts of batches, by their paths, that were filled
     up with a value that the program never named, and `padded_at` the first step that got one;
-    `is_filled`: some were, be it with values that their names suggest.
+    `is_filled`: some were, be it with values that their names suggest. `optimizers` are the classes
+    of those that hold the parameters, by name, and `optimizer_sites` the lines of the program where
+    such a class asks for its rank's part of a tensor, else where its step begins.
     """
 
     rank: int
@@ -101,6 +104,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     padded: tuple[str, ...] = ()
     padded_at: int = 0
     is_filled: bool = False
+    optimizers: dict[str, str] = {}
+    optimizer_sites: dict[str, Frame] = {}
 
     def to_json(self) -> bytes:
         """Return the form in which it is kept."""

@@ -76,6 +76,12 @@ def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
     return ""
 
 
+def are_alike(reference: RecordedRun, candidate: RecordedRun) -> bool:
+    """Say whether both runs got the same samples in the same order."""
+    ours = _all_samples(reference)
+    return bool(ours) and ours == _all_samples(candidate)
+
+
 def _passes(run: RecordedRun) -> int:
     """Return how many backward passes each step has, 0 if it varies."""
     counts = {run.num_micro(step) for step in range(run.num_steps)}

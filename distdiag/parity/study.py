@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config.tasks import Dropout, ParityTask
-from distdiag.events.comparisons import Divergence, Subject
+from distdiag.events.comparisons import Divergence, Reason, Subject
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.findings.finding import Report
 from distdiag.parity.comparison import Comparison, Result
@@ -29,11 +29,6 @@ NO_BATCHES: Final = (
 DRAWS: Final = (
     "the forward pass draws random numbers (dropout, noise), and a run on other ranks draws "
     "others: not comparable. --dropout off switches dropout off in all runs"
-)
-OF_BATCHES: Final = (
-    "each rank has the gradients that its batch alone gives, and they are averaged, but all "
-    "samples in one batch have another loss: such as an auxiliary (load-balancing) loss from the "
-    "load of the batch, or one of the pairs within it. This may be meant"
 )
 
 
@@ -188,10 +183,10 @@ class Study:
     ) -> Divergence | None:
         """Find out with which weight the data of each coordinate enters, if that may explain it."""
         found = result.divergence
-        is_wanted = found is not None and found.subject in (Subject.LOSS, Subject.GRADIENT)
-        if found is None or not is_wanted or found.step:
+        wanted = (Subject.OUTPUT, Subject.LOSS, Subject.GRADIENT)
+        if found is None or found.subject not in wanted or found.step:
             return found
-        if found.explanation and not found.is_share:
+        if found.reason is not Reason.UNKNOWN or (found.explanation and not found.is_share):
             return found
         if not self._settings.is_replayed or self._source is None:
             return found
@@ -206,10 +201,12 @@ class Study:
         )
         gradients = comparison.gradient_pairs(0)
         weights = comparison.weights(gradients, alone)
-        if comparison.is_mean(gradients, alone) and (weights is None or found.is_share):
-            explanation = "; ".join(filter(None, (found.explanation, OF_BATCHES)))
-            return msgspec.structs.replace(found, explanation=explanation, is_of_batches=True)
-        if weights is None or found.is_share:
+        is_output = found.subject is Subject.OUTPUT
+        if comparison.is_mean(gradients, alone) and (
+            weights is None or found.is_share or is_output
+        ):
+            return msgspec.structs.replace(found, reason=Reason.BATCH)
+        if weights is None or found.is_share or is_output:
             return found
         return msgspec.structs.replace(
             found, explanation=weights.phrase(), weights=weights.candidate, due=weights.reference

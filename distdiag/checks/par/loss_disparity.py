@@ -1,6 +1,6 @@
 """PAR010: the loss over the ranks is not the loss of the same samples on one rank."""
 
-from distdiag.checks.par.divergence import DisparityCheck, figures, reason
+from distdiag.checks.par.divergence import DisparityCheck, because, figures
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity
 
@@ -47,5 +47,5 @@ class LossDisparity(DisparityCheck):
         """Say by how much the losses differ, and with which weights the ranks enter."""
         return (
             f"at step {event.step} the loss of {event.candidate} is not that of {event.reference}: "
-            f"{figures(event.differences[0])}{reason(event)}"
+            f"{figures(event.differences[0])}{because(event)}"
         )

@@ -2,9 +2,9 @@
 
 from distdiag.checks.par.divergence import (
     DisparityCheck,
+    because,
     figures,
     how_many,
-    reason,
 )
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity
@@ -50,11 +50,11 @@ class UpdateDisparity(DisparityCheck):
         message = (
             f"at step {event.step} {how_many(event)} of {event.num_compared} parameters of "
             f"{event.candidate} are changed otherwise than in {event.reference}: the change of "
-            f"{figures(first)}{reason(event)}"
+            f"{figures(first)}{because(event)}"
         )
         if "/" not in first.name:  # no parameter, and rounding hides what it does to them
             message = (
                 f"at step {event.step} of {event.candidate} the {figures(first)}, with respect to "
-                f"{event.reference}{reason(event)}"
+                f"{event.reference}{because(event)}"
             )
         return message

@@ -6,11 +6,14 @@ that were asked for. It never waits for another rank, and the values of the run 
 
 from __future__ import annotations
 
+import inspect
 import resource
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import ClassVar, Final
 
+import msgspec
 import torch
 import xxhash
 from torch import nn
@@ -18,6 +21,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad
 
 from distdiag.config.tasks import ParityTask, RankSummary
+from distdiag.events.base import Frame
 from distdiag.events.models import ReplicaEvidence
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guarded
@@ -25,8 +29,9 @@ from distdiag.probes.models.tensor_plans import Held, local_part
 from distdiag.probes.models.trained_models import TrainingRecorder
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
+from distdiag.probes.parity.functions import Functions
 from distdiag.probes.parity.perturbation import perturb_in_place
-from distdiag.probes.parity.sample_figures import coarser, figures_of
+from distdiag.probes.parity.sample_figures import Figures, coarser, figures_of
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.probes.untyped import Untyped
@@ -203,7 +208,12 @@ class ParityRecorder(TrainingRecorder):
         self._has_started = False
         self._rng_at_batch = b""
         self._draws = False
+        self._functions = Functions(recorder.main_script, self._after_function, self._takes_part)
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._optimizer_of: dict[str, str] = {}
+        self._optimizer_sites: dict[str, Frame] = {}
+        self._part_sites: dict[str, Frame] = {}
+        self._stepping = ""
         self._compute_dtype = ""
         self._problem = ""
 
@@ -245,6 +255,8 @@ class ParityRecorder(TrainingRecorder):
                 padded=self._feed.padded,
                 padded_at=self._padded_at,
                 is_filled=self._feed.is_filled,
+                optimizers=self._optimizer_of,
+                optimizer_sites={**self._optimizer_sites, **self._part_sites},
             )
         )
 
@@ -263,6 +275,7 @@ class ParityRecorder(TrainingRecorder):
         if any(True for _ in self._models.trained()):
             self._start()
         self._rng_at_batch = _random_state()
+        self._functions.watch_returns()
 
     def _start(self) -> None:
         if self._has_started:
@@ -278,6 +291,7 @@ class ParityRecorder(TrainingRecorder):
     @guarded
     def _before_backward(self, roots: Untyped) -> bool:
         """Record the losses; return False of a pass over what has no values (fake tensors)."""
+        self._functions.stop()
         readable = [root for root in roots if is_readable(local_part(root))]
         if not readable:
             return False
@@ -319,6 +333,30 @@ class ParityRecorder(TrainingRecorder):
         if optimizer not in self._optimizers and isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.append(optimizer)
         self._write_gradients()
+        self._stepping = type(optimizer).__name__
+        self._note_step(optimizer)
+        self._functions.watch_parts()
+
+    def _note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the optimizer of each parameter, and where the step of a class of the program is."""
+        held = {id(each.tensor): name for name, each in self._models.held()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in held:
+                    self._optimizer_of[held[id(parameter)]] = self._stepping
+        step = inspect.unwrap(type(optimizer).step)
+        code = getattr(step, "__code__", None)
+        if code is not None and self._functions.is_of_program(code):
+            site = Frame(code.co_filename, code.co_firstlineno, code.co_name)
+            self._optimizer_sites.setdefault(self._stepping, site)
+
+    def _after_step(self, *args: object) -> None:
+        self._functions.stop()
+        super()._after_step(*args)
+
+    @guarded
+    def _takes_part(self, frame: FrameType) -> None:
+        self._part_sites.setdefault(self._stepping, _site_of(frame))
 
     @guarded
     def _write_gradients(self) -> None:
@@ -350,6 +388,18 @@ class ParityRecorder(TrainingRecorder):
             self._start()
 
     @guarded
+    def _after_function(self, name: str, output: object, frame: FrameType) -> None:
+        if not is_grad_enabled():
+            return
+        found = figures_of(output, self._feed.batch_size)
+        if found is not None:
+            number = self._calls[name, "()"] = self._calls.get((name, "()"), -1) + 1
+            record = Record(
+                Kind.FUNCTION, self._step, self._micro, f"{name}()#{number}", site=_site_of(frame)
+            )
+            self._write_figures(record, found)
+
+    @guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
         if self._is_in_backward or not is_grad_enabled() or not module.training:
             return
@@ -357,20 +407,25 @@ class ParityRecorder(TrainingRecorder):
         found = figures_of(output, self._feed.batch_size) if name is not None else None
         if name is None or found is None:
             return
-        figures = found.values
         self._compute_dtype = coarser(self._compute_dtype, found.dtype)
         number = self._calls[name] = self._calls.get(name, -1) + 1
-        record = Record(
-            Kind.OUTPUT,
-            self._step,
-            self._micro,
-            f"{name}#{number}",
+        record = Record(Kind.OUTPUT, self._step, self._micro, f"{name}#{number}")
+        self._write_figures(record, found)
+
+    def _write_figures(self, record: Record, found: Figures) -> None:
+        figures = found.values
+        record = msgspec.structs.replace(
+            record,
             dtype="float32",
             shape=tuple(figures.shape),
             part=tuple(figures.shape),
             values=(found.num_elements, found.axis),
         )
         self._writer.write(record, bytes_of(figures.contiguous()))
+
+
+def _site_of(frame: FrameType) -> Frame:
+    return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def _gradient(held: Held) -> torch.Tensor | None:
