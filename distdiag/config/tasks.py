@@ -73,7 +73,8 @@ class ParityTask(RecordingTask, frozen=True, kw_only=True, forbid_unknown_fields
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank says of its recording at the end.
 
-    `data_group` are the ranks that its model's wrapper feeds with different data (empty if no
+    `num_given` counts what the outermost model was given where no batch was seen. `data_group` are
+    the ranks that its model's wrapper feeds with different data (empty if no
     wrapper tells), `lengths` what `len()` of each data loader was, by the order of their first
     use. `draws_in_forward`: random numbers were drawn between a batch and its backward pass.
     `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
@@ -91,6 +92,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     num_steps: int
     num_batches: int
+    num_given: int = 0
     data_group: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     draws_in_forward: bool = False

@@ -52,12 +52,13 @@ class Divergence(Event, frozen=True, kw_only=True):
 
     `differences` begin with the one that came first (the forward order of modules, the backward
     order of gradients); `num_compared` were compared. `explanation` is what was found out about
-    them. `culprits` are the ranks whose part differs, where known. `weights` are the shares with
-    which the data of each coordinate enters, where they are known, and `due` those that it
-    should have. `is_share`: it is in a part of the loss only. `padded` are the parts of batches, by
-    this step, that were filled up with a value that nobody named: what differs may come of that
-    alone. `is_filled`: some were filled up, be it with what their names suggest. `site` is the line
-    of the program that is behind it, where known.
+    them, and `fix` what to do if that is more than the check knows. `culprits` are the ranks whose
+    part differs, where known. `weights` are the shares with which the data of each coordinate
+    enters, where they are known, and `due` those that it should have. `is_share`: it is in a part
+    of the loss only. `padded` are the parts of batches, by this step, that were filled up with a
+    value that nobody named: what differs may come of that alone. `is_filled`: some were filled up,
+    be it with what their names suggest. `site` is the line of the program that is behind it, where
+    known.
     """
 
     subject: Subject
@@ -66,6 +67,7 @@ class Divergence(Event, frozen=True, kw_only=True):
     differences: tuple[Difference, ...]
     num_compared: int
     explanation: str = ""
+    fix: str = ""
     culprits: RankSet
     weights: tuple[float, ...] = ()
     due: tuple[float, ...] = ()

@@ -14,6 +14,7 @@ from distdiag.events.comparisons import Difference, Divergence, Reason, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.parity.batches import are_alike, differing_data, shared_samples
 from distdiag.parity.explanations import (
+    NOTHING,
     Pair,
     Weights,
     common_factor,
@@ -163,6 +164,9 @@ class Comparison:
     def _divergence(
         self, subject: Subject, step: int, pairs: Sequence[Pair], num_compared: int
     ) -> Divergence:
+        explanation = NOTHING
+        if subject is not Subject.OUTPUT:
+            explanation = explain(pairs[:MOST_EXPLAINED], self.sizes(step))
         found = Divergence(
             rank=0,
             seq=0,
@@ -173,9 +177,8 @@ class Comparison:
             reference=self._reference.label,
             differences=tuple(pair.difference for pair in pairs[:SHOWN]),
             num_compared=num_compared,
-            explanation=""
-            if subject is Subject.OUTPUT
-            else explain(pairs[:MOST_EXPLAINED], self.sizes(step)),
+            explanation=explanation.text,
+            fix=explanation.fix,
             culprits=RankSet(),
             padded=self._padded(step),
             is_filled=any(each.is_filled for each in self._summaries()),
@@ -226,6 +229,7 @@ class Comparison:
                     reason=Reason.ORDER,
                     differences=(pair.difference, *found.differences)[:SHOWN],
                     explanation="",
+                    fix="",
                     site=next((each.site for each in records.values()), None),
                 )
         return None
@@ -241,7 +245,7 @@ class Comparison:
             return found
         if any(self._is_part(Kind.GRADIENT, found.step, pair) for pair in pairs):
             return found
-        return msgspec.structs.replace(found, reason=Reason.AXIS)
+        return msgspec.structs.replace(found, reason=Reason.AXIS, fix="")
 
     def _of_shards(self, found: Divergence, pairs: Sequence[Pair]) -> Divergence:
         """Tell an optimizer that makes something of a part that it would not of the whole.

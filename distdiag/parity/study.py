@@ -22,6 +22,17 @@ PERTURBATION_SEED: Final = 20_240_607
 PERTURBED: Final = "perturbed"
 AGAIN_STEPS: Final = 3
 """What is not deterministic shows in so many steps."""
+OWN_BATCHES: Final = "no DataLoader: each run made its own, and what the model was given agrees"
+UNLIKE: Final = (
+    "the script makes its batches itself, and not the same ones on other numbers of ranks: {}. Let "
+    "the size of a rank's batch depend on their number (--per-rank), or pass batches through "
+    "distdiag.parity.batch()"
+)
+ABSENT: Final = (
+    "Let the gradients of data coordinate {} be reduced with those of the others. They are lost by "
+    "a pass without synchronisation, a group without its ranks, or a loss that nobody calls "
+    "backward on."
+)
 NO_BATCHES: Final = (
     "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
     "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
@@ -67,6 +78,7 @@ class Study:
         self._folder = folder
         self._launcher = Launcher(folder, script, settings.timeout_s, read_recording)
         self._settings = settings
+        self._is_replayed = settings.is_replayed
         self._say = say
         self._reference: RecordedRun | None = None
         self._repeats: list[RecordedRun] = []
@@ -101,15 +113,25 @@ class Study:
         for configuration in others:
             run = recorded[configuration]
             comparison = Comparison(
-                self._reference, self._repeats, run, is_replayed=self._settings.is_replayed
+                self._reference, self._repeats, run, is_replayed=self._is_replayed
             )
             result = comparison.run()
+            found = result.divergence
+            if self._has_own_batches:
+                if found is not None and found.subject is Subject.DATA:
+                    raise UsageError(UNLIKE.format(found.explanation))
+                result.not_compared["batches"] = OWN_BATCHES
             result.divergence = self._weighed(comparison, reference, result)
             own_report = self._launcher.report(_folder_name(configuration.label))
             outcomes.append(Outcome(configuration, result, own_report))
         return outcomes
 
     # The runs
+
+    @property
+    def _has_own_batches(self) -> bool:
+        """Whether batches were to be replayed, and there were none to record."""
+        return self._settings.is_replayed and not self._is_replayed
 
     def _unlike_repeats(
         self, again: RecordedRun, configuration: Configuration
@@ -124,8 +146,10 @@ class Study:
 
     def _record(self, configuration: Configuration) -> RecordedRun:
         (run,) = self._run_all([self._spec(configuration)])
-        if self._settings.is_replayed and not any(s.num_batches for s in run.summaries.values()):
-            raise UsageError(NO_BATCHES)
+        if self._is_replayed and not any(s.num_batches for s in run.summaries.values()):
+            if not all(s.num_given for s in run.summaries.values()):
+                raise UsageError(NO_BATCHES)
+            self._is_replayed = False
         if any(summary.draws_in_forward for summary in run.summaries.values()):
             raise UsageError(f"{configuration.label}: {DRAWS}")
         self._source = run
@@ -154,7 +178,7 @@ class Study:
         """Return how to make a run; one with a purpose helps to compare the others."""
         name = "-".join(filter(None, (_folder_name(configuration.label), purpose)))
         settings, replayed = self._settings, ""
-        if settings.is_replayed and self._source is not None:
+        if self._is_replayed and self._source is not None:
             replayed = str(self._folder / _folder_name(self._source.label) / RECORDS)
             sources = sources or sources_of(self._source)
         task = ParityTask(
@@ -188,7 +212,7 @@ class Study:
             return found
         if found.reason is not Reason.UNKNOWN or (found.explanation and not found.is_share):
             return found
-        if not self._settings.is_replayed or self._source is None:
+        if not self._is_replayed or self._source is None:
             return found
         sources = sources_of(self._source)
         if len(sources) < 2:
@@ -209,7 +233,11 @@ class Study:
         if weights is None or found.is_share or is_output:
             return found
         return msgspec.structs.replace(
-            found, explanation=weights.phrase(), weights=weights.candidate, due=weights.reference
+            found,
+            explanation=weights.phrase(),
+            fix=ABSENT.format(weights.absent) if weights.absent else found.fix,
+            weights=weights.candidate,
+            due=weights.reference,
         )
 
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from distdiag.checks.par.divergence import DisparityCheck, figures, subjects_of
+from distdiag.checks.par.divergence import DisparityCheck, doubt, figures, subjects_of
 from distdiag.events.comparisons import Divergence, Reason, Subject
 from distdiag.findings.finding import Severity
 
@@ -53,5 +53,5 @@ class BatchDependence(DisparityCheck):
         return (
             f"{what} of {event.candidate} is not that of {event.reference}, because it depends on "
             f"which samples are in one batch: each rank has the gradients that its own batch gives "
-            f"alone, all samples in one batch give others ({figures(first)}){part}"
+            f"alone, all samples in one batch give others ({figures(first)}){part}{doubt(event)}"
         )

@@ -66,10 +66,10 @@ def listed(event: Divergence) -> str:
 
 def because(event: Divergence) -> str:
     """Return the explanation as the end of a sentence, empty if there is none."""
-    return (f": {event.explanation}" if event.explanation else "") + _doubt(event)
+    return (f": {event.explanation}" if event.explanation else "") + doubt(event)
 
 
-def _doubt(event: Divergence) -> str:
+def doubt(event: Divergence) -> str:
     """Say what the comparison itself has put into the batches, and how to name the values."""
     if not event.padded:
         return ""
@@ -116,6 +116,7 @@ class DisparityCheck(Check[Divergence]):
             subjects=subjects_of(event),
             evidence=tuple(evidence_of(event)),
             grade=self._grade(event),
+            fix=event.fix or self.fix,
         )
 
     def _grade(self, event: Divergence) -> Grade:

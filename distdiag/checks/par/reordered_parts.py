@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from distdiag.checks.par.divergence import DisparityCheck, figures, subjects_of
+from distdiag.checks.par.divergence import DisparityCheck, doubt, figures, subjects_of
 from distdiag.events.comparisons import Divergence, Reason
 from distdiag.findings.finding import Severity
 
@@ -48,5 +48,5 @@ class ReorderedParts(DisparityCheck):
         )
         return (
             f"at step {event.step} {function} returns the values of {event.reference} in another "
-            f"order in {event.candidate}{follows if rest else ''}"
+            f"order in {event.candidate}{follows if rest else ''}{doubt(event)}"
         )

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from distdiag.checks.par.divergence import DisparityCheck, figures, listed
+from distdiag.checks.par.divergence import DisparityCheck, doubt, figures, listed
 from distdiag.events.comparisons import Divergence, Reason
 from distdiag.findings.finding import Severity
 
@@ -49,5 +49,5 @@ class ShardWiseUpdate(DisparityCheck):
             f"at step {event.step} {event.explanation} updates {listed(event)} of "
             f"{event.candidate} otherwise than of {event.reference}, though all gradients agree: "
             "each rank computes with its own part of the parameter; the change of "
-            f"{figures(event.differences[0])}"
+            f"{figures(event.differences[0])}{doubt(event)}"
         )

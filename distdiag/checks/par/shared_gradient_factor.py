@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from distdiag.checks.par.divergence import DisparityCheck, figures, listed
+from distdiag.checks.par.divergence import DisparityCheck, doubt, figures, listed
 from distdiag.events.comparisons import Divergence, Reason
 from distdiag.findings.finding import Severity
 
@@ -46,5 +46,5 @@ class SharedGradientFactor(DisparityCheck):
         return (
             f"at step {event.step} the gradients of {listed(event)} in {event.candidate} differ "
             f"from those of {event.reference}: {event.explanation}; the other gradients agree, of "
-            f"{event.num_compared} in all ({figures(event.differences[0])})"
+            f"{event.num_compared} in all ({figures(event.differences[0])}){doubt(event)}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -234,6 +235,8 @@ def _joined_values(path: str, records: Sequence[Record]) -> object:
 
 OWN: Final = 1_000_000
 """The number of the iterator that stands for the batches which the script makes itself."""
+GIVEN: Final = 2_000_000
+"""The same of what the outermost model is given, in a script whose batches come from nowhere."""
 
 
 _READERS: Final = (
@@ -261,7 +264,7 @@ class BatchFeed:
         needed; `refuse` ends the run.
         """
         self._refuse = refuse
-        self.num_batches = 0
+        self.num_batches = self.num_given = 0
         self.batch_size = 0
         self._task = task
         self._coordinate = coordinate
@@ -346,6 +349,15 @@ class BatchFeed:
             return self._handed_out(batch, iterator, number, collate)
 
         return next_batch
+
+    def note_given(self, name: str, given: tuple[object, ...]) -> None:
+        """Take what a model is given for a batch, if nothing else has handed one out."""
+        if self.num_batches or self._store is not None:
+            return
+        with suppress(UnknownBatchError):
+            write_batch(self._writer, GIVEN, self.num_given, {name: given})
+            self.num_given += 1
+            self.batch_size = _batch_size(given)
 
     def _own_batch(self, batch: object) -> object:
         number, self._num_own = self._num_own, self._num_own + 1

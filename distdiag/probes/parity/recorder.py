@@ -223,9 +223,8 @@ class ParityRecorder(TrainingRecorder):
         self._patches.wrap_everywhere(clip_grad, "clip_grad_norm_", self._around_clipping)
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._to_undo.append(hook.remove)
-        if self._task.perturbation is not None:
-            before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
-            self._to_undo.append(before.remove)
+        before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+        self._to_undo.append(before.remove)
         if self._task.dropout == "off":
             switch_dropout_off(self._patches)
 
@@ -242,6 +241,7 @@ class ParityRecorder(TrainingRecorder):
                 world_size=self._models.world_size,
                 num_steps=self._step,
                 num_batches=self._feed.num_batches,
+                num_given=self._feed.num_given,
                 data_group=self._models.data_group(),
                 lengths=self._feed.lengths,
                 draws_in_forward=self._draws,
@@ -381,11 +381,19 @@ class ParityRecorder(TrainingRecorder):
     # Outputs
 
     @guarded
-    def _before_forward(self, module: nn.Module, _: object) -> None:
-        """Perturb before the first pass, of a script whose batches come from nowhere we see."""
-        is_first = not self._has_started and module.training and is_grad_enabled()
-        if is_first and self._models.name_of(module) is not None:
+    def _before_forward(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        """Begin before the first pass, of a script whose batches come from nowhere we see."""
+        if self._feed.num_batches or not module.training or not is_grad_enabled():
+            return
+        name = self._models.name_of(module)
+        if name is None:
+            return
+        if self._task.perturbation is not None and not self._has_started:
             self._start()
+        if name.endswith("/"):
+            self._end_step()
+            self._feed.note_given(name, given)
+            self._functions.watch_returns()
 
     @guarded
     def _after_function(self, name: str, output: object, frame: FrameType) -> None:

@@ -275,6 +275,7 @@ KINDS = {
     "stream": of_texts(padded),
     "uneven": of_texts(padded),
     "own": of_texts(padded),
+    "hand-made": of_texts(padded),
     "by-hand": of_texts(padded),
     "sharded": of_texts(padded),
     "weighted": weighted,
@@ -285,6 +286,15 @@ KINDS = {
     "capacity": capacity,
     "balanced": balanced,
 }
+
+
+def hand_made(steps=6, size=8):
+    """Yield this rank's rows of batches that are made of one large tensor."""
+    texts, labels = padded([text(number) for number in range(steps * size)])
+    for step in range(steps):
+        rows = torch.arange(step * size, (step + 1) * size)
+        mine = rows.chunk(dist.get_world_size())[dist.get_rank()]
+        yield texts[mine], labels[mine]
 
 
 class Budget:
@@ -304,6 +314,8 @@ class Budget:
 
 def loader_of(kind, data, options, batch_size):
     rank, world = dist.get_rank(), dist.get_world_size()
+    if kind == "hand-made":
+        return hand_made()
     if kind == "stream":
         return DataLoader(Stream(rank, world), batch_size, **options)
     if kind == "uneven":
