@@ -63,9 +63,9 @@ def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
         if mine == other:
             continue
         shared = sum((mine & other).values())
-        what = (
-            f"step by step: batch {place[1]} has {shared} of {sum(mine.values())} samples in common"
-        )
+        due, number = mine.total(), other.total()
+        size = "" if number == due else f"{number} samples, not {due}, and "
+        what = f"step by step: batch {place[1]} has {size}{shared} of {due} samples in common"
         everything = (
             Counter(s for each in ours.values() for s in each),
             Counter(s for each in theirs.values() for s in each),

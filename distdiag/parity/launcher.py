@@ -157,7 +157,11 @@ class Launcher(Generic[Recorded]):
             recorded = self._read(Path(spec.task.folder), spec.label)
         except (DamagedFileError, OSError) as error:
             raise self._failed(spec, status, log, str(error)) from None
-        if status or len(recorded.summaries) < spec.num_ranks:
+        summaries = recorded.summaries.values()
+        if len(summaries) < spec.num_ranks or (
+            status and not all(each.num_steps >= spec.task.num_steps for each in summaries)
+        ):
+            # A rank that has taken its steps leaves, and a peer may still want something of it.
             raise self._failed(spec, status, log, "not all ranks recorded something")
         return recorded
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from distdiag.checks.base import Check
 from distdiag.events.comparisons import Difference, Divergence, Reason, Subject
 from distdiag.findings.descriptions import user_location
-from distdiag.findings.finding import Evidence, Finding, Grade
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 
 MOST_NAMED: Final = 4
 
@@ -115,9 +115,14 @@ class DisparityCheck(Check[Divergence]):
             location=user_location((event.site,)) if event.site is not None else None,
             subjects=subjects_of(event),
             evidence=tuple(evidence_of(event)),
+            severity=self.severity_of(event),
             grade=self._grade(event),
             fix=event.fix or self.fix,
         )
+
+    def severity_of(self, event: Divergence) -> Severity:
+        """Return how bad it is: what may be meant is a warning."""
+        return self.severity
 
     def _grade(self, event: Divergence) -> Grade:
         """Return how sure it is: what the comparison itself has put into batches proves nothing."""

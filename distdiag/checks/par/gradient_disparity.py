@@ -36,7 +36,7 @@ class GradientDisparity(DisparityCheck):
     ## When it is not a defect
     The gradient is meant to depend on the number of ranks, as with a loss that is summed over them.
 
-    If so, add `ignore = ["PAR011"]` to `distdiag.toml`.
+    If so, say `--accept PAR011`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html

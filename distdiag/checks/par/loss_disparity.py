@@ -32,7 +32,7 @@ class LossDisparity(DisparityCheck):
     ## When it is not a defect
     The loss of a batch is not meant to be a mean over its samples, as with contrastive losses.
 
-    If so, add `ignore = ["PAR010"]` to `distdiag.toml`.
+    If so, say `--accept PAR010`.
 
     ## References
     - https://github.com/PrimeIntellect-ai/prime-rl/issues/1961
@@ -40,7 +40,7 @@ class LossDisparity(DisparityCheck):
 
     code = "PAR010"
     name = "loss-disparity"
-    severity = Severity.ERROR
+    severity = Severity.WARNING
     subject = Subject.LOSS
 
     def message(self, event: Divergence) -> str:

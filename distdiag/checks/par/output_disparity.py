@@ -32,7 +32,7 @@ class OutputDisparity(DisparityCheck):
     The module is meant to depend on the batch of its rank, as batch normalisation does, or draws
     random numbers.
 
-    If so, add `ignore = ["PAR009"]` to `distdiag.toml`.
+    If so, say `--accept PAR009`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html

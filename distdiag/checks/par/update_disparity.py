@@ -31,9 +31,8 @@ class UpdateDisparity(DisparityCheck):
     Leaves: A schedule whose length depends on the number of ranks.
 
     ## When it is not a defect
-    The learning rate is meant to depend on the number of ranks.
-
-    If so, add `ignore = ["PAR012"]` to `distdiag.toml`.
+    The learning rate is meant to depend on the number of ranks, or its schedule to advance once for
+    each of them. Other learning rates are a warning therefore; say so with `--accept PAR012`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
@@ -43,6 +42,10 @@ class UpdateDisparity(DisparityCheck):
     name = "update-disparity"
     severity = Severity.ERROR
     subject = Subject.UPDATE
+
+    def severity_of(self, event: Divergence) -> Severity:
+        """Warn of learning rates, which may be meant to depend on the number of ranks."""
+        return Severity.WARNING if event.details else self.severity
 
     def message(self, event: Divergence) -> str:
         """Name the first parameter whose change differs, and what explains it."""

@@ -127,6 +127,8 @@ class TensorRecorder:
         shape, at, part = place
         with out_of_sight():
             local = local.detach().cpu().contiguous()
+            if held.plan.wrapper == "FSDP1":
+                local = local.clone()  # numpy would pin the storage, which FSDP1 resizes
             data = _memory_of(local)
             if record.kind is Kind.GRADIENT:
                 self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))

@@ -96,6 +96,8 @@ def test_an_update_names_the_parameter_and_the_rates():
     finding = found(Subject.UPDATE, details=("rank 1 has the learning rates (0.1,)",))
     assert finding.subjects == ("layers.1.weight",)
     assert "rank 1 has the learning rates" in finding.evidence[1].summary
+    assert finding.severity is Severity.WARNING
+    assert found(Subject.UPDATE).severity is Severity.ERROR
 
 
 def test_copies_that_part_are_told_without_a_size():
@@ -142,7 +144,7 @@ def test_a_function_is_named_before_what_differs():
 
 def test_what_names_suggest_is_likely():
     finding = found(Subject.LOSS, is_filled=True)
-    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.ERROR)
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
 
 
 @pytest.mark.parametrize(
