@@ -7,6 +7,7 @@ from typing import Final, Unpack
 
 import click
 
+from distdiag.checks import load_checks
 from distdiag.cli.options import CompareOptions, compare_options
 from distdiag.cli.show import reaches, run_progress, show_report, tell
 from distdiag.cli.torchrun import empty_folder
@@ -16,7 +17,7 @@ from distdiag.events.errors import UsageError
 from distdiag.findings.finding import Report, Severity
 from distdiag.parity.configurations import Configuration, filled_in, in_order, origins
 from distdiag.parity.launcher import Script
-from distdiag.parity.report import Comparing, report_of
+from distdiag.parity.report import Comparing, accepting, report_of
 from distdiag.parity.study import Outcome, Settings, Study
 from distdiag.reports import write_report
 
@@ -35,6 +36,7 @@ class _Options(CompareOptions):
     pads: tuple[str, ...]
     dropout: Dropout
     jobs: int | None
+    accepted: tuple[str, ...]
 
 
 @click.command("parity", context_settings={"allow_interspersed_args": False})
@@ -84,6 +86,13 @@ class _Options(CompareOptions):
     help="off: switch dropout off in all runs [on].",
 )
 @click.option(
+    "--accept",
+    "accepted",
+    multiple=True,
+    metavar="CODE",
+    help="Take what this check finds as meant: it is shown as a note.",
+)
+@click.option(
     "--jobs",
     type=click.IntRange(min=1),
     default=None,
@@ -104,8 +113,9 @@ def command(**options: Unpack[_Options]) -> int:
     script, is_replayed = options["script"], options["is_replayed"]
     folder = empty_folder(script, options["run_dir"])
     configurations = _configurations(options)
-    if not is_replayed and not options["per_rank"] and not options["named"]:
-        raise UsageError("--same-global-batch needs --per-rank, which makes the batches alike")
+    unknown = sorted(set(options["accepted"]) - load_checks().keys())
+    if unknown:
+        raise UsageError(f"--accept {unknown[0]}: there is no such check")
     settings = Settings(
         num_steps=options["num_steps"],
         is_replayed=is_replayed,
@@ -119,6 +129,7 @@ def command(**options: Unpack[_Options]) -> int:
     outcomes = study.compare(configurations)
     num_ranks = max(outcome.configuration.num_ranks for outcome in outcomes)
     report = _report(outcomes, Comparing(MODE, tuple(sys.argv), folder, started, num_ranks))
+    report = accepting(report, options["accepted"])
     write_report(folder / "report.json", report)
     _show(outcomes)
     show_report(report, options["report_format"], verbose=options["verbose"])

@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from distdiag.events.base import Frame
 from distdiag.events.errors import UNDECODABLE, UsageError
 
 
@@ -72,7 +73,8 @@ class ParityTask(RecordingTask, frozen=True, kw_only=True, forbid_unknown_fields
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank says of its recording at the end.
 
-    `data_group` are the ranks that its model's wrapper feeds with different data (empty if no
+    `num_given` counts what the outermost model was given where no batch was seen. `data_group` are
+    the ranks that its model's wrapper feeds with different data (empty if no
     wrapper tells), `lengths` what `len()` of each data loader was, by the order of their first
     use. `draws_in_forward`: random numbers were drawn between a batch and its backward pass.
     `num_microsteps` are the backward passes of each step. `mesh_sizes` are those of the meshes
@@ -80,13 +82,17 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     the most bytes of the host that the process held. `compute_dtype` is the coarsest one that a
     module returned something in or gradients were rounded to. `unreadable` are tensors that could
     not be recorded, with why. `padded` are the parts of batches, by their paths, that were filled
-    up with a value that the program never named, and `padded_at` the first step that got one.
+    up with a value that the program never named, and `padded_at` the first step that got one;
+    `is_filled`: some were, be it with values that their names suggest. `optimizers` are the classes
+    of those that hold the parameters, by name, and `optimizer_sites` the lines of the program where
+    such a class asks for its rank's part of a tensor, else where its step begins.
     """
 
     rank: int
     world_size: int
     num_steps: int
     num_batches: int
+    num_given: int = 0
     data_group: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     draws_in_forward: bool = False
@@ -99,6 +105,9 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     padded: tuple[str, ...] = ()
     padded_at: int = 0
+    is_filled: bool = False
+    optimizers: dict[str, str] = {}
+    optimizer_sites: dict[str, Frame] = {}
 
     def to_json(self) -> bytes:
         """Return the form in which it is kept."""

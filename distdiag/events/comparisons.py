@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from distdiag.events.base import Event
+from distdiag.events.base import Event, Frame
 from distdiag.events.ranks import RankSet
 from distdiag.events.routing import Choice
 
@@ -20,6 +20,16 @@ class Subject(StrEnum):
     LOSS = "loss"
     GRADIENT = "gradient"
     UPDATE = "update"
+
+
+class Reason(StrEnum):
+    """What is behind a divergence, as far as it was measured."""
+
+    UNKNOWN = "unknown"
+    BATCH = "batch"  # a batch is more than its samples: each rank is right about its own
+    SHARDS = "shards"  # an optimizer takes a rank's part of a parameter for the whole
+    ORDER = "order"  # a function returns the parts of a sequence in another order
+    AXIS = "axis"  # gradients of what the ranks of one axis share are off by its size
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +52,13 @@ class Divergence(Event, frozen=True, kw_only=True):
 
     `differences` begin with the one that came first (the forward order of modules, the backward
     order of gradients); `num_compared` were compared. `explanation` is what was found out about
-    them. `culprits` are the ranks whose part differs, where known. `weights` are the shares with
-    which the data of each coordinate enters, where they are known, and `due` those that it
-    should have. `is_share`: it is in a part of the loss only. `is_of_batches`: what all ranks have
-    computed is right for the batch of each, but the loss of a batch is no mean over its samples.
-    `padded` are the parts of batches, by this step, that were filled up with a value that nobody
-    named: what differs may come of that alone.
+    them, and `fix` what to do if that is more than the check knows. `culprits` are the ranks whose
+    part differs, where known. `weights` are the shares with which the data of each coordinate
+    enters, where they are known, and `due` those that it should have. `is_share`: it is in a part
+    of the loss only. `padded` are the parts of batches, by this step, that were filled up with a
+    value that nobody named: what differs may come of that alone. `is_filled`: some were filled up,
+    be it with what their names suggest. `site` is the line of the program that is behind it, where
+    known.
     """
 
     subject: Subject
@@ -56,18 +67,16 @@ class Divergence(Event, frozen=True, kw_only=True):
     differences: tuple[Difference, ...]
     num_compared: int
     explanation: str = ""
+    fix: str = ""
     culprits: RankSet
     weights: tuple[float, ...] = ()
     due: tuple[float, ...] = ()
     details: tuple[str, ...] = ()
     is_share: bool = False
-    is_of_batches: bool = False
+    reason: Reason = Reason.UNKNOWN
     padded: tuple[str, ...] = ()
-
-    @property
-    def is_doubtful(self) -> bool:
-        """Whether what differs may be meant, or may come of what the comparison invented."""
-        return self.is_of_batches or bool(self.padded)
+    is_filled: bool = False
+    site: Frame | None = None
 
 
 # Where two runs of one script route a token differently.

@@ -50,6 +50,8 @@ def shared_samples(run: RecordedRun) -> tuple[str, RankSet]:
 
 def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
     """Say how the samples of a run differ from those of its reference; empty if they do not."""
+    if not _have_one_form(reference, candidate):
+        return ""  # parts of a sequence, or lengths that are filled up otherwise
     ours = _all_samples(reference)
     theirs = _all_samples(candidate)
     if ours != theirs and _passes(reference) != _passes(candidate):
@@ -61,9 +63,9 @@ def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
         if mine == other:
             continue
         shared = sum((mine & other).values())
-        what = (
-            f"step by step: batch {place[1]} has {shared} of {sum(mine.values())} samples in common"
-        )
+        due, number = mine.total(), other.total()
+        size = "" if number == due else f"{number} samples, not {due}, and "
+        what = f"step by step: batch {place[1]} has {size}{shared} of {due} samples in common"
         everything = (
             Counter(s for each in ours.values() for s in each),
             Counter(s for each in theirs.values() for s in each),
@@ -74,6 +76,30 @@ def differing_data(reference: RecordedRun, candidate: RecordedRun) -> str:
         twice = f"; {repeated} samples come more than once" if repeated else ""
         return f"other samples come, {what}{twice}"
     return ""
+
+
+def _have_one_form(*runs: RecordedRun) -> bool:
+    """Say whether what models are given has samples of one size in all runs.
+
+    Batches that were seen as such are whole in any case.
+    """
+    if any(each.num_batches for run in runs for each in run.summaries.values()):
+        return True
+    forms = [
+        {
+            (name, record.shape[1:])
+            for _, iterator, number, name in run.places(Kind.BATCH)
+            for record in run.by_rank(Kind.BATCH, iterator, number, name).values()
+        }
+        for run in runs
+    ]
+    return forms[0] == forms[-1]
+
+
+def are_alike(reference: RecordedRun, candidate: RecordedRun) -> bool:
+    """Say whether both runs got the same samples in the same order."""
+    ours = _all_samples(reference)
+    return bool(ours) and ours == _all_samples(candidate)
 
 
 def _passes(run: RecordedRun) -> int:

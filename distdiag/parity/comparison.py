@@ -8,12 +8,16 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from distdiag.events.comparisons import Difference, Divergence, Subject
+from distdiag.config.tasks import RankSummary
+from distdiag.events.base import Frame
+from distdiag.events.comparisons import Difference, Divergence, Reason, Subject
 from distdiag.events.ranks import RankSet
-from distdiag.parity.batches import differing_data, shared_samples
+from distdiag.parity.batches import are_alike, differing_data, shared_samples
 from distdiag.parity.explanations import (
+    NOTHING,
     Pair,
     Weights,
+    common_factor,
     explain,
     gradients_of,
     is_mean_of,
@@ -21,10 +25,10 @@ from distdiag.parity.explanations import (
     weights_of,
 )
 from distdiag.parity.losses import loss_pairs, share_of, total_loss
-from distdiag.parity.outputs import differing_ranks, output_pairs
+from distdiag.parity.outputs import differing_ranks, is_reordered, output_pairs
 from distdiag.parity.parts import compare_parts, experts_of, find_spots, num_parts
 from distdiag.parity.recorded_run import RecordedRun
-from distdiag.parity.tensors import MOST_EXPLAINED, Rates, Tensors, kept, norm_pairs
+from distdiag.parity.tensors import ACCURACY, MOST_EXPLAINED, Rates, Tensors, kept, norm_pairs
 from distdiag.parity.tolerance import compare
 from distdiag.record.recording import Kind
 
@@ -74,6 +78,7 @@ class Comparison:
         self._num_parts, self._experts = num_parts(spots), experts_of(reference, spots)
         self._candidate = candidate = candidate.with_parts_at(spots) if spots else candidate
         self._is_replayed = is_replayed
+        self._is_aligned = is_replayed or are_alike(reference, candidate)
         self._result = Result()
         self._tensors = Tensors(reference, repeats, candidate, self._result.not_compared)
         self._rates = Rates(reference, candidate)
@@ -107,23 +112,30 @@ class Comparison:
             pairs = list(found)
             row.ratios[subject] = max((pair.difference.ratio for pair in pairs), default=0.0)
             differing = [pair for pair in pairs if pair.difference.ratio > 1]
-            if subject is Subject.LOSS and differing and self._is_undone(step, differing):
+            if (
+                subject is Subject.LOSS
+                and differing
+                and self._is_left_to_gradients(step, differing)
+            ):
                 continue
             if differing:
                 self._result.pairs = differing
                 return self._divergence(subject, step, differing, len(pairs))
         return self._copies(step)
 
-    def _is_undone(self, step: int, losses: Sequence[Pair]) -> bool:
+    def _is_left_to_gradients(self, step: int, losses: Sequence[Pair]) -> bool:
         """Say whether losses have a factor of the layout that the gradients do not have.
 
         A loss that is multiplied by the ranks that share a sequence, since gradients are divided by
-        their number, is right.
+        their number, is right; if gradients differ otherwise, they tell more.
         """
         if not is_multiple(losses, self.sizes(step)):
             return False
         gradients = list(self._tensors.pairs(Kind.GRADIENT, step))
-        return bool(gradients) and all(pair.difference.ratio <= 1 for pair in gradients)
+        differing = [pair for pair in gradients if pair.difference.ratio > 1]
+        return bool(gradients) and (
+            not differing or not is_multiple(differing[:MOST_EXPLAINED], self.sizes(step))
+        )
 
     def _copies(self, step: int) -> Divergence | None:
         """Find parameters of which a wrapper should keep all copies alike, to the bit."""
@@ -152,25 +164,10 @@ class Comparison:
     def _divergence(
         self, subject: Subject, step: int, pairs: Sequence[Pair], num_compared: int
     ) -> Divergence:
-        first = pairs[0]
-        culprits, details = RankSet(), []
-        differences, share = [pair.difference for pair in pairs[:SHOWN]], None
-        if subject is Subject.OUTPUT:
-            culprits = differing_ranks(first, self._candidate.coordinates)
-            explanation = ""
-        else:
+        explanation = NOTHING
+        if subject is not Subject.OUTPUT:
             explanation = explain(pairs[:MOST_EXPLAINED], self.sizes(step))
-        if subject is Subject.LOSS and not explanation:
-            gradients = [pair.difference for pair in self._tensors.pairs(Kind.GRADIENT, step)]
-            share = share_of(gradients)
-            if share is not None:
-                explanation = share.explanation
-                differences += share.differing
-        if subject is Subject.UPDATE:
-            details += self._rates.details(step)
-        if subject is Subject.GRADIENT:
-            details += self._unlike_replicas(step)
-        return Divergence(
+        found = Divergence(
             rank=0,
             seq=0,
             time_ns=0,
@@ -178,19 +175,114 @@ class Comparison:
             subject=subject,
             candidate=self._candidate.label,
             reference=self._reference.label,
-            differences=tuple(differences[:SHOWN]),
+            differences=tuple(pair.difference for pair in pairs[:SHOWN]),
             num_compared=num_compared,
-            explanation=explanation,
-            culprits=culprits,
-            details=tuple(details),
-            is_share=share is not None,
+            explanation=explanation.text,
+            fix=explanation.fix,
+            culprits=RankSet(),
             padded=self._padded(step),
+            is_filled=any(each.is_filled for each in self._summaries()),
         )
+        match subject:
+            case Subject.OUTPUT:
+                culprits = differing_ranks(pairs[0], self._candidate.coordinates)
+                return msgspec.structs.replace(found, culprits=culprits)
+            case Subject.LOSS:
+                return self._reordered(found, step) or self._of_share(found, step)
+            case Subject.GRADIENT:
+                details = tuple(self._unlike_replicas(step))
+                found = msgspec.structs.replace(found, details=details)
+                return self._reordered(found, step) or self._of_axis(found, pairs)
+            case Subject.UPDATE:
+                details = tuple(self._rates.details(step))
+                found = msgspec.structs.replace(found, details=details)
+                return self._of_shards(found, pairs)
+            case _:
+                return found
+
+    # Reasons
+
+    def _of_share(self, found: Divergence, step: int) -> Divergence:
+        """Say which part of a loss differs, if it is one."""
+        gradients = [pair.difference for pair in self._tensors.pairs(Kind.GRADIENT, step)]
+        share = share_of(gradients) if not found.explanation else None
+        if share is None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            explanation=share.explanation,
+            differences=(*found.differences, *share.differing)[:SHOWN],
+            is_share=True,
+        )
+
+    def _reordered(self, found: Divergence, step: int) -> Divergence | None:
+        """Name the first function of the program that returns the same in another order."""
+        runs = (self._reference, self._repeats, self._candidate)
+        if not self._is_aligned:
+            return None
+        for pair in output_pairs(*runs, step, self._experts, Kind.FUNCTION):
+            if pair.difference.ratio > 1 and is_reordered(pair):
+                name = pair.difference.name
+                records = self._candidate.by_rank(Kind.FUNCTION, step, 0, name)
+                return msgspec.structs.replace(
+                    found,
+                    reason=Reason.ORDER,
+                    differences=(pair.difference, *found.differences)[:SHOWN],
+                    explanation="",
+                    fix="",
+                    site=next((each.site for each in records.values()), None),
+                )
+        return None
+
+    def _of_axis(self, found: Divergence, pairs: Sequence[Pair]) -> Divergence:
+        """Tell gradients that are off by the number of the ranks that share a parameter."""
+        num_sharing = len(self._candidate.summaries) // len(self._candidate.coordinates)
+        factor = common_factor(pairs)
+        is_some = len(pairs) < found.num_compared
+        if factor is None or num_sharing < 2 or not is_some:
+            return found
+        if not any(abs(factor / k - 1) < ACCURACY for k in (num_sharing, 1 / num_sharing)):
+            return found
+        if any(self._is_part(Kind.GRADIENT, found.step, pair) for pair in pairs):
+            return found
+        return msgspec.structs.replace(found, reason=Reason.AXIS, fix="")
+
+    def _of_shards(self, found: Divergence, pairs: Sequence[Pair]) -> Divergence:
+        """Tell an optimizer that makes something of a part that it would not of the whole.
+
+        Then all parameters that differ are spread over ranks, with no factor in common, and one
+        that is not, or that another optimizer holds, agrees.
+        """
+        if found.explanation or not all(
+            self._is_part(Kind.PARAMETER, found.step, pair) for pair in pairs
+        ):
+            return found
+        holders: dict[str, str] = {}
+        sites: dict[str, Frame] = {}
+        for summary in self._summaries():
+            holders.update(summary.optimizers)
+            sites.update(summary.optimizer_sites)
+        holding = {holders.get(pair.difference.name, "") for pair in pairs}
+        kind = holding.pop() if len(holding) == 1 else ""
+        is_only_some = len(pairs) < found.num_compared
+        if not kind or not is_only_some:
+            return found
+        return msgspec.structs.replace(
+            found, reason=Reason.SHARDS, explanation=kind, site=sites.get(kind)
+        )
+
+    def _is_part(self, kind: Kind, step: int, pair: Pair) -> bool:
+        """Say whether each rank of the candidate holds a part of a parameter."""
+        records = self._candidate.by_rank(kind, step, 0, pair.difference.name).values()
+        return bool(records) and all(each.part != each.shape for each in records)
+
+    def _summaries(self) -> list[RankSummary]:
+        runs = (self._reference, *self._repeats, self._candidate)
+        return [each for run in runs for each in run.summaries.values()]
 
     def _padded(self, step: int) -> tuple[str, ...]:
         """Return what was filled up in the batches of a run until a step."""
-        runs = (self._reference, *self._repeats, self._candidate)
-        summaries = [each for run in runs for each in run.summaries.values()]
+        summaries = self._summaries()
         found = [name for each in summaries if each.padded_at <= step for name in each.padded]
         return tuple(dict.fromkeys(found))
 
@@ -279,7 +371,7 @@ class Comparison:
         return total_loss(self._reference, step, num), total_loss(self._candidate, step, num)
 
     def _outputs(self, step: int) -> Iterator[Pair]:
-        if self._is_replayed:
+        if self._is_aligned:
             runs = (self._reference, self._repeats, self._candidate)
             yield from output_pairs(*runs, step, self._experts)
 

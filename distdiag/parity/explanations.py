@@ -26,28 +26,42 @@ class Pair(NamedTuple):
     candidate: Array
 
 
-def explain(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> str:
-    """Say how the candidate's values come from the reference's; empty if nothing fits.
+class Explanation(NamedTuple):
+    """How values come from those of the reference, and what to change; empty if nothing fits."""
+
+    text: str = ""
+    fix: str = ""
+
+
+NOTHING: Final = Explanation()
+_TOO_LARGE: Final = (
+    "Find what is summed over {} where a mean is due, or multiplied by their number, and divide by "
+    "it once."
+)
+_TOO_SMALL: Final = (
+    "Find what is divided by {} a second time (a mean of means, a loss that was divided already), "
+    "and divide once."
+)
+
+
+def explain(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> Explanation:
+    """Say how the candidate's values come from the reference's.
 
     `sizes` are the numbers that may stand behind a factor, by what they count.
     """
     factor = common_factor(pairs)
     if factor is not None:
-        name = _named(factor, sizes)
+        name, fix = _named(factor, sizes)
         if name or any(pair.reference.size != 1 for pair in pairs):
-            return f"{_subject(pairs)} {factor:.5g} times as large{name}"
-        return ""  # of a single number, any other one is a multiple
-    for pair in pairs[:1]:
-        found = _order(pair, sizes) or _offset(pair)
-        if found:
-            return found
-    return ""
+            return Explanation(f"{_subject(pairs)} {factor:.5g} times as large{name}", fix)
+        return NOTHING  # of a single number, any other one is a multiple
+    return _of_parts(pairs[0], sizes) or Explanation(_offset(pairs[0]))
 
 
 def is_multiple(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> bool:
     """Say whether all are larger or smaller by one of these numbers."""
     factor = common_factor(pairs)
-    return factor is not None and factor > 0 and bool(_named(factor, sizes))
+    return factor is not None and factor > 0 and bool(_named(factor, sizes).text)
 
 
 def _subject(pairs: Sequence[Pair]) -> str:
@@ -77,42 +91,61 @@ def _is_scaled(pair: Pair, factor: float) -> bool:
     return size > 0 and rest <= max(0.2 * moved, 1e-6 * size) and rest <= 0.05 * size
 
 
-def _named(factor: float, sizes: Mapping[str, int]) -> str:
+def _named(factor: float, sizes: Mapping[str, int]) -> Explanation:
     if abs(factor + 1) < _CLOSE:
-        return ": the sign is turned round"
+        return Explanation(": the sign is turned round", "Turn the sign back.")
     forms = (
-        (lambda k: float(k), "times {}"),
-        (lambda k: 1 / k, "divided by {}"),
-        (math.sqrt, "times the square root of {}"),
-        (lambda k: 1 / math.sqrt(k), "divided by the square root of {}"),
+        (lambda k: float(k), "times {}", _TOO_LARGE),
+        (lambda k: 1 / k, "divided by {}", _TOO_SMALL),
+        (math.sqrt, "times the square root of {}", ""),
+        (lambda k: 1 / math.sqrt(k), "divided by the square root of {}", ""),
     )
-    for form, words in forms:
+    for form, words, fix in forms:
         names = [
             f"{name} ({size})"
             for name, size in sizes.items()
             if size > 1 and abs(factor / form(size) - 1) < _CLOSE
         ]
         if names:
-            return f": {words.format(' or '.join(names))}"
-    return ""
+            listed = " or ".join(names)
+            return Explanation(f": {words.format(listed)}", fix.format(listed))
+    return NOTHING
 
 
-def _order(pair: Pair, sizes: Mapping[str, int]) -> str:
-    """Find the parts along the first dimension that stand in another order."""
+def _of_parts(pair: Pair, sizes: Mapping[str, int]) -> Explanation | None:
+    """Find parts along the first dimension that stand in another order, or alone differ."""
     reference, candidate = pair.reference, pair.candidate
     if not reference.ndim or not reference.size:
-        return ""
+        return None
     counts = sorted({size for size in sizes.values() if 1 < size <= _MOST_SHARDS})
     for count in counts:
         if reference.shape[0] % count:
             continue
-        blocks = np.split(reference, count)
-        others = np.split(candidate, count)
-        order = [_same_block(block, blocks) for block in others]
+        ours, theirs = np.split(reference, count), np.split(candidate, count)
+        order = [_same_block(block, ours) for block in theirs]
         if None not in order and order != list(range(count)):
             listed = ", ".join(str(place) for place in order)
-            return f"its {count} parts along dimension 0 stand in another order: {listed}"
-    return ""
+            text = f"its {count} parts along dimension 0 stand in another order: {listed}"
+            return Explanation(
+                text, "Put the parts together in the order in which they were dealt out."
+            )
+        allowed = pair.difference.bound * float(np.linalg.norm(reference))
+        apart = [float(np.linalg.norm(a - b)) > allowed for a, b in zip(ours, theirs, strict=True)]
+        if any(apart) and not all(apart):
+            wrong = [number for number, is_apart in enumerate(apart) if is_apart]
+            return _of_some(wrong, count, is_zero=not any(theirs[n].any() for n in wrong))
+    return None
+
+
+def _of_some(wrong: Sequence[int], count: int, *, is_zero: bool) -> Explanation:
+    listed = ", ".join(map(str, wrong))
+    words = "are all zero: no rank adds to them" if is_zero else "alone differ"
+    return Explanation(
+        f"of its {count} parts along dimension 0, those with the numbers {listed} {words}",
+        "Let every part have a rank that computes it, and be reduced with the others."
+        if is_zero
+        else "Look at what the ranks that hold or compute these parts do with them.",
+    )
 
 
 def _same_block(block: Array, blocks: Iterable[Array]) -> int | None:
@@ -137,18 +170,19 @@ class Weights(NamedTuple):
     candidate: tuple[float, ...]
     reference: tuple[float, ...]
 
+    @property
+    def absent(self) -> str:
+        """The coordinates whose data hardly enters at all."""
+        pairs = enumerate(zip(self.candidate, self.reference, strict=True))
+        return ", ".join(str(n) for n, (has, due) in pairs if abs(has) < 0.05 * abs(due))
+
     def phrase(self) -> str:
         """Say what the weights mean."""
-        absent = [
-            str(number)
-            for number, (has, due) in enumerate(zip(self.candidate, self.reference, strict=True))
-            if abs(has) < 0.05 * abs(due)
-        ]
         shares = f"{_list(self.candidate)}; in the reference with {_list(self.reference)}"
         text = f"the data of the coordinates enters with the weights {shares}"
-        if absent:
-            return f"the data of coordinate {', '.join(absent)} does not enter: {text}"
-        return text
+        return (
+            f"the data of coordinate {self.absent} does not enter: {text}" if self.absent else text
+        )
 
 
 def _list(weights: Iterable[float]) -> str:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from distdiag.config.tasks import ParityTask, RecordingTask, RoutingTask
-from distdiag.dumps.process.proc import wait_for_pid_file
+from distdiag.dumps.process.proc import Process, wait_for_end
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.findings.finding import Report
 from distdiag.parity.slots import Slot
@@ -24,7 +24,9 @@ from distdiag.record.run_dir import RunDir
 from distdiag.reports import read_report
 
 GRACE_S: Final = 10.0
-"""A launcher that is told to end, and a monitor that still writes, may take so long."""
+"""A launcher that is told to end may take so long."""
+MONITOR_S: Final = 60.0
+"""A monitor beside ranks that have ended: it may have just been started, among many processes."""
 RECORDS: Final = "records"
 _FINDINGS: Final = "findings.json"
 _TASK: Final = "task.json"
@@ -155,7 +157,11 @@ class Launcher(Generic[Recorded]):
             recorded = self._read(Path(spec.task.folder), spec.label)
         except (DamagedFileError, OSError) as error:
             raise self._failed(spec, status, log, str(error)) from None
-        if status or len(recorded.summaries) < spec.num_ranks:
+        summaries = recorded.summaries.values()
+        if len(summaries) < spec.num_ranks or (
+            status and not all(each.num_steps >= spec.task.num_steps for each in summaries)
+        ):
+            # A rank that has taken its steps leaves, and a peer may still want something of it.
             raise self._failed(spec, status, log, "not all ranks recorded something")
         return recorded
 
@@ -203,7 +209,7 @@ class Launcher(Generic[Recorded]):
     def _keep_findings(self, folder: Path) -> None:
         """Keep what was found in this run alone under another name: one report is for all runs."""
         run_dir = RunDir(folder / "run", 0)
-        wait_for_pid_file(run_dir.monitor_pid, GRACE_S)
+        wait_for_monitor(run_dir, MONITOR_S)
         with suppress(FileNotFoundError):
             run_dir.report.rename(folder / _FINDINGS)
 
@@ -213,6 +219,19 @@ class Launcher(Generic[Recorded]):
         disabled = [f for f in report.findings if f.code == "DIA003"] if report is not None else []
         how += f": {disabled[0].message}" if disabled else ""
         return FailedRunError(f"{spec.label} {how}{_last_words(log)}; its output is in {log}")
+
+
+def wait_for_monitor(run_dir: RunDir, timeout_s: float) -> None:
+    """Wait until the guard of the monitor has ended, and the monitor with it.
+
+    The guard is written down before a rank begins; a monitor names itself when it has begun, which
+    may be after the end of a short run.
+    """
+    with suppress(OSError, ValueError):
+        guard, *_ = run_dir.monitor_pids.read_text(encoding="ascii").splitlines()
+        process = Process(*map(int, guard.split()))
+        if not process.is_gone:
+            wait_for_end([process], timeout_s)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,7 @@
 """What modules return in two runs, sample by sample."""
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from distdiag.parity.explanations import Pair
 from distdiag.parity.rank_files import UNIT, Array
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.tolerance import Common, Exactness, difference_of, measure
-from distdiag.record.recording import Kind
+from distdiag.record.recording import Kind, Record
 
 _GUILTY: Final = 0.3
 _ALIKE: Final = 1e-3
+_ROUNDED: Final = 1e-3
+"""Of what other places do to a mean with weights, rounding in another order does far less."""
 Figures = tuple[object, Array]
 """Of how many elements, on which axis the samples were found, and the figures of them all."""
 
@@ -25,8 +27,9 @@ def output_pairs(
     candidate: RecordedRun,
     step: int,
     experts: Collection[str] = (),
+    kind: Kind = Kind.OUTPUT,
 ) -> Iterator[Pair]:
-    """Yield what each module returned in a step, in the order in which they returned.
+    """Yield what each module, or function, returned in a step, in the order in which they returned.
 
     What `experts` returned is left out: their rows are not those of the rank's own samples.
     """
@@ -34,31 +37,42 @@ def output_pairs(
         return  # their passes have other samples
     exactness = Exactness(UNIT["float32"], computed=reference.compute_unit, num_steps=step)
     for micro in range(reference.num_micro(step)):
-        for name in reference.names(Kind.OUTPUT, step, micro):
+        for name in reference.names(kind, step, micro):
             if any(f"{name.rpartition('#')[0]}.".startswith(f"{each}.") for each in experts):
                 continue
             runs = (reference, candidate, *repeats)
-            found = _compared(runs, step, micro, name, exactness)
+            found = _compared(runs, Place(kind, step, micro, name), exactness)
             if found is not None:
                 yield found
 
 
-def _compared(
-    runs: Sequence[RecordedRun], step: int, micro: int, name: str, exactness: Exactness
-) -> Pair | None:
+class Place(NamedTuple):
+    """What returned something, and when."""
+
+    kind: Kind
+    step: int
+    micro: int
+    name: str
+
+    def records(self, run: RecordedRun) -> Mapping[int, Record]:
+        """Return what the ranks of a run have recorded there."""
+        return run.by_rank(self.kind, self.step, self.micro, self.name)
+
+
+def _compared(runs: Sequence[RecordedRun], place: Place, exactness: Exactness) -> Pair | None:
     """Compare what one module returned in the reference, the candidate and the repeats."""
-    candidate = runs[1]
-    known = [each for run in runs if (each := _figures(run, step, micro, name)) is not None]
+    candidate, name = runs[1], place.name
+    known = [each for run in runs if (each := _figures(run, place)) is not None]
     if len(known) < len(runs):
         return None
     noise = 0.0
     if known[0][0] != known[1][0]:
-        joined = _joined(candidate, step, micro, name)
+        joined = _joined(candidate, place)
         if joined is None:
             return None  # a part whose other parts are not known
         noise = _noise(name, known, exactness)
         known = [_pooled(each) for each in (known[0], joined, *known[2:])]
-    elif _have_parts(candidate, step, micro, name):
+    elif not _is_shared(candidate, place):
         return None
     # What has its samples on another axis has some other dimension of that size.
     if len({(size, each.shape) for size, each in known}) > 1:
@@ -103,9 +117,9 @@ def _worst(
     return max(found, key=lambda each: each.ratio)
 
 
-def _figures(run: RecordedRun, step: int, micro: int, name: str) -> Figures | None:
+def _figures(run: RecordedRun, place: Place) -> Figures | None:
     """Return the figures of all samples, and of how many elements on which axis they were found."""
-    records = run.by_rank(Kind.OUTPUT, step, micro, name)
+    records = place.records(run)
     ranks = [coordinate[0] for coordinate in run.coordinates]
     if not ranks or any(rank not in records for rank in ranks):
         return None
@@ -115,22 +129,24 @@ def _figures(run: RecordedRun, step: int, micro: int, name: str) -> Figures | No
     return records[ranks[0]].values, rows
 
 
-def _have_parts(run: RecordedRun, step: int, micro: int, name: str) -> bool:
-    """Say whether ranks that share a sequence return something else each, though as large."""
-    records = run.by_rank(Kind.OUTPUT, step, micro, name)
+def _is_shared(run: RecordedRun, place: Place) -> bool:
+    """Say whether all ranks that share their samples return the same.
+
+    If not, each has a part of a sequence, or of a sum that is reduced later.
+    """
+    records = place.records(run)
     for ranks in run.coordinates:
         own = [run.array(rank, records[rank]) for rank in ranks if rank in records]
-        is_alike = len({each.shape for each in own}) < 2 and all(
-            np.allclose(each, own[0], rtol=_ALIKE) for each in own
-        )
-        if not is_alike and run.unlike_losses(ranks):
-            return True
-    return False
+        if len({each.shape for each in own}) > 1:
+            return False
+        if not all(np.allclose(each, own[0], rtol=_ALIKE) for each in own):
+            return False
+    return True
 
 
-def _joined(run: RecordedRun, step: int, micro: int, name: str) -> Figures | None:
+def _joined(run: RecordedRun, place: Place) -> Figures | None:
     """Return the figures of outputs of which each rank of a coordinate has an own part."""
-    records = run.by_rank(Kind.OUTPUT, step, micro, name)
+    records = place.records(run)
     sizes: set[tuple[object, ...]] = set()
     rows: list[Array] = []
     for ranks in run.coordinates:
@@ -155,6 +171,15 @@ def _pooled(figures: Figures) -> Figures:
     """
     size, rows = figures
     return size, np.array([[rows[:, 0].mean(), np.sqrt((rows[:, 1] ** 2).mean())]])
+
+
+def is_reordered(pair: Pair) -> bool:
+    """Say whether each sample has the same values in another order.
+
+    Then their mean and their size agree, and the mean with weights by their places does not.
+    """
+    moved = np.abs(pair.candidate - pair.reference).max(0)
+    return len(moved) > 2 and bool(moved[:2].max() <= _ROUNDED * moved[2])
 
 
 def differing_ranks(pair: Pair, coordinates: Sequence[Sequence[int]]) -> RankSet:

@@ -96,7 +96,9 @@ class RecordedRun:
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each data coordinate; those of one coordinate got the same batches."""
         groups = {rank: summary.data_group for rank, summary in self.summaries.items()}
-        with_data = [rank for rank in groups if self.summaries[rank].num_batches]
+        with_data = [
+            rank for rank, each in self.summaries.items() if each.num_batches + each.num_given
+        ]
         if not with_data:
             # Nothing says who sees the same samples; a mean over all ranks is right either way.
             return tuple((rank,) for rank in groups)

@@ -1,17 +1,19 @@
 """From what a comparison of runs found to one report, as any other run has it."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from distdiag.checks import load_checks
 from distdiag.config.selection import Selection
 from distdiag.engine import Engine
 from distdiag.events.comparisons import Divergence, RoutingDifference
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Outcome, RankInfo, Report, Run
+from distdiag.findings.finding import Grade, Outcome, RankInfo, Report, Run, Severity
 
 _OF_THE_PROGRAM: Final = Selection(ignore=("DIA",))
 """What a run alone says about the program; the agent's own problems stay in its own report."""
@@ -75,6 +77,23 @@ def report_of(
         checked=tuple(sorted(checked)),
         not_checked=dict(not_checked or {}),
     )
+
+
+def accepting(report: Report, codes: Collection[str]) -> Report:
+    """Make notes of findings that the user takes as meant."""
+    findings = (
+        msgspec.structs.replace(
+            each,
+            severity=Severity.INFO,
+            grade=Grade.NOTE,
+            message=f"{each.message} (accepted as meant)",
+        )
+        if each.code in codes
+        else each
+        for each in report.findings
+    )
+    ordered = sorted(findings, key=lambda each: -each.severity.weight)
+    return msgspec.structs.replace(report, findings=tuple(ordered))
 
 
 def _unknown(world: RankSet) -> tuple[RankInfo, ...]:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from distdiag.config.tasks import Dropout, ParityTask
-from distdiag.events.comparisons import Divergence, Subject
+from distdiag.events.comparisons import Divergence, Reason, Subject
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.findings.finding import Report
 from distdiag.parity.comparison import Comparison, Result
@@ -22,6 +22,17 @@ PERTURBATION_SEED: Final = 20_240_607
 PERTURBED: Final = "perturbed"
 AGAIN_STEPS: Final = 3
 """What is not deterministic shows in so many steps."""
+OWN_BATCHES: Final = "no DataLoader: each run made its own, and what the model was given agrees"
+UNLIKE: Final = (
+    "the script makes its batches itself, and not the same ones on other numbers of ranks: {}. Let "
+    "the size of a rank's batch depend on their number (--per-rank), or pass batches through "
+    "distdiag.parity.batch()"
+)
+ABSENT: Final = (
+    "Let the gradients of data coordinate {} be reduced with those of the others. They are lost by "
+    "a pass without synchronisation, a group without its ranks, or a loss that nobody calls "
+    "backward on."
+)
 NO_BATCHES: Final = (
     "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
     "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
@@ -29,11 +40,6 @@ NO_BATCHES: Final = (
 DRAWS: Final = (
     "the forward pass draws random numbers (dropout, noise), and a run on other ranks draws "
     "others: not comparable. --dropout off switches dropout off in all runs"
-)
-OF_BATCHES: Final = (
-    "each rank has the gradients that its batch alone gives, and they are averaged, but all "
-    "samples in one batch have another loss: such as an auxiliary (load-balancing) loss from the "
-    "load of the batch, or one of the pairs within it. This may be meant"
 )
 
 
@@ -72,6 +78,7 @@ class Study:
         self._folder = folder
         self._launcher = Launcher(folder, script, settings.timeout_s, read_recording)
         self._settings = settings
+        self._is_replayed = settings.is_replayed
         self._say = say
         self._reference: RecordedRun | None = None
         self._repeats: list[RecordedRun] = []
@@ -106,15 +113,25 @@ class Study:
         for configuration in others:
             run = recorded[configuration]
             comparison = Comparison(
-                self._reference, self._repeats, run, is_replayed=self._settings.is_replayed
+                self._reference, self._repeats, run, is_replayed=self._is_replayed
             )
             result = comparison.run()
+            found = result.divergence
+            if self._has_own_batches:
+                if found is not None and found.subject is Subject.DATA:
+                    raise UsageError(UNLIKE.format(found.explanation))
+                result.not_compared["batches"] = OWN_BATCHES
             result.divergence = self._weighed(comparison, reference, result)
             own_report = self._launcher.report(_folder_name(configuration.label))
             outcomes.append(Outcome(configuration, result, own_report))
         return outcomes
 
     # The runs
+
+    @property
+    def _has_own_batches(self) -> bool:
+        """Whether batches were to be replayed, and there were none to record."""
+        return self._settings.is_replayed and not self._is_replayed
 
     def _unlike_repeats(
         self, again: RecordedRun, configuration: Configuration
@@ -129,8 +146,10 @@ class Study:
 
     def _record(self, configuration: Configuration) -> RecordedRun:
         (run,) = self._run_all([self._spec(configuration)])
-        if self._settings.is_replayed and not any(s.num_batches for s in run.summaries.values()):
-            raise UsageError(NO_BATCHES)
+        if self._is_replayed and not any(s.num_batches for s in run.summaries.values()):
+            if not all(s.num_given for s in run.summaries.values()):
+                raise UsageError(NO_BATCHES)
+            self._is_replayed = False
         if any(summary.draws_in_forward for summary in run.summaries.values()):
             raise UsageError(f"{configuration.label}: {DRAWS}")
         self._source = run
@@ -159,7 +178,7 @@ class Study:
         """Return how to make a run; one with a purpose helps to compare the others."""
         name = "-".join(filter(None, (_folder_name(configuration.label), purpose)))
         settings, replayed = self._settings, ""
-        if settings.is_replayed and self._source is not None:
+        if self._is_replayed and self._source is not None:
             replayed = str(self._folder / _folder_name(self._source.label) / RECORDS)
             sources = sources or sources_of(self._source)
         task = ParityTask(
@@ -188,12 +207,12 @@ class Study:
     ) -> Divergence | None:
         """Find out with which weight the data of each coordinate enters, if that may explain it."""
         found = result.divergence
-        is_wanted = found is not None and found.subject in (Subject.LOSS, Subject.GRADIENT)
-        if found is None or not is_wanted or found.step:
+        wanted = (Subject.OUTPUT, Subject.LOSS, Subject.GRADIENT)
+        if found is None or found.subject not in wanted or found.step:
             return found
-        if found.explanation and not found.is_share:
+        if found.reason is not Reason.UNKNOWN or (found.explanation and not found.is_share):
             return found
-        if not self._settings.is_replayed or self._source is None:
+        if not self._is_replayed or self._source is None:
             return found
         sources = sources_of(self._source)
         if len(sources) < 2:
@@ -206,13 +225,19 @@ class Study:
         )
         gradients = comparison.gradient_pairs(0)
         weights = comparison.weights(gradients, alone)
-        if comparison.is_mean(gradients, alone) and (weights is None or found.is_share):
-            explanation = "; ".join(filter(None, (found.explanation, OF_BATCHES)))
-            return msgspec.structs.replace(found, explanation=explanation, is_of_batches=True)
-        if weights is None or found.is_share:
+        is_output = found.subject is Subject.OUTPUT
+        if comparison.is_mean(gradients, alone) and (
+            weights is None or found.is_share or is_output
+        ):
+            return msgspec.structs.replace(found, reason=Reason.BATCH)
+        if weights is None or found.is_share or is_output:
             return found
         return msgspec.structs.replace(
-            found, explanation=weights.phrase(), weights=weights.candidate, due=weights.reference
+            found,
+            explanation=weights.phrase(),
+            fix=ABSENT.format(weights.absent) if weights.absent else found.fix,
+            weights=weights.candidate,
+            due=weights.reference,
         )
 
 

@@ -2,7 +2,8 @@
 
 A rank has three files: ``rank-0.index`` is a sequence of records, each behind its length,
 ``rank-0.data`` holds the bytes that they name, and ``rank-0.json`` says how the recording ended.
-Nothing in them is ever run. Parity records tensors (`Record`), moe-determinism what led to the
+Samples are pickled, and only read by ranks of the script that wrote them; nothing else in them is
+ever run. Parity records tensors (`Record`), moe-determinism what led to the
 choices of routers (`RouteRecord`).
 """
 
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeVar, overload
 import msgspec
 
 from distdiag.config.tasks import RankSummary
+from distdiag.events.base import Frame
 from distdiag.events.errors import UNDECODABLE, DamagedFileError
 from distdiag.events.routing import Choice
 from distdiag.record.private_file import make_private_folder, private_stream
@@ -26,9 +28,11 @@ class Kind(StrEnum):
     """What a record holds."""
 
     BATCH = "batch"  # one tensor of a batch, or plain values
+    SAMPLES = "samples"  # what a batch was collated from, for the ranks that make another one
     START = "start"  # a parameter before the first step
     LOSS = "loss"  # what backward was called on
     OUTPUT = "output"  # figures of what a module returned, for each sample
+    FUNCTION = "function"  # the same of what a function of the program returned
     GRADIENT = "gradient"  # before anything clips it
     NORM = "norm"  # what clipping returned
     PARAMETER = "parameter"  # after the optimizer's step
@@ -42,7 +46,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     flat part the whole is taken as one row. `micro` is the backward pass within the step, or the
     number of the batch. Without bytes (`num_bytes` 0) another rank has recorded the same, and
     `digest` tells whether it is the same; with `is_kept` a wrapper sees to that. `values` are those
-    of what is no tensor. `among` are the ranks of the mesh whose parts make up the `shape`.
+    of what is no tensor. `among` are the ranks of the mesh whose parts make up the `shape`. `site`
+    is the line that returned it.
     """
 
     kind: Kind
@@ -60,6 +65,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     values: tuple[float | int | str | bool | None, ...] | None = None
     is_kept: bool = False
     among: tuple[int, ...] = ()
+    site: Frame | None = None
 
 
 class Seen(StrEnum):

@@ -38,6 +38,7 @@ class _Failures:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.main_script = None
         self.closed = False
         self.found: list[object] = []
 

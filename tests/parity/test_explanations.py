@@ -35,27 +35,27 @@ def gradients():
     ],
 )
 def test_a_common_factor_is_named(gradients, factor, words):
-    assert words in explain([pair(g, factor * g) for g in gradients], SIZES)
+    assert words in explain([pair(g, factor * g) for g in gradients], SIZES).text
 
 
 def test_factors_that_are_not_common_are_none(gradients):
     pairs = [pair(gradients[0], 4 * gradients[0]), pair(gradients[1], 2 * gradients[1])]
-    assert "4" not in explain(pairs, SIZES)
+    assert "4" not in explain(pairs, SIZES).text
 
 
 def test_swapped_shards_are_told_by_their_order(gradients):
     reference = gradients[0]
     candidate = np.concatenate([reference[2:4], reference[0:2], reference[4:]])
-    assert "another order: 1, 0, 2, 3" in explain([pair(reference, candidate)], SIZES)
+    assert "another order: 1, 0, 2, 3" in explain([pair(reference, candidate)], SIZES).text
 
 
 def test_a_constant_offset_is_told(gradients):
-    assert "0.5 larger" in explain([pair(gradients[1], gradients[1] + 0.5)], SIZES)
+    assert "0.5 larger" in explain([pair(gradients[1], gradients[1] + 0.5)], SIZES).text
 
 
 def test_noise_has_no_explanation(gradients):
     other = np.random.default_rng(5).normal(size=gradients[0].shape)
-    assert explain([pair(gradients[0], other)], SIZES) == ""
+    assert explain([pair(gradients[0], other)], SIZES).text == ""
 
 
 def test_a_missing_rank_is_found_by_the_weights_of_its_data():
@@ -89,6 +89,17 @@ def test_the_factor_of_tensors_too_large_to_keep_is_told_by_what_was_measured():
     doubled = Difference(name="w", measured=1.0, factor=2.0, **measured)
     empty = np.empty(0)
     sizes = {"the number of ranks": 2}
-    assert "times the number of ranks (2)" in explain([Pair(doubled, empty, empty)], sizes)
+    assert "times the number of ranks (2)" in explain([Pair(doubled, empty, empty)], sizes).text
     noise = Difference(name="w", measured=1.4, factor=2.0, **measured)
-    assert explain([Pair(noise, empty, empty)], sizes) == ""
+    assert explain([Pair(noise, empty, empty)], sizes).text == ""
+
+
+def test_parts_that_nobody_adds_to_are_told(gradients):
+    lost = gradients[0].copy()
+    lost[2:4] = 0
+    found = explain([pair(gradients[0], lost)], {"the number of ranks": 4})
+    assert "those with the numbers 1 are all zero" in found.text
+    wrong = gradients[0].copy()
+    wrong[6:] += np.arange(10).reshape(2, 5)
+    found = explain([pair(gradients[0], wrong)], {"the number of ranks": 4})
+    assert "of its 4 parts along dimension 0, those with the numbers 3 alone differ" in found.text

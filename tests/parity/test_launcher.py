@@ -1,5 +1,8 @@
 """Tests of runs: several at the same time, without starting any, and one that fails."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +10,9 @@ import pytest
 
 from distdiag.config.tasks import ParityTask
 from distdiag.events.errors import UsageError
-from distdiag.parity.launcher import FailedRunError, Launcher, RunSpec, Script
+from distdiag.parity.launcher import FailedRunError, Launcher, RunSpec, Script, wait_for_monitor
 from distdiag.parity.study import read_recording
+from distdiag.record.run_dir import RunDir
 from tests.parity.recordings import run_of
 
 HELD = {"loss": 1.0, "gradient": np.ones(2), "start": np.ones(2), "update": np.ones(2)}
@@ -73,3 +77,17 @@ def test_a_script_that_fails_is_named_with_its_status_its_last_words_and_its_out
     assert str(caught.value).endswith(f"its output is in {log}")
     assert "there is no data" in log.read_text()
     assert runs.report("one").run.world_size == 1
+
+
+def test_a_monitor_that_has_not_begun_yet_is_waited_for_by_its_guard(tmp_path):
+    run_dir = RunDir(tmp_path, 0)
+    run_dir.folder.mkdir()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.4)"])
+    ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+    run_dir.monitor_pids.write_text(f"{process.pid} {ticks}\n1 1\n")
+    begun = time.monotonic()
+    wait_for_monitor(run_dir, 30.0)
+    assert process.poll() == 0 or time.monotonic() - begun > 0.3
+    process.wait()
+    wait_for_monitor(run_dir, 30.0)  # it is gone
+    assert time.monotonic() - begun < 20

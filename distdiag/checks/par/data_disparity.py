@@ -30,7 +30,7 @@ class DataDisparity(DisparityCheck):
     ## When it is not a defect
     Each sample of the reference's step was read by exactly one data-parallel rank.
 
-    If so, add `ignore = ["PAR007"]` to `distdiag.toml`.
+    If so, say `--accept PAR007`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler

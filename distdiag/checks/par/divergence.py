@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from distdiag.checks.base import Check
-from distdiag.events.comparisons import Difference, Divergence, Subject
-from distdiag.findings.finding import Evidence, Finding, Grade
+from distdiag.events.comparisons import Difference, Divergence, Reason, Subject
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+
+MOST_NAMED: Final = 4
 
 
 def figures(difference: Difference) -> str:
@@ -54,12 +57,19 @@ def how_many(event: Divergence) -> str:
     return f"{number} or more" if number >= 8 else str(number)
 
 
-def reason(event: Divergence) -> str:
+def listed(event: Divergence) -> str:
+    """Return the names of the first few that differ."""
+    names = subjects_of(event)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def because(event: Divergence) -> str:
     """Return the explanation as the end of a sentence, empty if there is none."""
-    return (f": {event.explanation}" if event.explanation else "") + _doubt(event)
+    return (f": {event.explanation}" if event.explanation else "") + doubt(event)
 
 
-def _doubt(event: Divergence) -> str:
+def doubt(event: Divergence) -> str:
     """Say what the comparison itself has put into the batches, and how to name the values."""
     if not event.padded:
         return ""
@@ -74,15 +84,19 @@ def _doubt(event: Divergence) -> str:
 def subjects_of(event: Divergence) -> tuple[str, ...]:
     """Return the names of what differs."""
     return tuple(
-        difference.name.partition("/")[2].partition("#")[0] or difference.name
+        difference.name.rpartition("/")[2].partition("#")[0].removesuffix("()")
         for difference in event.differences
     )
 
 
 class DisparityCheck(Check[Divergence]):
-    """What the checks of comparisons share: each judges what differs in one `subject`."""
+    """What the checks of comparisons share: each judges what differs for one `reason`.
 
-    subject: ClassVar[Subject]
+    Where the reason is not known, what differs in one `subject`.
+    """
+
+    subject: ClassVar[Subject | None] = None
+    reason: ClassVar[Reason] = Reason.UNKNOWN
     may_be_meant: ClassVar[bool] = True
     """Whether a comparison whose batches were filled up says no more than a note."""
 
@@ -91,13 +105,29 @@ class DisparityCheck(Check[Divergence]):
         raise NotImplementedError
 
     def check(self, event: Divergence) -> Iterator[Finding]:
-        """Judge comparisons of the subject."""
-        if event.subject is self.subject:
-            yield self.finding(
-                self.message(event),
-                ranks=event.culprits,
-                step=event.step,
-                subjects=subjects_of(event),
-                evidence=tuple(evidence_of(event)),
-                grade=Grade.NOTE if self.may_be_meant and event.is_doubtful else Grade.PROVEN,
-            )
+        """Judge comparisons of the subject and reason."""
+        if event.reason is not self.reason or self.subject not in (None, event.subject):
+            return
+        yield self.finding(
+            self.message(event),
+            ranks=event.culprits,
+            step=event.step,
+            location=user_location((event.site,)) if event.site is not None else None,
+            subjects=subjects_of(event),
+            evidence=tuple(evidence_of(event)),
+            severity=self.severity_of(event),
+            grade=self._grade(event),
+            fix=event.fix or self.fix,
+        )
+
+    def severity_of(self, event: Divergence) -> Severity:
+        """Return how bad it is: what may be meant is a warning."""
+        return self.severity
+
+    def _grade(self, event: Divergence) -> Grade:
+        """Return how sure it is: what the comparison itself has put into batches proves nothing."""
+        if not self.may_be_meant:
+            return Grade.PROVEN
+        if event.padded:
+            return Grade.NOTE
+        return Grade.LIKELY if event.is_filled else Grade.PROVEN

@@ -2,9 +2,9 @@
 
 from distdiag.checks.par.divergence import (
     DisparityCheck,
+    because,
     figures,
     how_many,
-    reason,
 )
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity
@@ -36,7 +36,7 @@ class GradientDisparity(DisparityCheck):
     ## When it is not a defect
     The gradient is meant to depend on the number of ranks, as with a loss that is summed over them.
 
-    If so, add `ignore = ["PAR011"]` to `distdiag.toml`.
+    If so, say `--accept PAR011`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
@@ -52,5 +52,5 @@ class GradientDisparity(DisparityCheck):
         return (
             f"at step {event.step} {how_many(event)} of {event.num_compared} gradients of "
             f"{event.candidate} differ from those of {event.reference}, first in backward order "
-            f"{figures(event.differences[0])}{reason(event)}"
+            f"{figures(event.differences[0])}{because(event)}"
         )

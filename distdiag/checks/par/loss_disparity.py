@@ -1,6 +1,6 @@
 """PAR010: the loss over the ranks is not the loss of the same samples on one rank."""
 
-from distdiag.checks.par.divergence import DisparityCheck, figures, reason
+from distdiag.checks.par.divergence import DisparityCheck, because, figures
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity
 
@@ -32,7 +32,7 @@ class LossDisparity(DisparityCheck):
     ## When it is not a defect
     The loss of a batch is not meant to be a mean over its samples, as with contrastive losses.
 
-    If so, add `ignore = ["PAR010"]` to `distdiag.toml`.
+    If so, say `--accept PAR010`.
 
     ## References
     - https://github.com/PrimeIntellect-ai/prime-rl/issues/1961
@@ -40,12 +40,12 @@ class LossDisparity(DisparityCheck):
 
     code = "PAR010"
     name = "loss-disparity"
-    severity = Severity.ERROR
+    severity = Severity.WARNING
     subject = Subject.LOSS
 
     def message(self, event: Divergence) -> str:
         """Say by how much the losses differ, and with which weights the ranks enter."""
         return (
             f"at step {event.step} the loss of {event.candidate} is not that of {event.reference}: "
-            f"{figures(event.differences[0])}{reason(event)}"
+            f"{figures(event.differences[0])}{because(event)}"
         )

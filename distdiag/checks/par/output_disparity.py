@@ -1,6 +1,6 @@
 """PAR009: a module returns something else on N ranks than on one, for the same samples."""
 
-from distdiag.checks.par.divergence import DisparityCheck, figures, reason, subjects_of
+from distdiag.checks.par.divergence import DisparityCheck, because, figures, subjects_of
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity
 
@@ -32,7 +32,7 @@ class OutputDisparity(DisparityCheck):
     The module is meant to depend on the batch of its rank, as batch normalisation does, or draws
     random numbers.
 
-    If so, add `ignore = ["PAR009"]` to `distdiag.toml`.
+    If so, say `--accept PAR009`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
@@ -51,4 +51,4 @@ class OutputDisparity(DisparityCheck):
             f"at step {event.step} the output of {subjects_of(event)[0]} differs between "
             f"{event.candidate}{where} and {event.reference} for the same samples: {figures(first)}"
         )
-        return message + reason(event)
+        return message + because(event)

@@ -36,7 +36,7 @@ class StartDisparity(DisparityCheck):
     ## When it is not a defect
     The parameters of both runs are equal, bit by bit, before the first step.
 
-    If so, add `ignore = ["PAR008"]` to `distdiag.toml`.
+    If so, say `--accept PAR008`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html

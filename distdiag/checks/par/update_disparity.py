@@ -2,9 +2,9 @@
 
 from distdiag.checks.par.divergence import (
     DisparityCheck,
+    because,
     figures,
     how_many,
-    reason,
 )
 from distdiag.events.comparisons import Divergence, Subject
 from distdiag.findings.finding import Severity
@@ -31,9 +31,8 @@ class UpdateDisparity(DisparityCheck):
     Leaves: A schedule whose length depends on the number of ranks.
 
     ## When it is not a defect
-    The learning rate is meant to depend on the number of ranks.
-
-    If so, add `ignore = ["PAR012"]` to `distdiag.toml`.
+    The learning rate is meant to depend on the number of ranks, or its schedule to advance once for
+    each of them. Other learning rates are a warning therefore; say so with `--accept PAR012`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
@@ -44,17 +43,21 @@ class UpdateDisparity(DisparityCheck):
     severity = Severity.ERROR
     subject = Subject.UPDATE
 
+    def severity_of(self, event: Divergence) -> Severity:
+        """Warn of learning rates, which may be meant to depend on the number of ranks."""
+        return Severity.WARNING if event.details else self.severity
+
     def message(self, event: Divergence) -> str:
         """Name the first parameter whose change differs, and what explains it."""
         first = event.differences[0]
         message = (
             f"at step {event.step} {how_many(event)} of {event.num_compared} parameters of "
             f"{event.candidate} are changed otherwise than in {event.reference}: the change of "
-            f"{figures(first)}{reason(event)}"
+            f"{figures(first)}{because(event)}"
         )
         if "/" not in first.name:  # no parameter, and rounding hides what it does to them
             message = (
                 f"at step {event.step} of {event.candidate} the {figures(first)}, with respect to "
-                f"{event.reference}{reason(event)}"
+                f"{event.reference}{because(event)}"
             )
         return message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.data.batch_leaves import UnknownBatchError, leaves, rebuild
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.parity.perturbation import perturbed
+from distdiag.probes.parity.samples import NO_BATCH, Collate, Keeping, Kept, collated
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.record.guard import Guard
 from distdiag.record.marks import set_hook
@@ -45,7 +47,7 @@ def write_batch(writer: RecordingWriter, iterator: int, number: int, batch: obje
             )
             writer.write(record, bytes_of(local))
         else:
-            values = tuple(leaf) if isinstance(leaf, list | tuple) else (leaf,)
+            values = _plain(leaf)
             shape = (len(values),) if isinstance(leaf, list | tuple) else ()
             kind = type(leaf).__name__
             record = Record(Kind.BATCH, iterator, number, path, kind, shape, values=values)
@@ -66,18 +68,24 @@ class BatchStore:
         self._named = padding.keys()
         self.padded: dict[str, None] = {}
         """The paths of what was filled up with a value that nobody named."""
+        self.is_filled = False
+        """Whether anything was, with values that the names of parts suggest."""
         self._folder = folder
         self._batches: dict[int, dict[tuple[int, int], dict[str, Record]]] = {}
+        self._samples: dict[int, dict[tuple[int, int], Record]] = {}
         self._data: dict[int, mmap.mmap] = {}
         self.summaries: dict[int, RankSummary] = {}
 
     def _rank(self, rank: int) -> dict[tuple[int, int], dict[str, Record]]:
         if rank not in self._batches:
             batches: dict[tuple[int, int], dict[str, Record]] = {}
+            samples = self._samples[rank] = {}
             for record in read_index(self._folder / f"rank-{rank}.index"):
+                place = (record.step, record.micro)
                 if record.kind is Kind.BATCH:
-                    place = (record.step, record.micro)
                     batches.setdefault(place, {})[record.name] = record
+                elif record.kind is Kind.SAMPLES:
+                    samples[place] = record
             self._batches[rank] = batches
             summary = (self._folder / f"rank-{rank}.json").read_bytes()
             self.summaries[rank] = read_summary(summary)
@@ -88,6 +96,42 @@ class BatchStore:
         self._rank(rank)
         lengths = self.summaries[rank].lengths
         return lengths[loader] if loader < len(lengths) and lengths[loader] >= 0 else None
+
+    def collated(
+        self, ranks: Sequence[int], iterator: int, number: int, collate: Collate
+    ) -> object:
+        """Return the batch that the program's function makes of the samples of several ranks.
+
+        NO_BATCH if they were not kept, or if it makes another batch of them than it did then.
+        """
+        own = [self._rank(rank).get((iterator, number)) for rank in ranks]
+        kept = [self._samples[rank].get((iterator, number)) for rank in ranks]
+        found = [each for each in kept if each is not None]
+        if not found or len(found) < len(ranks):
+            return NO_BATCH
+        parts = [self._bytes(rank, each) for rank, each in zip(ranks, found, strict=True)]
+        return collated(
+            parts, collate, lambda n, batch: self._is_same(ranks[n], own[n] or {}, batch)
+        )
+
+    def _is_same(self, rank: int, records: Mapping[str, Record], batch: object) -> bool:
+        found = dict(leaves(batch))
+        if found.keys() != records.keys():
+            return False
+        for path, leaf in found.items():
+            record = records[path]
+            if isinstance(leaf, torch.Tensor):
+                local = leaf.detach().cpu().contiguous()
+                is_same = (
+                    record.dtype == str(local.dtype).removeprefix("torch.")
+                    and record.shape == tuple(local.shape)
+                    and self._bytes(rank, record) == bytes_of(local)
+                )
+            else:
+                is_same = repr(record.values) == repr(_plain(leaf))
+            if not is_same:
+                return False
+        return True
 
     def joined(self, ranks: Sequence[int], iterator: int, number: int) -> dict[str, Any] | None:
         """Return the leaves of a batch of several ranks as one; None if one of them had none.
@@ -106,14 +150,14 @@ class BatchStore:
             path: self._joined_leaf(path, [part[path] for part in found], ranks)
             for path in found[0]
         }
+        filled = [
+            path
+            for path in joined
+            if _last(path) not in self._named and _is_ragged([part[path] for part in found])
+        ]
+        self.is_filled |= bool(filled)
         if not any(_tells_padding(path) for path in joined):
-            self.padded.update(
-                dict.fromkeys(
-                    path
-                    for path in joined
-                    if _last(path) not in self._named and _is_ragged([p[path] for p in found])
-                )
-            )
+            self.padded.update(dict.fromkeys(filled))
         return joined
 
     def _joined_leaf(self, path: str, records: Sequence[Record], ranks: Sequence[int]) -> object:
@@ -147,11 +191,20 @@ class BatchStore:
         kind = getattr(torch, record.dtype)
         if not record.num_bytes:
             return torch.empty(record.shape, dtype=kind, device="cpu")
+        data = bytearray(self._bytes(rank, record))
+        return torch.frombuffer(data, dtype=kind).reshape(record.shape)
+
+    def _bytes(self, rank: int, record: Record) -> bytes:
+        if not record.num_bytes:
+            return b""
         if rank not in self._data:
             with (self._folder / f"rank-{rank}.data").open("rb") as file:
                 self._data[rank] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        data = bytearray(self._data[rank][record.place : record.place + record.num_bytes])
-        return torch.frombuffer(data, dtype=kind).reshape(record.shape)
+        return self._data[rank][record.place : record.place + record.num_bytes]
+
+
+def _plain(leaf: object) -> tuple[Any, ...]:
+    return tuple(leaf) if isinstance(leaf, list | tuple) else (leaf,)
 
 
 def _last(path: str) -> str:
@@ -182,6 +235,14 @@ def _joined_values(path: str, records: Sequence[Record]) -> object:
 
 OWN: Final = 1_000_000
 """The number of the iterator that stands for the batches which the script makes itself."""
+GIVEN: Final = 2_000_000
+"""The same of what the outermost model is given, in a script whose batches come from nowhere."""
+
+
+_READERS: Final = (
+    dataloader._SingleProcessDataLoaderIter,
+    dataloader._MultiProcessingDataLoaderIter,
+)
 
 
 class Refusal(Exception):
@@ -203,7 +264,7 @@ class BatchFeed:
         needed; `refuse` ends the run.
         """
         self._refuse = refuse
-        self.num_batches = 0
+        self.num_batches = self.num_given = 0
         self.batch_size = 0
         self._task = task
         self._coordinate = coordinate
@@ -213,6 +274,7 @@ class BatchFeed:
         self._iterators: WeakMap[Any, list[Any]] = WeakMap()
         self._num_iterators = 0
         self._num_own = 0
+        self._kept = b""
 
     def install(
         self,
@@ -223,8 +285,11 @@ class BatchFeed:
     ) -> None:
         """Put the hooks in place; `on_batch` is called when a batch is about to be handed out."""
         self._writer, self._on_batch, self._fail = writer, on_batch, fail
-        kind = dataloader._BaseDataLoaderIter
-        patches.wrap(kind, "__next__", self._next)
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        if self._store is None and self._task.keeps_batches:
+            patches.wrap(dataloader._BaseDataLoaderIter, "__init__", self._making)
+            for kind in _READERS:
+                patches.wrap(kind, "_next_data", self._next_data)
         patches.wrap(dataloader.DataLoader, "__len__", self._len)
         set_hook(self._own_batch)
 
@@ -238,11 +303,35 @@ class BatchFeed:
         """The parts of batches that were filled up with a value that nobody named."""
         return () if self._store is None else tuple(self._store.padded)
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether batches of unequal lengths were filled up with values that nobody named."""
+        return self._store is not None and self._store.is_filled
+
     # The hooks
+
+    def _making(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def init(self_: Any, loader: Any) -> None:  # noqa: ANN401
+            original(self_, loader)
+            # Other kinds of iterators may look at a batch before we get it back.
+            if type(self_) in _READERS and self_._auto_collation:
+                self_._collate_fn = Keeping(self_._collate_fn)
+
+        return init
+
+    def _next_data(self, original: AnyCallable) -> AnyCallable:
+        @wrap_like(original)
+        def next_data(self_: object) -> object:
+            batch = original(self_)
+            self._kept = batch.samples if isinstance(batch, Kept) else b""
+            return batch.batch if isinstance(batch, Kept) else batch
+
+        return next_data
 
     def _next(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: object) -> object:
+        def next_batch(self_: Any) -> object:  # noqa: ANN401
             place = self._iterators.get(self_)
             if place is None:
                 place = self._iterators[self_] = [self._num_iterators, 0, None]
@@ -256,18 +345,34 @@ class BatchFeed:
                 if template is None:
                     raise
                 batch = template
-            return self._handed_out(batch, iterator, number)
+            collate = self_._collate_fn if getattr(self_, "_auto_collation", False) else None
+            return self._handed_out(batch, iterator, number, collate)
 
         return next_batch
+
+    def note_given(self, name: str, given: tuple[object, ...]) -> None:
+        """Take what a model is given for a batch, if nothing else has handed one out."""
+        if self.num_batches or self._store is not None:
+            return
+        with suppress(UnknownBatchError):
+            write_batch(self._writer, GIVEN, self.num_given, {name: given})
+            self.num_given += 1
+            self.batch_size = _batch_size(given)
 
     def _own_batch(self, batch: object) -> object:
         number, self._num_own = self._num_own, self._num_own + 1
         return self._handed_out(batch, OWN, number)
 
-    def _handed_out(self, batch: object, iterator: int, number: int) -> object:
+    def _handed_out(
+        self, batch: object, iterator: int, number: int, collate: Collate | None = None
+    ) -> object:
         self._on_batch()
+        made = NO_BATCH
+        if self._store is not None and collate is not None:
+            with Guard(self._give_up):
+                made = self._store.collated(self._share(), iterator, number, collate)
         with Guard(self._give_up), out_of_sight():
-            batch = self._recorded(batch, iterator, number)
+            batch = self._recorded(batch, iterator, number, made)
         self.num_batches += 1
         with out_of_sight():
             self.batch_size = _batch_size(batch)
@@ -282,9 +387,14 @@ class BatchFeed:
         self._fail(error)
         self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
 
-    def _recorded(self, batch: object, iterator: int, number: int) -> object:
+    def _recorded(self, batch: object, iterator: int, number: int, made: object) -> object:
         if self._store is None and self._task.keeps_batches:
             write_batch(self._writer, iterator, number, batch)
+            if self._kept:
+                self._writer.write(Record(Kind.SAMPLES, iterator, number, ""), self._kept)
+            self._kept = b""
+        elif made is not NO_BATCH:
+            batch = made
         elif self._store is not None:
             batch = self._replayed(self._store, batch, iterator, number)
         if self._task.perturbation is not None:

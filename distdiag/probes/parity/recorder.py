@@ -6,11 +6,14 @@ that were asked for. It never waits for another rank, and the values of the run 
 
 from __future__ import annotations
 
+import inspect
 import resource
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import ClassVar, Final
 
+import msgspec
 import torch
 import xxhash
 from torch import nn
@@ -18,6 +21,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad
 
 from distdiag.config.tasks import ParityTask, RankSummary
+from distdiag.events.base import Frame
 from distdiag.events.models import ReplicaEvidence
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guarded
@@ -25,8 +29,9 @@ from distdiag.probes.models.tensor_plans import Held, local_part
 from distdiag.probes.models.trained_models import TrainingRecorder
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.parity.batches import BatchFeed, Refusal, bytes_of
+from distdiag.probes.parity.functions import Functions
 from distdiag.probes.parity.perturbation import perturb_in_place
-from distdiag.probes.parity.sample_figures import coarser, figures_of
+from distdiag.probes.parity.sample_figures import Figures, coarser, figures_of
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.probes.untyped import Untyped
@@ -122,6 +127,8 @@ class TensorRecorder:
         shape, at, part = place
         with out_of_sight():
             local = local.detach().cpu().contiguous()
+            if held.plan.wrapper == "FSDP1":
+                local = local.clone()  # numpy would pin the storage, which FSDP1 resizes
             data = _memory_of(local)
             if record.kind is Kind.GRADIENT:
                 self.gradient_dtype = coarser(self.gradient_dtype, _rounded_to(local))
@@ -203,7 +210,12 @@ class ParityRecorder(TrainingRecorder):
         self._has_started = False
         self._rng_at_batch = b""
         self._draws = False
+        self._functions = Functions(recorder.main_script, self._after_function, self._takes_part)
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._optimizer_of: dict[str, str] = {}
+        self._optimizer_sites: dict[str, Frame] = {}
+        self._part_sites: dict[str, Frame] = {}
+        self._stepping = ""
         self._compute_dtype = ""
         self._problem = ""
 
@@ -213,9 +225,8 @@ class ParityRecorder(TrainingRecorder):
         self._patches.wrap_everywhere(clip_grad, "clip_grad_norm_", self._around_clipping)
         hook = nn.modules.module.register_module_forward_hook(self._after_forward)
         self._to_undo.append(hook.remove)
-        if self._task.perturbation is not None:
-            before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
-            self._to_undo.append(before.remove)
+        before = nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+        self._to_undo.append(before.remove)
         if self._task.dropout == "off":
             switch_dropout_off(self._patches)
 
@@ -232,6 +243,7 @@ class ParityRecorder(TrainingRecorder):
                 world_size=self._models.world_size,
                 num_steps=self._step,
                 num_batches=self._feed.num_batches,
+                num_given=self._feed.num_given,
                 data_group=self._models.data_group(),
                 lengths=self._feed.lengths,
                 draws_in_forward=self._draws,
@@ -244,6 +256,9 @@ class ParityRecorder(TrainingRecorder):
                 problem=self._problem,
                 padded=self._feed.padded,
                 padded_at=self._padded_at,
+                is_filled=self._feed.is_filled,
+                optimizers=self._optimizer_of,
+                optimizer_sites={**self._optimizer_sites, **self._part_sites},
             )
         )
 
@@ -262,6 +277,7 @@ class ParityRecorder(TrainingRecorder):
         if any(True for _ in self._models.trained()):
             self._start()
         self._rng_at_batch = _random_state()
+        self._functions.watch_returns()
 
     def _start(self) -> None:
         if self._has_started:
@@ -277,6 +293,7 @@ class ParityRecorder(TrainingRecorder):
     @guarded
     def _before_backward(self, roots: Untyped) -> bool:
         """Record the losses; return False of a pass over what has no values (fake tensors)."""
+        self._functions.stop()
         readable = [root for root in roots if is_readable(local_part(root))]
         if not readable:
             return False
@@ -318,6 +335,30 @@ class ParityRecorder(TrainingRecorder):
         if optimizer not in self._optimizers and isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.append(optimizer)
         self._write_gradients()
+        self._stepping = type(optimizer).__name__
+        self._note_step(optimizer)
+        self._functions.watch_parts()
+
+    def _note_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the optimizer of each parameter, and where the step of a class of the program is."""
+        held = {id(each.tensor): name for name, each in self._models.held()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in held:
+                    self._optimizer_of[held[id(parameter)]] = self._stepping
+        step = inspect.unwrap(type(optimizer).step)
+        code = getattr(step, "__code__", None)
+        if code is not None and self._functions.is_of_program(code):
+            site = Frame(code.co_filename, code.co_firstlineno, code.co_name)
+            self._optimizer_sites.setdefault(self._stepping, site)
+
+    def _after_step(self, *args: object) -> None:
+        self._functions.stop()
+        super()._after_step(*args)
+
+    @guarded
+    def _takes_part(self, frame: FrameType) -> None:
+        self._part_sites.setdefault(self._stepping, _site_of(frame))
 
     @guarded
     def _write_gradients(self) -> None:
@@ -342,11 +383,31 @@ class ParityRecorder(TrainingRecorder):
     # Outputs
 
     @guarded
-    def _before_forward(self, module: nn.Module, _: object) -> None:
-        """Perturb before the first pass, of a script whose batches come from nowhere we see."""
-        is_first = not self._has_started and module.training and is_grad_enabled()
-        if is_first and self._models.name_of(module) is not None:
+    def _before_forward(self, module: nn.Module, given: tuple[object, ...]) -> None:
+        """Begin before the first pass, of a script whose batches come from nowhere we see."""
+        if self._feed.num_batches or not module.training or not is_grad_enabled():
+            return
+        name = self._models.name_of(module)
+        if name is None:
+            return
+        if self._task.perturbation is not None and not self._has_started:
             self._start()
+        if name.endswith("/"):
+            self._end_step()
+            self._feed.note_given(name, given)
+            self._functions.watch_returns()
+
+    @guarded
+    def _after_function(self, name: str, output: object, frame: FrameType) -> None:
+        if not is_grad_enabled():
+            return
+        found = figures_of(output, self._feed.batch_size)
+        if found is not None:
+            number = self._calls[name, "()"] = self._calls.get((name, "()"), -1) + 1
+            record = Record(
+                Kind.FUNCTION, self._step, self._micro, f"{name}()#{number}", site=_site_of(frame)
+            )
+            self._write_figures(record, found)
 
     @guarded
     def _after_forward(self, module: nn.Module, _: object, output: object) -> None:
@@ -356,20 +417,25 @@ class ParityRecorder(TrainingRecorder):
         found = figures_of(output, self._feed.batch_size) if name is not None else None
         if name is None or found is None:
             return
-        figures = found.values
         self._compute_dtype = coarser(self._compute_dtype, found.dtype)
         number = self._calls[name] = self._calls.get(name, -1) + 1
-        record = Record(
-            Kind.OUTPUT,
-            self._step,
-            self._micro,
-            f"{name}#{number}",
+        record = Record(Kind.OUTPUT, self._step, self._micro, f"{name}#{number}")
+        self._write_figures(record, found)
+
+    def _write_figures(self, record: Record, found: Figures) -> None:
+        figures = found.values
+        record = msgspec.structs.replace(
+            record,
             dtype="float32",
             shape=tuple(figures.shape),
             part=tuple(figures.shape),
             values=(found.num_elements, found.axis),
         )
         self._writer.write(record, bytes_of(figures.contiguous()))
+
+
+def _site_of(frame: FrameType) -> Frame:
+    return Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def _gradient(held: Held) -> torch.Tensor | None:

@@ -5,13 +5,18 @@ import math
 import msgspec
 import pytest
 
+from distdiag.checks.par.batch_dependence import BatchDependence
 from distdiag.checks.par.data_disparity import DataDisparity
 from distdiag.checks.par.gradient_disparity import GradientDisparity
 from distdiag.checks.par.loss_disparity import LossDisparity
 from distdiag.checks.par.output_disparity import OutputDisparity
+from distdiag.checks.par.reordered_parts import ReorderedParts
+from distdiag.checks.par.shard_wise_update import ShardWiseUpdate
+from distdiag.checks.par.shared_gradient_factor import SharedGradientFactor
 from distdiag.checks.par.start_disparity import StartDisparity
 from distdiag.checks.par.update_disparity import UpdateDisparity
-from distdiag.events.comparisons import Difference, Divergence, Subject
+from distdiag.events.base import Frame
+from distdiag.events.comparisons import Difference, Divergence, Reason, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from tests.checks.streams import event_of
@@ -29,13 +34,13 @@ LARGE = Difference(name="Net/layers.1.weight", measured=0.5, bound=0.001, ratio=
 
 
 def divergence(subject, *, difference=LARGE, culprits=(), explanation="", step=3, **more):
+    more.setdefault("differences", () if subject is Subject.DATA else (difference,))
     return event_of(
         Divergence,
         step=step,
         subject=subject,
         candidate="2 ranks",
         reference="1 rank",
-        differences=() if subject is Subject.DATA else (difference,),
         num_compared=10,
         explanation=explanation,
         culprits=RankSet(culprits),
@@ -43,9 +48,9 @@ def divergence(subject, *, difference=LARGE, culprits=(), explanation="", step=3
     )
 
 
-def found(subject, **values):
-    (finding,) = findings(CHECKS[subject], divergence(subject, **values))
-    return finding
+def found(subject, *, check=None, **values):
+    shown = findings(check or CHECKS[subject], divergence(subject, **values))
+    return shown[0] if shown else None
 
 
 @pytest.mark.parametrize("subject", CHECKS)
@@ -91,6 +96,8 @@ def test_an_update_names_the_parameter_and_the_rates():
     finding = found(Subject.UPDATE, details=("rank 1 has the learning rates (0.1,)",))
     assert finding.subjects == ("layers.1.weight",)
     assert "rank 1 has the learning rates" in finding.evidence[1].summary
+    assert finding.severity is Severity.WARNING
+    assert found(Subject.UPDATE).severity is Severity.ERROR
 
 
 def test_copies_that_part_are_told_without_a_size():
@@ -109,10 +116,35 @@ def test_a_learning_rate_is_not_called_a_parameter():
     assert finding.subjects == ("learning rate of parameter group 0",)
 
 
-@pytest.mark.parametrize("subject", [Subject.GRADIENT, Subject.LOSS])
-def test_a_loss_of_whole_batches_is_a_note(subject):
-    finding = found(subject, explanation="of the batch", is_of_batches=True)
-    assert finding.severity is Severity.INFO
+@pytest.mark.parametrize(
+    ("reason", "subject", "check", "words"),
+    [
+        (Reason.BATCH, Subject.LOSS, BatchDependence, "because it depends on which samples"),
+        (Reason.BATCH, Subject.OUTPUT, BatchDependence, "the output of layers.1.weight"),
+        (Reason.SHARDS, Subject.UPDATE, ShardWiseUpdate, "Muon updates layers.1.weight"),
+        (Reason.AXIS, Subject.GRADIENT, SharedGradientFactor, "layers.1.weight"),
+    ],
+)
+def test_what_is_behind_a_difference_has_a_check_of_its_own(reason, subject, check, words):
+    site = Frame("train.py", 47, "direction")
+    finding = found(subject, check=check, reason=reason, explanation="Muon", site=site)
+    assert words in finding.message and finding.severity is check.severity
+    assert (finding.location.file, finding.location.line) == ("train.py", 47)
+    assert found(subject, reason=reason) is None
+
+
+def test_a_function_is_named_before_what_differs():
+    moved = msgspec.structs.replace(LARGE, name="Net.whole()#0")
+    finding = found(
+        Subject.GRADIENT, check=ReorderedParts, reason=Reason.ORDER, differences=(moved, LARGE)
+    )
+    assert finding.subjects[0] == "Net.whole"
+    assert "Net.whole returns the values of 1 rank in another order" in finding.message
+
+
+def test_what_names_suggest_is_likely():
+    finding = found(Subject.LOSS, is_filled=True)
+    assert (finding.grade, finding.severity) == (Grade.LIKELY, Severity.WARNING)
 
 
 @pytest.mark.parametrize(
