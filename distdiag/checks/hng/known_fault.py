@@ -85,7 +85,8 @@ class KnownFault(Check[FaultView]):
         yield self.finding(
             f'{who} wrote "{shown[0].text}": {row.title} (known fault {row.id}'
             f"{_reservation(row, shown[0])})",
-            ranks=ranks if row.role in _CAUSES else RankSet(),  # victims are no culprits
+            # Victims are no culprits.
+            ranks=ranks if row.role in _CAUSES and row.blames == "who-met-it" else RankSet(),
             subjects=(row.id,),
             grade=Grade.LIKELY if causes else Grade.NOTE,
             confidence=0.9 if causes else 0.5,

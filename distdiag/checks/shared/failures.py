@@ -146,12 +146,14 @@ def is_consequence(state: RankState, states: States) -> bool:
         return aborted_in_collective(state)
     if state.is_reported_only and MISMATCH in state.raised.message:
         return True  # it tells both calls, which the checks of collectives judge
+    fault = known_fault_of(state)
+    if state.is_reported_only and fault is not None and fault.role == "consequence":
+        return True
     if not _inside_torch(state):
         return False
     text = f"{state.raised.type}: {state.raised.message}"
     if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
-    fault = known_fault_of(state)
     is_own = fault is not None and fault.role == "cause"
     is_gone = says_peer_is_gone(state.raised.type, state.raised.message) and not is_own
     return is_gone or contradicting_rank(state, states) is not None

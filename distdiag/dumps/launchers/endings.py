@@ -42,6 +42,7 @@ class Row(NamedTuple):
 
     `status` is how the process ended where the message does not say it in a group. `is_whole_job`:
     it is of all processes. `is_vague`: it says nothing of a process that the others do not say.
+    `names_last`: it names the process that its launcher started last, whichever failed.
     """
 
     word: bytes
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     is_whole_job: bool = False
     is_vague: bool = False
     goes_on: bool = False
+    names_last: bool = False
 
 
 def _row(word: str, pattern: str, **rest: object) -> Row:
@@ -161,6 +163,7 @@ ROWS: Final = (
         "exits with return code",
         r"(?:--local_rank[= ](?P<local_rank>\d{1,5}).{0,4000}?)?exits with return code = "
         r"(?P<code>-?\d{1,3})",
+        names_last=True,
     ),
     # torch.multiprocessing.spawn
     _row(
@@ -173,6 +176,34 @@ ROWS: Final = (
         "CalledProcessError",
         r"CalledProcessError: Command .{1,4000}(?:died with <Signals\.(?P<signal>SIG\w{1,10}): "
         r"|returned non-zero exit status (?P<code>\d{1,3}))",
+        is_vague=True,
+    ),
+    # torchrun, when it is told to end
+    _row(
+        "death signal",
+        r"Received (?P<signal>\d{1,2}) death signal, shutting down workers",
+        cause="cancelled",
+        is_whole_job=True,
+        is_vague=True,
+    ),
+    _row(
+        " got signal: ",
+        r"SignalException: Process (?:\d{1,9}) got signal: (?P<signal>\d{1,2})",
+        cause="cancelled",
+        is_whole_job=True,
+        is_vague=True,
+    ),
+    # a shell, of the command that it ran
+    _row(
+        "Killed",
+        r"^(?:.{1,200}: line \d{1,6}: {1,4}(?P<pid>\d{1,9}) )?(?P<how>Killed)(?: {2,}.{0,300})?$",
+        is_vague=True,
+    ),
+    _row(
+        "(core dumped)",
+        r"^(?:.{1,200}: line \d{1,6}: {1,4}(?P<pid>\d{1,9}) )?"
+        r"(?P<how>Segmentation fault|Bus error|Aborted|Illegal instruction"
+        r"|Floating point exception) {1,12}\(core dumped\)(?: .{0,300})?$",
         is_vague=True,
     ),
     # docker compose
@@ -360,6 +391,9 @@ def _of_match(
     label = groups.get("label") or ""
     pid = int(groups["pid"]) if groups.get("pid") else None
     local_rank = int(groups["local_rank"]) if groups.get("local_rank") else None
+    is_any = row.names_last and bool(local_rank) and _num_stopped(log, speaker) != 1
+    if is_any:
+        label, local_rank = f"one of local ranks 0-{local_rank}", None
     ending = Ending(
         status,
         rank=int(groups["rank"]) if groups.get("rank") else log.named(Speaker(label=label)).rank,
@@ -373,7 +407,8 @@ def _of_match(
         place=line.place,
         time_ns=log.time_ns(line.place + 40),
         is_whole_job=row.is_whole_job,
-        is_vague=row.is_vague,
+        # A traceback beside it says more than a failing status of some process.
+        is_vague=row.is_vague or (is_any and (status or 0) > 0),
     )
     for task in _tasks(groups.get("ranks") or ""):
         if is_launched:
@@ -382,6 +417,12 @@ def _of_match(
             yield replace(ending, rank=task)
     if not groups.get("ranks"):
         yield ending
+
+
+def _num_stopped(log: Log, speaker: Speaker) -> int:
+    """Return how many processes the launcher that writes so had started."""
+    lines = log.lines_with((b"Killing subprocess ",))
+    return len({line.text for line in lines if line.speaker == speaker})
 
 
 def _label(row: Row, label: str, pid: int | None, host: str) -> str:
