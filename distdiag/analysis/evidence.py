@@ -1,5 +1,6 @@
 """Everything that was found below some paths, by rank, and what could not be used and why."""
 
+import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -192,8 +193,14 @@ def gather(
     for dump in in_order(resolved.dumps):
         if dump.rank is not None and dump.events:
             events.setdefault(dump.rank, []).extend(dump.events)
+    labels = dict(resolved.labels)
     if unsigned:
-        keeper = min([*recordings, *events, *(r for f in folders for r in f.ranks)], default=0)
+        known = [*recordings, *events, *(r for f in folders for r in f.ranks)]
+        keeper = min(known, default=0)
+        if not known:
+            labels[keeper] = f"a process in {posixpath.basename(unsigned[0].file)}"
+            name = ProcessNamed(rank=keeper, seq=-1, time_ns=0, label=labels[keeper])
+            events[keeper] = [name]
         events.setdefault(keeper, []).extend(
             msgspec.structs.replace(line, rank=keeper, is_rank_known=False) for line in unsigned
         )
@@ -201,7 +208,7 @@ def gather(
     reported = _reported(resolved, folders, recordings)
     files = (*_as_files(folders), *_with_ranks(contents, resolved.dumps))
     evidence = Evidence(
-        folders, recorded, reported, events, recordings, resolved.labels, problems, gaps, files
+        folders, recorded, reported, events, recordings, labels, problems, gaps, files
     )
     if not evidence.observed:
         known = {file.path: file.problem for file in files if file.path not in contents.foreign}
@@ -242,6 +249,7 @@ def _problems_of(
     """Return what the user must tell; for lines of known faults a rank is not needed."""
     dumps = contents.dumps
     explained = {dump.path for dump in dumps if dump.rank is None and _faults(dump)}
+    explained |= {dump.path for dump in resolved.dumps if dump.rank in resolved.labels}
     others = [d for d in dumps if d.path not in explained or not _is_seen_from_outside(d)]
     if not resolved.problems or len(others) == len(dumps):
         return resolved.problems
