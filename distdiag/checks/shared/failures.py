@@ -256,6 +256,8 @@ def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
     """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
     if not _may_be_killed_by_launcher(first) or len(states) < 2:
         return False
+    if first.is_reported_only and first.exit_status is None:
+        return False  # of others, and of how these ended, nothing is known
     is_short = any(s.oom_kills or _was_short_of_memory(s) for s in states.values())
     return ranks == _still_there(states.values()) and not is_short
 

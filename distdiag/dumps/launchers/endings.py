@@ -223,7 +223,9 @@ ROWS: Final = (
     _row(
         "died unexpectedly before",
         r"The actor died unexpectedly before finishing this task\.?"
-        r"(?: class_name: (?P<label>\w{1,80}))?(?:.{0,200}?pid: (?P<pid>\d{1,9}))?",
+        r"(?: class_name: (?:[\w.<>]{1,200}\.)?(?P<label>\w{1,80}))?"
+        r"(?:.{0,200}?pid: (?P<pid>\d{1,9}))?"
+        r"(?:.{0,200}?ip: (?P<host>[\w.:-]{1,60}))?",
         goes_on=True,
     ),
     _row(
@@ -271,6 +273,10 @@ _LAUNCHERS: Final = (
     b"torchrun",
     b"launch.py:",
 )
+
+
+# Servers that kill themselves, by SIGKILL, when a worker of theirs has failed.
+_ENDS_ITSELF: Final = b"Received sigquit from a child proc"
 
 
 @dataclass(frozen=True)
@@ -323,6 +329,8 @@ class Endings(DumpReader):
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield one end for each process; vague ones only where nothing else is said."""
         found = _merged(_endings(open_log(dump)))
+        if _ENDS_ITSELF in dump.data:
+            found = [e for e in found if not (e.is_vague and e.status == _KILL and not e.cause)]
         if any(not ending.is_vague for ending in found):
             oom = any(e.is_vague and e.cause == "out-of-memory" for e in found)
             found = [e for e in found if not e.is_vague]
@@ -463,7 +471,9 @@ def _merged(endings: Iterable[Ending]) -> list[Ending]:
     """Return the first word about each process, with the cause that a later one adds."""
     found: dict[tuple[object, ...], Ending] = {}
     for ending in endings:
-        key = (ending.rank, ending.local_rank, ending.label, ending.is_whole_job, ending.is_vague)
+        # What names a process and its host tells of the same one, under whatever other name.
+        name = (ending.pid, ending.host) if ending.pid and ending.host else ending.label
+        key = (ending.rank, ending.local_rank, name, ending.is_whole_job, ending.is_vague)
         known = found.get(key)
         if known is None and len(found) < _MOST_ENDINGS:
             found[key] = ending

@@ -208,7 +208,8 @@ def _mended(log: Log, line: PlacedLine) -> PlacedLine:
     for more in islice(log.after(line.place), _MOST_BREAKS):
         # The break took a space away, or stands within a word.
         texts = [texts[0] + more, f"{texts[1].rstrip()} {more.lstrip()}"]
-        if (whole := next((text for text in texts if sighting(text) is not None), None)) is not None:
+        whole = next((text for text in texts if sighting(text) is not None), "")
+        if whole:
             return line._replace(text=whole)
     return line
 

@@ -273,5 +273,6 @@ def _rest_of_message(cursor: _Cursor, block: Block, text: list[str], *, is_pure:
 
 # NCCL, and torch_npu with HCCL, say on lines of their own what was wrong.
 _NCCL_REST: Final = re.compile(
-    r"nccl[A-Z]\w{3,30}Error: |Last error:|\[ERROR\] \d{4}-.{1,80}\bERR\d{5} |\[Error\]: |E[A-Z]\d{4}: "
+    r"nccl[A-Z]\w{3,30}Error: |Last error:"
+    r"|\[ERROR\] \d{4}-.{1,80}\bERR\d{5} |\[Error\]: |E[A-Z]\d{4}: "
 )
