@@ -302,7 +302,7 @@ def analyze(
     gaps |= _not_checked(engine, evidence)
     if evidence.recorded is not None:
         gaps |= facts.gaps(engine.checked)
-    outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine)
+    outcome = engine.rank_status.final() if timeline.was_concluded else _outcome(engine, evidence)
     return _report(evidence, engine, facts, gaps, outcome)
 
 
@@ -412,7 +412,7 @@ def _report(
         silent_ranks=RankSet(
             rank
             for rank in [*silent, *(r for r, s in states.items() if _is_unknown(s))]
-            if rank not in named
+            if rank not in named and rank not in evidence.labels
         ),
         files=tuple(evidence.files),
         next_time=what_to_collect(evidence, engine.findings, outcome),
@@ -431,11 +431,10 @@ def _world_size(ranks: Collection[int], labels: Collection[int]) -> int:
     return max(known, len(labels))
 
 
-def _outcome(engine: Engine) -> Outcome:
+def _outcome(engine: Engine, evidence: Evidence) -> Outcome:
     outcome = engine.rank_status.outcome
-    if outcome is Outcome.RUNNING and engine.is_hung:
-        return Outcome.HUNG
-    return outcome
+    has_hung = engine.is_hung or evidence.reported.lasted_s > 0
+    return Outcome.HUNG if outcome is Outcome.RUNNING and has_hung else outcome
 
 
 def _rank_info(state: RankState, world_size: int, *, is_aborted: bool) -> RankInfo:

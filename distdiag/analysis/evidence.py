@@ -1,6 +1,7 @@
 """Everything that was found below some paths, by rank, and what could not be used and why."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import posixpath
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from distdiag.events.lifecycle import ProcessNamed
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import FaultLogged, Observed, Stacks
 from distdiag.findings.finding import ReadFile
+from distdiag.findings.known_faults import known_faults
 from distdiag.record.wire import Interner
 
 LONG_S: Final = SAME_CALL_PATIENCE * MIN_THRESHOLD_S
@@ -106,7 +108,7 @@ class Evidence:
             return False
         events = [event for own in self.events.values() for event in own]
         is_seen = any(isinstance(event, Stacks) and not event.error for event in events)
-        return is_seen and all(isinstance(e, Stacks | Observed | ProcessNamed) for e in events)
+        return is_seen and all(_says_no_more_than_stacks(event) for event in events)
 
     @property
     def config(self) -> Config:
@@ -154,6 +156,16 @@ class Evidence:
         return Pause(max(guessed, default=ASSUMED_PAUSE_S), is_known=False)
 
 
+def _says_no_more_than_stacks(event: Event) -> bool:
+    """Say whether an event tells nothing of what a rank did, nor why it stands still."""
+    if isinstance(event, FaultLogged):
+        return event.fault in _CONSEQUENCES
+    return isinstance(event, Stacks | Observed | ProcessNamed)
+
+
+_CONSEQUENCES: Final = frozenset(row.id for row in known_faults() if row.role == "consequence")
+
+
 def gather(
     paths: Sequence[Path],
     ranks_by_file: Mapping[str, int],
@@ -192,22 +204,35 @@ def gather(
     for dump in in_order(resolved.dumps):
         if dump.rank is not None and dump.events:
             events.setdefault(dump.rank, []).extend(dump.events)
-    if unsigned:
-        keeper = min([*recordings, *events, *(r for f in folders for r in f.ranks)], default=0)
-        events.setdefault(keeper, []).extend(
-            msgspec.structs.replace(line, rank=keeper, is_rank_known=False) for line in unsigned
-        )
+    ranks = {*recordings, *events, *(rank for folder in folders for rank in folder.ranks)}
+    labels = resolved.labels | _keep(unsigned, events, ranks)
     recorded = _recorded(recordings)
     reported = _reported(resolved, folders, recordings)
     files = (*_as_files(folders), *_with_ranks(contents, resolved.dumps))
     evidence = Evidence(
-        folders, recorded, reported, events, recordings, resolved.labels, problems, gaps, files
+        folders, recorded, reported, events, recordings, labels, problems, gaps, files
     )
     if not evidence.observed:
         known = {file.path: file.problem for file in files if file.path not in contents.foreign}
         reasons = "; ".join(f"{what}: {why}" for what, why in (known | gaps).items())
         raise UsageError(f"nothing that can be checked was found{': ' if reasons else ''}{reasons}")
     return evidence
+
+
+def _keep(
+    unsigned: Sequence[FaultLogged], events: dict[int, list[Event]], known: Collection[int]
+) -> dict[int, str]:
+    """Put lines that nobody signed among the events of some rank; name it if none is known."""
+    if not unsigned:
+        return {}
+    keeper, labels = min(known, default=0), {}
+    if not known:
+        labels[keeper] = f"a process in {posixpath.basename(unsigned[0].file)}"
+        events[keeper] = [ProcessNamed(rank=keeper, seq=-1, time_ns=0, label=labels[keeper])]
+    events.setdefault(keeper, []).extend(
+        msgspec.structs.replace(line, rank=keeper, is_rank_known=False) for line in unsigned
+    )
+    return labels
 
 
 def _reported(
@@ -242,6 +267,7 @@ def _problems_of(
     """Return what the user must tell; for lines of known faults a rank is not needed."""
     dumps = contents.dumps
     explained = {dump.path for dump in dumps if dump.rank is None and _faults(dump)}
+    explained |= {dump.path for dump in resolved.dumps if dump.rank in resolved.labels}
     others = [d for d in dumps if d.path not in explained or not _is_seen_from_outside(d)]
     if not resolved.problems or len(others) == len(dumps):
         return resolved.problems

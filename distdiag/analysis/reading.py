@@ -20,6 +20,7 @@ from distdiag.dumps.bystanders import HEAD_BYTES
 from distdiag.dumps.files import Refused, dumps_of_stream, walk
 from distdiag.dumps.flight_recorder.recording import RecordingDump
 from distdiag.dumps.log_text import plain
+from distdiag.dumps.logs.group_reports import ReportDump
 from distdiag.dumps.reading import Dump, DumpReader, RankDump, load_readers
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
@@ -123,6 +124,8 @@ def _num_entries(dump: RankDump) -> int:
     """Return how many lines, or entries of a dump, say what was read."""
     if isinstance(dump, RecordingDump):
         return len(dump.recording.columns.states)
+    if isinstance(dump, ReportDump):
+        return max(len(dump.events), len(dump.reports))
     return sum(_num_lines_of(event) for event in dump.events)
 
 

@@ -127,6 +127,13 @@ class Log:
             self._places[word] = [end + 1 - len(word) for end in _places(self.data, word)]
         return self._places[word]
 
+    def after(self, start: int) -> Iterator[str]:
+        """Yield the lines after the one that begins here, whoever wrote them, as they stand."""
+        lines = _LINE.finditer(self.data, start)
+        next(lines, None)
+        for match in lines:
+            yield _text(self.data, *match.span())
+
     def text(self, start: int, end: int) -> str:
         """Return a part of a line as it is shown."""
         return _text(self.data, start, end)

@@ -23,6 +23,8 @@ from distdiag.record.user_code import FRAMEWORKS, LIBRARIES, is_user_file
 # Whether a file that a dump names is the user's own, when the dump was made on another machine.
 
 _STDLIB: Final = re.compile(r"/(?:lib|lib64|Lib)/python3\.\d+t?/(?!site-packages/|dist-packages/)")
+# What pip makes of an entry point: ``/opt/venv/bin/torchrun``.
+_CONSOLE_SCRIPT: Final = re.compile(r"/bin/[\w-]+$")
 _FOREIGN: Final = FRAMEWORKS | LIBRARIES | sys.stdlib_module_names | {"distdiag"}
 
 
@@ -36,7 +38,9 @@ def is_foreign_user_file(path: str) -> bool:
         first = PurePosixPath(path).parts[:1]
         if not first or first[0].removesuffix(".py") in _FOREIGN:
             return False
-    return _STDLIB.search(path) is None and is_user_file(path, None)
+    if _STDLIB.search(path) or _CONSOLE_SCRIPT.search(path):
+        return False
+    return is_user_file(path, None)
 
 
 # The contract of a reader, and what finds the readers.

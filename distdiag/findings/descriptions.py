@@ -147,9 +147,15 @@ def whereabouts(state: RankState) -> str:
         case RankStatus.RAISED:
             return f"raised {raised_phrase(state)}"
         case RankStatus.DIED:
-            return ("was ended" if was_asked_to_end(status) else "died") + exit_phrase(status)
+            return _end(status) + exit_phrase(status)
         case RankStatus.RUNNING:
             return _activity(state)
+
+
+def _end(status: int | None) -> str:
+    if was_asked_to_end(status):
+        return "was ended"
+    return "exited" if status is not None and status > 0 else "died"
 
 
 def idle_phrase(state: RankState) -> str:

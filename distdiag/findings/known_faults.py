@@ -50,6 +50,7 @@ class KnownFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     versions: str = ""
     role: Literal["cause", "ambiguous", "general", "consequence", "harmless"] = "cause"
     where: Literal["logs", "exceptions", "kernel"] = "logs"
+    blames: Literal["who-met-it", "others"] = "who-met-it"
 
     @cached_property
     def _searched(self) -> re.Pattern[str] | None:

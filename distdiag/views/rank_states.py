@@ -183,7 +183,10 @@ def last_act(state: RankState) -> str:
         message = " ".join(state.raised.message.split())[:200]
         return f"raised {state.raised.type}{place} in step {state.step}: {message}"
     if state.status is RankStatus.SILENT:
-        return ""
+        threads = state.stacks.threads if state.stacks is not None else ()
+        stack = threads[0].frames if threads else ()
+        inner = next((frame for frame in stack if frame.user), stack[0] if stack else None)
+        return f"seen{_place(inner)} in {inner.function}" if inner is not None else ""
     where = f"step {state.step}, phase {state.phase}"
     call = state.last_call
     if call is not None:

@@ -18,6 +18,7 @@ KILLED = {
     "torchrun": (CLOSING, *summary(RANK, -9, name="Signal 9 (SIGKILL)")),
     "srun": (f"srun: error: node1: task {RANK}: Killed",),
     "deepspeed": (
+        "[2025-01-01 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 31",
         "[2025-01-01 10:00:01,000] [ERROR] [launch.py:325:sigkill_handler] ['/opt/python', "
         f"'t.py', '--local_rank={RANK}'] exits with return code = -9",
     ),

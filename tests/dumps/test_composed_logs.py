@@ -42,6 +42,7 @@ ENDS = {
     ),
     "srun": (f"srun: error: node1: task {RANK}: Exited with exit code 1",),
     "deepspeed": (
+        "[2025-01-01 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 31",
         "[2025-01-01 10:00:01,000] [ERROR] [launch.py:325:sigkill_handler] ['/opt/python', "
         f"'t.py', '--local_rank={RANK}'] exits with return code = 1",
     ),

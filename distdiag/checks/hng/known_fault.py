@@ -81,11 +81,12 @@ class KnownFault(Check[FaultView]):
         row = _ROWS[shown[0].fault]
         others = [line for line in lines if line.fault != row.id]
         ranks = RankSet(line.rank for line in shown if line.is_rank_known)
-        who = ranks.phrase() if ranks else "a rank that the log does not name"
+        who = ranks.phrase() if ranks else _places(shown) or "a rank that the log does not name"
         yield self.finding(
             f'{who} wrote "{shown[0].text}": {row.title} (known fault {row.id}'
             f"{_reservation(row, shown[0])})",
-            ranks=ranks if row.role in _CAUSES else RankSet(),  # victims are no culprits
+            # Victims are no culprits.
+            ranks=ranks if row.role in _CAUSES and row.blames == "who-met-it" else RankSet(),
             subjects=(row.id,),
             grade=Grade.LIKELY if causes else Grade.NOTE,
             confidence=0.9 if causes else 0.5,
@@ -98,18 +99,40 @@ class KnownFault(Check[FaultView]):
 _CAUSES = ("cause", "ambiguous", "general")
 """The roles of rows that may explain an end, those that explain it best first."""
 _NUMBER = re.compile(r"\d+")
+# What NCCL puts before its lines, and what the driver of the GPU names.
+_NCCL_PLACE = re.compile(r"(?:^|\s)([\w.-]{1,80}):(\d{1,9}):\d{1,9} \[(\d{1,3})\] ")
+_GPU = re.compile(r"NVRM: (?:Xid \((?:PCI:)?|.{0,20}GPU )([0-9a-fA-F]{4,8}:[0-9a-fA-F:.]{4,12})")
 _ROWS = {row.id: row for row in known_faults()}
+
+
+def _places(lines: list[FaultLogged]) -> str:
+    """Return the hosts, processes and GPUs that wrote the lines, or were written of."""
+    found = dict.fromkeys(filter(None, (_place(line.text) for line in lines)))
+    more = f" and {len(found) - MOST_LINES} more" if len(found) > MOST_LINES else ""
+    return ", ".join(list(found)[:MOST_LINES]) + more
+
+
+def _place(text: str) -> str:
+    if match := _NCCL_PLACE.search(text):
+        host, pid, device = match.groups()
+        return f"process {pid} on {host} (GPU {device})"
+    match = _GPU.search(text)
+    return f"the driver of GPU {match[1]}" if match else ""
 
 
 def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bool:
     """Say whether the line is a part of what some rank raised, which HNG001 reports.
 
-    So is a line that says less than the known fault of the exception.
+    So is a line that says less than the known fault of the exception, and one that only follows
+    from something where ranks are known to wait for one another.
     """
     state = states.get(line.rank) if line.is_rank_known else None
     known = [state] if state is not None else list(states.values())
     rows = [row for each in known if (row := known_fault_of(each)) is not None]
-    says_less = _ROWS[line.fault].role != "cause"
+    role = _ROWS[line.fault].role
+    if role == "consequence" and any(each.waiting for each in known):
+        return True
+    says_less = role != "cause"
     has_cause = any(row.role == "cause" for row in rows)
     return any(row.id == line.fault for row in rows) or (says_less and has_cause)
 

@@ -52,6 +52,10 @@ _PUBLIC: Final = {
     "Recv": "recv",
 }
 _SOME_CALL: Final = "a collective"
+# Functions that wait for a GPU: for whatever was queued on it, a collective or a kernel.
+_DEVICE_FILES: Final = re.compile(r"torch(?:_npu)?/(?:cuda|xpu|npu)/(?:__init__|streams|utils)\.py")
+_DEVICE_CALL: Final = re.compile(r"(?:cu|cuda|hip)(?:Stream|Device|Event|Ctx)Synchronize")
+_DEVICE: Final = "a synchronisation with its GPU"
 LEAST_RANKS: Final = 3
 """With fewer there is no majority that one rank could have left."""
 
@@ -95,6 +99,8 @@ def _call_of(state: RankState) -> str | None:
     stack = main_stack(state.stacks)
     if (call := _call_in(stack)) is not None or state.stacks is None:
         return call
+    if _waits_for_device(stack):
+        return _DEVICE
     if not any(frame.function == "_engine_run_backward" for frame in stack):
         return None
     others = (_call_in(thread.frames) for thread in state.stacks.threads)
@@ -117,6 +123,15 @@ def _call_in(stack: tuple[Frame, ...]) -> str | None:
     if names:
         return next((_PUBLIC[name] for name in names if name in _PUBLIC), names[-1])
     return _SOME_CALL if any(_NATIVE_WAIT.search(name) for name in native) else None
+
+
+def _waits_for_device(stack: tuple[Frame, ...]) -> bool:
+    if any(_DEVICE_CALL.search(frame.function) for frame in stack if not frame.user):
+        return True
+    inner = stack[0] if stack else None
+    if inner is None or inner.function != "synchronize":
+        return False
+    return _DEVICE_FILES.search(inner.file.replace("\\", "/")) is not None
 
 
 class PartedStacks(Check[StackView]):
@@ -161,18 +176,22 @@ class PartedStacks(Check[StackView]):
     def check(self, view: StackView) -> Iterator[Finding]:
         """Name the ranks that are in no call while others are, or the fewer that are in another."""
         states = view.states
-        places = standpoints(states)
+        all_places = standpoints(states)
+        # Who waits for its GPU may do so for the others, or they for it.
+        places = [place for place in all_places if place.call != _DEVICE]
         waiting = [place for place in places if place.call is not None]
         odd = [place for place in places if place.call is None] or _fewest(waiting)
         is_alike = not waiting and _is_one_apart(places)
         if is_alike:
             odd = list(places[1:])
         elif not waiting or not odd:
+            if waiting and len(all_places) > len(places):
+                yield self._beside_devices(all_places, states)
             return
         ranks = RankSet(rank for place in odd for rank in place.ranks)
         doing = doing_by_stack(states[min(odd[0].ranks)])
         sign = f" ({doing.activity}, {doing.sign})" if doing is not None else ""
-        others = [place for place in places if place not in odd]
+        others = [place for place in all_places if place not in odd]
         yield self.finding(
             f"{_listed(odd[:1], states)}{sign}, while {_listed([*others, *odd[1:]], states)}",
             ranks=ranks,
@@ -184,6 +203,21 @@ class PartedStacks(Check[StackView]):
                 for place in (*odd, *others)
             )
             + outside_evidence(states, ranks),
+        )
+
+    def _beside_devices(
+        self, places: Sequence[Standpoint], states: Mapping[int, RankState]
+    ) -> Finding:
+        """Tell who waits for a GPU and who in a collective; nobody is known to be late."""
+        return self.finding(
+            _listed(places, states),
+            ranks=RankSet(),
+            grade=Grade.NOTE,
+            confidence=0.3,
+            evidence=tuple(
+                Evidence(ranks=place.ranks, summary=str(place), location=place.location)
+                for place in places
+            ),
         )
 
 

@@ -133,7 +133,8 @@ class RankRaised(Check[OpenCollective | JobView]):
             f"{subject} raised {raised_phrase(state)}{at(location)}"
             + (f", before {after} failed or waited in vain" if after and not end.tied else "")
             + (f": {fault.title} (known fault {fault.id})" if fault is not None else ""),
-            ranks=first,
+            # Who says that others did not come is a victim.
+            ranks=RankSet() if fault is not None and fault.blames == "others" else first,
             step=state.step,
             location=location,
             grade=Grade.NOTE if is_note else Grade.PROVEN if is_sure else Grade.LIKELY,
@@ -164,9 +165,13 @@ class RankRaised(Check[OpenCollective | JobView]):
         if end is None or states[min(end.ranks)].raised is None:
             return
         state = states[min(end.ranks)]
-        location = _line(state)
+        location, fault = _line(state), known_fault_of(state)
+        is_told = fault is not None and fault.role != "consequence"
         yield self.finding(
-            f"{who(end.ranks, states)} lost a peer, and nothing says which: "
+            f"{who(end.ranks, states)} raised {raised_phrase(state)}{at(location)}: {fault.title} "
+            f"(known fault {fault.id})"
+            if fault is not None and is_told
+            else f"{who(end.ranks, states)} lost a peer, and nothing says which: "
             f"{raised_phrase(state)}{at(location)}",
             ranks=RankSet(),
             step=state.step,
@@ -174,9 +179,12 @@ class RankRaised(Check[OpenCollective | JobView]):
             severity=Severity.WARNING,
             grade=Grade.LIKELY,
             confidence=0.6,
-            evidence=tuple(_raised_evidence(s for s in states.values() if s.raised is not None)),
-            why=_WHY_LAST,
-            fix=_FIX_LAST,
+            evidence=(
+                *_raised_evidence(s for s in states.values() if s.raised is not None),
+                *((fault.evidence(end.ranks),) if fault is not None else ()),
+            ),
+            why=fault.cause if fault is not None and is_told else _WHY_LAST,
+            fix=fault.fix if fault is not None and is_told else _FIX_LAST,
         )
 
 

@@ -68,12 +68,20 @@ def blame(
     """Find the odd ranks among groups: the minority, or those that skipped a call, or nobody."""
     everyone = RankSet(rank for group in groups for rank in group)
     largest = max(groups, key=len)
-    if 2 * len(largest) > len(everyone):
+    if 2 * len(largest) > len(everyone) + _num_unobserved(alignment):
         return Verdict(RankSet(everyone - largest), largest, Reason.MAJORITY)
     skipping = skipping_ranks(alignment) if may_skip else RankSet()
     if skipping:
         return Verdict(skipping, RankSet(everyone - skipping), Reason.SKIPPED)
     return Verdict(everyone, RankSet(), Reason.UNDECIDED)
+
+
+def _num_unobserved(alignment: Alignment[Any]) -> int:
+    """Return of how many members nothing was read: they may all have done as the minority did."""
+    event = alignment.any_event
+    if not isinstance(event, Collective):
+        return 0
+    return len(set(event.group.ranks) - alignment.expected_ranks - alignment.present_ranks)
 
 
 def blame_missing(alignment: Alignment[Any]) -> Verdict:

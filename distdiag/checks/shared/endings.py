@@ -69,8 +69,10 @@ NODE_FAILED: Final = Story(
     "the cluster which node it was.",
 )
 CANCELLED: Final = Story(
-    "Somebody cancelled the job, or its launcher did after a failure of which nothing was read.",
-    "Ask who cancelled it; if nobody did, look for the first error in the output of the ranks.",
+    "Somebody cancelled the job, or its launcher did after a failure of which nothing was read. "
+    "SIGHUP comes when the terminal or the ssh session that started the job was closed.",
+    "Ask who cancelled it; if nobody did, look for the first error in the output of the ranks. "
+    "Start long jobs by a scheduler, or within tmux or screen.",
 )
 OF_CAUSES: Final[Mapping[str, Story]] = {
     "out-of-memory": SHORT_OF_MEMORY,

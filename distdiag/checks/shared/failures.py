@@ -146,12 +146,14 @@ def is_consequence(state: RankState, states: States) -> bool:
         return aborted_in_collective(state)
     if state.is_reported_only and MISMATCH in state.raised.message:
         return True  # it tells both calls, which the checks of collectives judge
+    fault = known_fault_of(state)
+    if state.is_reported_only and fault is not None and fault.role == "consequence":
+        return True
     if not _inside_torch(state):
         return False
     text = f"{state.raised.type}: {state.raised.message}"
     if was_setting_up(state) and _CANNOT_REACH.search(text):
         return False
-    fault = known_fault_of(state)
     is_own = fault is not None and fault.role == "cause"
     is_gone = says_peer_is_gone(state.raised.type, state.raised.message) and not is_own
     return is_gone or contradicting_rank(state, states) is not None
@@ -254,6 +256,8 @@ def _were_all_killed(first: RankState, ranks: RankSet, states: States) -> bool:
     """Say whether all ranks that were there were killed at once, and not by a fault of theirs."""
     if not _may_be_killed_by_launcher(first) or len(states) < 2:
         return False
+    if first.is_reported_only and first.exit_status is None:
+        return False  # of others, and of how these ended, nothing is known
     is_short = any(s.oom_kills or _was_short_of_memory(s) for s in states.values())
     return ranks == _still_there(states.values()) and not is_short
 

@@ -42,6 +42,7 @@ class Row(NamedTuple):
 
     `status` is how the process ended where the message does not say it in a group. `is_whole_job`:
     it is of all processes. `is_vague`: it says nothing of a process that the others do not say.
+    `names_last`: it names the process that its launcher started last, whichever failed.
     """
 
     word: bytes
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     is_whole_job: bool = False
     is_vague: bool = False
     goes_on: bool = False
+    names_last: bool = False
 
 
 def _row(word: str, pattern: str, **rest: object) -> Row:
@@ -161,6 +163,7 @@ ROWS: Final = (
         "exits with return code",
         r"(?:--local_rank[= ](?P<local_rank>\d{1,5}).{0,4000}?)?exits with return code = "
         r"(?P<code>-?\d{1,3})",
+        names_last=True,
     ),
     # torch.multiprocessing.spawn
     _row(
@@ -173,6 +176,34 @@ ROWS: Final = (
         "CalledProcessError",
         r"CalledProcessError: Command .{1,4000}(?:died with <Signals\.(?P<signal>SIG\w{1,10}): "
         r"|returned non-zero exit status (?P<code>\d{1,3}))",
+        is_vague=True,
+    ),
+    # torchrun, when it is told to end
+    _row(
+        "death signal",
+        r"Received (?P<signal>\d{1,2}) death signal, shutting down workers",
+        cause="cancelled",
+        is_whole_job=True,
+        is_vague=True,
+    ),
+    _row(
+        " got signal: ",
+        r"SignalException: Process (?:\d{1,9}) got signal: (?P<signal>\d{1,2})",
+        cause="cancelled",
+        is_whole_job=True,
+        is_vague=True,
+    ),
+    # a shell, of the command that it ran
+    _row(
+        "Killed",
+        r"^(?:.{1,200}: line \d{1,6}: {1,4}(?P<pid>\d{1,9}) )?(?P<how>Killed)(?: {2,}.{0,300})?$",
+        is_vague=True,
+    ),
+    _row(
+        "(core dumped)",
+        r"^(?:.{1,200}: line \d{1,6}: {1,4}(?P<pid>\d{1,9}) )?"
+        r"(?P<how>Segmentation fault|Bus error|Aborted|Illegal instruction"
+        r"|Floating point exception) {1,12}\(core dumped\)(?: .{0,300})?$",
         is_vague=True,
     ),
     # docker compose
@@ -192,7 +223,9 @@ ROWS: Final = (
     _row(
         "died unexpectedly before",
         r"The actor died unexpectedly before finishing this task\.?"
-        r"(?: class_name: (?P<label>\w{1,80}))?(?:.{0,200}?pid: (?P<pid>\d{1,9}))?",
+        r"(?: class_name: (?:[\w.<>]{1,200}\.)?(?P<label>\w{1,80}))?"
+        r"(?:.{0,200}?pid: (?P<pid>\d{1,9}))?"
+        r"(?:.{0,200}?ip: (?P<host>[\w.:-]{1,60}))?",
         goes_on=True,
     ),
     _row(
@@ -240,6 +273,10 @@ _LAUNCHERS: Final = (
     b"torchrun",
     b"launch.py:",
 )
+
+
+# Servers that kill themselves, by SIGKILL, when a worker of theirs has failed.
+_ENDS_ITSELF: Final = b"Received sigquit from a child proc"
 
 
 @dataclass(frozen=True)
@@ -292,6 +329,8 @@ class Endings(DumpReader):
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield one end for each process; vague ones only where nothing else is said."""
         found = _merged(_endings(open_log(dump)))
+        if _ENDS_ITSELF in dump.data:
+            found = [e for e in found if not (e.is_vague and e.status == _KILL and not e.cause)]
         if any(not ending.is_vague for ending in found):
             oom = any(e.is_vague and e.cause == "out-of-memory" for e in found)
             found = [e for e in found if not e.is_vague]
@@ -360,6 +399,9 @@ def _of_match(
     label = groups.get("label") or ""
     pid = int(groups["pid"]) if groups.get("pid") else None
     local_rank = int(groups["local_rank"]) if groups.get("local_rank") else None
+    is_any = row.names_last and bool(local_rank) and _num_stopped(log, speaker) != 1
+    if is_any:
+        label, local_rank = f"one of local ranks 0-{local_rank}", None
     ending = Ending(
         status,
         rank=int(groups["rank"]) if groups.get("rank") else log.named(Speaker(label=label)).rank,
@@ -373,7 +415,8 @@ def _of_match(
         place=line.place,
         time_ns=log.time_ns(line.place + 40),
         is_whole_job=row.is_whole_job,
-        is_vague=row.is_vague,
+        # A traceback beside it says more than a failing status of some process.
+        is_vague=row.is_vague or (is_any and (status or 0) > 0),
     )
     for task in _tasks(groups.get("ranks") or ""):
         if is_launched:
@@ -382,6 +425,12 @@ def _of_match(
             yield replace(ending, rank=task)
     if not groups.get("ranks"):
         yield ending
+
+
+def _num_stopped(log: Log, speaker: Speaker) -> int:
+    """Return how many processes the launcher that writes so had started."""
+    lines = log.lines_with((b"Killing subprocess ",))
+    return len({line.text for line in lines if line.speaker == speaker})
 
 
 def _label(row: Row, label: str, pid: int | None, host: str) -> str:
@@ -422,7 +471,9 @@ def _merged(endings: Iterable[Ending]) -> list[Ending]:
     """Return the first word about each process, with the cause that a later one adds."""
     found: dict[tuple[object, ...], Ending] = {}
     for ending in endings:
-        key = (ending.rank, ending.local_rank, ending.label, ending.is_whole_job, ending.is_vague)
+        # What names a process and its host tells of the same one, under whatever other name.
+        name = (ending.pid, ending.host) if ending.pid and ending.host else ending.label
+        key = (ending.rank, ending.local_rank, name, ending.is_whole_job, ending.is_vague)
         known = found.get(key)
         if known is None and len(found) < _MOST_ENDINGS:
             found[key] = ending

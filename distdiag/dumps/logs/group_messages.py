@@ -165,6 +165,7 @@ WORDS: Final = (
     b"NVRM: Xid",
     b"NVLink",
     b"Notify register",
+    b"RankID:",
     b"monitoredBarrier",
     b" by peer",
     b"Timed out ",
@@ -218,6 +219,38 @@ def group_in(line: str) -> tuple[GroupName, int] | None:
     if match is None:
         return None
     return GroupName(match["guid"] or match["id"] or "", match["desc"] or ""), int(match["rank"])
+
+
+def rank_in(line: str) -> int | None:
+    """Return the rank that a message names as its writer, which is that in the default group."""
+    named = group_in(line)
+    return named[1] if named is not None and named[0].is_default else None
+
+
+# torch_npu names a process and its rank in the first line of an error only.
+_RANK_OF_PROCESS: Final = re.compile(r"\(PID:(\d{1,9}), Device:-?\d{1,4}, RankID:(\d{1,6})\)")
+_PROCESS: Final = re.compile(r"\[PID: (\d{1,9})\]")
+
+
+def rank_of_process(line: str) -> tuple[str, int] | None:
+    """Return the number of a process and its rank, where a line of torch_npu tells both."""
+    match = _RANK_OF_PROCESS.search(line)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def process_in(line: str) -> str:
+    """Return the number of the process that a line of HCCL is about, if it tells one."""
+    match = _PROCESS.search(line)
+    return "" if match is None else match[1]
+
+
+# A terminal or a collector may have broken a message at a width.
+_BEGUN: Final = re.compile(r"ProcessGroup[A-Z]\w{2,12}\.cpp:\d{1,6}\]|\[Rank \d{1,6}\] [A-Z]")
+
+
+def is_broken(line: str) -> bool:
+    """Say whether a message may go on in the next line."""
+    return _BEGUN.search(line) is not None and not line.rstrip().endswith((".", ":", ")", "!"))
 
 
 # What a message says of calls and counters.
@@ -287,7 +320,7 @@ def _shapes(text: str) -> tuple[Sizes, Sizes]:
 
 _FINGERPRINT: Final = re.compile(
     r"(?:Rank (?P<rank>\d{1,6}) is running (?:inconsistent )?collective: )?"
-    r"CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>\d{1,18}), ?)?OpType=(?P<op>\w{1,40})"
+    r"CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>\d{1,18})(?:, ?)?)?OpType=(?P<op>\w{1,40})"
     r"(?:, ?TensorShape=\[(?P<shape>[\d, ]{0,200})\])?(?:, ?TensorDtypes=(?P<dtype>\w{1,20}))?"
 )
 
@@ -304,8 +337,8 @@ def fingerprint_reports(line: str, group: GroupName, place: int) -> Iterator[Gro
         if match["rank"] is None:
             continue
         op = op_of(match["op"])
-        is_shaped = match["shape"] is not None and op in ("all_reduce", "broadcast", "reduce")
-        inputs, outputs = _shapes(match["shape"]) if is_shaped else ((), ())
+        # The wrapper compares shapes of every operation that it tells them of.
+        inputs, outputs = _shapes(match["shape"]) if match["shape"] is not None else ((), ())
         yield GroupReport(
             group=group,
             backend="nccl",

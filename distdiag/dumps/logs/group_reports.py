@@ -252,6 +252,10 @@ class ReportedRun:
                     known.add(rank)
         self._num_ranks = max(self._num_ranks, *(r + 1 for r in known - set(labelled)), 0)
         self._made = {key: self._process_group(group) for key, group in self._groups.items()}
+        for key, group in self._groups.items():
+            if self._met(group) >= 0:  # who is not named in the message has come, too
+                for rank in self._made[key].ranks:
+                    group.members.setdefault(rank, _Member())
 
     def _group(self, report: GroupReport) -> _Group:
         # A message that names no group is about the call of that number that another names a group

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from distdiag.dumps.log_lines import Speaker, lines_with, streams
+from distdiag.dumps.logs.group_messages import rank_in
 from distdiag.dumps.logs.traceback_text import SURVIVED_AFTER
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.events.stacks import FaultLogged
@@ -38,6 +39,10 @@ SIGNS: Final = (
     b"Assertion `",
     b"oom",
     b"kill",
+    b"times out",
+    b"timeout",
+    b"fallen off",
+    b"async fatal",
 )
 """Each line of a fault holds one of these, so that most files need not be searched for 150 words.
 
@@ -105,7 +110,11 @@ class KnownFaultLines(DumpReader):
         for place, line in enumerate(lines_with(dump, _words_in(dump.data))):
             fault = fault_of_line(line.text)
             if fault is not None:
-                _note(met.setdefault(line.speaker, {}), fault, line.text, place)
+                # What nobody signed may name its writer, as messages of process groups do.
+                speaker = line.speaker
+                if speaker == Speaker():
+                    speaker = Speaker(rank_in(line.text))
+                _note(met.setdefault(speaker, {}), fault, line.text, place)
         if not met:
             return
         calm = dict(_calm_lines(dump, met))

@@ -1,13 +1,14 @@
 """What process groups, the store and NCCL said in the logs of a training run."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import msgspec
 
-from distdiag.dumps.log_lines import Line, Speaker, lines_with
+from distdiag.dumps.log_lines import Log, PlacedLine, Speaker, open_log
 from distdiag.dumps.logs.group_messages import (
     WORDS,
     DesyncReport,
@@ -15,6 +16,10 @@ from distdiag.dumps.logs.group_messages import (
     barrier_reports,
     fingerprint_reports,
     group_in,
+    is_broken,
+    process_in,
+    rank_in,
+    rank_of_process,
     report_of,
     sighting,
     words_in,
@@ -34,6 +39,8 @@ MOST_REPORTS: Final = 10_000
 _UNNAMED: Final = GroupName()
 _STACK_HEAD: Final = "Stack trace of the failed collective:"
 _STACK_LINE: Final = re.compile(r"#(\d{1,4}) (\S.{0,300}?) from (.{1,1000}):(\d{1,9})$")
+_MOST_BREAKS: Final = 3
+"""Into so many lines more a message is broken at most: it is 300 characters long, a width 100."""
 _WRITER: Final = re.compile(rb"\[rank(\d{1,6})\]:")
 
 
@@ -119,11 +126,15 @@ class NcclLog(DumpReader):
         seen: dict[tuple[Speaker, str], _Seen] = {}
         stack = _FailedCollective()
         writer = Speaker(), ""
-        for line in lines_with(dump, (*words_in(dump.data), _STACK_HEAD.encode(), b"\n#")):
+        log = open_log(dump)
+        processes: dict[str, int] = {}
+        for line in log.lines_with((*words_in(dump.data), _STACK_HEAD.encode(), b"\n#")):
+            line = _mended(log, line)
+            processes |= dict(filter(None, [rank_of_process(line.text)]))
             if line.text.startswith("#") and stack.take(line.text):
                 continue
             # A line of a report that names nobody goes on with the report of the writer before.
-            writer = _writer(line, writer)
+            writer = _writer(line, writer, processes)
             of_writer = seen.setdefault(writer, _Seen(*writer))
             if _STACK_HEAD in line.text:
                 stack.begin(of_writer.frames)
@@ -189,11 +200,31 @@ class _FailedCollective:
         return True
 
 
-def _writer(line: Line, before: tuple[Speaker, str]) -> tuple[Speaker, str]:
+def _mended(log: Log, line: PlacedLine) -> PlacedLine:
+    """Return the line with what a terminal has broken off from it, if that makes a message."""
+    if not is_broken(line.text) or sighting(line.text) is not None:
+        return line
+    texts = [line.text, line.text]
+    for more in islice(log.after(line.place), _MOST_BREAKS):
+        # The break took a space away, or stands within a word.
+        texts = [texts[0] + more, f"{texts[1].rstrip()} {more.lstrip()}"]
+        whole = next((text for text in texts if sighting(text) is not None), "")
+        if whole:
+            return line._replace(text=whole)
+    return line
+
+
+def _writer(
+    line: PlacedLine, before: tuple[Speaker, str], processes: Mapping[str, int]
+) -> tuple[Speaker, str]:
     """Return whose line it is, by its prefix, else by the group that it names, else as before.
 
     The place in a group that is not the default one is no rank, but it names the process.
     """
+    own = rank_of_process(line.text)
+    rank = own[1] if own is not None else processes.get(process_in(line.text))
+    if rank is not None and line.speaker.rank is None:
+        return Speaker(rank), ""
     if line.speaker != Speaker():
         return line.speaker, ""
     named = group_in(line.text)
@@ -202,9 +233,9 @@ def _writer(line: Line, before: tuple[Speaker, str]) -> tuple[Speaker, str]:
             return before
         # The debug wrapper of the default group signs by the place in it, which is the rank.
         return Speaker(writer_of_fingerprint(line.text)), ""
+    if (rank := rank_in(line.text)) is not None:
+        return Speaker(rank), ""
     group, place = named
-    if group.is_default:
-        return Speaker(place), ""
     return line.speaker, f"rank {place} of group {group.desc or group.name}"
 
 

@@ -13,7 +13,7 @@ from distdiag.checks.shared.failures import says_peer_is_gone
 from distdiag.dumps.log_lines import Log, Speaker, open_log
 from distdiag.dumps.log_prefixes import speaker_in, untimed
 from distdiag.dumps.logs.survival import SURVIVED_AFTER, has_failed, has_survived
-from distdiag.dumps.logs.tracebacks import HEAD, Chain, chain_at, text_of
+from distdiag.dumps.logs.tracebacks import HEAD, NAMED_EXCEPTION, Chain, chain_at, text_of
 from distdiag.dumps.reading import UNKNOWN_RANK, Dump, DumpReader, RankDump
 from distdiag.dumps.stacks.stack_text import MAIN_THREAD
 from distdiag.events.lifecycle import Raised
@@ -21,6 +21,9 @@ from distdiag.events.lifecycle import Raised
 __all__ = ["SURVIVED_AFTER", "TracebackText"]
 
 MOST_THREADS: Final = 100
+_FRAME: Final = b'  File "'
+_LISTING: Final = "most recent call"
+"""What stands above frames that are no part of a traceback, or are of one of which it is known."""
 
 _THREAD: Final = re.compile(r"Exception in thread (.{1,200}?)(?: \(.*\))?:")
 _IGNORED: Final = "Exception ignored in"
@@ -39,6 +42,7 @@ _LAUNCHER: Final = frozenset(
         "ProcessExitedException",
         "ProcessRaisedException",
         "RayActorError",
+        "SignalException",
         "WorkerCrashedError",
     }
 )
@@ -63,8 +67,8 @@ class TracebackText(DumpReader):
     name = "traceback-text"
 
     def recognises(self, dump: Dump) -> bool:
-        """Look for the head of a traceback."""
-        return HEAD.encode() in dump.data
+        """Look for the head of a traceback, or for a frame, as the head may be cut off."""
+        return HEAD.encode() in dump.data or _FRAME in dump.data
 
     def read(self, dump: Dump) -> Iterator[RankDump]:
         """Yield the exceptions of each process."""
@@ -152,6 +156,9 @@ class _Stream:
         spans = self._spans
         starts = spans[::2]
         end = 0
+        if (cut := self._without_head(starts, is_pure=is_pure)) is not None:
+            yield cut
+            end = cut.end
         for place in self._log.places(HEAD.encode()):
             number = bisect_right(starts, place) - 1
             if number < end or place >= spans[2 * number + 1]:
@@ -160,6 +167,24 @@ class _Stream:
             chain = chain_at(self._lines(number), above, number, is_pure=is_pure)
             yield chain
             end = max(chain.end, number + 1)
+
+    def _without_head(self, starts: array[int], *, is_pure: bool) -> Chain | None:
+        """Return the traceback that the lines begin within, as those of a log that was cut do."""
+        head = next(self._own_lines(HEAD.encode(), starts), len(starts))
+        number = next(self._own_lines(_FRAME, starts), head)
+        if number >= head:
+            return None
+        above = next(self._lines(number - 1, number), "") if number else ""
+        chain = chain_at(self._lines(number), above, number, is_pure=is_pure, has_head=False)
+        is_whole = chain.end <= head and NAMED_EXCEPTION.match(chain.last.type)
+        return chain if is_whole and chain.last.frames and _LISTING not in above else None
+
+    def _own_lines(self, word: bytes, starts: array[int]) -> Iterator[int]:
+        """Yield the numbers of the lines of this stream that hold a word."""
+        for place in self._log.places(word):
+            number = bisect_right(starts, place) - 1
+            if number >= 0 and place < self._spans[2 * number + 1]:
+                yield number
 
     def _owner(self, chain: Chain) -> Speaker:
         if spawned := _SPAWNED.match(chain.before):

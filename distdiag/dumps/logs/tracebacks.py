@@ -16,6 +16,8 @@ LONGEST_MESSAGE: Final = 2_000
 
 # loguru marks the frame that caught the exception.
 _FRAME: Final = re.compile(r'[\s>]*File "(.{0,1000}?)", line (\d{1,9})(?:, in (.{1,500}))?$')
+# The exception at the end of a traceback of which the head was cut off: then the name must say it.
+NAMED_EXCEPTION: Final = re.compile(r"[\w.]{0,200}(?:Error|Exception|Interrupt)$")
 # What stands before the lines of an exception group.
 _MARGIN: Final = re.compile(r"\s{1,40}\| ")
 # One without a message is a name as classes have it; other words may be half a prefix.
@@ -113,9 +115,14 @@ def chains(lines: Iterator[str], *, is_pure: bool) -> Iterator[Chain]:
             before = cursor.take()
 
 
-def chain_at(lines: Iterator[str], before: str, start: int, *, is_pure: bool) -> Chain:
-    """Return the traceback that begins with these lines; its head is the process's line `start`."""
-    return _chain(_Cursor(lines, start), before, is_pure=is_pure)
+def chain_at(
+    lines: Iterator[str], before: str, start: int, *, is_pure: bool, has_head: bool = True
+) -> Chain:
+    """Return the traceback that begins with these lines; its head is the process's line `start`.
+
+    Without a head, which was cut off, the first line is that of a frame.
+    """
+    return _chain(_Cursor(lines, start), before, is_pure=is_pure, has_head=has_head)
 
 
 def text_of(lines: Iterable[str]) -> str:
@@ -125,10 +132,11 @@ def text_of(lines: Iterable[str]) -> str:
     return shortened(text, MOST_CHARACTERS)
 
 
-def _chain(cursor: _Cursor, before: str, *, is_pure: bool) -> Chain:
+def _chain(cursor: _Cursor, before: str, *, is_pure: bool, has_head: bool = True) -> Chain:
     chain = Chain(before, cursor.index)
     while True:
-        block = _block(cursor, chain.text)
+        block = _block(cursor, chain.text, has_head=has_head)
+        has_head = True
         chain.last = block
         chain.raised = cursor.index
         if block.type:
@@ -141,9 +149,9 @@ def _chain(cursor: _Cursor, before: str, *, is_pure: bool) -> Chain:
             return chain
 
 
-def _block(cursor: _Cursor, text: list[str]) -> Block:
+def _block(cursor: _Cursor, text: list[str], *, has_head: bool = True) -> Block:
     """Read one traceback: its head, frames with their source, and the line of the exception."""
-    head = cursor.take()
+    head = cursor.take() if has_head else f"{HEAD}:"
     block = Block()
     if _BOX_EDGE.search(head):
         text.append(f"{HEAD}:")
@@ -255,7 +263,7 @@ def _rest_of_message(cursor: _Cursor, block: Block, text: list[str], *, is_pure:
         if _CARRIED.match(line) and block.message.startswith("Caught "):
             carried = _block(cursor, text)
             block.message += f" ({carried.type}: {carried.message})"
-        elif not is_ours or HEAD in line or LOG_LINE.match(line):
+        elif not is_ours or HEAD in line or (LOG_LINE.match(line) and not _NCCL_REST.match(line)):
             break
         else:
             text.append(cursor.take())
@@ -263,4 +271,8 @@ def _rest_of_message(cursor: _Cursor, block: Block, text: list[str], *, is_pure:
     block.message = shortened(block.message, LONGEST_MESSAGE)
 
 
-_NCCL_REST: Final = re.compile(r"nccl[A-Z]\w{3,30}Error: |Last error:")
+# NCCL, and torch_npu with HCCL, say on lines of their own what was wrong.
+_NCCL_REST: Final = re.compile(
+    r"nccl[A-Z]\w{3,30}Error: |Last error:"
+    r"|\[ERROR\] \d{4}-.{1,80}\bERR\d{5} |\[Error\]: |E[A-Z]\d{4}: "
+)

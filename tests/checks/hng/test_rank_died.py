@@ -243,7 +243,7 @@ def report(rank, status, cause="", **values):
         (-9, "out-of-memory", Severity.ERROR, "died by SIGKILL for want of memory", "--mem"),
         (-7, "", Severity.ERROR, "died by SIGBUS", "/dev/shm"),
         (-11, "", Severity.ERROR, "died by SIGSEGV", "faulthandler"),
-        (1, "", Severity.ERROR, "died with status 1", "--redirects 3"),
+        (1, "", Severity.ERROR, "exited with status 1", "--redirects 3"),
         (-15, "time-limit", Severity.INFO, "at the time limit of the job", "more time"),
         (-15, "preempted", Severity.INFO, "to make room for another job", "queued again"),
         (-15, "node-failed", Severity.INFO, "since a node failed", "--exclude"),
