@@ -700,7 +700,11 @@ def _same_noise(training: Training, rng: random.Random) -> Pair:
     level = rng.choice((0.05, 0.1))
     noisy = training.passes.replace("model(x)", f"model(x + {level} * torch.randn_like(x))")
     twin = replace(training, passes=noisy)
-    return Pair(replace(twin, seed_after=""), Expected(("DAT", "REP"), ("randn", "noise")), twin)
+    return Pair(
+        replace(twin, seed_after=""),
+        Expected(("DAT", "REP"), ("randn", "noise", "same numbers")),
+        twin,
+    )
 
 
 def _tp_dropout(training: Training, rng: random.Random) -> Pair | None:
@@ -794,23 +798,6 @@ for name, p in net.named_parameters():
         p.grad /= world"""
     names = (f"{name}.weight", f"{name}.bias")
     return Pair(replace(training, reduce=loop), Expected(("SHD",), names), training)
-
-
-def _clipped_alone(training: Training, rng: random.Random) -> Pair:
-    level = rng.choice((0.05, 0.02))
-    clip = f"torch.nn.utils.clip_grad_norm_(net.parameters(), {level})"
-    broken = replace(training, reduce=f"{clip}\n{training.reduce}", clip="")
-    expected = Expected(("SHD",), ("weight", "rank", "scale", "factor"))
-    return Pair(broken, expected, replace(training, clip=clip))
-
-
-def _one_rank_twice(training: Training, rng: random.Random) -> Pair:
-    loop = f"for p in net.parameters():\n    if rank == 0:\n        p.grad *= 2\n{_HAND}"
-    return Pair(
-        replace(training, reduce=loop),
-        Expected(("SHD",), ("weight", "rank", "scale", "factor")),
-        training,
-    )
 
 
 def _sync_too_early(training: Training, rng: random.Random) -> Pair | None:
@@ -908,14 +895,22 @@ def named(net, rank):
 
 
 def _stepped_twice(training: Training, rng: random.Random) -> Pair | None:
+    """A schedule over the whole training is advanced once for each rank."""
     if "scheduler" not in training.optimizer:
         return None
-    step = training.step.replace("scheduler.step()", "for _ in range(world):\n    scheduler.step()")
-    return Pair(
-        replace(training, step=step),
-        Expected(("PAR",), ("LambdaLR", "StepLR", "schedule")),
-        training,
-    )
+    total = f"{training.epochs} * len(loader)"
+    loader = training.loader
+    if training.style == "accelerate":  # which advances a schedule once for each rank, too
+        total, loader = f"world * {total}", loader.replace(", scheduler", "")
+    kind = rng.choice(("CosineAnnealingLR", "PolynomialLR"))
+    planned = f"scheduler = torch.optim.lr_scheduler.{kind}(optimizer, {total})"
+    if training.style == "accelerate":
+        planned += "\nscheduler = accelerator.prepare(scheduler)"
+    optimizer = training.optimizer.splitlines()[0]
+    twice = "for _ in range(world):\n    scheduler.step()"
+    twin = replace(training, optimizer=optimizer, loader=f"{loader}\n{planned}")
+    broken = replace(twin, step=training.step.replace("scheduler.step()", twice))
+    return Pair(broken, Expected(("PAR",), (kind, "schedule")), twin)
 
 
 def _own_metric(training: Training, rng: random.Random) -> Pair:
@@ -1096,8 +1091,6 @@ FAULTS: Final = (
     Fault("left-out", "contribution", ("hand",), _left_out),
     Fault("reduced-twice", "contribution", ("hand",), _reduced_twice),
     Fault("not-divided", "contribution", ("hand",), _not_divided),
-    Fault("clipped-alone", "contribution", ("hand",), _clipped_alone),
-    Fault("one-rank-twice", "contribution", ("hand",), _one_rank_twice),
     Fault("sync-too-early", "contribution", ("ddp",), _sync_too_early, ("accumulation",)),
     Fault("flag-after-forward", "contribution", ("ddp",), _flag_after_forward, ("accumulation",)),
     Fault("kept-gradient", "contribution", ("ddp", "hand", "fsdp2", "fsdp1"), _kept_gradient),
