@@ -4,6 +4,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere
@@ -21,6 +22,7 @@ from distdiag.views.relations import (
     IN_ORDER,
     NO_ROWS,
     ONE_BATCH,
+    SEEDED_BY_LIBRARY,
     SHARED_WORK,
     Axis,
     Exception_,
@@ -161,6 +163,7 @@ def _class_of(model: str) -> str:
 # Draws that belong together: those with the same number in the forward passes of all ranks.
 
 _FEWEST: Final = 2
+_Passes = tuple[Mapping[int, ModelFed], ...]
 
 
 def _inside_draws(fed: ModelFed) -> list[Draw]:
@@ -205,7 +208,15 @@ def _may_be_samples(by_rank: Mapping[int, ModelFed], draw: Draw) -> bool:
     return not draw.is_inside and ("" in batches or len(batches) < len(by_rank))
 
 
-_Passes = tuple[Mapping[int, ModelFed], ...]
+def _has_library_seed(passes: _Passes) -> bool:
+    """Say whether the program never asked for the seed: a trainer set it among other things."""
+    last = passes[-1]
+    seeded = last[min(last)].seeded
+    if seeded is None:
+        return False
+    libraries = takewhile(lambda frame: not frame.user, seeded.frames)
+    return any("/torch/" not in f.file and "seed" not in f.function for f in libraries)
+
 
 # Inputs that ranks should not have in common, and when they may.
 
@@ -389,10 +400,12 @@ class RelationAligner(Aligner):
             axis, own = Axis.SEQUENCE, list(passes)
         masks = [(each, draws) for each in own if (draws := _equal_masks(each))]
         noise = [(each, draws) for each in own if (draws := _equal_noise(each))]
+        seeded = [SEEDED_BY_LIBRARY] if _has_library_seed(passes) else []
         # What is drawn for no activation may be meant for all of a batch.
+        exceptions = [*exceptions, *seeded]
         if any(_may_be_samples(each, d) for each, draws in noise for d in draws.values()):
-            exceptions = [*exceptions, DIVIDED_LATER]
-        for found, doubts in ((masks, []), (noise, exceptions)):
+            exceptions.append(DIVIDED_LATER)
+        for found, doubts in ((masks, seeded), (noise, exceptions)):
             steps = tuple(each for each, _ in found)
             drawn = tuple(draws for _, draws in found)
             if len({draw.state for draws in drawn for draw in draws.values()}) >= _FEWEST:

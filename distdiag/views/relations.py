@@ -58,6 +58,7 @@ NO_ROWS: Final = Exception_("it is no batch of samples", is_right=True)
 SHARED_WORK: Final = Exception_("they exchange activations or rewards, too")
 IN_ORDER: Final = Exception_("they are read in the order of the data set, as in a trial")
 DRAWN: Final = Exception_("the program draws them itself, as in a trial")
+SEEDED_BY_LIBRARY: Final = Exception_("a library seeds all ranks alike by itself")
 DIVIDED_LATER: Final = Exception_("they may be samples that are divided among the ranks later")
 
 
@@ -88,7 +89,7 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
     (Item.MASK, Axis.DATA): Cell(
         Relation.DIFFERENT,
         "a step averages over as many masks as samples only if each sample has one of its own",
-        frozenset({SHARED_WORK, DIVIDED_LATER}),
+        frozenset({SHARED_WORK, SEEDED_BY_LIBRARY, DIVIDED_LATER}),
     ),
     (Item.MASK, Axis.SEQUENCE): Cell(
         Relation.DIFFERENT, "the parts of a sequence would have one mask, again and again"

@@ -33,8 +33,8 @@ class SharedNoise(Check[MaskView]):
 
     ## How to fix
     Seed all ranks alike for the weights, and call `torch.manual_seed(seed + data-parallel rank)`
-    after the model is built. Ranks that hold parts of one sequence need seeds of their own, too,
-    where they draw for their parts.
+    after the model is built (accelerate: `set_seed(seed, device_specific=True)`). Ranks that hold
+    parts of one sequence need generators of their own where they draw for these.
 
     Changes: The random numbers of all ranks but the first.
 

@@ -240,7 +240,7 @@ class StepFeeds(Probe):
         ):
             self._patches.wrap(kind, name, around)
         seeding = self._call_before(self._before_seed)
-        self._patches.wrap_everywhere(torch.random, "manual_seed", seeding)
+        self._patches.wrap_everywhere(torch, "manual_seed", seeding)
         self._subscribe(self._moments.model_started, self._start)
         self._subscribe(self._moments.forward_started, self.enter)
         self._subscribe(self._moments.forward_ended, self.leave)

@@ -1,6 +1,7 @@
 import pytest
 
 from distdiag.checks.dat.shared_noise import SharedNoise
+from distdiag.events.base import CallSite, Frame
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
 from tests.checks.feeds import draw, mask, model_fed, related
@@ -69,6 +70,14 @@ def test_dropout_with_one_mask_for_different_samples_is_named_with_its_module_an
     )
     assert "drop" in finding.subjects
     assert any("torch.manual_seed was called last by" in e.summary for e in finding.evidence)
+
+
+def test_a_seed_that_a_library_sets_by_itself_is_a_note():
+    frames = [Frame("/lib/random.py", 9, "set_seed", False), *plain_site(3).frames]
+    (asked,) = judged(*[masking(n, seeded=CallSite(tuple(frames))) for n in (1, 2)])
+    frames.insert(1, Frame("/lib/trainer.py", 80, "train", False))
+    (given,) = judged(*[masking(n, seeded=CallSite(tuple(frames))) for n in (1, 2)])
+    assert (asked.severity, given.severity) == (Severity.WARNING, Severity.INFO)
 
 
 def test_dropout_is_named_although_ranks_exchange_activations():

@@ -43,6 +43,7 @@ def main() -> None:
         build_loader(13, shuffle=False),
         scheduler,
     )
+    set_seed(29, device_specific=True)  # each rank draws dropout masks of its own
     folder = [tempfile.mkdtemp() if accelerator.is_main_process else ""]
     broadcast_object_list(folder)
     losses = []

@@ -49,6 +49,8 @@ def epoch_of(
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
 ) -> None:
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    if epoch == 0:
+        torch.manual_seed(100 + dist.get_rank())  # each rank draws dropout masks of its own
     batches.sampler.set_epoch(epoch)
     model.train()
     for inputs, labels in batches:
@@ -204,6 +206,8 @@ def resumed(folder: Path, losses: list[float]) -> nn.Module:
             scheduler.load_state_dict(state["scheduler"])
             first = state["step"]
             torch.set_rng_state(state["rng"][dist.get_rank()])
+        else:
+            torch.manual_seed(100 + dist.get_rank())
         wrapped, batches = DistributedDataParallel(model), loader()
         for step, (inputs, labels) in enumerate(
             batch for e in range(3) for batch in of(batches, e)

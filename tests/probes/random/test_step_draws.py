@@ -101,3 +101,115 @@ def test_a_failure_of_the_probe_is_kept_from_the_program(
     monkeypatch.setattr("distdiag.probes.random.step_draws._state", explode)
     assert len(train(ddp(Noisy()))) == 3
     assert probes["step-draws"].is_off
+
+
+class Dropping(nn.Module):
+    """Drops by a module, by a function, and by what has a probability of 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.0), nn.Dropout(0.5))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.parts(inputs)
+        return self.head(nn.functional.dropout(hidden, 0.1, self.training)).square().mean()
+
+
+def inside(event: ModelFed) -> list[tuple[str, str]]:
+    return [(draw.api, draw.module) for draw in event.draws if draw.is_inside]
+
+
+BOTH = [("dropout", "parts.2 Dropout"), ("dropout", "Dropping")]
+
+
+def test_dropout_is_told_with_its_module_and_its_activation(
+    observed: Observed, fake_group: None
+) -> None:
+    observed.install("steps", "data")
+    torch.manual_seed(7)
+
+    train(ddp(Dropping()))
+
+    _, *later = fed(observed)
+    for event in later:
+        assert inside(event) == BOTH
+        masks = [draw for draw in event.draws if draw.is_inside]
+        assert all(draw.activation and draw.sizes == (4, 8) for draw in masks)
+        assert len({draw.activation for draw in masks}) == 2
+        assert event.seeded is not None
+        assert any(frame.function.startswith("test_dropout") for frame in event.seeded.frames)
+
+
+def test_the_first_passes_of_a_model_that_nothing_wraps_are_told(
+    observed: Observed, fake_group: None
+) -> None:
+    observed.install("steps", "data", "models")
+    model = Dropping()
+
+    train(model, 12)
+
+    events = fed(observed)
+    assert [event.number for event in events] == list(range(6))
+    assert {(event.model, event.members) for event in events} == {("Dropping", ())}
+    assert inside(events[-1]) == BOTH
+    assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_a_model_that_is_evaluated_draws_no_masks(observed: Observed, fake_group: None) -> None:
+    observed.install("steps", "data")
+    model = ddp(Dropping())
+    train(model)
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(4, 2))
+
+    assert all(inside(event) in ([], BOTH) for event in fed(observed))
+
+
+def attending(inputs: torch.Tensor) -> torch.Tensor:
+    rows = inputs[None, None]
+    return nn.functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5)[0, 0]
+
+
+class Attending(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(attending(inputs)).square().mean()
+
+
+class Recurring(nn.GRU):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs)[0].square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "api"),
+    [
+        (Attending(2, 2), "scaled_dot_product_attention"),
+        (Recurring(2, 2, num_layers=2, dropout=0.5), "gru"),
+    ],
+    ids=["attention", "recurrent"],
+)
+def test_so_is_dropout_within_other_operations(
+    observed: Observed, fake_group: None, model: nn.Module, api: str
+) -> None:
+    observed.install("steps", "data", "sequence")
+
+    train(ddp(model))
+
+    assert [name for name, _ in inside(fed(observed)[-1])] == [api]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_masks_stay_what_they_were(observed: Observed, fake_group: None, wrapped: bool) -> None:
+    def run() -> tuple[list[float], torch.Tensor]:
+        torch.manual_seed(3)
+        model = Dropping()
+        return train(ddp(model) if wrapped else model), torch.get_rng_state()
+
+    plain = run()
+    observed.install("steps", "data", "models")
+    watched = run()
+
+    assert plain[0] == watched[0]
+    assert torch.equal(plain[1], watched[1])
