@@ -65,10 +65,11 @@ class Equations:
         added = float(np.abs(coefficients) @ self.norms)
         return each * (np.abs(self.applied) + np.abs(self.given @ coefficients) + _UNLIKELY * added)
 
-    def is_explained(self, coefficients: Array, rounding: float = 0.0) -> bool:
-        """Say whether these coefficients give what is applied, but for rounding."""
+    def miss(self, coefficients: Array, rounding: float = 0.0) -> float:
+        """Return how far what these coefficients give is off, as a part of what it may be."""
         off = np.abs(self.applied - self.given @ coefficients)
-        return bool(np.all(off <= self.bounds(coefficients, rounding)))
+        bounds = self.bounds(coefficients, rounding)
+        return float(np.max(off / np.maximum(bounds, np.finfo(np.float64).tiny)))
 
 
 _UNLIKELY: Final = 8.0
@@ -84,6 +85,9 @@ COARSE: Final = 2.0**-8
 ALIKE: Final = 0.01
 """Coefficients are the same, or nothing, up to this part of the greatest one: weights by the counts
 of tokens, which may be meant, differ by more."""
+
+_MANY_TIMES: Final = 8.0
+"""So many times what half of them are off by, no parameter is."""
 
 _MOST_VECTORS: Final = 4
 _MOST_ROUNDS: Final = 40
@@ -112,21 +116,31 @@ def solve(equations: Sequence[Equations]) -> Vector | None:
 
 def _solve(equations: Sequence[Equations], rounding: float) -> Vector | None:
     known = [each for each in equations if each.norms.any()]
-    if not known or len({each.given.shape[1] for each in known}) > 1:
+    if len(known) < FEWEST:
         return None
     shared = _consensus(known)
     for _ in range(len(known)):
-        coefficients = _least_squares(shared) if shared else np.zeros(0)
-        kept = [e for e in known if shared and e.is_explained(coefficients, rounding)]
-        if [e.name for e in kept] == [e.name for e in shared]:
-            break
+        coefficients = _least_squares(shared)
+        noise = float(np.median([each.miss(coefficients, rounding) for each in shared]))
+        kept = [e for e in known if e.miss(coefficients, rounding) <= _most(noise, e)]
+        is_settled = [e.name for e in kept] == [e.name for e in shared]
         shared = kept
+        if is_settled or len(shared) < FEWEST:
+            break
     num_rows = sum(len(each.applied) for each in shared)
     if len(shared) < FEWEST or num_rows < 2 * shared[0].given.shape[1]:
         return None
     coefficients = _least_squares(shared)
     names = tuple(each.name for each in shared)
     return Vector(coefficients, _errors(shared, coefficients, rounding), names)
+
+
+def _most(noise: float, equations: Equations) -> float:
+    """Return how large a part of its bound a parameter may be off by that shares the vector.
+
+    Mostly much less is rounded than may be. What one rounding may do is always granted.
+    """
+    return min(1.0, max(_MANY_TIMES * noise, 1 / equations.num_roundings))
 
 
 def _consensus(equations: Sequence[Equations]) -> list[Equations]:
@@ -167,14 +181,23 @@ def _system(equations: Sequence[Equations]) -> tuple[Array, Array]:
 
 
 def _errors(equations: Sequence[Equations], coefficients: Array, rounding: float) -> Array:
-    """Return how far each coefficient may be off, if each sum is as far off as it may be."""
-    rows, _ = _system(equations)
-    off = np.concatenate(
-        [each.bounds(coefficients, rounding) / each.norms.sum() for each in equations]
-    )
+    """Return how far each coefficient may be off.
+
+    That is what the sums are off by as measured, `_UNLIKELY` times over; but no more than if each
+    were as far off as it may be.
+    """
+    rows, sides = _system(equations)
     if np.linalg.matrix_rank(rows, tol=_SAME * float(np.linalg.norm(rows, 2))) < rows.shape[1]:
         return np.full(rows.shape[1], np.inf)  # these columns cannot be told apart
-    errors: Array = np.abs(np.linalg.pinv(rows)) @ off
+    inverse = np.linalg.pinv(rows)
+    may_be = np.concatenate(
+        [each.bounds(coefficients, rounding) / each.norms.sum() for each in equations]
+    )
+    off = sides - rows @ coefficients
+    measured = np.sqrt(off @ off / (len(off) - len(coefficients)))
+    errors: Array = np.minimum(
+        np.abs(inverse) @ may_be, _UNLIKELY * measured * np.linalg.norm(inverse, axis=1)
+    )
     return errors
 
 
@@ -185,10 +208,8 @@ def factor_of(equations: Equations, coefficients: Array) -> float | None:
     if not square > 0:
         return None
     factor = float(made @ equations.applied) / square
-    is_clear = abs(factor) * np.sqrt(square) > equations.bounds(factor * coefficients).max()
-    is_explained = any(
-        equations.is_explained(factor * coefficients, rounding) for rounding in (0.0, COARSE)
-    )
+    is_clear = abs(factor) * np.sqrt(square) > equations.bounds(factor * coefficients, COARSE).max()
+    is_explained = equations.miss(factor * coefficients, COARSE) <= 1
     return factor if is_clear and is_explained else None
 
 
