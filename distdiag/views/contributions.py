@@ -169,8 +169,7 @@ def _least_squares(equations: Sequence[Equations], weights: Array | None = None)
     if weights is not None:
         roots = np.sqrt(np.repeat(weights, [len(each.applied) for each in equations]))
         rows, sides = rows * roots[:, None], sides * roots
-    found: Array = np.linalg.lstsq(rows, sides, rcond=1e-13)[0]
-    return found
+    return np.asarray(np.linalg.lstsq(rows, sides, rcond=1e-13)[0], dtype=np.float64)
 
 
 def _system(equations: Sequence[Equations]) -> tuple[Array, Array]:
@@ -194,11 +193,9 @@ def _errors(equations: Sequence[Equations], coefficients: Array, rounding: float
         [each.bounds(coefficients, rounding) / each.norms.sum() for each in equations]
     )
     off = sides - rows @ coefficients
-    measured = np.sqrt(off @ off / (len(off) - len(coefficients)))
-    errors: Array = np.minimum(
-        np.abs(inverse) @ may_be, _UNLIKELY * measured * np.linalg.norm(inverse, axis=1)
-    )
-    return errors
+    measured = float(np.sqrt(off @ off / (len(off) - len(coefficients))))
+    likely = _UNLIKELY * measured * np.sqrt(np.square(inverse).sum(axis=1))
+    return np.asarray(np.minimum(np.abs(inverse) @ may_be, likely), dtype=np.float64)
 
 
 def factor_of(equations: Equations, coefficients: Array) -> float | None:
@@ -267,9 +264,9 @@ class Contribution:
 class ContributionView(View):
     """What became of the gradients of one model in all sampled steps so far.
 
-    `events` are those of the first sampled step. `copies` are the parameters that were the same then
-    on all ranks that hold them, `plans` are those of any rank. `stale` are the steps before which a gradient was there that had been
-    applied in the step before.
+    `events` are those of the first sampled step. `copies` are the parameters that were the same
+    then on all ranks that hold them, `plans` are those of any rank. `stale` are the steps before
+    which a gradient was there that had been applied in the step before.
     """
 
     model: str
@@ -298,15 +295,21 @@ class ContributionView(View):
 
 def copies_in(by_rank: Mapping[int, GradientSums]) -> frozenset[str]:
     """Return the parameters of which all ranks that hold them hold the same, or shards of one."""
+    return frozenset(name for name, found in weights_in(by_rank).items() if are_equal(found))
+
+
+def weights_in(by_rank: Mapping[int, GradientSums]) -> dict[str, list[float]]:
+    """Return the first sums over each parameter on all ranks that hold it, 0.0 for shards."""
     weights: dict[str, list[float]] = {}
     for event in by_rank.values():
         for each in event.gradients:
             weights.setdefault(each.name, []).append(0.0 if each.members else each.weight)
-    return frozenset(
-        name
-        for name, found in weights.items()
-        if max(found) - min(found) <= _SAME * max(map(abs, found))
-    )
+    return weights
+
+
+def are_equal(weights: Sequence[float]) -> bool:
+    """Say whether sums over parameters are those of equal ones."""
+    return max(weights) - min(weights) <= _SAME * max(map(abs, weights))
 
 
 def is_left_over(before: Mapping[int, GradientSums], now: Mapping[int, GradientSums]) -> bool:
@@ -323,9 +326,7 @@ def is_left_over(before: Mapping[int, GradientSums], now: Mapping[int, GradientS
     one, other = np.array(left).ravel(), np.array(applied).ravel()
     square = float(other @ other)
     factor = float(one @ other) / square if square else 0.0
-    return factor > 0 and bool(
-        np.linalg.norm(one - factor * other) <= ALIKE * np.linalg.norm(one)
-    )
+    return factor > 0 and bool(np.linalg.norm(one - factor * other) <= ALIKE * np.linalg.norm(one))
 
 
 _Named = Mapping[int, GradientSum]
@@ -399,7 +400,7 @@ def _contribution(
             others = [
                 _outlier(each, best.coefficients, sources, named[each.name])
                 for each in equations
-                if each.name not in shared
+                if each.name not in shared and each.norms.any()
             ]
             return Contribution(
                 step,
@@ -446,9 +447,7 @@ def _giver(name: str, ranks: Ranks, held: _Named) -> int | None:
     sources = [Source((rank,), ALL) for rank in ranks]
     equations = _of_name(name, sources, ranks, held)
     units = np.eye(len(sources))
-    found = [
-        rank for rank, unit in zip(ranks, units, strict=True) if factor_of(equations, unit)
-    ]
+    found = [rank for rank, unit in zip(ranks, units, strict=True) if factor_of(equations, unit)]
     return found[0] if len(found) == 1 else None
 
 
@@ -468,9 +467,7 @@ _Split = Callable[[Ranks, Ranks, Mapping[str, _Named]], list[Source]]
 
 
 def _by_rank_and_pass(ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]) -> list[Source]:
-    numbers = {
-        rank: max(len(held[rank].passes) for held in named.values()) for rank in holders
-    }
+    numbers = {rank: max(len(held[rank].passes) for held in named.values()) for rank in holders}
     return [Source((rank,), number) for rank in holders for number in range(numbers[rank])]
 
 
@@ -544,15 +541,15 @@ def _left(source: Source, held: _Named) -> tuple[Array, float]:
     first = held[source.ranks[0]]
     ranks = first.members or source.ranks[:1]
     sums = [np.array(held[rank].left) for rank in ranks if held[rank].left]
-    total = np.sum(sums, axis=0) / max(1, first.num_copies) if sums else np.zeros_like(
-        np.array(first.applied)
+    total = (
+        np.sum(sums, axis=0) / max(1, first.num_copies)
+        if sums
+        else np.zeros_like(np.array(first.applied))
     )
     return total, float(np.linalg.norm(total))
 
 
-def _merged(
-    sources: list[Source], found: list[Equations]
-) -> tuple[list[Source], list[Equations]]:
+def _merged(sources: list[Source], found: list[Equations]) -> tuple[list[Source], list[Equations]]:
     """Leave out sources that gave nothing, and take those together that gave the same.
 
     Copies of one batch on several ranks are not told apart by what becomes of them.

@@ -25,7 +25,8 @@ class MixedPasses:
 
 def mixed_passes(found: Contribution) -> MixedPasses | None:
     """Return how the passes of a step were treated if some were summed and others were not."""
-    summed, own = [], []
+    summed: list[int] = []
+    own: list[int] = []
     for number in range(found.num_passes):
         sources = [each for each in found.vector if each.number == number]
         others = [each for each in sources if not set(each.ranks) & set(found.ranks)]

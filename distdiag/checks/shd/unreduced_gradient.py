@@ -129,6 +129,5 @@ def _given(rank: int, names: dict[str, int]) -> Evidence:
     mine = tuple(name for name, giver in names.items() if giver == rank)
     return Evidence(
         ranks=RankSet([rank]),
-        summary=f"gave all that is applied to {first_and_more(mine)}, measured by weighted "
-        "sums",
+        summary=f"gave all that is applied to {first_and_more(mine)}, measured by weighted sums",
     )

@@ -152,7 +152,7 @@ class GradientSumProbe(Probe):
     def _before_backward(self, outputs: object) -> None:
         self._write()
         if self._window is not None and self._window.handles:
-            self._enter(self._window, outputs)  # a further pass of the same step
+            self._begin_pass(self._window, outputs)  # a further pass of the same step
             return
         self._close()
         step = self.recorder.step
@@ -181,9 +181,9 @@ class GradientSumProbe(Probe):
                 window.models[self._name_of(model)] = _Model(sums, kept)
             for each in sums:
                 self._watch(window, each)
-        self._enter(window, outputs)
+        self._begin_pass(window, outputs)
 
-    def _enter(self, window: _Window, outputs: object) -> None:
+    def _begin_pass(self, window: _Window, outputs: object) -> None:
         window.num_passes += 1
         if any(model.kept.loss_scale != 1.0 for model in window.models.values()):
             self._read_factors(window, _roots(outputs))
