@@ -97,12 +97,32 @@ _MOST_TARGETS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Precision:
+    """How precisely gradients were combined: each number as in a type that rounds so coarsely.
+
+    `noise` is what half of the parameters are off by, as a part of what they may be.
+    """
+
+    rounding: float = 0.0
+    noise: float = 1.0
+
+    def explains(self, equations: Equations, coefficients: Array) -> bool:
+        """Say whether these coefficients give what is applied.
+
+        Mostly much less is rounded than may be. What one rounding may do is always granted.
+        """
+        most = min(1.0, max(_MANY_TIMES * self.noise, 1 / equations.num_roundings))
+        return equations.miss(coefficients, self.rounding) <= most
+
+
+@dataclass(frozen=True, slots=True)
 class Vector:
     """Coefficients that several parameters share, and by how much each may be off."""
 
     coefficients: Array
     errors: Array
     names: tuple[str, ...]
+    precision: Precision
 
 
 def solve(equations: Sequence[Equations]) -> Vector | None:
@@ -122,7 +142,8 @@ def _solve(equations: Sequence[Equations], rounding: float) -> Vector | None:
     for _ in range(len(known)):
         coefficients = _least_squares(shared)
         noise = float(np.median([each.miss(coefficients, rounding) for each in shared]))
-        kept = [e for e in known if e.miss(coefficients, rounding) <= _most(noise, e)]
+        precision = Precision(rounding, noise)
+        kept = [each for each in known if precision.explains(each, coefficients)]
         is_settled = [e.name for e in kept] == [e.name for e in shared]
         shared = kept
         if is_settled or len(shared) < FEWEST:
@@ -132,15 +153,7 @@ def _solve(equations: Sequence[Equations], rounding: float) -> Vector | None:
         return None
     coefficients = _least_squares(shared)
     names = tuple(each.name for each in shared)
-    return Vector(coefficients, _errors(shared, coefficients, rounding), names)
-
-
-def _most(noise: float, equations: Equations) -> float:
-    """Return how large a part of its bound a parameter may be off by that shares the vector.
-
-    Mostly much less is rounded than may be. What one rounding may do is always granted.
-    """
-    return min(1.0, max(_MANY_TIMES * noise, 1 / equations.num_roundings))
+    return Vector(coefficients, _errors(shared, coefficients, rounding), names, precision)
 
 
 def _consensus(equations: Sequence[Equations]) -> list[Equations]:
@@ -198,16 +211,16 @@ def _errors(equations: Sequence[Equations], coefficients: Array, rounding: float
     return np.asarray(np.minimum(np.abs(inverse) @ may_be, likely), dtype=np.float64)
 
 
-def factor_of(equations: Equations, coefficients: Array) -> float | None:
+def factor_of(equations: Equations, coefficients: Array, precision: Precision) -> float | None:
     """Return by what these coefficients are to be multiplied to explain a parameter alone."""
     made = equations.given @ coefficients
     square = float(made @ made)
     if not square > 0:
         return None
     factor = float(made @ equations.applied) / square
-    is_clear = abs(factor) * np.sqrt(square) > equations.bounds(factor * coefficients, COARSE).max()
-    is_explained = equations.miss(factor * coefficients, COARSE) <= 1
-    return factor if is_clear and is_explained else None
+    most = equations.bounds(factor * coefficients, precision.rounding).max()
+    is_clear = abs(factor) * np.sqrt(square) > most
+    return factor if is_clear and precision.explains(equations, factor * coefficients) else None
 
 
 # The equations of one step: which gradients are those of one parameter, and who applies the same.
@@ -231,7 +244,8 @@ class Contribution:
     """What `ranks` apply in one step, as a combination of what `holders` gave.
 
     All these ranks find the same gradients, or `is_sharded`: parts of the same. The vector is that
-    of most parameters, `names`. `alone` are parameters that were given by one rank only.
+    of most parameters, `names`. `left_size` is how large a gradient was that was there before,
+    compared with what a source gave.
     """
 
     step: int
@@ -242,15 +256,18 @@ class Contribution:
     names: tuple[str, ...]
     outliers: tuple[Outlier, ...] = ()
     is_sharded: bool = False
+    left_size: float = 1.0
 
     @property
     def greatest(self) -> float:
-        """The coefficient with the greatest absolute value."""
-        return max(map(abs, self.vector.values()), default=0.0)
+        """The greatest absolute value of a coefficient of what was given."""
+        given = (abs(value) for source, value in self.vector.items() if source.number != LEFT)
+        return max(given, default=0.0)
 
     def is_nothing(self, source: Source) -> bool:
         """Say whether what this source gave is not applied."""
-        return abs(self.vector[source]) <= ALIKE * self.greatest
+        size = self.left_size if source.number == LEFT else 1.0
+        return abs(self.vector[source]) * size <= ALIKE * self.greatest
 
     def common(self) -> float | None:
         """Return the coefficient of all passes of all ranks, None if they differ."""
@@ -398,7 +415,7 @@ def _contribution(
                 continue  # the columns are too much alike to be told apart
             shared = set(best.names)
             others = [
-                _outlier(each, best.coefficients, sources, named[each.name])
+                _outlier(each, best, ranks, named[each.name])
                 for each in equations
                 if each.name not in shared and each.norms.any()
             ]
@@ -411,8 +428,17 @@ def _contribution(
                 best.names,
                 tuple(others),
                 is_sharded,
+                _left_size(sources, equations),
             )
     return _alone(step, ranks, holders, named, num_passes) if is_sharded else None
+
+
+def _left_size(sources: Sequence[Source], equations: Sequence[Equations]) -> float:
+    norms = np.sum([each.norms for each in equations], axis=0)
+    is_left = np.array([source.number == LEFT for source in sources])
+    if not is_left.any() or is_left.all():
+        return 1.0
+    return float(norms[is_left].mean() / norms[~is_left].mean())
 
 
 def _best(equations: Sequence[Equations]) -> Vector | None:
@@ -434,28 +460,34 @@ def _checked(vector: Vector) -> list[float] | None:
     return [float(value) for value in vector.coefficients] if is_clear else None
 
 
-def _outlier(
-    equations: Equations, coefficients: Array, sources: Sequence[Source], held: _Named
-) -> Outlier:
-    factor = factor_of(equations, coefficients)
-    giver = None if factor is not None else _giver(equations.name, tuple(held), held)
+def _outlier(equations: Equations, vector: Vector, ranks: Ranks, held: _Named) -> Outlier:
+    factor = factor_of(equations, vector.coefficients, vector.precision)
+    giver = None if factor is not None else _giver(equations.name, ranks, held, vector.precision)
     return Outlier(equations.name, factor, giver)
 
 
-def _giver(name: str, ranks: Ranks, held: _Named) -> int | None:
+def _giver(name: str, ranks: Ranks, held: _Named, precision: Precision) -> int | None:
     """Return the one rank whose passes alone explain what is applied."""
-    sources = [Source((rank,), ALL) for rank in ranks]
+    sources = [Source((rank,), ALL) for rank in held]
     equations = _of_name(name, sources, ranks, held)
     units = np.eye(len(sources))
-    found = [rank for rank, unit in zip(ranks, units, strict=True) if factor_of(equations, unit)]
+    found = [
+        rank
+        for rank, unit in zip(held, units, strict=True)
+        if factor_of(equations, unit, precision)
+    ]
     return found[0] if len(found) == 1 else None
+
+
+_QUIET: Final = Precision(noise=1 / 32)
+"""What mostly is rounded is less than this part of what may be."""
 
 
 def _alone(
     step: int, ranks: Ranks, holders: Ranks, named: Mapping[str, _Named], num_passes: int
 ) -> Contribution | None:
     """Return what is known of shards of which no vector is shared: some were given by one rank."""
-    found = [Outlier(name, giver=_giver(name, holders, held)) for name, held in named.items()]
+    found = [Outlier(name, giver=_giver(name, ranks, held, _QUIET)) for name, held in named.items()]
     if all(each.giver is None for each in found):
         return None
     return Contribution(step, ranks, holders, num_passes, {}, (), tuple(found), is_sharded=True)

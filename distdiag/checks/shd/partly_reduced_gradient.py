@@ -43,7 +43,9 @@ def missing_ranks(found: Contribution) -> tuple[int, ...]:
     """Return the ranks that apply a sum to which they gave nothing, though they had a gradient."""
     used = {r for s in found.vector if not found.is_nothing(s) for r in s.ranks}
     given = {r for s in found.vector if s.number != LEFT for r in s.ranks}
-    return tuple(sorted((given & set(found.ranks)) - used)) if used else ()
+    if not used or (found.is_sharded and len(used) == 1):
+        return ()  # nothing was reduced at all
+    return tuple(sorted((given & set(found.ranks)) - used))
 
 
 class PartlyReducedGradient(Check[ContributionView]):
