@@ -63,7 +63,8 @@ def _in_flat_partitions(
         for index, group in enumerate(getattr(optimizer, groups)):
             members = tuple(dist.get_process_group_ranks(ranks_of[index]))
             for parameter in group:
-                mapping, parts = parameter._hp_mapping, ()
+                mapping = parameter._hp_mapping
+                parts: tuple[Part, ...] = ()
                 if mapping is not None:
                     whole, own = mapping.lp_fragment_address, mapping.hp_fragment_address
                     flat = getattr(optimizer, held)[index]

@@ -65,10 +65,11 @@ class Equations:
         added = float(np.abs(coefficients) @ self.norms)
         return each * (np.abs(self.applied) + np.abs(self.given @ coefficients) + _UNLIKELY * added)
 
-    def is_explained(self, coefficients: Array, rounding: float = 0.0) -> bool:
-        """Say whether these coefficients give what is applied, but for rounding."""
+    def miss(self, coefficients: Array, rounding: float = 0.0) -> float:
+        """Return how far what these coefficients give is off, as a part of what it may be."""
         off = np.abs(self.applied - self.given @ coefficients)
-        return bool(np.all(off <= self.bounds(coefficients, rounding)))
+        bounds = self.bounds(coefficients, rounding)
+        return float(np.max(off / np.maximum(bounds, np.finfo(np.float64).tiny)))
 
 
 _UNLIKELY: Final = 8.0
@@ -85,11 +86,33 @@ ALIKE: Final = 0.01
 """Coefficients are the same, or nothing, up to this part of the greatest one: weights by the counts
 of tokens, which may be meant, differ by more."""
 
+_MANY_TIMES: Final = 8.0
+"""So many times what half of them are off by, no parameter is."""
+
 _MOST_VECTORS: Final = 4
 _MOST_ROUNDS: Final = 40
 _MOST_COLUMNS: Final = 48
 _MOST_TARGETS: Final = 16
 """More would take the engine seconds for each step; what they do not tell apart is added up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How precisely gradients were combined: each number as in a type that rounds so coarsely.
+
+    `noise` is what half of the parameters are off by, as a part of what they may be.
+    """
+
+    rounding: float = 0.0
+    noise: float = 1.0
+
+    def explains(self, equations: Equations, coefficients: Array) -> bool:
+        """Say whether these coefficients give what is applied.
+
+        Mostly much less is rounded than may be. What one rounding may do is always granted.
+        """
+        most = min(1.0, max(_MANY_TIMES * self.noise, 1 / equations.num_roundings))
+        return equations.miss(coefficients, self.rounding) <= most
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +122,7 @@ class Vector:
     coefficients: Array
     errors: Array
     names: tuple[str, ...]
+    precision: Precision
 
 
 def solve(equations: Sequence[Equations]) -> Vector | None:
@@ -112,21 +136,24 @@ def solve(equations: Sequence[Equations]) -> Vector | None:
 
 def _solve(equations: Sequence[Equations], rounding: float) -> Vector | None:
     known = [each for each in equations if each.norms.any()]
-    if not known or len({each.given.shape[1] for each in known}) > 1:
+    if len(known) < FEWEST:
         return None
     shared = _consensus(known)
     for _ in range(len(known)):
-        coefficients = _least_squares(shared) if shared else np.zeros(0)
-        kept = [e for e in known if shared and e.is_explained(coefficients, rounding)]
-        if [e.name for e in kept] == [e.name for e in shared]:
-            break
+        coefficients = _least_squares(shared)
+        noise = float(np.median([each.miss(coefficients, rounding) for each in shared]))
+        precision = Precision(rounding, noise)
+        kept = [each for each in known if precision.explains(each, coefficients)]
+        is_settled = [e.name for e in kept] == [e.name for e in shared]
         shared = kept
+        if is_settled or len(shared) < FEWEST:
+            break
     num_rows = sum(len(each.applied) for each in shared)
     if len(shared) < FEWEST or num_rows < 2 * shared[0].given.shape[1]:
         return None
     coefficients = _least_squares(shared)
     names = tuple(each.name for each in shared)
-    return Vector(coefficients, _errors(shared, coefficients, rounding), names)
+    return Vector(coefficients, _errors(shared, coefficients, rounding), names, precision)
 
 
 def _consensus(equations: Sequence[Equations]) -> list[Equations]:
@@ -155,8 +182,7 @@ def _least_squares(equations: Sequence[Equations], weights: Array | None = None)
     if weights is not None:
         roots = np.sqrt(np.repeat(weights, [len(each.applied) for each in equations]))
         rows, sides = rows * roots[:, None], sides * roots
-    found: Array = np.linalg.lstsq(rows, sides, rcond=1e-13)[0]
-    return found
+    return np.asarray(np.linalg.lstsq(rows, sides, rcond=1e-13)[0], dtype=np.float64)
 
 
 def _system(equations: Sequence[Equations]) -> tuple[Array, Array]:
@@ -167,29 +193,34 @@ def _system(equations: Sequence[Equations]) -> tuple[Array, Array]:
 
 
 def _errors(equations: Sequence[Equations], coefficients: Array, rounding: float) -> Array:
-    """Return how far each coefficient may be off, if each sum is as far off as it may be."""
-    rows, _ = _system(equations)
-    off = np.concatenate(
-        [each.bounds(coefficients, rounding) / each.norms.sum() for each in equations]
-    )
+    """Return how far each coefficient may be off.
+
+    That is what the sums are off by as measured, `_UNLIKELY` times over; but no more than if each
+    were as far off as it may be.
+    """
+    rows, sides = _system(equations)
     if np.linalg.matrix_rank(rows, tol=_SAME * float(np.linalg.norm(rows, 2))) < rows.shape[1]:
         return np.full(rows.shape[1], np.inf)  # these columns cannot be told apart
-    errors: Array = np.abs(np.linalg.pinv(rows)) @ off
-    return errors
+    inverse = np.linalg.pinv(rows)
+    may_be = np.concatenate(
+        [each.bounds(coefficients, rounding) / each.norms.sum() for each in equations]
+    )
+    off = sides - rows @ coefficients
+    measured = float(np.sqrt(off @ off / (len(off) - len(coefficients))))
+    likely = _UNLIKELY * measured * np.sqrt(np.square(inverse).sum(axis=1))
+    return np.asarray(np.minimum(np.abs(inverse) @ may_be, likely), dtype=np.float64)
 
 
-def factor_of(equations: Equations, coefficients: Array) -> float | None:
+def factor_of(equations: Equations, coefficients: Array, precision: Precision) -> float | None:
     """Return by what these coefficients are to be multiplied to explain a parameter alone."""
     made = equations.given @ coefficients
     square = float(made @ made)
     if not square > 0:
         return None
     factor = float(made @ equations.applied) / square
-    is_clear = abs(factor) * np.sqrt(square) > equations.bounds(factor * coefficients).max()
-    is_explained = any(
-        equations.is_explained(factor * coefficients, rounding) for rounding in (0.0, COARSE)
-    )
-    return factor if is_clear and is_explained else None
+    most = equations.bounds(factor * coefficients, precision.rounding).max()
+    is_clear = abs(factor) * np.sqrt(square) > most
+    return factor if is_clear and precision.explains(equations, factor * coefficients) else None
 
 
 # The equations of one step: which gradients are those of one parameter, and who applies the same.
@@ -213,7 +244,8 @@ class Contribution:
     """What `ranks` apply in one step, as a combination of what `holders` gave.
 
     All these ranks find the same gradients, or `is_sharded`: parts of the same. The vector is that
-    of most parameters, `names`. `alone` are parameters that were given by one rank only.
+    of most parameters, `names`. `left_size` is how large a gradient was that was there before,
+    compared with what a source gave.
     """
 
     step: int
@@ -224,15 +256,18 @@ class Contribution:
     names: tuple[str, ...]
     outliers: tuple[Outlier, ...] = ()
     is_sharded: bool = False
+    left_size: float = 1.0
 
     @property
     def greatest(self) -> float:
-        """The coefficient with the greatest absolute value."""
-        return max(map(abs, self.vector.values()), default=0.0)
+        """The greatest absolute value of a coefficient of what was given."""
+        given = (abs(value) for source, value in self.vector.items() if source.number != LEFT)
+        return max(given, default=0.0)
 
     def is_nothing(self, source: Source) -> bool:
         """Say whether what this source gave is not applied."""
-        return abs(self.vector[source]) <= ALIKE * self.greatest
+        size = self.left_size if source.number == LEFT else 1.0
+        return abs(self.vector[source]) * size <= ALIKE * self.greatest
 
     def common(self) -> float | None:
         """Return the coefficient of all passes of all ranks, None if they differ."""
@@ -246,9 +281,9 @@ class Contribution:
 class ContributionView(View):
     """What became of the gradients of one model in all sampled steps so far.
 
-    `events` are those of the first sampled step. `copies` are the parameters that were the same then
-    on all ranks that hold them, `plans` are those of any rank. `stale` are the steps before which a gradient was there that had been
-    applied in the step before.
+    `events` are those of the first sampled step. `copies` are the parameters that were the same
+    then on all ranks that hold them, `plans` are those of any rank. `stale` are the steps before
+    which a gradient was there that had been applied in the step before.
     """
 
     model: str
@@ -277,15 +312,21 @@ class ContributionView(View):
 
 def copies_in(by_rank: Mapping[int, GradientSums]) -> frozenset[str]:
     """Return the parameters of which all ranks that hold them hold the same, or shards of one."""
+    return frozenset(name for name, found in weights_in(by_rank).items() if are_equal(found))
+
+
+def weights_in(by_rank: Mapping[int, GradientSums]) -> dict[str, list[float]]:
+    """Return the first sums over each parameter on all ranks that hold it, 0.0 for shards."""
     weights: dict[str, list[float]] = {}
     for event in by_rank.values():
         for each in event.gradients:
             weights.setdefault(each.name, []).append(0.0 if each.members else each.weight)
-    return frozenset(
-        name
-        for name, found in weights.items()
-        if max(found) - min(found) <= _SAME * max(map(abs, found))
-    )
+    return weights
+
+
+def are_equal(weights: Sequence[float]) -> bool:
+    """Say whether sums over parameters are those of equal ones."""
+    return max(weights) - min(weights) <= _SAME * max(map(abs, weights))
 
 
 def is_left_over(before: Mapping[int, GradientSums], now: Mapping[int, GradientSums]) -> bool:
@@ -302,9 +343,7 @@ def is_left_over(before: Mapping[int, GradientSums], now: Mapping[int, GradientS
     one, other = np.array(left).ravel(), np.array(applied).ravel()
     square = float(other @ other)
     factor = float(one @ other) / square if square else 0.0
-    return factor > 0 and bool(
-        np.linalg.norm(one - factor * other) <= ALIKE * np.linalg.norm(one)
-    )
+    return factor > 0 and bool(np.linalg.norm(one - factor * other) <= ALIKE * np.linalg.norm(one))
 
 
 _Named = Mapping[int, GradientSum]
@@ -376,9 +415,9 @@ def _contribution(
                 continue  # the columns are too much alike to be told apart
             shared = set(best.names)
             others = [
-                _outlier(each, best.coefficients, sources, named[each.name])
+                _outlier(each, best, ranks, named[each.name])
                 for each in equations
-                if each.name not in shared
+                if each.name not in shared and each.norms.any()
             ]
             return Contribution(
                 step,
@@ -389,8 +428,17 @@ def _contribution(
                 best.names,
                 tuple(others),
                 is_sharded,
+                _left_size(sources, equations),
             )
     return _alone(step, ranks, holders, named, num_passes) if is_sharded else None
+
+
+def _left_size(sources: Sequence[Source], equations: Sequence[Equations]) -> float:
+    norms = np.sum([each.norms for each in equations], axis=0)
+    is_left = np.array([source.number == LEFT for source in sources])
+    if not is_left.any() or is_left.all():
+        return 1.0
+    return float(norms[is_left].mean() / norms[~is_left].mean())
 
 
 def _best(equations: Sequence[Equations]) -> Vector | None:
@@ -412,30 +460,34 @@ def _checked(vector: Vector) -> list[float] | None:
     return [float(value) for value in vector.coefficients] if is_clear else None
 
 
-def _outlier(
-    equations: Equations, coefficients: Array, sources: Sequence[Source], held: _Named
-) -> Outlier:
-    factor = factor_of(equations, coefficients)
-    giver = None if factor is not None else _giver(equations.name, tuple(held), held)
+def _outlier(equations: Equations, vector: Vector, ranks: Ranks, held: _Named) -> Outlier:
+    factor = factor_of(equations, vector.coefficients, vector.precision)
+    giver = None if factor is not None else _giver(equations.name, ranks, held, vector.precision)
     return Outlier(equations.name, factor, giver)
 
 
-def _giver(name: str, ranks: Ranks, held: _Named) -> int | None:
+def _giver(name: str, ranks: Ranks, held: _Named, precision: Precision) -> int | None:
     """Return the one rank whose passes alone explain what is applied."""
-    sources = [Source((rank,), ALL) for rank in ranks]
+    sources = [Source((rank,), ALL) for rank in held]
     equations = _of_name(name, sources, ranks, held)
     units = np.eye(len(sources))
     found = [
-        rank for rank, unit in zip(ranks, units, strict=True) if factor_of(equations, unit)
+        rank
+        for rank, unit in zip(held, units, strict=True)
+        if factor_of(equations, unit, precision)
     ]
     return found[0] if len(found) == 1 else None
+
+
+_QUIET: Final = Precision(noise=1 / 32)
+"""What mostly is rounded is less than this part of what may be."""
 
 
 def _alone(
     step: int, ranks: Ranks, holders: Ranks, named: Mapping[str, _Named], num_passes: int
 ) -> Contribution | None:
     """Return what is known of shards of which no vector is shared: some were given by one rank."""
-    found = [Outlier(name, giver=_giver(name, holders, held)) for name, held in named.items()]
+    found = [Outlier(name, giver=_giver(name, ranks, held, _QUIET)) for name, held in named.items()]
     if all(each.giver is None for each in found):
         return None
     return Contribution(step, ranks, holders, num_passes, {}, (), tuple(found), is_sharded=True)
@@ -447,9 +499,7 @@ _Split = Callable[[Ranks, Ranks, Mapping[str, _Named]], list[Source]]
 
 
 def _by_rank_and_pass(ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]) -> list[Source]:
-    numbers = {
-        rank: max(len(held[rank].passes) for held in named.values()) for rank in holders
-    }
+    numbers = {rank: max(len(held[rank].passes) for held in named.values()) for rank in holders}
     return [Source((rank,), number) for rank in holders for number in range(numbers[rank])]
 
 
@@ -523,15 +573,15 @@ def _left(source: Source, held: _Named) -> tuple[Array, float]:
     first = held[source.ranks[0]]
     ranks = first.members or source.ranks[:1]
     sums = [np.array(held[rank].left) for rank in ranks if held[rank].left]
-    total = np.sum(sums, axis=0) / max(1, first.num_copies) if sums else np.zeros_like(
-        np.array(first.applied)
+    total = (
+        np.sum(sums, axis=0) / max(1, first.num_copies)
+        if sums
+        else np.zeros_like(np.array(first.applied))
     )
     return total, float(np.linalg.norm(total))
 
 
-def _merged(
-    sources: list[Source], found: list[Equations]
-) -> tuple[list[Source], list[Equations]]:
+def _merged(sources: list[Source], found: list[Equations]) -> tuple[list[Source], list[Equations]]:
     """Leave out sources that gave nothing, and take those together that gave the same.
 
     Copies of one batch on several ranks are not told apart by what becomes of them.

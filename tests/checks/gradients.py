@@ -9,6 +9,9 @@ from tests.checks.streams import event_of, plain_site
 
 DENSE = ("embed.weight", "gate.weight", "head.weight", "norm.weight")
 EXPERTS = ("experts.0.weight", "experts.1.weight", "experts.2.weight", "experts.3.weight")
+ROUNDING = 2.0**-24
+"""Of float32."""
+
 NOTHING = Flow(0, math.nan, math.nan)
 
 
@@ -31,10 +34,11 @@ def gradient(name, rank, step, members, divisor, weight=None):
         members=(),
         num_copies=0,
         weight=weight,
-        left=0.0,
-        given=given(name, rank, step),
-        norm=3.0,
-        applied=applied,
+        passes=((given(name, rank, step),),),
+        norms=(3.0,),
+        left=(),
+        applied=(applied,),
+        rounding=ROUNDING,
     )
 
 

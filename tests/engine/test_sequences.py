@@ -168,7 +168,7 @@ def test_what_a_library_has_and_was_not_verified_is_told():
 
 def sampled(rank, weights, *, step=0, size=8, members=()):
     gradients = tuple(
-        GradientSum(name, size, members, len(members), weight, 0.0, 1.0, 1.0, 1.0)
+        GradientSum(name, size, members, len(members), weight, ((1.0,),), (1.0,), (), (1.0,), 0.0)
         for name, weight in weights.items()
     )
     fields = {"seq": 0, "time_ns": 0, "nodes": (), "site": plain_site(3)}

@@ -123,8 +123,7 @@ class MisscaledGradient(Check[ContributionView]):
         odd = {
             name: factor
             for name, factor in odd_factors(view).items()
-            if name in view.copies
-            and not (name in view.plans and is_of_expert(view.plans[name]))
+            if name in view.copies and not (name in view.plans and is_of_expert(view.plans[name]))
         }
         for factor in sorted(set(odd.values())):
             names = tuple(name for name, value in odd.items() if value == factor)

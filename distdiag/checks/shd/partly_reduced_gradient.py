@@ -25,7 +25,8 @@ class MixedPasses:
 
 def mixed_passes(found: Contribution) -> MixedPasses | None:
     """Return how the passes of a step were treated if some were summed and others were not."""
-    summed, own = [], []
+    summed: list[int] = []
+    own: list[int] = []
     for number in range(found.num_passes):
         sources = [each for each in found.vector if each.number == number]
         others = [each for each in sources if not set(each.ranks) & set(found.ranks)]
@@ -42,7 +43,9 @@ def missing_ranks(found: Contribution) -> tuple[int, ...]:
     """Return the ranks that apply a sum to which they gave nothing, though they had a gradient."""
     used = {r for s in found.vector if not found.is_nothing(s) for r in s.ranks}
     given = {r for s in found.vector if s.number != LEFT for r in s.ranks}
-    return tuple(sorted((given & set(found.ranks)) - used)) if used else ()
+    if not used or (found.is_sharded and len(used) == 1):
+        return ()  # nothing was reduced at all
+    return tuple(sorted((given & set(found.ranks)) - used))
 
 
 class PartlyReducedGradient(Check[ContributionView]):

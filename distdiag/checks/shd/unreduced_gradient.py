@@ -11,12 +11,26 @@ from distdiag.checks.shared.replicas import (
     location_on,
     names_of,
 )
+from distdiag.checks.shd.partly_reduced_gradient import FEWEST_STEPS
 from distdiag.events.models import ReplicaEvidence
-from distdiag.findings.finding import Finding, Grade, Severity
+from distdiag.events.ranks import RankSet
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.contributions import FEWEST, Contribution, ContributionView
 from distdiag.views.models import GradientReplicas
 
 
-class UnreducedGradient(Check[GradientReplicas]):
+def givers_of(found: Contribution) -> dict[str, int]:
+    """Return, for shards, the one rank of several whose gradient alone is applied, by parameter."""
+    if not found.is_sharded or len(found.ranks) < 2:
+        return {}
+    givers = {each.name: each.giver for each in found.outliers if each.giver is not None}
+    used = [source for source in found.vector if not found.is_nothing(source)]
+    sole = {rank for source in used for rank in source.ranks}
+    return givers | (dict.fromkeys(found.names, sole.pop()) if len(sole) == 1 else {})
+
+
+class UnreducedGradient(Check[GradientReplicas | ContributionView]):
     """An optimizer applies gradients that differ between the copies of a parameter.
 
     ## What you see
@@ -45,14 +59,44 @@ class UnreducedGradient(Check[GradientReplicas]):
 
     ## References
     - https://github.com/bigcode-project/Megatron-LM/issues/37
+    - https://github.com/deepspeedai/DeepSpeed/issues/8382
     """
 
     code = "SHD004"
     name = "unreduced-gradient"
     severity = Severity.ERROR
 
-    def check(self, view: GradientReplicas) -> Iterator[Finding]:
+    def check(self, view: GradientReplicas | ContributionView) -> Iterator[Finding]:
         """Judge gradients at the step."""
+        if isinstance(view, ContributionView):
+            yield from self._of_shards(view)
+        else:
+            yield from self._of_copies(view)
+
+    def _of_shards(self, view: ContributionView) -> Iterator[Finding]:
+        """Look for parts of which the optimizer finds one rank's gradient instead of the sum."""
+        givers = [(each, givers_of(each)) for each in view.found if each.is_sharded]
+        shown = [(each, names) for each, names in givers if len(names) >= FEWEST]
+        if len({each.step for each, _ in shown}) < FEWEST_STEPS or len(shown) < len(givers):
+            return
+        first, names = shown[0]
+        ranks = RankSet(first.ranks)
+        yield self.finding(
+            f"the gradient of {first_and_more(tuple(names))} of {view.model} was not reduced over "
+            f"{ranks.phrase()}, which hold shards of it: step {first.step} applies what one rank "
+            "alone gave",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(view.site.frames),
+            subjects=tuple(names),
+            evidence=tuple(_given(rank, names) for rank in sorted(set(names.values()))),
+            why="Each rank steps its shard by a gradient that lacks the batches of all others, so "
+            "that most of each batch is not trained on; the loss looks plausible.",
+            fix="Reduce the gradients over all ranks that hold shards before the step. Where the "
+            "library was to do so, its settings or its version do not fit this device.",
+        )
+
+    def _of_copies(self, view: GradientReplicas) -> Iterator[Finding]:
         if view.evidence in (*NOT_REDUCED, ReplicaEvidence.BYPASSED):  # SHD019 names the bypassed
             return
         tensors = [tensor for tensor in view.tensors if not tensor.plan.is_late]
@@ -79,3 +123,11 @@ class UnreducedGradient(Check[GradientReplicas]):
             confidence=0.5 if is_meant else 0.95,
             evidence=evidence_of(view, tensors),
         )
+
+
+def _given(rank: int, names: dict[str, int]) -> Evidence:
+    mine = tuple(name for name, giver in names.items() if giver == rank)
+    return Evidence(
+        ranks=RankSet([rank]),
+        summary=f"gave all that is applied to {first_and_more(mine)}, measured by weighted sums",
+    )

@@ -1,25 +1,25 @@
 """Puts gradients of all ranks side by side, with the exchanges that their autograd nodes made."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.collectives.traffic import Surplus
+from distdiag.engine.losses.sums import FEWEST_STEPS, FIRST_STEPS, KnownModel, sums_views
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.gradients import GradientSums
-from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.events.models import ModelPlan, ReplicaEvidence, TensorPlan
+from distdiag.events.lifecycle import ProbeDisabled, StepEnd
+from distdiag.events.models import ModelPlan, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
 from distdiag.views.contributions import (
-    Contribution,
     ContributionView,
     contributions_of,
     copies_in,
     is_left_over,
 )
-from distdiag.views.gradients import GradientSample, GradientView, Ranks
+from distdiag.views.gradients import GradientSample, GradientView, Ranks, SumsView
 
 _NO_EXCHANGE: Final = NothingThere("experts", "no gradient was seen that passes an all-to-all")
 _NO_GRADIENT: Final = NothingThere(
@@ -41,21 +41,11 @@ class _Told(NamedTuple):
     gathers: tuple[Ranks, ...]
 
 
-@dataclass(slots=True)
-class _Model:
-    """What is known of one model."""
-
-    samples: tuple[GradientSample, ...] = ()
-    found: list[Contribution] = field(default_factory=list)
-    stale: set[int] = field(default_factory=set)
-    plans: dict[str, TensorPlan] = field(default_factory=dict)
-
-
 class GradientAligner(Aligner):
     """Sums over gradients; a step is shown when those of all ranks are there."""
 
-    needs = (GradientSums, Collective, ModelPlan, ProbeDisabled)
-    builds = (GradientView, ContributionView)
+    needs = (GradientSums, Collective, ModelPlan, StepEnd, ProbeDisabled)
+    builds = (GradientView, ContributionView, SumsView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -64,7 +54,9 @@ class GradientAligner(Aligner):
         self._gathers: dict[int, dict[int, Ranks]] = {rank: {} for rank in job.world}
         self._groups: set[Ranks] = set()
         self._open: dict[tuple[str, int], dict[int, _Told]] = {}
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, KnownModel] = {}
+        self._surplus = Surplus(FIRST_STEPS)
+        self._num_steps = 0
         self._has_exchanged = False
         self._blind: set[int] = set()
         self._unread: set[str] = set()
@@ -81,7 +73,7 @@ class GradientAligner(Aligner):
         if not self._has_exchanged:
             gaps[GradientView] = _NO_EXCHANGE
         if not any(model.found for model in self._models.values()):
-            gaps[ContributionView] = _NO_GRADIENT
+            gaps |= dict.fromkeys((ContributionView, SumsView), _NO_GRADIENT)
         return gaps
 
     def _blind_ranks(self) -> Iterator[str]:
@@ -95,16 +87,19 @@ class GradientAligner(Aligner):
                 self._note(event)
             case ProbeDisabled(probe="gradient-sums"):
                 self._blind.add(event.rank)
+            case StepEnd():
+                self._num_steps = max(self._num_steps, event.step + 1)
             case ModelPlan():
-                plans = self._models.setdefault(event.model, _Model()).plans
+                known = self._models.setdefault(event.model, KnownModel()).plans
+                plans = known.setdefault(event.rank, {})
                 for plan in event.tensors:
-                    known = plans.setdefault(plan.name, plan)
-                    if known.evidence in _UNPLACED:
+                    if plans.setdefault(plan.name, plan).evidence in _UNPLACED:
                         plans[plan.name] = plan
             case GradientSums():
                 yield from self._add(event)
 
     def _note(self, call: Collective) -> None:
+        self._surplus.add(call)
         op = call.signature.op
         if op.startswith("all_to_all"):
             _keep(self._calls[call.rank], call)
@@ -130,7 +125,7 @@ class GradientAligner(Aligner):
 
     def _views(self, model: str, step: int) -> Iterator[View]:
         seen = self._open.pop((model, step))
-        known = self._models.setdefault(model, _Model())
+        known = self._models.setdefault(model, KnownModel())
         by_rank = {rank: each.event for rank, each in sorted(seen.items())}
         sample = GradientSample(
             step,
@@ -141,21 +136,28 @@ class GradientAligner(Aligner):
         )
         if len(known.samples) < _MOST_SAMPLES:  # the first ones: those that come later are few
             before = known.samples[-1] if known.samples else None
-            if before is not None and before.step == step - 1:
-                if is_left_over(before.by_rank, by_rank):
-                    known.stale.add(step)
+            is_next = before is not None and before.step == step - 1
+            if before is not None and is_next and is_left_over(before.by_rank, by_rank):
+                known.stale.add(step)
             known.samples += (sample,)
             known.found += contributions_of(step, by_rank)
         yield self._gradients(model, known)
         if known.found:
             yield self._contributions(model, known)
+            if step >= FIRST_STEPS:
+                yield from sums_views(model, known, self._surplus)
 
-    def _gradients(self, model: str, known: _Model) -> GradientView:
+    def _gradients(self, model: str, known: KnownModel) -> GradientView:
         ranks = RankSet(rank for each in known.samples for rank in each.by_rank)
-        placed = {name for name, plan in known.plans.items() if plan.evidence not in _UNPLACED}
+        placed = {
+            name
+            for plans in known.plans.values()
+            for name, plan in plans.items()
+            if plan.evidence not in _UNPLACED
+        }
         return GradientView(model, ranks, known.samples, frozenset(placed))
 
-    def _contributions(self, model: str, known: _Model) -> ContributionView:
+    def _contributions(self, model: str, known: KnownModel) -> ContributionView:
         events = known.samples[0].by_rank
         return ContributionView(
             model,
@@ -163,14 +165,17 @@ class GradientAligner(Aligner):
             tuple(known.found),
             events,
             copies_in(events),
-            dict(known.plans),
+            {name: plan for plans in known.plans.values() for name, plan in plans.items()},
             frozenset(known.stale),
         )
 
     def end(self) -> Iterator[View]:
-        """Show what not all ranks have reached."""
+        """Show what not all ranks have reached, and all sums: more is known of what was sent."""
         for model, step in list(self._open):
             yield from self._views(model, step)
+        for model, known in self._models.items():
+            if self._num_steps >= FEWEST_STEPS and known.found:
+                yield from sums_views(model, known, self._surplus)
 
 
 def _keep(calls: dict[int, Ranks], call: Collective) -> None:

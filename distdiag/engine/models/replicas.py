@@ -4,7 +4,6 @@ Steps on gradients of one's own may be meant: weights are averaged now and then,
 change is sent round. Whoever means them sends something of the size of the model sooner or later.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -17,7 +16,6 @@ from distdiag.events.lifecycle import Finished, ProbeDisabled, StepEnd
 from distdiag.events.models import Content, Moment, ReplicaEvidence, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.experts import is_of_expert, layer_of, spreading_routers
-from distdiag.views.gradients import Sum
 from distdiag.views.models import Disagreement, ReplicaView
 
 # What ranks have done with the copies of a gradient or parameter, as contents tell.
@@ -32,42 +30,6 @@ _ROUNDING: Final = 1e-3
 def are_equal(copies: Copies) -> bool:
     """Say whether all ranks hold the same bytes."""
     return len(_digests(copies)) == 1
-
-
-def are_all_different(copies: Copies) -> bool:
-    """Say whether no two ranks hold the same bytes, read in the same way."""
-    digests = _digests(copies)
-    return len(digests) == len(copies) and len({digest[:1] for digest in digests}) == 1
-
-
-def is_zero(copies: Copies) -> bool:
-    """Say whether a gradient is zero on all ranks: that of a part that is not used yet."""
-    return all(c.least == c.greatest == 0 for _, c in copies.values())
-
-
-def has_one_owner(copies: Copies) -> bool:
-    """Say whether the same optimizers hold a parameter on all ranks."""
-    owners = {plan.owners for plan, _ in copies.values()}
-    return len(owners) == 1 and owners != {()}
-
-
-def sum_of(copies: Copies, before: Copies | None) -> Sum:
-    """Return what was done with a gradient, of which the backward pass left what was `before`."""
-    kinds = {plan.evidence for plan, _ in copies.values()}
-    if are_equal(copies):
-        is_sent = kinds == {ReplicaEvidence.REDUCED} and all(
-            plan.replicas == next(iter(copies.values()))[0].replicas for plan, _ in copies.values()
-        )
-        was_other = before is not None and not are_equal(before)
-        return Sum.SUMMED if is_sent or was_other else Sum.OTHER
-    plan = next(iter(copies.values()))[0]
-    found = Disagreement(plan, {rank: content for rank, (_, content) in copies.items()})
-    is_clear = math.isfinite(found.difference) and found.difference > _ROUNDING
-    return (
-        Sum.OWN
-        if are_all_different(copies) and is_clear and kinds == {ReplicaEvidence.WORLD}
-        else Sum.OTHER
-    )
 
 
 def _digests(copies: Copies) -> set[str]:

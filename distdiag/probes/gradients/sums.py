@@ -26,7 +26,7 @@ from distdiag.probes.gradients.leaves import Kept, KeptBy, Leaf, chosen, leaves_
 from distdiag.probes.gradients.weighted_sums import NUM_SUMS, PendingValues, weighted_sums
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.models.optimizer_state import parameters_of
-from distdiag.probes.models.own_steps import is_due
+from distdiag.probes.models.own_steps import FIRST_STEPS, is_due
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.tensors.bytes import is_readable
 from distdiag.probes.untyped import Untyped
@@ -120,6 +120,7 @@ class GradientSumProbe(Probe):
         self._has_exchanged = False
         self._name_of = name_of
         self._kept_by = kept_by
+        self._num_opened = 0
         self._window: _Window | None = None
         self._waiting: deque[_Window] = deque(maxlen=_MOST_WAITING)
 
@@ -151,12 +152,15 @@ class GradientSumProbe(Probe):
     def _before_backward(self, outputs: object) -> None:
         self._write()
         if self._window is not None and self._window.handles:
-            self._enter(self._window, outputs)  # a further pass of the same step
+            self._begin_pass(self._window, outputs)  # a further pass of the same step
             return
         self._close()
         step = self.recorder.step
         is_alone = not dist.is_initialized() or dist.get_world_size() < 2
-        if not is_alone and is_due(step) and not _is_compiled():
+        # Some libraries step once before there is any gradient.
+        is_wanted = is_due(step) or self._num_opened < FIRST_STEPS
+        if not is_alone and is_wanted and not _is_compiled():
+            self._num_opened += 1
             self._open(step, outputs)
 
     def _open(self, step: int, outputs: object) -> None:
@@ -177,9 +181,9 @@ class GradientSumProbe(Probe):
                 window.models[self._name_of(model)] = _Model(sums, kept)
             for each in sums:
                 self._watch(window, each)
-        self._enter(window, outputs)
+        self._begin_pass(window, outputs)
 
-    def _enter(self, window: _Window, outputs: object) -> None:
+    def _begin_pass(self, window: _Window, outputs: object) -> None:
         window.num_passes += 1
         if any(model.kept.loss_scale != 1.0 for model in window.models.values()):
             self._read_factors(window, _roots(outputs))

@@ -8,7 +8,7 @@ from distdiag.events.gradients import AutogradNode, Flow, GradientSum, GradientS
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.views.gradients import GradientSample, GradientView, Sum, SumsView
-from tests.checks.gradients import NOTHING, given
+from tests.checks.gradients import NOTHING, ROUNDING, given
 from tests.checks.models import plan
 from tests.checks.streams import event_of, plain_site
 from tests.checks.verdicts import findings
@@ -122,8 +122,9 @@ def gradient(name, rank, step, members, **values):
     applied = sum(given(name, each, step) for each in members)
     is_shard = name in SHARDS
     values.setdefault("weight", 0.5 + 0.1 * rank * (is_shard or (members == (rank,) and step)))
-    own = given(name, rank, step)
-    return GradientSum(name, 16, (), 0, values.pop("weight"), 0.0, own, 2.0, applied, **values)
+    own, weight = given(name, rank, step), values.pop("weight")
+    sums = {"passes": ((own,),), "norms": (2.0,), "left": (), "applied": (applied,)}
+    return GradientSum(name, 16, (), 0, weight, rounding=ROUNDING, **sums, **values)
 
 
 def nodes(way):

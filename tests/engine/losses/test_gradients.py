@@ -1,64 +1,44 @@
-"""What ranks do with each gradient is known from what they hold around a backward pass."""
+"""What ranks do with each gradient is known from what was given and what is applied."""
 
 import msgspec
 import pytest
 
 from distdiag.engine.aligner import LIGHT
 from distdiag.engine.losses.gradients import GradientAligner
-from distdiag.engine.models.sums import FEWEST_STEPS, SumsAligner
+from distdiag.engine.losses.sums import FEWEST_STEPS
 from distdiag.events.collectives import Signature
 from distdiag.events.lifecycle import StepEnd
-from distdiag.events.models import Moment, ReplicaEvidence
+from distdiag.events.models import ReplicaEvidence
+from distdiag.views.contributions import ContributionView
 from distdiag.views.gradients import GradientView, Sum, SumsView
+from tests.checks.contributions import Mix, events_of
 from tests.checks.gradients import sample
-from tests.checks.models import ZEROS, plan, plan_event, state_event
+from tests.checks.models import plan, plan_event
 from tests.checks.streams import Job, event_of, plain_site
 from tests.engine.aligned import aligned, broken
 
 PAIR = (0, 1)
-NAMES = ("summed", "sent", "own", "same", "shard", "unused", "kept")
+SUMMED = tuple(f"layers.{n}.weight" for n in range(4))
 JOB = Job(2)
+MEAN = Mix({(rank, 0): 0.5 for rank in PAIR})
 
 
-def plans(moment):
-    """What is known of the tensors: who reduced a gradient, is known when the optimizer steps."""
-    for name in NAMES:
-        evidence = {"kept": ReplicaEvidence.WRAPPER}.get(name, ReplicaEvidence.WORLD)
-        if name == "sent" and moment in (Moment.GRADIENT, Moment.STEP):
-            evidence = ReplicaEvidence.REDUCED
-        owners = () if moment is Moment.START else ("SGD",)
-        yield plan(name, evidence=evidence, wrapper="", replicas=PAIR, owners=owners)
+def plans(rank):
+    """What is known of the tensors: a wrapper keeps one of them alike."""
+    evidence = dict.fromkeys((*SUMMED, "own", "unused"), ReplicaEvidence.WORLD)
+    evidence["kept"] = ReplicaEvidence.WRAPPER
+    known = [plan(name, evidence=e, owners=("SGD",)) for name, e in evidence.items()]
+    return plan_event(rank, known)
 
 
-def held(rank, moment, step):
-    alone, together = 0.1 + 0.3 * rank + step, 0.7 + step
-    has_moved = moment is Moment.STEP and step > 0
-    gradients = {
-        "summed": alone if moment is Moment.BACKWARD else together,
-        "sent": together,
-        "own": alone,
-        "same": together,
-        "shard": alone,
-        "unused": ZEROS,
-        "kept": alone,
-    }
-    weights = dict.fromkeys(NAMES, 0.5)
-    weights |= {"own": alone} if has_moved else {}
-    weights["shard"] = 0.5 + rank
-    return list((gradients if moment in (Moment.BACKWARD, Moment.GRADIENT) else weights).values())
-
-
-def samples(steps=(0, 1, 2)):
-    yield from events(Moment.START, 0)
+def trained(steps=(0, 1, 2), ranks=PAIR):
+    """Two ranks that average all gradients but one, whose copies drift apart."""
+    yield from map(plans, PAIR)
     for step in steps:
-        for moment in (Moment.BACKWARD, Moment.GRADIENT, Moment.STEP):
-            yield from events(moment, step)
-
-
-def events(moment, step):
-    for rank in PAIR:
-        yield plan_event(rank, list(plans(moment)), moment=moment)
-        yield state_event(rank, held(rank, moment, step), moment=moment, step=step)
+        for rank in ranks:
+            own = Mix({(rank, 0): 1.0}, weight=0.5 + (0.1 * rank if step else 0.0))
+            mixes = dict.fromkeys((*SUMMED, "kept"), MEAN) | {"own": own}
+            yield events_of(rank, step, mixes)
 
 
 def call(size=64, step=1):
@@ -75,74 +55,60 @@ def steps(number):
 
 
 def shown(*events, ends=True):
-    found = aligned(SumsAligner, *events, ends=ends)
-    return found.views, found.why(SumsView)
+    found = aligned(GradientAligner, *events, ends=ends)
+    return [view for view in found.views if isinstance(view, SumsView)], found.why(SumsView)
 
 
 def test_what_is_done_with_each_gradient():
-    (view,), gap = shown(*samples(), call(), *steps(FEWEST_STEPS))
+    (view,), gap = shown(*trained(), *steps(FEWEST_STEPS))
     assert not gap
     assert view.ranks == PAIR
-    assert view.sums == {
-        "summed": (Sum.SUMMED,) * 3,
-        "sent": (Sum.SUMMED,) * 3,
-        "own": (Sum.OWN,) * 3,
-        "same": (Sum.OTHER,) * 3,
-        "unused": (),
-    }
+    assert view.sums == dict.fromkeys(SUMMED, (Sum.SUMMED,) * 3) | {"own": (Sum.OWN,) * 3}
     assert view.drifted == {"own"}
-    assert view.has_shards
+    assert not view.has_shards
     assert not view.is_more_sent
     assert view.plans["own"].owners == ("SGD",)
 
 
 def test_a_long_run_is_judged_while_it_trains():
-    early = [*samples(), call(), *steps(100)]
-    assert not shown(*early, ends=False)[0]
-    later = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100)]
-    (view,), _ = shown(*early, *later, ends=False)
+    assert not shown(*trained(), *steps(100), ends=False)[0]
+    (view,), _ = shown(*trained((0, 1, 2, 100)), *steps(100), ends=False)
     assert len(view.sums["own"]) == 4
 
 
-@pytest.mark.parametrize(("size", "is_more"), [(64, False), (67, False), (72, True)])
+@pytest.mark.parametrize(("size", "is_more"), [(64, False), (95, False), (96, True)])
 def test_a_later_step_that_sends_more_is_noticed(size, is_more):
     more = [call(size, step=5)]
-    (view,), _ = shown(*samples(), call(step=1), call(step=2), *more, *steps(FEWEST_STEPS))
+    (view,), _ = shown(*trained(), call(step=1), call(step=2), *more, *steps(FEWEST_STEPS))
     assert view.is_more_sent is is_more
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [*samples(), call(), *steps(FEWEST_STEPS - 1)],
-        [*samples(), *steps(FEWEST_STEPS)],
-        [
-            *samples(),
-            call(),
-            *steps(FEWEST_STEPS),
-            broken(1, "models"),
-        ],
-        [call(), *steps(FEWEST_STEPS)],
+        [*trained(), *steps(FEWEST_STEPS - 1)],
+        [*trained(ranks=(0,)), *steps(FEWEST_STEPS)],
+        [*map(plans, PAIR), *steps(FEWEST_STEPS)],
     ],
-    ids=["a short run", "nothing is reduced", "what is not seen wholly", "no model"],
+    ids=["a short run", "one rank alone has told", "no gradient"],
 )
 def test_nothing_is_judged_of(events):
-    views, gap = shown(*events)
-    assert not views
-    assert gap
+    assert not shown(*events)[0]
 
 
-def test_a_rank_that_never_tells_leaves_its_groups_unjudged():
-    events = [e for e in (*samples(), call(), *steps(FEWEST_STEPS)) if e.rank == 0]
-    views, gap = shown(*events)
-    assert not views
-    assert gap
+def test_what_was_applied_before_and_is_left_is_noticed():
+    events = [events_of(rank, 0, dict.fromkeys(SUMMED, MEAN)) for rank in PAIR]
+    before = {each.name: each.applied for each in events[0].gradients}
+    for rank in PAIR:
+        mixes = {n: with_left(MEAN, left=tuple(2 * v for v in before[n])) for n in SUMMED}
+        events.append(events_of(rank, 1, mixes))
+    found = aligned(GradientAligner, *events)
+    view = [each for each in found.views if isinstance(each, ContributionView)][-1]
+    assert view.stale == {1}
 
 
-def test_a_rank_that_ends_early_is_judged_by_what_it_told():
-    late = [e for m in (Moment.GRADIENT, Moment.STEP) for e in events(m, 100) if e.rank == 0]
-    (view,), _ = shown(*samples(), call(), *steps(100), *late)
-    assert view.sums["own"] == (Sum.OWN,) * 3
+def with_left(mix, left):
+    return Mix(mix.coefficients, left=left)
 
 
 # Gradients beside all-to-alls
@@ -164,12 +130,12 @@ def sums(rank):
 def test_a_step_is_shown_when_all_ranks_have_told():
     events = [issued(0, 11, "all_to_all_single"), issued(0, 3, "all_reduce"), sums(0)]
     assert not gradients(*events, ends=False).views
-    (view,), gaps, _ = gradients(*events, sums(1), ends=False)
+    (view, *_), gaps, _ = gradients(*events, sums(1), ends=False)
     (one,) = view.samples
     assert one.exchanges[0] == ((), (0, 1), ())
     assert one.exchanges[1] == ((), (), ())
     assert one.groups == frozenset({(0, 1)})
-    assert not gaps
+    assert GradientView not in gaps
 
 
 def test_what_not_all_ranks_have_told_is_shown_at_the_end():

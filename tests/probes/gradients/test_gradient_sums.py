@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from distdiag.events.gradients import GradientSums
 from distdiag.events.lifecycle import ProbeDisabled
-from distdiag.probes.gradients.sums import weighted_sum
+from distdiag.probes.gradients.weighted_sums import weighted_sums
 from tests.probes.conftest import Observed
 
 pytestmark = pytest.mark.usefixtures("fake_group")
@@ -66,7 +66,7 @@ def reported(observed: Observed) -> list[GradientSums]:
 
 
 def ratios(event: GradientSums) -> dict[str, float]:
-    return {each.name: each.given / each.applied for each in event.gradients}
+    return {each.name: each.given / each.found for each in event.gradients}
 
 
 def test_what_nobody_touches_is_applied_as_it_was_given(observed):
@@ -105,6 +105,21 @@ def test_passes_whose_gradients_accumulate_are_added_up(observed):
         net(torch.randn(6, 4)).square().sum().backward()
     optimizer.step()
     (event,) = reported(observed)
+    assert event.num_passes == 3
+    assert all(len(each.passes) == 3 for each in event.gradients)
+    assert all(value == pytest.approx(1.0, rel=1e-3) for value in ratios(event).values())
+
+
+def test_of_many_passes_the_first_and_the_last_are_told_apart(observed):
+    observed.install()
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(12):
+        net(torch.randn(6, 4)).square().sum().backward()
+    optimizer.step()
+    (event,) = reported(observed)
+    assert event.num_passes == 12
+    assert all(len(each.passes) == 8 for each in event.gradients)
     assert all(value == pytest.approx(1.0, rel=1e-3) for value in ratios(event).values())
 
 
@@ -113,9 +128,9 @@ def test_a_gradient_that_is_left_over_is_told(observed):
     net = Net()
     net.first.weight.grad = torch.ones(4, 4)
     train(net)
-    left = {each.name: each.left for each in reported(observed)[0].gradients}
-    assert left.pop("first.weight") != 0
-    assert set(left.values()) == {0.0}
+    left = {each.name: each.has_left for each in reported(observed)[0].gradients}
+    assert left.pop("first.weight")
+    assert set(left.values()) == {False}
 
 
 def test_parameters_behind_an_exchange_and_its_factor_are_told(observed):
@@ -163,21 +178,29 @@ def test_its_own_failure_ends_the_probe_and_not_the_training(observed, monkeypat
         raise RuntimeError("broken")
 
     observed.install()
-    monkeypatch.setattr("distdiag.probes.gradients.sums.weighted_sum", explode)
+    monkeypatch.setattr("distdiag.probes.gradients.sums.weighted_sums", explode)
     net = Net()
     train(net, 2)
     assert all(math.isfinite(p.sum().item()) for p in net.parameters())
     assert [event.probe for event in observed.events(ProbeDisabled)] == ["gradient-sums"]
 
 
-@pytest.mark.parametrize("shape", [(5,), (7, 3), (600, 9000), (3, 40, 500)])
+@pytest.mark.parametrize("shape", [(5,), (7, 3), (600, 900), (3, 40, 500)])
 @pytest.mark.parametrize("num_shards", [1, 2, 4])
 def test_sums_of_shards_add_up_to_that_of_the_whole(shape, num_shards):
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    size = -(-shape[0] // num_shards)
-    parts = [whole[first : first + size] for first in range(0, shape[0], size)]
-    sums = [
-        weighted_sum(part, whole.shape, place * size)[0].item() for place, part in enumerate(parts)
+    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0)).reshape(-1)
+    number = whole.numel()
+    size = -(-number // num_shards)
+    parts = [
+        weighted_sums(whole[first : first + size], number, first)
+        for first in range(0, number, size)
     ]
-    assert sum(sums) == pytest.approx(weighted_sum(whole, whole.shape)[0].item())
-    assert sums[0] != 0
+    assert torch.allclose(torch.stack(parts).sum(0), weighted_sums(whole, number))
+    assert parts[0].all()
+
+
+def test_weights_are_independent():
+    weights = torch.eye(64).unbind()
+    table = torch.stack([weighted_sums(each, 64)[:-1] for each in weights])
+    assert torch.linalg.matrix_rank(table) == table.shape[1]
+    assert table.abs().max() <= 1

@@ -1,0 +1,215 @@
+"""Gradients that are combined wrongly are told, and those that may be meant are not."""
+
+import pytest
+
+from distdiag.checks.shd.misscaled_gradient import MisscaledGradient
+from distdiag.checks.shd.partly_reduced_gradient import PartlyReducedGradient
+from distdiag.checks.shd.stale_gradient import StaleGradient
+from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
+from distdiag.events.ranks import RankSet
+from distdiag.findings.finding import Grade, Severity
+from tests.checks.contributions import Mix, view
+from tests.checks.verdicts import findings
+
+NAMES = tuple(f"layers.{n}.{kind}" for n in range(4) for kind in ("weight", "bias"))
+ALL = (MisscaledGradient, PartlyReducedGradient, StaleGradient, UnreducedGradient)
+
+
+def mean(num_ranks=2, num_passes=1, factor=1.0):
+    size = factor / num_ranks
+    return {(r, n): size for r in range(num_ranks) for n in range(num_passes)}
+
+
+def own(rank, num_passes=1):
+    return {(rank, number): 1.0 for number in range(num_passes)}
+
+
+def all_alike(coefficients_of, **values):
+    """A program that treats all parameters alike."""
+    return view(lambda rank, _: dict.fromkeys(NAMES, Mix(coefficients_of(rank))), **values)
+
+
+def judged(shown):
+    return [finding for check in ALL for finding in findings(check, shown)]
+
+
+# Passes
+
+
+def off_by_one(rank):
+    """The first pass is averaged, those after it are not."""
+    return {**own(rank, 4), **mean()}
+
+
+def test_passes_after_the_one_that_was_reduced_are_told():
+    (finding,) = judged(all_alike(off_by_one, num_passes=4))
+    assert (finding.code, finding.severity) == ("SHD021", Severity.ERROR)
+    assert set(finding.subjects) == set(NAMES)
+    assert finding.ranks == RankSet([0, 1])
+    assert "what backward passes 2-4 of 4 gave is each rank's own" in finding.message
+    assert "the sum of what backward pass 1 of 4 gave" in finding.message
+    assert finding.location.line == 12
+
+
+def test_of_many_ranks_it_is_told_too():
+    def coefficients_of(rank):
+        return {**own(rank, 2), **mean(6)}
+
+    (finding,) = judged(all_alike(coefficients_of, num_ranks=6, num_passes=2))
+    assert finding.code == "SHD021"
+
+
+def test_one_step_alone_may_have_a_reason():
+    assert not judged(all_alike(off_by_one, num_passes=4, num_steps=1))
+
+
+@pytest.mark.parametrize(
+    "coefficients_of",
+    [
+        lambda _: mean(num_passes=4),
+        lambda rank: own(rank, 4),
+        lambda _: mean(num_passes=4, factor=1e-4),
+        lambda _: {(0, 0): 0.7, (1, 0): 0.3, (0, 1): 0.6, (1, 1): 0.4},
+        lambda _: {(0, 2): 0.5, (1, 2): 0.5},
+    ],
+    ids=["mean", "local steps", "clipped", "weights by tokens", "one pass of several"],
+)
+def test_what_may_be_meant_is_not_told(coefficients_of):
+    assert not judged(all_alike(coefficients_of, num_passes=4))
+
+
+def test_shards_under_equal_names_are_the_ranks_own():
+    def mixes(rank, _):
+        shards = dict.fromkeys(NAMES[:5], Mix(off_by_one(rank), weight=0.5 + rank))
+        return shards | dict.fromkeys(NAMES[5:], Mix(mean(num_passes=4)))
+
+    assert not judged(view(mixes, num_passes=4))
+
+
+# Ranks
+
+
+def test_a_rank_whose_work_is_thrown_away_is_told():
+    (finding,) = judged(all_alike(lambda _: {(0, 0): 0.5, (1, 0): 0.5}, num_ranks=3))
+    assert (finding.code, finding.severity, finding.grade) == (
+        "SHD021",
+        Severity.WARNING,
+        Grade.LIKELY,
+    )
+    assert finding.ranks == RankSet([2])
+
+
+def test_a_split_into_groups_is_not_told():
+    assert not judged(
+        all_alike(lambda rank: {(r, 0): 0.5 for r in ((0, 1), (2, 3))[rank // 2]}, num_ranks=4)
+    )
+
+
+# Steps
+
+
+def with_left(kept, factor=1.0):
+    def mixes(_, before):
+        return {
+            name: Mix(mean(), tuple(factor * v for v in before.get(name, ())), kept)
+            for name in NAMES
+        }
+
+    return view(mixes, num_steps=4)
+
+
+@pytest.mark.parametrize("factor", [1.0, 65536.0])
+def test_a_gradient_that_was_applied_before_is_told(factor):
+    (finding,) = judged(with_left(1 / factor, factor))
+    assert (finding.code, finding.severity) == ("SHD022", Severity.ERROR)
+    assert "that step 0 has applied already" in finding.message
+
+
+def test_a_gradient_that_is_cleared_later_is_not_told():
+    assert not judged(with_left(0.0))
+
+
+def test_another_gradient_that_was_there_is_not_told():
+    left = (0.3, -0.4, 0.1, 0.2)
+    mixes = {name: Mix(mean(), tuple(v * n for v in left)) for n, name in enumerate(NAMES, 1)}
+    assert not judged(view(lambda *_: mixes))
+
+
+# Factors
+
+
+def test_a_loss_scale_that_nothing_was_multiplied_by_is_told():
+    shown = all_alike(lambda _: mean(factor=1 / 65536), loss_scale=65536.0, loss_factor=1.0)
+    (finding,) = judged(shown)
+    assert (finding.code, finding.severity) == ("SHD023", Severity.ERROR)
+    assert "divided by the loss scale 65536" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("factor", "values"),
+    [
+        (1 / 65536, {"loss_scale": 65536.0, "loss_factor": 65536.0}),
+        (1 / 65536, {"loss_scale": 65536.0}),
+        (1 / 65536, {}),
+        (1.0, {"loss_scale": 65536.0, "loss_factor": 1.0}),
+        (0.37 / 65536, {"loss_scale": 65536.0, "loss_factor": 1.0}),
+    ],
+    ids=["multiplied", "not known", "no scale", "not divided", "clipped as well"],
+)
+def test_a_loss_scale_that_is_used_or_not_known_is_not_told(factor, values):
+    assert not judged(all_alike(lambda _: mean(factor=factor), **values))
+
+
+def odd(factor, names=NAMES[2:3], num_ranks=3, **values):
+    def mixes(rank, before):
+        plain = dict.fromkeys(NAMES, Mix(mean(num_ranks)))
+        return plain | dict.fromkeys(names, Mix(mean(num_ranks, factor=factor), **values))
+
+    return view(mixes, num_ranks=num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"), [(3.0, "3 times as large"), (1 / 3, "3 times smaller")]
+)
+def test_a_parameter_that_is_averaged_twice_or_not_at_all_is_told(factor, words):
+    (finding,) = judged(odd(factor))
+    assert (finding.code, finding.severity, finding.subjects) == (
+        "SHD023",
+        Severity.WARNING,
+        NAMES[2:3],
+    )
+    assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [odd(0.5), odd(3.0, names=NAMES[:4]), odd(1.0)],
+    ids=["another factor", "many of them", "none"],
+)
+def test_another_rate_may_be_meant(shown):
+    assert not judged(shown)
+
+
+# Shards
+
+
+def sharded(givers):
+    def mixes(*_):
+        return {n: Mix(c, members=(0, 1)) for n, c in zip(NAMES, givers, strict=True)}
+
+    return view(mixes)
+
+
+def test_shards_that_one_rank_steps_alone_are_told():
+    (finding,) = judged(sharded([own(0)] * 4 + [own(1)] * 4))
+    assert (finding.code, finding.severity) == ("SHD004", Severity.ERROR)
+    assert finding.ranks == RankSet([0, 1])
+    assert set(finding.subjects) == set(NAMES)
+
+
+def test_shards_that_are_summed_are_not_told():
+    assert not judged(sharded([mean()] * 8))
+
+
+def test_shards_that_one_rank_steps_for_all_are_told():
+    assert [finding.code for finding in judged(sharded([own(0)] * 8))] == ["SHD004"]
