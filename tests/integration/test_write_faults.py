@@ -17,12 +17,15 @@ WRONG = {
     "not_reset": ("SHD025", "last.counts"),
     "not_reduced": ("SHD025", "last.bias"),
     "own_halves": ("CKP008", "model.extra.weight"),
+    "parted_by_to_empty": ("SHD009", "head.weight"),
+    "parted_by_assign": ("SHD009", "head.weight"),
 }
 RIGHT = (
     *("own_part", "head_alone", "by_hand", "tasks", "walked", "partly_frozen", "balanced"),
     *("teacher", "global_names", "own_statistics", "drifting"),
+    *("tied_again", "tied_by_fsdp", "parted_on_purpose"),
 )
-CODES = {"SHD024", "SHD025", "CKP008"}
+CODES = {"SHD009", "SHD024", "SHD025", "CKP008"}
 
 
 def checked(tmp_path, cases):

@@ -241,6 +241,65 @@ def drifting(model):
     dcp.save({"model": model.state_dict()}, checkpoint_id=folder(model))
 
 
+# Ties
+
+
+class Words(nn.Module):
+    """Embeds words and gives the embedding back as the weight of its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(DIM, DIM)
+        self.head = nn.Linear(DIM, DIM, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.embed(inputs.argmax(-1)))
+
+
+def filled(model):
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.linspace(-1, 1 + number, parameter.numel()).view_as(parameter))
+    return model
+
+
+def parted_by_to_empty(model):
+    model = filled(model.to("meta").to_empty(device="cpu"))
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def parted_by_assign(model):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def tied_again(model):
+    model = model.to("meta").to_empty(device="cpu")
+    model.head.weight = model.embed.weight
+    filled(model)
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def tied_by_fsdp(model):
+    model.to("meta")
+    model.head.weight = model.embed.weight
+    fully_shard(model)
+    filled_parts = model.to_empty(device="cpu")
+    for parameter in filled_parts.parameters():
+        nn.init.ones_(parameter)
+    train(model, sgd(model.parameters()))
+
+
+def parted_on_purpose(model):
+    model.load_state_dict(model.state_dict(), assign=True)
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
+    train(DistributedDataParallel(model), sgd(model.embed.parameters()))
+
+
+WORDS = ("parted_by_to_empty", "parted_by_assign", "tied_again", "tied_by_fsdp")
+WORDS += ("parted_on_purpose",)
 TOWERS = ("not_walked", "not_reset", "not_reduced", "walked", "partly_frozen", "balanced")
 TOWERS += ("teacher", "own_statistics")
 
@@ -249,7 +308,8 @@ def main():
     dist.init_process_group("gloo")
     for case in sys.argv[2:]:
         torch.manual_seed(0)
-        kind = class_of(case, Tower if case in TOWERS else Net)
+        base = Tower if case in TOWERS else Words if case in WORDS else Net
+        kind = class_of(case, base)
         model = kind(last_is_balanced=True) if case == "balanced" else kind()
         torch.manual_seed(1 + dist.get_rank())
         globals()[case](model)
