@@ -17,6 +17,7 @@ class PlanSource(StrEnum):
     PARALLELIZE_MODULE = "parallelize_module"
     VEOMNI = "VeOmni"
     TRANSFORMERS = "transformers"
+    DDP_IGNORED = "DDP ignore"
 
 
 class PlanFault(StrEnum):

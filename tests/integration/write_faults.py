@@ -241,6 +241,24 @@ def drifting(model):
     dcp.save({"model": model.state_dict()}, checkpoint_id=folder(model))
 
 
+# Names that DDP should ignore
+
+
+def ignore(model, names):
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def ignored_by_a_wrapped_name(model):
+    ignore(model, [f"module.extra.{name}" for name, _ in model.extra.named_parameters()])
+
+
+def ignored_on_one_rank(model):
+    """All ranks name the parts of all, of which each has its own."""
+    model.add_module(f"own{dist.get_rank()}", nn.Linear(DIM, DIM))
+    ignore(model, [f"own{rank}.{name}" for rank in (0, 1) for name in ("weight", "bias")])
+
+
 # Ties
 
 
