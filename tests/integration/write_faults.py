@@ -259,6 +259,46 @@ def ignored_on_one_rank(model):
     ignore(model, [f"own{rank}.{name}" for rank in (0, 1) for name in ("weight", "bias")])
 
 
+# Schedules
+
+
+def resumed(model, schedule, *, loads=False, again=None):
+    """Train with a schedule, save it, and train on with a new one."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = schedule(optimizer)
+    train(DistributedDataParallel(model), optimizer, lambda _: scheduler.step())
+    path = folder(model).with_suffix(f".{dist.get_rank()}")
+    torch.save({"optimizer": optimizer.state_dict(), "plan": scheduler.state_dict()}, path)
+    state = torch.load(path)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = (again or schedule)(optimizer)
+    optimizer.load_state_dict(state["optimizer"])
+    if loads:
+        scheduler.load_state_dict(state["plan"])
+    train(DistributedDataParallel(model), optimizer, lambda _: scheduler.step())
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+
+
+def cooling(optimizer):
+    return torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=4)
+
+
+def schedule_dropped(model):
+    resumed(model, halving)
+
+
+def schedule_loaded(model):
+    resumed(model, halving, loads=True)
+
+
+def schedule_replaced(model):
+    """Another schedule is meant to follow."""
+    resumed(model, halving, again=cooling)
+
+
 # Ties
 
 
