@@ -150,5 +150,29 @@ class TrainingResumed(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
-CheckpointEvent = WeightsLoaded | LoadWasted | StateSaved | StateRestored | TrainingResumed
-KINDS = (WeightsLoaded, LoadWasted, StateSaved, StateRestored, TrainingResumed)
+class ScheduleRestarted(Event, frozen=True, kw_only=True):
+    """An optimizer with a state that was loaded steps first at the beginning of a new schedule.
+
+    A checkpoint that was read before holds a schedule with the same rates, which stands at
+    `saved_step`, and was never loaded. `same` are settings that both have alike, apart from their
+    rates; if some differ there is no such event.
+    """
+
+    optimizer: str
+    schedule: str
+    saved_step: int
+    same: tuple[str, ...]
+    site: CallSite
+
+
+CheckpointEvent = (
+    WeightsLoaded | LoadWasted | StateSaved | StateRestored | TrainingResumed | ScheduleRestarted
+)
+KINDS = (
+    WeightsLoaded,
+    LoadWasted,
+    StateSaved,
+    StateRestored,
+    TrainingResumed,
+    ScheduleRestarted,
+)

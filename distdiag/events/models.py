@@ -17,6 +17,7 @@ class PlanSource(StrEnum):
     PARALLELIZE_MODULE = "parallelize_module"
     VEOMNI = "VeOmni"
     TRANSFORMERS = "transformers"
+    DDP_IGNORED = "DDP ignore"
 
 
 class PlanFault(StrEnum):
@@ -123,7 +124,8 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     it (``FSDP2``, ``DDP``, …, or an empty string), `unit` the FQN of the module that was wrapped.
     `replicas` are the global ranks that hold the same content. `owners` are the optimizers that
     hold the parameter. `is_late`: it was added after its model had been sharded. `untied_from` is
-    the tensor that it should be one with, by the configuration of the model, and is not.
+    the tensor that it should be one with, and is not: by the configuration of the model, or because
+    it was until `untied_by` was called.
     `is_shared`: it is marked as one of several copies that stages hold under names of their own.
     `heads_divided_by`: its module has so many times fewer attention heads than at first, or than
     its configuration says, and is itself not sharded. `policy` is that of its unit.
@@ -146,6 +148,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     tied_to: str = ""
     is_late: bool = False
     untied_from: str = ""
+    untied_by: str = ""
     is_shared: bool = False
     heads_divided_by: int = 1
     policy: Policy = Policy()

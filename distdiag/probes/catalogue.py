@@ -318,6 +318,7 @@ PROBES: Final = (
         ("torch", "torch.distributed.tensor.parallel"),
         _only("probes.models.parallelize_plans", "ParallelizePlans", "step_ended"),
     ),
+    ProbeSpec("ignore-lists", ("torch",), _only("probes.models.ignore_lists", "IgnoreLists")),
     ProbeSpec(
         "sequence-buffers",
         ("torch", "torch.distributed.tensor.experimental"),

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from distdiag.events.base import Event
 from distdiag.events.checkpoints import (
     LoadWasted,
+    ScheduleRestarted,
     StateRestored,
     StateSaved,
     TrainingResumed,
@@ -153,6 +154,12 @@ class LoadWastedView(Alignment[LoadWasted]):
 
 class ResumeView(Alignment[TrainingResumed]):
     """A training that was resumed from a checkpoint."""
+
+    __slots__ = ()
+
+
+class RestartedScheduleView(Alignment[ScheduleRestarted]):
+    """A schedule that begins anew in a training that was resumed."""
 
     __slots__ = ()
 

@@ -17,12 +17,24 @@ WRONG = {
     "not_reset": ("SHD025", "last.counts"),
     "not_reduced": ("SHD025", "last.bias"),
     "own_halves": ("CKP008", "model.extra.weight"),
+    "ignored_by_a_wrapped_name": ("SHD014", "module.extra.weight"),
+    "schedule_dropped": ("CKP009", "StepLR"),
+    "parted_by_to_empty": ("SHD009", "head.weight"),
+    "parted_by_assign": ("SHD009", "head.weight"),
 }
 RIGHT = (
     *("own_part", "head_alone", "by_hand", "tasks", "walked", "partly_frozen", "balanced"),
     *("teacher", "global_names", "own_statistics", "drifting"),
+    *(
+        "tied_again",
+        "tied_by_fsdp",
+        "parted_on_purpose",
+        "ignored_on_one_rank",
+        "schedule_loaded",
+        "schedule_replaced",
+    ),
 )
-CODES = {"SHD024", "SHD025", "CKP008"}
+CODES = {"SHD009", "SHD014", "SHD024", "SHD025", "CKP008", "CKP009"}
 
 
 def checked(tmp_path, cases):
@@ -41,7 +53,7 @@ def test_what_is_written_wrongly_is_told(tmp_path):
         for finding in checked(tmp_path, WRONG)
         if finding["code"] in CODES
     ]
-    severities = {"SHD025": "warning"}
+    severities = dict.fromkeys(("CKP009", "SHD014", "SHD025"), "warning")
     wanted = [(code, name, severities.get(code, "error")) for code, name in WRONG.values()]
     assert sorted(told) == sorted(wanted)
 

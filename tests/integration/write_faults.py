@@ -241,6 +241,123 @@ def drifting(model):
     dcp.save({"model": model.state_dict()}, checkpoint_id=folder(model))
 
 
+# Names that DDP should ignore
+
+
+def ignore(model, names):
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def ignored_by_a_wrapped_name(model):
+    ignore(model, [f"module.extra.{name}" for name, _ in model.extra.named_parameters()])
+
+
+def ignored_on_one_rank(model):
+    """All ranks name the parts of all, of which each has its own."""
+    model.add_module(f"own{dist.get_rank()}", nn.Linear(DIM, DIM))
+    ignore(model, [f"own{rank}.{name}" for rank in (0, 1) for name in ("weight", "bias")])
+
+
+# Schedules
+
+
+def resumed(model, schedule, *, loads=False, again=None):
+    """Train with a schedule, save it, and train on with a new one."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = schedule(optimizer)
+    train(DistributedDataParallel(model), optimizer, lambda _: scheduler.step())
+    path = folder(model).with_suffix(f".{dist.get_rank()}")
+    torch.save({"optimizer": optimizer.state_dict(), "plan": scheduler.state_dict()}, path)
+    state = torch.load(path)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = (again or schedule)(optimizer)
+    optimizer.load_state_dict(state["optimizer"])
+    if loads:
+        scheduler.load_state_dict(state["plan"])
+    train(DistributedDataParallel(model), optimizer, lambda _: scheduler.step())
+
+
+def halving(optimizer):
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+
+
+def cooling(optimizer):
+    return torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.5, total_iters=4)
+
+
+def schedule_dropped(model):
+    resumed(model, halving)
+
+
+def schedule_loaded(model):
+    resumed(model, halving, loads=True)
+
+
+def schedule_replaced(model):
+    """Another schedule is meant to follow."""
+    resumed(model, halving, again=cooling)
+
+
+# Ties
+
+
+class Words(nn.Module):
+    """Embeds words and gives the embedding back as the weight of its head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(DIM, DIM)
+        self.head = nn.Linear(DIM, DIM, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.embed(inputs.argmax(-1)))
+
+
+def filled(model):
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.linspace(-1, 1 + number, parameter.numel()).view_as(parameter))
+    return model
+
+
+def parted_by_to_empty(model):
+    model = filled(model.to("meta").to_empty(device="cpu"))
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def parted_by_assign(model):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def tied_again(model):
+    model = model.to("meta").to_empty(device="cpu")
+    model.head.weight = model.embed.weight
+    filled(model)
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def tied_by_fsdp(model):
+    model.to("meta")
+    model.head.weight = model.embed.weight
+    fully_shard(model)
+    filled_parts = model.to_empty(device="cpu")
+    for parameter in filled_parts.parameters():
+        nn.init.ones_(parameter)
+    train(model, sgd(model.parameters()))
+
+
+def parted_on_purpose(model):
+    model.load_state_dict(model.state_dict(), assign=True)
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
+    train(DistributedDataParallel(model), sgd(model.embed.parameters()))
+
+
+WORDS = ("parted_by_to_empty", "parted_by_assign", "tied_again", "tied_by_fsdp")
+WORDS += ("parted_on_purpose",)
 TOWERS = ("not_walked", "not_reset", "not_reduced", "walked", "partly_frozen", "balanced")
 TOWERS += ("teacher", "own_statistics")
 
@@ -249,7 +366,8 @@ def main():
     dist.init_process_group("gloo")
     for case in sys.argv[2:]:
         torch.manual_seed(0)
-        kind = class_of(case, Tower if case in TOWERS else Net)
+        base = Tower if case in TOWERS else Words if case in WORDS else Net
+        kind = class_of(case, base)
         model = kind(last_is_balanced=True) if case == "balanced" else kind()
         torch.manual_seed(1 + dist.get_rank())
         globals()[case](model)

@@ -1,4 +1,4 @@
-"""SHD014: a pattern of a sharding plan matches nothing."""
+"""SHD014: a pattern of a sharding plan, or a name that DDP should ignore, matches nothing."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,8 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
 
     ## What you see
     What the pattern should have sharded stays whole on every rank: memory runs out, or replicated
-    weights meet sharded activations. Frameworks skip a name that does not exist without an error.
+    weights meet sharded activations. What DDP should have ignored is averaged over ranks, such as
+    experts. Frameworks skip a name that does not exist without an error.
 
     ## Example
         # wrong: the module is called `attention`
@@ -29,7 +30,8 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
     Write the names that the model has when the plan is applied, wrappers such as
     `base_model.model.` included, or delete the pattern.
 
-    Changes: Which tensors are sharded, and so memory, collectives and checkpoints.
+    Changes: Which tensors are sharded or left to each rank, and so memory, collectives and
+    checkpoints.
 
     Leaves: Checkpoints that were written without the sharding.
 
@@ -74,15 +76,18 @@ class UnmatchedPlanPattern(Check[RuleView | ProgramPlanView]):
         is_general = view.source is PlanSource.TRANSFORMERS or (
             view.source is PlanSource.PARALLELIZE_MODULE and not view.is_users_own
         )
+        # A list of names may cover several ways to wrap one model.
+        is_covered = view.source is PlanSource.DDP_IGNORED and len(unmatched) < len(view.patterns)
+        kind = "list" if view.source is PlanSource.DDP_IGNORED else "plan"
         quoted = tuple(f'"{seen.pattern}"' for seen in unmatched)
         location = user_location(view.site.frames)
         yield self.finding(
-            f"{first_and_more(quoted)} of the {view.source} plan for {view.model} match"
+            f"{first_and_more(quoted)} of the {view.source} {kind} for {view.model} match"
             f"{'es' if len(unmatched) == 1 else ''} nothing{_hint(unmatched[0].closest)}",
             ranks=view.ranks,
             location=location,
             subjects=tuple(seen.pattern for seen in unmatched),
-            grade=Grade.NOTE if is_general else Grade.PROVEN,
+            grade=Grade.NOTE if is_general or is_covered else Grade.PROVEN,
             evidence=tuple(
                 Evidence(
                     ranks=view.ranks,

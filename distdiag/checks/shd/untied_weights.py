@@ -1,4 +1,4 @@
-"""SHD009: weights that a model's configuration calls tied are not one tensor."""
+"""SHD009: weights that should be tied are not one tensor."""
 
 from collections.abc import Iterator
 
@@ -10,22 +10,22 @@ from distdiag.views.models import ModelView
 
 
 class UntiedWeights(Check[ModelView]):
-    """Weights that a model's configuration calls tied are not one tensor.
+    """Weights that should be tied, by the configuration or since they were, are not one tensor.
 
     ## What you see
     Embedding and head train apart. A checkpoint leaves the head out because it is tied, and loading
     fills it from the embedding: the model that resumes is another one, and its loss jumps.
 
     ## Example
-        model = build_on_meta_device(config)  # config.tie_word_embeddings is True
+        model = build_on_meta_device(config)  # with model.head.weight = model.embed.weight
         # wrong: each name gets memory of its own
         model.to_empty(device="cuda")
         # right
         model.to_empty(device="cuda")
-        model.tie_weights()
+        model.head.weight = model.embed.weight  # or model.tie_weights()
 
     ## How to fix
-    Call `tie_weights()` after the model was materialised or loaded and before it is sharded.
+    Tie the weights again after the model was materialised or loaded and before it is sharded.
 
     Changes: The head becomes the embedding: fewer parameters, another output.
 
@@ -46,19 +46,24 @@ class UntiedWeights(Check[ModelView]):
 
     def check(self, view: ModelView) -> Iterator[Finding]:
         """Name the two tensors and the ranks where they are two."""
-        pairs: dict[tuple[str, str], list[int]] = {}
+        pairs: dict[tuple[str, str, str], list[int]] = {}
         for rank, plans in view.by_rank.items():
             for plan in plans:
                 if plan.untied_from and plan.wrapper != "FSDP1":
-                    pairs.setdefault((plan.name, plan.untied_from), []).append(rank)
-        for (head, embedding), found in pairs.items():
+                    pair = (plan.name, plan.untied_from, plan.untied_by)
+                    pairs.setdefault(pair, []).append(rank)
+        for (head, embedding, call), found in pairs.items():
             ranks = RankSet(found)
+            declared = "its configuration says that they are tied"
+            reason = f"they were one until `{call}` was called" if call else declared
             yield self.finding(
                 f"{head} and {embedding} of {view.model} are two tensors on {ranks.phrase()}, "
-                "though its configuration says that they are tied",
+                f"though {reason}",
                 ranks=ranks,
                 step=view.step,
                 location=location_on(view, ranks),
                 subjects=(head, embedding),
-                evidence="`tie_word_embeddings` is true and the weights are not one object",
+                evidence=f"`{call}` gave each name a parameter of its own"
+                if call
+                else "`tie_word_embeddings` is true and the weights are not one object",
             )

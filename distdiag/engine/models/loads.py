@@ -8,6 +8,7 @@ from distdiag.events.base import Event
 from distdiag.events.checkpoints import (
     KINDS,
     LoadWasted,
+    ScheduleRestarted,
     StateRestored,
     StateSaved,
     TrainingResumed,
@@ -19,6 +20,7 @@ from distdiag.views.alignment import (
     Alignment,
     LoadWastedView,
     RankStateView,
+    RestartedScheduleView,
     ResumeView,
     WeightsLoadedView,
 )
@@ -28,12 +30,14 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
     WeightsLoaded: WeightsLoadedView,
     LoadWasted: LoadWastedView,
     TrainingResumed: ResumeView,
+    ScheduleRestarted: RestartedScheduleView,
     StateSaved: RankStateView,
     StateRestored: RankStateView,
 }
 
 _OF_LOADS: Final = (WeightsLoaded, LoadWasted, TrainingResumed)
 """A load is known by any of them: an optimizer that steps after a load tells of it."""
+_OF_LOADED: Final = (WeightsLoadedView, LoadWastedView, ResumeView, RestartedScheduleView)
 _NO_LOAD: Final = NothingThere("checkpoints", "nothing was loaded into a model or an optimizer")
 _NO_STATE: Final = NothingThere(
     "checkpoints", "no state of a rank was given to a distributed checkpoint"
@@ -47,7 +51,7 @@ class LoadAligner(Aligner):
 
     needs = (*KINDS, ProbeDisabled)
 
-    builds = (WeightsLoadedView, LoadWastedView, ResumeView, RankStateView)
+    builds = (WeightsLoadedView, LoadWastedView, ResumeView, RestartedScheduleView, RankStateView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -64,7 +68,7 @@ class LoadAligner(Aligner):
             return dict.fromkeys(self.builds, NotObserved(why))
         gaps: dict[type[View | Event], Gap] = {}
         if self._seen.isdisjoint(_OF_LOADS):
-            gaps |= dict.fromkeys((WeightsLoadedView, LoadWastedView, ResumeView), _NO_LOAD)
+            gaps |= dict.fromkeys(_OF_LOADED, _NO_LOAD)
         if self._seen.isdisjoint((StateSaved, StateRestored)):
             gaps[RankStateView] = _NO_STATE
         return gaps
@@ -102,7 +106,7 @@ def _key_of(event: Event) -> _Key:
             return (kind, event.target)
         case LoadWasted():
             return (kind, event.waste, event.target)
-        case TrainingResumed():
+        case TrainingResumed() | ScheduleRestarted():
             return (kind, event.optimizer)
         case StateSaved():
             return (kind, *event.members)

@@ -21,7 +21,13 @@ from torch.optim.optimizer import (
 )
 
 from distdiag.events.base import CallSite
-from distdiag.events.checkpoints import LoadWasted, TrainingResumed, Waste, WeightsLoaded
+from distdiag.events.checkpoints import (
+    LoadWasted,
+    ScheduleRestarted,
+    TrainingResumed,
+    Waste,
+    WeightsLoaded,
+)
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.checkpoints.model_loads import ModelLoads, Outcome, outcome_of, refusal_of
@@ -108,6 +114,11 @@ class Resumes:
         if isinstance(optimizer, torch.optim.Optimizer) and isinstance(step, int):
             self._schedules[optimizer] = step
 
+    def continues(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether an optimizer that has not stepped was given a state, and no schedule was."""
+        is_new = optimizer not in self._stepped
+        return is_new and optimizer in self._restored and optimizer not in self._schedules
+
     def before_step(self, optimizer: torch.optim.Optimizer, *, is_first: bool) -> None:
         """Look at an optimizer that has not stepped before."""
         if optimizer in self._stepped:
@@ -166,6 +177,81 @@ def _num_states(value: object, depth: int) -> Iterator[int]:
         yield from _num_states(item, depth - 1)
         if isinstance(item, list | tuple):
             yield from (n for each in item for n in _num_states(each, depth - 1))
+
+
+# Schedules that checkpoints hold, and those that begin anew all the same.
+
+_MOST_SCHEDULES: Final = 32
+_PROGRESS: Final = frozenset(
+    ("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial")
+)
+"""What a schedule has counted or computed; the rest of its state are its settings."""
+_RATES: Final = "base_lrs"
+
+
+class Schedules:
+    """The states of schedules that were read, and the schedule that each optimizer has."""
+
+    def __init__(self) -> None:
+        self._read: deque[Mapping[str, Any]] = deque(maxlen=_MOST_SCHEDULES)
+        self._made: WeakMap[torch.optim.Optimizer, weakref.ref[Any]] = WeakMap()
+
+    def made(self, scheduler: object) -> None:
+        """Take note of a new schedule."""
+        optimizer = getattr(scheduler, "optimizer", None)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            self._made[optimizer] = weakref.ref(scheduler)
+
+    def read(self, found: object) -> None:
+        """Take note of what a checkpoint holds."""
+        self._read += (dict(each) for each in _schedules_in(found, _DEEPEST))
+
+    def restarted(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the fields of the event, if the schedule is at its beginning and one was read."""
+        reference = self._made.get(optimizer)
+        scheduler = None if reference is None else reference()
+        if scheduler is None or getattr(scheduler, "last_epoch", None) != 0:
+            return {}
+        mine = {key: value for key, value in vars(scheduler).items() if key != "optimizer"}
+        for state in reversed(self._read):
+            settings = {key: value for key, value in state.items() if key not in _PROGRESS}
+            is_alike = settings.keys() == mine.keys() - _PROGRESS  # else it is one of another class
+            if is_alike and all(_is_same(mine[key], value) for key, value in settings.items()):
+                return {
+                    "optimizer": type(optimizer).__name__,
+                    "schedule": type(scheduler).__name__,
+                    "saved_step": state["last_epoch"],
+                    "same": tuple(sorted(settings.keys() - {_RATES, *_functions(settings)})),
+                }
+        return {}
+
+
+def _schedules_in(value: object, depth: int) -> Iterator[Mapping[str, Any]]:
+    if not depth or not isinstance(value, Mapping | list | tuple):
+        return
+    if isinstance(value, Mapping) and _RATES in value:
+        step = value.get("last_epoch")
+        if type(step) is int and step > 0:
+            yield value
+        return
+    for item in value.values() if isinstance(value, Mapping) else value:
+        yield from _schedules_in(item, depth - 1)
+
+
+def _is_same(mine: object, saved: object) -> bool:
+    """Compare plain settings; functions are not saved, and others have no meaning here."""
+    plain = (bool, int, float, str)
+    if isinstance(mine, list | tuple) and isinstance(saved, list | tuple):
+        return len(mine) == len(saved) and all(map(_is_same, mine, saved))
+    return mine == saved if isinstance(mine, plain) and isinstance(saved, plain) else True
+
+
+def _functions(settings: Mapping[str, object]) -> Iterator[str]:
+    """Yield the settings that are not numbers or texts, nor lists of them."""
+    for key, value in settings.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(each, bool | int | float | str) for each in items):
+            yield key
 
 
 # Loads that come to nothing: read beside the model, or written over before training begins.
@@ -398,6 +484,7 @@ class LoadProbe(Probe):
         self._loads = ModelLoads()
         self._wasted = WastedLoads(self._loads, models)
         self._resumes = Resumes(self._loads, models)
+        self._schedules = Schedules()
         self._inside = _Inside()
         self._num_settled = 0
 
@@ -409,6 +496,8 @@ class LoadProbe(Probe):
             is_kind = isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
             if is_kind and "load_state_dict" in vars(kind):
                 self._tell_after(kind, self._scheduled)
+        made = self._call_after(self._made)
+        self._patches.wrap(lr_scheduler.LRScheduler, "__init__", made)
         self._patches.wrap_everywhere(torch.serialization, "load", self._call_after(self._opened))
         self._subscribe(self._state_read, self._read)
         self._to_undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
@@ -468,11 +557,17 @@ class LoadProbe(Probe):
         self._resumes.gave_schedule(scheduler)
 
     @guarded
+    def _made(self, _: object, scheduler: object, /, *__: object, **___: object) -> None:
+        self._schedules.made(scheduler)
+
+    @guarded
     def _opened(self, found: object, /, *_: object, **__: object) -> None:
         self._resumes.read_file(found)
+        self._schedules.read(found)
 
     @guarded
     def _read(self, state_dict: Mapping[str, Any], frame: FrameType) -> None:
+        self._schedules.read(state_dict)
         if self.recorder.step == 0:
             api = "torch.distributed.checkpoint.load"
             self._wasted.read(api, state_dict, self._site(frame))
@@ -488,6 +583,10 @@ class LoadProbe(Probe):
         held = {id(parameter) for parameter in parameters_of(optimizer)}
         for fields, site in self._wasted.settle(held):
             self.recorder.event(LoadWasted, site=site, **fields)
+        restarted = self._resumes.continues(optimizer) and self._schedules.restarted(optimizer)
+        if restarted:
+            site = self._site(sys._getframe(1))
+            self.recorder.event(ScheduleRestarted, site=site, **restarted)
         self._resumes.before_step(optimizer, is_first=self.recorder.step == 0)
 
     @guarded

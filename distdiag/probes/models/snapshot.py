@@ -24,6 +24,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
+from distdiag.probes.models.lost_ties import LostTies
 from distdiag.probes.models.modules import clean_name, own_parameters
 from distdiag.probes.models.optimizer_samples import OptimizerSamples
 from distdiag.probes.models.optimizer_state import owners_of
@@ -296,6 +297,7 @@ class ModelSnapshots(Probe):
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
         self._num_looked_at = 0
         self._heads = HeadCounts()
+        self._lost_ties = LostTies()
         self._steps = OwnSteps(
             self._roots, lambda: (self._modules.count, self._optimizer_registry.count)
         )
@@ -311,6 +313,7 @@ class ModelSnapshots(Probe):
 
     def _install(self) -> None:
         self._modules.watch(self._patches, self.fail)
+        self._lost_ties.watch(self._patches, self.fail)
         self._optimizer_registry.watch(self._patches, self.fail)
         wrapping = self._call_after(self._before_forward)
         # Not the constructor: its warnings name the line of whoever calls it.
@@ -480,6 +483,7 @@ class ModelSnapshots(Probe):
             wrap_times=self.wrap_times,
             is_cut=self._cut.__contains__,
             is_routing_bias=self._is_routing_bias,
+            lost_ties=self._lost_ties.pairs,
         )
 
     def _read(

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from distdiag.events.models import Policy, ReplicaEvidence, TensorPlan
 from distdiag.probes.models.attention_heads import HeadCounts
+from distdiag.probes.models.lost_ties import Untied
 from distdiag.probes.models.meshes import mesh_of, replicas_on_mesh
 from distdiag.probes.models.modules import clean_name, own_buffers, own_parameters
 from distdiag.probes.models.wrappers import (
@@ -78,6 +79,8 @@ def _heads(parts: list[tuple[str, nn.Module]], embedding: nn.Embedding) -> Itera
 
 # The plan of each tensor of a model.
 
+_NOT_UNTIED: Final = Untied("")
+
 _SHARED: Final = "shared_embedding"
 """Megatron marks the embedding of the first stage and the head of the last one so."""
 
@@ -96,7 +99,8 @@ class Surroundings(NamedTuple):
     reduced its gradient for this step, `sent` those over which it once sent the parameter round,
     all by the id of the parameter. `heads` knows numbers of attention heads. `training_ranks` are
     those of another model that all ranks train together, `is_cut` says of a tensor that it is split
-    along a sequence, `is_routing_bias` of a module and a name that experts are chosen by it. Of the
+    along a sequence, `is_routing_bias` of a module and a name that experts are chosen by it.
+    `lost_ties` yields what was one parameter before, and from which one it was parted. Of the
     model itself: whether all of it `is_frozen`, the `mesh_ranks` over which tensors of it are
     sharded, whether it `has_marks` of Megatron's on some, whether it `is_local`, since it has
     stepped without a reduction of DDP's, and whether it `is_bypassed`, since DDP's forward pass was
@@ -117,6 +121,7 @@ class Surroundings(NamedTuple):
     heads: HeadCounts | None = None
     is_cut: Callable[[object], bool] = lambda _: False
     is_routing_bias: Callable[[nn.Module, str], bool] = lambda *_: False
+    lost_ties: Callable[[Tree], Iterator[tuple[tuple[int, str], Untied]]] = lambda _: iter(())
 
 
 class _Rest(NamedTuple):
@@ -124,7 +129,7 @@ class _Rest(NamedTuple):
 
     tree: Tree
     policies: Mapping[int, Policy]
-    untied: Mapping[tuple[int, str], str]
+    untied: Mapping[tuple[int, str], Untied]
     divided: Mapping[int, int]
 
 
@@ -161,7 +166,9 @@ def plan_of(tree: Tree, around: Surroundings) -> list[Held]:
         has_marks=any(_is_part(parameter) for parameter in parameters),
     )
     divided = {} if around.heads is None else around.heads.divided(tree)
-    rest = _Rest(tree, policies_of(tree), untied_pairs(tree), divided)
+    untied = dict(around.lost_ties(tree))
+    untied |= {place: Untied(name) for place, name in untied_pairs(tree).items()}
+    rest = _Rest(tree, policies_of(tree), untied, divided)
     return [Held(_plan(slot, rest, around), slot.whole) for slot in _slots(tree, around.wrap_times)]
 
 
@@ -201,6 +208,7 @@ def _slots(tree: Tree, wrap_times: WrapTimes) -> Iterator[_Slot]:
 
 def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
     module, key, wrapper, whole = slot.module, slot.key, slot.wrapper, slot.whole
+    untied = rest.untied.get((id(module), key), _NOT_UNTIED)
     plan = TensorPlan(
         name=slot.name,
         shape=_shape(slot),
@@ -212,7 +220,8 @@ def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
         owners=around.owners.get(id(whole), ()),
         tied_to="" if slot.first_name == slot.name else slot.first_name,
         is_late=slot.is_late,
-        untied_from=rest.untied.get((id(module), key), ""),
+        untied_from=untied.name,
+        untied_by=untied.call,
         heads_divided_by=rest.divided.get(id(module), 1),
         is_shared=bool(getattr(slot.tensor, _SHARED, False)),
         policy=rest.policies.get(id(slot.record), wrapper.policy),

@@ -49,6 +49,15 @@ def test_only_the_patterns_of_a_program_that_match_nowhere_are_named():
     assert not unmatched(program(pattern("up", 3)))
 
 
+def test_a_list_of_which_ddp_ignores_nothing_is_named_and_one_that_covers_more_is_a_note():
+    names = [pattern("module.a", 0, closest="a"), pattern("module.b", 0)]
+    (finding,) = unmatched(program(*names, source=PlanSource.DDP_IGNORED))
+    assert finding.severity is Severity.WARNING
+    assert "of the DDP ignore list for Net match nothing" in finding.message
+    (finding,) = unmatched(program(*names, pattern("a"), source=PlanSource.DDP_IGNORED))
+    assert finding.severity is Severity.INFO
+
+
 def test_the_plans_of_libraries_are_general_and_get_a_note():
     foreign = plain_site(7)  # the innermost frame is a library's
     for view in (

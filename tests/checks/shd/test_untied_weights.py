@@ -30,3 +30,9 @@ def test_tied_weights_are_silent():
 def test_views_of_flat_parameters_are_never_one_object():
     flat = plan("head.weight", untied_from="embed.weight", wrapper="FSDP1")
     assert not findings(UntiedWeights, model([flat], [flat]))
+
+
+def test_the_call_that_parted_them_is_named():
+    lost = plan("head.weight", untied_from="embed.weight", untied_by="to_empty")
+    (finding,) = findings(UntiedWeights, model([lost], [lost]))
+    assert finding.message.endswith("though they were one until `to_empty` was called")
