@@ -95,6 +95,9 @@ class StoreAsked(Event, frozen=True, kw_only=True):
 
 
 class HostSynced(Event, frozen=True, kw_only=True):
-    """The host waited for the device, and so for the collectives that were queued before."""
+    """The device is done with the collectives that its streams had waited for before.
+
+    The first one, ``start``, says that this is observed: what is waited for later may not be done.
+    """
 
     api: str

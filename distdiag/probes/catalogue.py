@@ -105,7 +105,7 @@ def _collectives(wiring: Wiring) -> Sequence[Probe]:
     taps = [kind(recorder, functional, *call_signals, gate) for kind in (DispatcherTap, HookTap)]
     # If neither works, installing the first one says why.
     tap = next((tap for tap in taps if tap.can_observe()), taps[0])
-    works = WorkProbe(recorder)
+    works = WorkProbe(recorder, signals.work_waited)
     wrappers = CollectiveWrappers(
         recorder, tap, works, signals.tensors_shared, signals.exchange_starting
     )
@@ -258,7 +258,12 @@ _C10D: Final = "torch.distributed.distributed_c10d"
 _DCP: Final = "torch.distributed.checkpoint"
 
 PROBES: Final = (
-    ProbeSpec("files", (), _only("probes.files.probe", "FileProbe", "before_sync")),
+    ProbeSpec("files", (), _only("probes.files.probe", "FileProbe", "before_sync", "file_access")),
+    ProbeSpec(
+        "host-waits",
+        ("torch", _C10D),
+        _only("probes.files.host_waits", "HostWaits", "work_waited", "file_access", "before_sync"),
+    ),
     ProbeSpec(
         "store-calls", ("torch", _C10D), _only("probes.collectives.store_calls", "StoreCalls")
     ),

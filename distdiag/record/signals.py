@@ -92,6 +92,9 @@ class Signals:
     before_sync: Signal[[]] = field(default_factory=Signal)
     """An event is about to be written that orders what this rank did for others, or they for it."""
 
+    file_access: Signal[[]] = field(default_factory=Signal)
+    """An access to a file is about to be written down."""
+
     # Models
 
     model_wrapped: Signal[Sequence[Module]] = field(default_factory=Signal)
@@ -130,6 +133,8 @@ class Signals:
 
     collective_recorded: Signal[int, str] = field(default_factory=Signal)
     """A collective was written down, with its event number and operation."""
+    work_waited: Signal[[]] = field(default_factory=Signal)
+    """The program has waited for a Work: its stream has to, the host may have gone on."""
     exchange_starting: Signal[str, Sequence[Any], Group, int, FrameType] = field(
         default_factory=Signal
     )

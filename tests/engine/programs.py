@@ -80,7 +80,8 @@ class Program:
         step = self.steps[rank][counts[rank]]
         if step.kind in ("wait", "native-wait"):
             return self._is_over(rank, step.call, counts)
-        if step.kind == "sync":
+        if step.kind == "sync" or (step.kind == "issue" and step.call.is_on_stream):
+            # Calls on streams run one after the other; their hosts count as that far.
             issued = [s.call for s in self.steps[rank][: counts[rank]] if s.kind == "issue"]
             return all(self._is_over(rank, call, counts) for call in issued if call.is_on_stream)
         if step.kind == "get":

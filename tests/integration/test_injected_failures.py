@@ -86,6 +86,7 @@ def test_every_spec_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"evaluation-gathers"}  # only where Accelerate fills batches up for several ranks
     alone |= {"sharded-forwards"}
     alone |= {"spawned-processes"}  # of a process that starts the ranks by itself
+    alone |= {"host-waits"}  # of a GPU
     alone |= {"child-processes"}  # of a script that starts some
     alone |= {"data"}  # of which each probe is made to fail
     alone |= {"parity"}  # an active mode: what goes wrong there ends the comparison

@@ -11,11 +11,15 @@ class AsyncCollectiveUsedAsBarrier(FileRace):
 
     ## What you see
     The line looks like a barrier and is none: issuing a collective does not make the host wait for
-    the other ranks. The file is read before it is written.
+    the other ranks, nor does a wait for one of NCCL, which holds up the stream alone. The file is
+    read before it is written.
 
     ## Example
         # wrong: returns at once
         dist.barrier(async_op=True)
+        data = torch.load("cache.pt")
+        # wrong with NCCL: the device waits, the host goes on
+        dist.all_reduce(ready)
         data = torch.load("cache.pt")
 
         # right
@@ -49,8 +53,12 @@ class AsyncCollectiveUsedAsBarrier(FileRace):
         """Name the collective that does not order them."""
         call = bypassed(race)
         assert call is not None
+        which = f"{call_phrase(call)}{at(call_location(call))}"
+        if "gloo" in call.group.backend or call.signature.op == "barrier":
+            when = f"before it has waited for {which}"
+        else:
+            when = f"while {which} may still run, since only the stream waits for it"
         return (
-            f"{phrase(race.uses)} before it has waited for {call_phrase(call)}"
-            f"{at(call_location(call))}; {phrase(race.changes)}{several(race)}, and nothing else "
+            f"{phrase(race.uses)} {when}; {phrase(race.changes)}{several(race)}, and nothing else "
             "orders the two"
         )

@@ -152,9 +152,20 @@ def bypassed(race: Race) -> Collective | None:
     """Return the asynchronous collective that would have ordered them, had it been waited for."""
     for access in race.uses.values():
         for call in access.unwaited:
-            if any(rank in call.group.ranks for rank in race.changes):
+            changes = [a for rank, a in race.changes.items() if rank in call.group.ranks]
+            if not all(_had_made(change, call) for change in changes):
                 return call
     return None
+
+
+def _had_made(access: Access, call: Collective) -> bool:
+    """Whether a rank had made its part of a collective when it accessed the file."""
+    return any(
+        isinstance(point, Collective)
+        and point.group.name == call.group.name
+        and point.collective_seq_id >= call.collective_seq_id
+        for point in (*access.unwaited, access.last_sync)
+    )
 
 
 def common_guard(race: Race) -> Guard | None:

@@ -24,6 +24,7 @@ RECORDS_OF_ORDER: Final = frozenset(
         "collectives",
         "event-file",
         "functional-collectives",
+        "host-waits",
         "process-groups",
         "store-calls",
         "work",
@@ -53,13 +54,13 @@ def blocks_host(group: ProcessGroup, op: str) -> bool:
     return not any(name in group.backend for name in _ON_STREAMS)
 
 
-def is_waited_by_itself(call: Collective) -> bool:
-    """Whether nobody may ever tell that the call was waited for.
+def is_waited_unseen(call: Collective) -> bool:
+    """Whether nobody ever tells when the call was waited for.
 
     C++ (the reducer of DDP) waits for its own calls, and the result of a functional collective is
     waited for where it is used.
     """
-    return not call.is_async or call.api is None or _is_functional(call.site)
+    return call.api is None or _is_functional(call.site)
 
 
 def _is_functional(site: CallSite) -> bool:

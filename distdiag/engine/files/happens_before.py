@@ -16,7 +16,7 @@ from distdiag.engine.collectives.sync_edges import (
     Senders,
     blocks_host,
     creates_in_step,
-    is_waited_by_itself,
+    is_waited_unseen,
     senders_of,
 )
 from distdiag.engine.files.conflicts import TimedAccess
@@ -89,6 +89,11 @@ class Steps:
             gate = self.settle(replay)
             if gate is not None:
                 return gate
+        if replay.streamed and not blocks_host(call.group, call.signature.op):
+            # Where it runs, those run before it.
+            gate = self._acquire_all(replay, replay.streamed)
+            if gate is not None:
+                return gate
         if call.collective_seq_id < 0:
             self._send_or_receive(replay, call)
             return None
@@ -115,10 +120,11 @@ class Steps:
         if opened.senders == NOBODY:
             replay.history.add(opened.meeting, call)
             return
-        if replay.syncs_host and not blocks_host(call.group, call.signature.op):
-            calls = replay.streamed
-        elif is_waited_by_itself(call):
+        is_streamed = replay.syncs_host and not blocks_host(call.group, call.signature.op)
+        if is_waited_unseen(call) or not (call.is_async or is_streamed):
             calls = replay.soft
+        elif is_streamed:
+            calls = replay.streamed
         else:
             calls = replay.held
         calls[call.seq] = opened

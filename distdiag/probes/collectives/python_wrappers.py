@@ -144,6 +144,7 @@ class CollectiveWrappers(Probe):
         elif not is_async:
             for call, _ in calls:  # the backend waits by itself and returns nothing
                 self.recorder.mark(call, WAITED)
+            self._works.waited.emit()
 
     def _start_coalescing(self, *_: object, **__: object) -> None:
         self.recorder.here.context.coalesced = []

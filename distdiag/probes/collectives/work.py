@@ -15,6 +15,7 @@ from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
 from distdiag.record.event_file import WAITED
 from distdiag.record.guard import attempt
 from distdiag.record.recorder import Recorder
+from distdiag.record.signals import Signal
 from distdiag.record.thread_context import Calls
 
 _WAITS: Final = ("wait", "synchronize")
@@ -51,8 +52,10 @@ class WorkProbe(Probe):
 
     name: ClassVar[str] = "work"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, waited: Signal[[]]) -> None:
+        """Follow nothing yet; `waited` says that a wait is over."""
         super().__init__(recorder)
+        self.waited = waited
         self._handles: dict[int, _Handle] = {}
 
     def _install(self) -> None:
@@ -94,7 +97,7 @@ class WorkProbe(Probe):
 
     def _waiting(self, original: AnyCallable) -> AnyCallable:
         here, recorder = self.recorder.here, self.recorder
-        mark_waited, fail = self._mark_waited, self.fail
+        mark_waited, fail, waited = self._mark_waited, self.fail, self.waited
 
         def method(self_: object, *args: object, **kwargs: object) -> object:
             if self.off or recorder.closed:
@@ -117,6 +120,7 @@ class WorkProbe(Probe):
                 attempt(fail, mark_waited, calls)
             else:
                 self._write(calls, "waited")
+            waited.emit()
             return result
 
         return method

@@ -178,9 +178,16 @@ class FileLookups:
     """Writes each lookup down once between two events that could order it."""
 
     def __init__(
-        self, recorder: Recorder, paths: FilePaths, sites: FileSites, sync: SyncWait
+        self,
+        recorder: Recorder,
+        paths: FilePaths,
+        sites: FileSites,
+        sync: SyncWait,
+        begins: Signal[[]],
     ) -> None:
+        """Say on `begins` that an access comes."""
         self._recorder = recorder
+        self._begins = begins
         self._paths = paths
         self._sync = sync
         self._new_since_s = time.time() - _CLOCK_SKEW_S
@@ -198,7 +205,7 @@ class FileLookups:
         kinds, seen, access = sites.kinds, self.seen, recorder.access
         find, stack_of, find_site = paths.find, sites.stack, sites.find
         num_lookups, is_old, begin_anew = self._num_lookups, self._is_old, self._begin_anew
-        read, test, sync = FileAction.READ, FileAction.TEST, self._sync
+        read, test, sync, begins = FileAction.READ, FileAction.TEST, self._sync, self._begins
 
         def lookup(path: str, frame: FrameType, api: str, found: bool | None) -> int | None:
             code = id(frame.f_code)
@@ -224,6 +231,7 @@ class FileLookups:
             num_lookups[stack] = number = num_lookups[stack] + 1
             if number > MOST_LOOKUPS and is_old(full):
                 return None
+            begins.emit()
             site = recorder.tables.sites.get(stack) if context.name is None else None
             site = site or find_site(stack, frame, context)
             if found is None and not is_shared and context.name is None:
@@ -275,10 +283,11 @@ class FileLog:
     order it, says nothing new. An attempt that failed is not written again before it succeeds.
     """
 
-    def __init__(self, probe: Probe, before_sync: Signal[[]]) -> None:
+    def __init__(self, probe: Probe, before_sync: Signal[[]], begins: Signal[[]]) -> None:
         """Write for this probe, and switch it off at the first failure.
 
-        `before_sync` says that an event comes which can order accesses.
+        `before_sync` says that an event comes which can order accesses, `begins` is to say that an
+        access comes.
         """
         self.probe = probe
         self.guard = probe.guard
@@ -287,7 +296,8 @@ class FileLog:
         self.sites = FileSites(recorder)
         self.open_files = OpenFiles()
         self.sync = SyncWait(before_sync, self._before_sync)
-        self.lookups = FileLookups(recorder, self.paths, self.sites, self.sync)
+        self.lookups = FileLookups(recorder, self.paths, self.sites, self.sync, begins)
+        self._begins = begins
         self.reads_content = True
         self._here = recorder.here
         self.has_failed = False
@@ -348,6 +358,7 @@ class FileLog:
             access.moved = digest_of(access.origin)
 
     def _write(self, access: Access) -> int:
+        self._begins.emit()
         attempt, stack = access.key
         context = self._here.context
         assert access.frame is not None

@@ -40,10 +40,12 @@ class FileProbe(Probe):
 
     name: ClassVar[str] = "files"
 
-    def __init__(self, recorder: Recorder, before_sync: Signal[[]]) -> None:
+    def __init__(
+        self, recorder: Recorder, before_sync: Signal[[]], file_access: Signal[[]]
+    ) -> None:
         """Replace nothing until `install`."""
         super().__init__(recorder)
-        self._log = FileLog(self, before_sync)
+        self._log = FileLog(self, before_sync, file_access)
         self._imports = ImportHook({*MODULES, "sqlite3", "socket"}, self._on_import)
 
     def _install(self) -> None:

@@ -137,6 +137,36 @@ def test_on_nccl_a_wait_of_the_host_for_the_device_orders():
     assert not write_then_read(between)
 
 
+def test_on_nccl_an_earlier_wait_of_the_host_does_not_order():
+    def between(trace):
+        trace.syncs(1)
+        trace.syncs(1)
+        nccl(trace, "all_reduce")
+
+    assert write_then_read(between)
+
+
+def test_on_nccl_a_later_collective_of_the_stream_comes_after_earlier_ones():
+    trace = Trace(3)
+    for rank in trace.world:
+        trace.syncs(rank)
+    trace.write(0)
+    for ranks in ((0, 1), (1, 2)):  # rank 2 hears of rank 0 by the stream of rank 1
+        trace.everyone("all_reduce", ranks=ranks, backend="nccl")
+    trace.syncs(2)
+    trace.access(2, "read")
+    assert not trace.conflicts
+
+
+def test_on_nccl_the_reducer_waits_unseen():
+    def between(trace):
+        trace.syncs(1)
+        for rank in (0, 1):
+            trace.issue(rank, "all_reduce", backend="nccl", is_async=True, api=None)
+
+    assert not write_then_read(between)
+
+
 def test_on_nccl_a_rank_that_is_never_seen_to_wait_gives_no_alarm():
     assert not write_then_read(lambda t: nccl(t, "all_reduce"))
 

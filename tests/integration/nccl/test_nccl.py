@@ -40,6 +40,21 @@ def test_correct_training_is_silent_and_bit_identical(kind):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("kind", ["item", "print", "mask", "synchronize", "barrier"])
+def test_a_file_that_is_read_after_the_host_has_waited_is_silent(kind, tmp_path):
+    run = run_checked(HERE / "handover.py", ["--wait", kind, "--folder", str(tmp_path)])
+    assert run.exit_status == 0, run.describe()
+    assert not run.alarms, run.describe()
+
+
+def test_a_file_that_is_read_while_only_the_stream_waits_is_named(tmp_path):
+    run = run_checked(HERE / "handover.py", ["--wait", "none", "--folder", str(tmp_path)])
+    (found,) = [f for f in run.alarms if f["code"] == "BAR007"]
+    assert found["ranks"] == [1], run.describe()
+    assert "only the stream waits" in found["message"], run.describe()
+    assert found["location"]["line"] == line_of("handover.py", "path.read_text()")
+
+
 @pytest.mark.parametrize(
     ("kind", "codes", "ranks", "text"),
     [

@@ -35,7 +35,7 @@ def tapped(observed: Observed) -> Observed:
     recorder, signals = observed.recorder, observed.signals
     functional = FunctionalTap(recorder, signals.exchange_starting)
     tap = HookTap(recorder, functional, signals.collective_recorded, signals.exchange_known)
-    works = WorkProbe(recorder)
+    works = WorkProbe(recorder, signals.work_waited)
     wrappers = CollectiveWrappers(
         recorder, tap, works, signals.tensors_shared, signals.exchange_starting
     )
