@@ -230,7 +230,9 @@ class Study:
             weights is None or found.is_share or is_output
         ):
             return msgspec.structs.replace(found, reason=Reason.BATCH)
-        if weights is None or found.is_share or is_output:
+        if is_output:
+            return comparison.beside_alone(found, alone)
+        if weights is None or found.is_share:
             return found
         return msgspec.structs.replace(
             found,
