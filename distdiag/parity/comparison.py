@@ -435,8 +435,10 @@ class Comparison:
         if not pairs:
             return found
         num_compared = len(self._reference.names(Kind.GRADIENT, found.step))
+        weights = self.weights(pairs[:MOST_EXPLAINED], alone)
         return msgspec.structs.replace(
             self._divergence(Subject.GRADIENT, found.step, pairs, num_compared),
+            **(weights.fields if weights is not None else {}),
             reference=f"the mean of runs of {self._reference.label} on the data of each",
         )
 

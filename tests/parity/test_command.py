@@ -57,7 +57,12 @@ def test_unequal_token_counts_are_explained_by_the_weights_of_the_ranks(compared
         (("--bug", "shifted"), "PAR010", None, ""),
         (("--bug", "sampler"), "PAR007", None, "the same samples"),
         (("--wrapper", "hand", "--bug", "summed"), "PAR011", None, "times the number of ranks (2)"),
-        (("--wrapper", "hand", "--bug", "unreduced"), "PAR011", "blocks.1.up.weight", ""),
+        (
+            ("--wrapper", "hand", "--bug", "unreduced"),
+            "PAR011",
+            "blocks.1.up.weight",
+            "does not enter",
+        ),
         (("--bug", "scaled"), "PAR011", "blocks.1.down.weight", "1.001"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -58,6 +58,7 @@ KINDS = {
     "hand-made": "PAR010",
     "by-hand": "PAR010",
     "sharded": "PAR010",
+    "flat": "PAR010",
     "weighted": "PAR010",
     "tasks": "PAR017",
     "normed": "PAR017",
@@ -114,6 +115,18 @@ def test_what_depends_on_the_batch_is_told_once_and_can_be_accepted(told):
     assert (
         "each rank has the gradients that its own batch gives alone" in found.of("PAR017").message
     )
+
+
+@pytest.mark.slow
+def test_batch_normalisation_of_each_rank_is_told_once(told):
+    assert told("right.py", "--kind", "normed-here").alarms == ["PAR017"]
+
+
+@pytest.mark.slow
+def test_a_gradient_of_one_rank_behind_batch_normalisation_is_named(told):
+    found = told("right.py", "--kind", "normed-here", "--broken").of("PAR011")
+    assert found.subjects == ("head.weight",)
+    assert "the data of coordinate 1 does not enter" in found.message
 
 
 @pytest.mark.slow

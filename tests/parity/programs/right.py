@@ -290,6 +290,7 @@ KINDS = {
     "hand-made": of_texts(padded),
     "by-hand": of_texts(padded),
     "sharded": of_texts(padded),
+    "flat": of_texts(padded),
     "weighted": weighted,
     "tasks": tasks,
     "normed": normed,
@@ -344,6 +345,10 @@ def wrapped(kind, net):
         from torch.distributed.fsdp import fully_shard
 
         return fully_shard(net)
+    if kind == "flat":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu"))
     return DistributedDataParallel(net)
 
 
