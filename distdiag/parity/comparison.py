@@ -25,7 +25,7 @@ from distdiag.parity.explanations import (
     weights_of,
 )
 from distdiag.parity.losses import loss_pairs, share_of, total_loss
-from distdiag.parity.outputs import differing_ranks, is_reordered, output_pairs
+from distdiag.parity.outputs import differing_ranks, is_reordered, is_that_of_alone, output_pairs
 from distdiag.parity.parts import compare_parts, experts_of, find_spots, num_parts
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.parity.tensors import ACCURACY, MOST_EXPLAINED, Rates, Tensors, kept, norm_pairs
@@ -188,11 +188,11 @@ class Comparison:
                 culprits = differing_ranks(pairs[0], self._candidate.coordinates)
                 return msgspec.structs.replace(found, culprits=culprits)
             case Subject.LOSS:
-                return self._reordered(found, step) or self._of_share(found, step)
+                return self._of_share(self._by_function(found, step), step)
             case Subject.GRADIENT:
                 details = tuple(self._unlike_replicas(step))
                 found = msgspec.structs.replace(found, details=details)
-                return self._reordered(found, step) or self._of_axis(found, pairs)
+                return self._of_axis(self._by_function(found, step), pairs)
             case Subject.UPDATE:
                 details = tuple(self._rates.details(step))
                 found = msgspec.structs.replace(found, details=details)
@@ -205,7 +205,8 @@ class Comparison:
     def _of_share(self, found: Divergence, step: int) -> Divergence:
         """Say which part of a loss differs, if it is one."""
         gradients = [pair.difference for pair in self._tensors.pairs(Kind.GRADIENT, step)]
-        share = share_of(gradients) if not found.explanation else None
+        is_open = found.reason is Reason.UNKNOWN and not found.explanation
+        share = share_of(gradients) if is_open else None
         if share is None:
             return found
         return msgspec.structs.replace(
@@ -215,31 +216,39 @@ class Comparison:
             is_share=True,
         )
 
-    def _reordered(self, found: Divergence, step: int) -> Divergence | None:
-        """Name the first function of the program that returns the same in another order."""
+    def _by_function(self, found: Divergence, step: int) -> Divergence:
+        """Name the first function of the program that returns something else.
+
+        If that is the same in another order, it is the reason.
+        """
         runs = (self._reference, self._repeats, self._candidate)
-        if not self._is_aligned:
-            return None
-        for pair in output_pairs(*runs, step, self._experts, Kind.FUNCTION):
-            if pair.difference.ratio > 1 and is_reordered(pair):
-                name = pair.difference.name
-                records = self._candidate.by_rank(Kind.FUNCTION, step, 0, name)
-                return msgspec.structs.replace(
-                    found,
-                    reason=Reason.ORDER,
-                    differences=(pair.difference, *found.differences)[:SHOWN],
-                    explanation="",
-                    fix="",
-                    site=next((each.site for each in records.values()), None),
-                )
-        return None
+        functions = output_pairs(*runs, step, self._experts, Kind.FUNCTION)
+        differing = (pair for pair in functions if pair.difference.ratio > 1)
+        first = next(differing, None) if self._is_aligned else None
+        if first is None:
+            return found
+        records = self._candidate.by_rank(Kind.FUNCTION, step, 0, first.difference.name)
+        site = next((each.site for each in records.values()), None)
+        if is_reordered(first):
+            return msgspec.structs.replace(
+                found,
+                reason=Reason.ORDER,
+                differences=(first.difference, *found.differences)[:SHOWN],
+                explanation="",
+                fix="",
+                site=site,
+            )
+        where = f", line {site.line}" if site is not None else ""
+        name = first.difference.name.partition("#")[0]
+        detail = f"the first function of the program that returns something else is {name}{where}"
+        return msgspec.structs.replace(found, details=(*found.details, detail))
 
     def _of_axis(self, found: Divergence, pairs: Sequence[Pair]) -> Divergence:
         """Tell gradients that are off by the number of the ranks that share a parameter."""
         num_sharing = len(self._candidate.summaries) // len(self._candidate.coordinates)
         factor = common_factor(pairs)
         is_some = len(pairs) < found.num_compared
-        if factor is None or num_sharing < 2 or not is_some:
+        if factor is None or num_sharing < 2 or not is_some or found.reason is Reason.ORDER:
             return found
         if not any(abs(factor / k - 1) < ACCURACY for k in (num_sharing, 1 / num_sharing)):
             return found
@@ -400,6 +409,38 @@ class Comparison:
         """Find the weights of the coordinates' data, from runs on the data of each alone."""
         kept, parts = gradients_of(pairs, alone)
         return weights_of(kept, parts) if kept else None
+
+    def beside_alone(self, found: Divergence, alone: Sequence[RecordedRun]) -> Divergence:
+        """Look behind a module whose output depends on the batch.
+
+        Each rank returned what a run on its data alone returns. Then the gradients should be the
+        means of those of these runs, and what is not is what differs.
+        """
+        name = found.differences[0].name
+        if not is_that_of_alone(self._candidate, alone, found.step, name):
+            return found
+        pairs: list[Pair] = []
+        for pair in self._tensors.pairs(Kind.GRADIENT, found.step):
+            parts = [run.whole(Kind.GRADIENT, found.step, pair.difference.name) for run in alone]
+            theirs = self._candidate.whole(Kind.GRADIENT, found.step, pair.difference.name)
+            known = [part for part in parts if part is not None]
+            if theirs is None or len(known) < len(parts):
+                continue
+            mean, bound = np.mean(known, axis=0), pair.difference.bound
+            difference = compare(pair.difference.name, mean, theirs, (), bound)
+            if difference is not None and difference.measured > bound:
+                ratio = difference.measured / bound
+                difference = msgspec.structs.replace(difference, bound=bound, ratio=ratio)
+                pairs.append(Pair(difference, mean, theirs))
+        if not pairs:
+            return found
+        num_compared = len(self._reference.names(Kind.GRADIENT, found.step))
+        weights = self.weights(pairs[:MOST_EXPLAINED], alone)
+        return msgspec.structs.replace(
+            self._divergence(Subject.GRADIENT, found.step, pairs, num_compared),
+            **(weights.fields if weights is not None else {}),
+            reference=f"the mean of runs of {self._reference.label} on the data of each",
+        )
 
     def is_mean(self, pairs: Sequence[Pair], alone: Sequence[RecordedRun]) -> bool:
         """Say whether the gradients are the means of what each coordinate's data gives alone."""

@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -164,6 +164,13 @@ def _offset(pair: Pair) -> str:
     return f"each element is {mean:.4g} larger" if spread < 0.01 * abs(mean) else ""
 
 
+ABSENT: Final = (
+    "Let the gradients of data coordinate {} be reduced with those of the others. They are lost by "
+    "a pass without synchronisation, a group without its ranks, or a loss that nobody calls "
+    "backward on."
+)
+
+
 class Weights(NamedTuple):
     """With which weight the data of each coordinate enters a run, and in the reference."""
 
@@ -176,6 +183,12 @@ class Weights(NamedTuple):
         pairs = enumerate(zip(self.candidate, self.reference, strict=True))
         return ", ".join(str(n) for n, (has, due) in pairs if abs(has) < 0.05 * abs(due))
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What a divergence says of them."""
+        found = {"explanation": self.phrase(), "weights": self.candidate, "due": self.reference}
+        return {**found, "fix": ABSENT.format(self.absent)} if self.absent else found
+
     def phrase(self) -> str:
         """Say what the weights mean."""
         shares = f"{_list(self.candidate)}; in the reference with {_list(self.reference)}"
@@ -186,7 +199,7 @@ class Weights(NamedTuple):
 
 
 def _list(weights: Iterable[float]) -> str:
-    return ", ".join(f"{weight:.4g}" for weight in weights)
+    return ", ".join(f"{round(weight, 4) + 0.0:.4g}" for weight in weights)
 
 
 def weights_of(pairs: Sequence[Pair], alone: Sequence[Sequence[Array]]) -> Weights | None:

@@ -14,6 +14,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
+from distdiag.config.selection import Selection
 from distdiag.config.tasks import ParityTask, RecordingTask, RoutingTask
 from distdiag.dumps.process.proc import Process, wait_for_end
 from distdiag.events.errors import DamagedFileError, UsageError
@@ -31,6 +34,8 @@ RECORDS: Final = "records"
 _FINDINGS: Final = "findings.json"
 _TASK: Final = "task.json"
 _TASK_OPTIONS: Final = {ParityTask: "--parity-task", RoutingTask: "--routing-task"}
+_BESIDE_LEAVING: Final = Selection(ignore=("COL", "HNG"))
+"""What may be found where ranks leave after their last steps: peers miss those that left."""
 _ONLY_HANGS: Final = ("--profile", "light", "--select", "DIA,HNG")
 
 
@@ -92,6 +97,8 @@ class Launcher(Generic[Recorded]):
         self._timeout_s = timeout_s
         self._read = read
         self._live: set[subprocess.Popen[bytes]] = set()
+        self._left: set[str] = set()
+        """The runs whose ranks had all they were asked for, when one failed for want of another."""
         self._is_stopped = False
 
     def run_all(self, specs: Sequence[RunSpec], slots: Sequence[Slot]) -> list[Recorded]:
@@ -157,18 +164,23 @@ class Launcher(Generic[Recorded]):
             recorded = self._read(Path(spec.task.folder), spec.label)
         except (DamagedFileError, OSError) as error:
             raise self._failed(spec, status, log, str(error)) from None
-        summaries = recorded.summaries.values()
-        if len(summaries) < spec.num_ranks or (
-            status and not all(each.num_steps >= spec.task.num_steps for each in summaries)
-        ):
-            # A rank that has taken its steps leaves, and a peer may still want something of it.
+        is_complete = len(recorded.summaries) == spec.num_ranks and all(
+            each.num_steps >= spec.task.num_steps for each in recorded.summaries.values()
+        )
+        if status and is_complete:
+            self._left.add(spec.name)
+        elif status or len(recorded.summaries) < spec.num_ranks:
             raise self._failed(spec, status, log, "not all ranks recorded something")
         return recorded
 
     def report(self, name: str) -> Report | None:
         """Return what the checks found in one of the runs; None if nobody has written it."""
         try:
-            return read_report(self._folder / name / _FINDINGS)
+            report = read_report(self._folder / name / _FINDINGS)
+            if name not in self._left:
+                return report
+            kept = (each for each in report.findings if _BESIDE_LEAVING.selects(each.code))
+            return msgspec.structs.replace(report, findings=tuple(kept))
         except (UsageError, DamagedFileError):
             return None
 

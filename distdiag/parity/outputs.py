@@ -173,6 +173,28 @@ def _pooled(figures: Figures) -> Figures:
     return size, np.array([[rows[:, 0].mean(), np.sqrt((rows[:, 1] ** 2).mean())]])
 
 
+def is_that_of_alone(
+    candidate: RecordedRun, alone: Sequence[RecordedRun], step: int, name: str
+) -> bool:
+    """Say whether each coordinate's ranks returned what runs on their data alone return."""
+    micro = next(
+        (
+            m
+            for m in range(candidate.num_micro(step))
+            if name in candidate.names(Kind.OUTPUT, step, m)
+        ),
+        0,
+    )
+    place = Place(Kind.OUTPUT, step, micro, name)
+    for ranks, run in zip(candidate.coordinates, alone, strict=True):
+        theirs, due = place.records(candidate).get(ranks[0]), place.records(run).get(0)
+        if theirs is None or due is None or theirs.shape != due.shape:
+            return False
+        if not np.allclose(candidate.array(ranks[0], theirs), run.array(0, due), rtol=_ALIKE):
+            return False
+    return True
+
+
 def is_reordered(pair: Pair) -> bool:
     """Say whether each sample has the same values in another order.
 

@@ -28,11 +28,6 @@ UNLIKE: Final = (
     "the size of a rank's batch depend on their number (--per-rank), or pass batches through "
     "distdiag.parity.batch()"
 )
-ABSENT: Final = (
-    "Let the gradients of data coordinate {} be reduced with those of the others. They are lost by "
-    "a pass without synchronisation, a group without its ranks, or a loss that nobody calls "
-    "backward on."
-)
 NO_BATCHES: Final = (
     "no batch came from a DataLoader, so the runs cannot be given the same ones: pass batches that "
     "the script makes itself through distdiag.parity.batch(), or use --same-global-batch"
@@ -225,20 +220,18 @@ class Study:
         )
         gradients = comparison.gradient_pairs(0)
         weights = comparison.weights(gradients, alone)
+        if weights is None and found.subject is Subject.GRADIENT:
+            weights = comparison.weights(result.pairs, alone)  # of those that differ
         is_output = found.subject is Subject.OUTPUT
         if comparison.is_mean(gradients, alone) and (
             weights is None or found.is_share or is_output
         ):
             return msgspec.structs.replace(found, reason=Reason.BATCH)
-        if weights is None or found.is_share or is_output:
+        if is_output:
+            return comparison.beside_alone(found, alone)
+        if weights is None or found.is_share:
             return found
-        return msgspec.structs.replace(
-            found,
-            explanation=weights.phrase(),
-            fix=ABSENT.format(weights.absent) if weights.absent else found.fix,
-            weights=weights.candidate,
-            due=weights.reference,
-        )
+        return msgspec.structs.replace(found, **weights.fields)
 
 
 def read_recording(folder: Path, label: str) -> RecordedRun:

@@ -57,7 +57,12 @@ def test_unequal_token_counts_are_explained_by_the_weights_of_the_ranks(compared
         (("--bug", "shifted"), "PAR010", None, ""),
         (("--bug", "sampler"), "PAR007", None, "the same samples"),
         (("--wrapper", "hand", "--bug", "summed"), "PAR011", None, "times the number of ranks (2)"),
-        (("--wrapper", "hand", "--bug", "unreduced"), "PAR011", "blocks.1.up.weight", ""),
+        (
+            ("--wrapper", "hand", "--bug", "unreduced"),
+            "PAR011",
+            "blocks.1.up.weight",
+            "does not enter",
+        ),
         (("--bug", "scaled"), "PAR011", "blocks.1.down.weight", "1.001"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -90,12 +95,12 @@ def test_other_right_runs_agree(compared, arguments):
 
 
 @pytest.mark.slow
-def test_a_loss_of_the_batch_as_a_whole_is_a_note(compared):
+def test_a_loss_of_the_batch_as_a_whole_is_a_warning_that_can_be_accepted(compared):
     done, report = compared("--balanced", options=("--steps", "1"))
-    assert done.returncode == 0, done.stderr + done.stdout
-    (found,) = (each for each in report.findings if each.code == "PAR010")
-    assert found.severity is Severity.INFO
-    assert "may be meant" in found.message
+    assert done.returncode == 1, done.stderr + done.stdout
+    (found,) = alarms(report)
+    assert (found.code, found.severity) == ("PAR017", Severity.WARNING)
+    assert "because it depends on which samples are in one batch" in found.message
 
 
 @pytest.mark.slow
@@ -132,7 +137,7 @@ def test_each_run_may_read_its_own_data_with_the_same_global_batch(compared):
         (("--world-sizes", "0,2"), "one rank at least"),
         (("--configuration", "a"), "is not NAME=N"),
         (("--pad", "x=y"), "is not NAME=VALUE"),
-        (("--same-global-batch",), "needs --per-rank"),
+        (("--accept", "PAR900"), "there is no such check"),
         (("--per-rank", "-b {rank}"), "'rank' is unknown"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -28,6 +29,7 @@ class Functions:
         self._main_script = main_script
         self._returned = returned
         self._took_part = took_part
+        self._pid = os.getpid()
         self._is_wanted: dict[CodeType, bool] = {}
         self._on_return, self._on_call = self._see_return, self._see_call
 
@@ -51,6 +53,9 @@ class Functions:
 
     def _see_return(self, frame: FrameType, event: str, value: object) -> None:
         if event == "return" and value is not None and self._wanted(frame.f_code):
+            if os.getpid() != self._pid:  # a worker that was forked meanwhile
+                sys.setprofile(None)
+                return
             self._returned(frame.f_code.co_qualname, value, frame)
 
     def _see_call(self, frame: FrameType, event: str, _: object) -> None:

@@ -220,6 +220,18 @@ def normed(is_broken):
     return Classifier(nn.BatchNorm1d(16) if is_broken else GlobalNorm()), Points(), {}, losses
 
 
+def normed_here(is_broken):
+    """Batch normalisation of this rank's samples; if broken, a weight is left out of reduction."""
+
+    def losses(model, batch, _):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    net = Classifier(nn.BatchNorm1d(16))
+    if is_broken:
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["head.weight"])
+    return net, Points(), {}, losses
+
+
 def contrastive(is_broken, *, is_local=False):
     """Each sample against those of all ranks; if broken, gradients stop at what was gathered."""
 
@@ -278,9 +290,11 @@ KINDS = {
     "hand-made": of_texts(padded),
     "by-hand": of_texts(padded),
     "sharded": of_texts(padded),
+    "flat": of_texts(padded),
     "weighted": weighted,
     "tasks": tasks,
     "normed": normed,
+    "normed-here": normed_here,
     "contrastive": contrastive,
     "local-pairs": lambda is_broken: contrastive(is_broken, is_local=True),
     "capacity": capacity,
@@ -331,6 +345,10 @@ def wrapped(kind, net):
         from torch.distributed.fsdp import fully_shard
 
         return fully_shard(net)
+    if kind == "flat":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu"))
     return DistributedDataParallel(net)
 
 

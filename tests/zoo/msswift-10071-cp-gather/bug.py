@@ -1,11 +1,10 @@
-"""Policy-gradient step with context parallelism: log-probs of contiguous parts are gathered and weighed by advantages."""
+"""Policy gradients with context parallelism: log-probs of parts meet advantages of the whole."""
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
-
 
 PARTITION_MODE = "contiguous"
 
@@ -101,7 +100,8 @@ def main():
             optimizer.step()
         if rank == 0:
             print(
-                f"epoch {epoch} loss {loss.item() * cp:.5f} logp {(logp * mask).sum().item() / mask.sum().item():.4f}",
+                f"epoch {epoch} loss {loss.item() * cp:.5f} "
+                f"logp {(logp * mask).sum().item() / mask.sum().item():.4f}",
                 flush=True,
             )
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Tensor-parallel MLP blocks (2 ranks) whose row-wise layers have a bias; `--tp 1` is the same model on one rank."""
+"""Tensor-parallel MLP blocks whose row-wise layers have a bias; `--tp 1` is the whole model."""
 
 import argparse
 
