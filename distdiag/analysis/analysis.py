@@ -433,7 +433,7 @@ def _world_size(ranks: Collection[int], labels: Collection[int]) -> int:
 
 def _outcome(engine: Engine, evidence: Evidence) -> Outcome:
     outcome = engine.rank_status.outcome
-    has_hung = engine.is_hung or evidence.reported.lasted_s > 0
+    has_hung = engine.is_hung or evidence.has_timed_out
     return Outcome.HUNG if outcome is Outcome.RUNNING and has_hung else outcome
 
 

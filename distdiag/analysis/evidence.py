@@ -51,6 +51,9 @@ _PLURALS: Final = {
 }
 
 
+_TIMED_OUT: Final = frozenset({"timeout", "dump-signal", "watchdog-stuck", "monitored-barrier"})
+
+
 class Pause(NamedTuple):
     """How long the ranks had stood still, in seconds; where nobody knows it, it is assumed."""
 
@@ -109,6 +112,12 @@ class Evidence:
         events = [event for own in self.events.values() for event in own]
         is_seen = any(isinstance(event, Stacks) and not event.error for event in events)
         return is_seen and all(_says_no_more_than_stacks(event) for event in events)
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether a rank wrote that a collective or message of its own did not end in time."""
+        observed = (e for own in self.events.values() for e in own if isinstance(e, Observed))
+        return any(event.values.get("kind") in _TIMED_OUT for event in observed)
 
     @property
     def config(self) -> Config:

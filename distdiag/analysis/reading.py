@@ -16,12 +16,13 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from distdiag.analysis.large_files import load
 from distdiag.dumps.bystanders import HEAD_BYTES
 from distdiag.dumps.files import Refused, dumps_of_stream, walk
 from distdiag.dumps.flight_recorder.recording import RecordingDump
 from distdiag.dumps.log_text import plain
 from distdiag.dumps.logs.group_reports import ReportDump
-from distdiag.dumps.reading import Dump, DumpReader, RankDump, load_readers
+from distdiag.dumps.reading import Dump, DumpReader, LargeFile, RankDump, load_readers
 from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Raised
@@ -89,11 +90,16 @@ def read_files(
     return contents
 
 
-def read_dump(dump: Dump) -> Contents:
+def read_dump(source: Dump | LargeFile) -> Contents:
     """Read one file with every reader that recognises it; this runs in a process of its own."""
     used_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + MOST_CPU_S, hard))
+    try:
+        dump, remark = load(source) if isinstance(source, LargeFile) else (source, "")
+    except OSError as error:
+        assert isinstance(source, LargeFile)
+        return Contents(problems=[f"{source.shown}: cannot be read: {error.strerror}"])
     dump = plain(dump)
     readers = [reader for reader in _readers() if reader.recognises(dump)]
     contents = Contents(foreign=[] if readers else [dump.path])
@@ -110,7 +116,7 @@ def read_dump(dump: Dump) -> Contents:
             if found:
                 kind = _kind(reader)
                 kinds[kind] = kinds.get(kind, 0) + sum(map(_num_entries, found))
-    contents.files.append(_as_read(dump, kinds, contents.problems))
+    contents.files.append(_as_read(dump, kinds, contents.problems, remark))
     return contents
 
 
@@ -139,14 +145,15 @@ def _num_lines_of(event: Event) -> int:
             return 1
 
 
-def _as_read(dump: Dump, kinds: dict[str, int], problems: Sequence[str]) -> ReadFile:
+def _as_read(dump: Dump, kinds: dict[str, int], problems: Sequence[str], remark: str) -> ReadFile:
     is_text = b"\0" not in dump.data[:HEAD_BYTES]
     num_lines = dump.data.count(b"\n") + (not dump.data.endswith(b"\n")) if is_text else 0
     why = "; ".join(problem.removeprefix(f"{dump.path}: ") for problem in problems)
     if not kinds and not why:
         why = "nothing in it is of a kind that is known" if dump.data else "it is empty"
     if dump.is_cut:
-        why = f"only its end was read{'; ' if why else ''}{why}"
+        remark = "only its end was read"
+    why = "; ".join(filter(None, [remark, why]))
     num_understood = sum(kinds.values())
     return ReadFile(
         path=dump.path,
@@ -163,8 +170,8 @@ def _readers() -> tuple[DumpReader, ...]:
     return load_readers()
 
 
-def _in_order(entries: Iterator[Dump | Refused], pool: _Pool) -> Iterator[Contents]:
-    pending: deque[Contents | tuple[Dump, Future[Contents]]] = deque()
+def _in_order(entries: Iterator[Dump | LargeFile | Refused], pool: _Pool) -> Iterator[Contents]:
+    pending: deque[Contents | tuple[Dump | LargeFile, Future[Contents]]] = deque()
     for entry in entries:
         if isinstance(entry, Refused):
             pending.append(Contents(problems=[str(entry)]))
@@ -183,7 +190,7 @@ class _Pool:
         self.size = len(os.sched_getaffinity(0))
         self._pool = _processes(self.size)
 
-    def submit(self, dump: Dump) -> Future[Contents]:
+    def submit(self, dump: Dump | LargeFile) -> Future[Contents]:
         try:
             return self._pool.submit(read_dump, dump)
         except BrokenProcessPool:
@@ -192,7 +199,7 @@ class _Pool:
             self._pool = _processes(self.size)
             return self._pool.submit(read_dump, dump)
 
-    def result(self, item: Contents | tuple[Dump, Future[Contents]]) -> Contents:
+    def result(self, item: Contents | tuple[Dump | LargeFile, Future[Contents]]) -> Contents:
         if isinstance(item, Contents):
             return item
         dump, future = item
@@ -205,9 +212,10 @@ class _Pool:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, BrokenProcessPool):
             reason = "it took too much memory or time, and the process that read it was ended"
-        return Contents(problems=[f"{dump.path}: cannot be read: {reason}"])
+        path = dump.shown if isinstance(dump, LargeFile) else dump.path
+        return Contents(problems=[f"{path}: cannot be read: {reason}"])
 
-    def _alone(self, dump: Dump) -> tuple[BaseException | None, Future[Contents]]:
+    def _alone(self, dump: Dump | LargeFile) -> tuple[BaseException | None, Future[Contents]]:
         with _processes(1) as pool:
             future = pool.submit(read_dump, dump)
             return future.exception(), future

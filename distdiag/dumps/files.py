@@ -28,7 +28,7 @@ from distdiag.dumps.bystanders import (
     kind_by_head,
     kind_by_name,
 )
-from distdiag.dumps.reading import Dump
+from distdiag.dumps.reading import Dump, LargeFile
 from distdiag.events.errors import DamagedFileError
 
 # What may be read of files that strangers left: sizes, numbers, depths, and streams that obey.
@@ -39,12 +39,15 @@ _ALWAYS_PLAUSIBLE: Final = 32 << 20
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one walk.
 
-    `most_bytes` of one file are held in memory at a time; `most_unpacked` come out of archives in
+    `most_bytes` of one file are held in memory at a time, and `most_text` of one that is no archive
+    and nobody passes on, from `large` on; `most_unpacked` come out of archives in
     all; `most_ratio` is how many bytes one packed byte may become, beyond the first 32 MiB (logs
     reach 50, a bomb of zeros 1,000). Folders and archives are entered `deepest_…` deep.
     """
 
     most_bytes: int = 128 << 20
+    most_text: int = 256 << 20
+    large: int = 8 << 20
     most_unpacked: int = 4 << 30
     most_files: int = 200_000
     most_ratio: int = 200
@@ -320,7 +323,7 @@ def walk(
     limits: Limits | None = None,
     skip_folder: Callable[[Path], bool] = lambda folder: False,
     passed_over: Counter[str] | None = None,
-) -> Iterator[Dump | Refused]:
+) -> Iterator[Dump | LargeFile | Refused]:
     """Yield every regular file below the paths, members of archives included, in order of names.
 
     Folders that `skip_folder` says yes to are left out, and so is what lies in folders and is no
@@ -362,13 +365,13 @@ class _Walk:
         self._budget = budget
         self._skip_folder = skip_folder
 
-    def entries(self) -> Iterator[Dump | Refused]:
+    def entries(self) -> Iterator[Dump | LargeFile | Refused]:
         if self._root.is_dir():
             yield from self._folder(self._root, depth=0)
         else:
             yield from self._file(self._root, may_follow=True)
 
-    def _folder(self, folder: Path, depth: int) -> Iterator[Dump | Refused]:
+    def _folder(self, folder: Path, depth: int) -> Iterator[Dump | LargeFile | Refused]:
         if depth > self._budget.limits.deepest_folder:
             yield self._refused(folder, f"is more than {depth - 1} folders deep")
             return
@@ -385,7 +388,9 @@ class _Walk:
                 return
             yield from self._entry(entry, folder / entry.name, depth)
 
-    def _entry(self, entry: os.DirEntry[str], path: Path, depth: int) -> Iterator[Dump | Refused]:
+    def _entry(
+        self, entry: os.DirEntry[str], path: Path, depth: int
+    ) -> Iterator[Dump | LargeFile | Refused]:
         if entry.is_symlink():
             yield from self._link(path)
         elif entry.is_dir(follow_symlinks=False):
@@ -403,11 +408,9 @@ class _Walk:
                 path, "is a link that leaves the folder; name its target to read it"
             )
 
-    def _file(self, path: Path, *, may_follow: bool) -> Iterator[Dump | Refused]:
-        # What was a file when the folder was listed may be a pipe or a link by now.
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if may_follow else os.O_NOFOLLOW)
+    def _file(self, path: Path, *, may_follow: bool) -> Iterator[Dump | LargeFile | Refused]:
         try:
-            file = os.fdopen(os.open(path, flags), "rb")
+            file = open_any(path, may_follow=may_follow)
         except (OSError, ValueError) as error:
             yield self._refused(path, f"cannot be opened: {getattr(error, 'strerror', error)}")
             return
@@ -416,11 +419,13 @@ class _Walk:
                 if not may_follow and (kind := _kind(file, path.name)):
                     self._passed_over[kind] += 1
                     return
-                yield from self._content(file, printable(os.fspath(path)))
+                yield from self._content(file, path, printable(os.fspath(path)))
             elif may_follow:
                 yield self._refused(path, "is no regular file")
 
-    def _content(self, file: BinaryIO, shown: str) -> Iterator[Dump | Refused]:
+    def _content(
+        self, file: BinaryIO, path: Path, shown: str
+    ) -> Iterator[Dump | LargeFile | Refused]:
         self._budget.count_file()
         try:
             is_packed = is_archive(file.read(512))
@@ -428,7 +433,7 @@ class _Walk:
             if is_packed:
                 yield from _unpacked(file, shown, self._budget)
             else:
-                yield from _plain(file, shown, self._budget.limits.most_bytes)
+                yield _plain(file, path, shown, self._budget.limits)
         except OSError as error:
             yield Refused(shown, f"cannot be read: {error.strerror}")
 
@@ -466,18 +471,27 @@ def dumps_of_stream(stream: BinaryIO, shown: str) -> Iterator[Dump | Refused]:
         yield Dump(path=shown, data=member.data)
 
 
-def _plain(file: BinaryIO, shown: str, most_bytes: int) -> Iterator[Dump | Refused]:
+def _plain(file: BinaryIO, path: Path, shown: str, limits: Limits) -> Dump | LargeFile | Refused:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    if size > most_bytes:
-        if b"\0" in file.read(4096):
-            yield Refused(shown, f"is binary and larger than {most_bytes >> 20} MiB")
-            return
-        file.seek(size - most_bytes)
-        yield Refused(shown, f"is large: only its last {most_bytes >> 20} MiB are read")
+    if size > limits.large:
+        is_text = b"\0" not in file.read(4096)
+        if is_text or size <= limits.most_bytes:
+            return LargeFile(path=os.path.realpath(path), shown=shown)
+        return Refused(shown, f"is binary and larger than {limits.most_bytes >> 20} MiB")
     # A file that still grows is read as far as it went when it was opened.
-    data = file.read(min(size, most_bytes))
-    yield Dump(path=shown, data=data, is_cut=size > most_bytes)
+    return Dump(path=shown, data=file.read(size))
+
+
+def open_any(path: Path | str, *, may_follow: bool = False) -> BinaryIO:
+    """Open what was a file when its folder was listed: it may be a pipe or a link by now.
+
+    Raises:
+        OSError, ValueError: it cannot be opened.
+
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if may_follow else os.O_NOFOLLOW)
+    return os.fdopen(os.open(path, flags), "rb")
 
 
 def _unpacked(

@@ -50,7 +50,7 @@ _KNOWN: Final = re.compile(
     rb"\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d\.\d{3,9} "
     rb"|  (?:time|host|rank|exitcode)\s{1,6}: \S"
     rb"|Root Cause \(first observed failure\)"
-    rb"|[\w.-]{1,64}:\d{1,9}:\d{1,9} \[\d{1,3}\] NCCL "
+    rb"|[\w.-]{1,64}:\d{1,9}:\d{1,9} \[\d{1,3}\] (?:[\w./-]{1,60}:\d{1,5} )?NCCL "
     # the box that rich draws around a traceback, in UTF-8
     rb"|\xe2\x95\xad[\xe2\x94\x80]{3,600} Traceback |\xe2\x94\x82 /[^\r\n:]{1,300}:\d{1,9} in "
 )
@@ -324,7 +324,7 @@ def _untimed(prefix: bytes) -> bytes:
 @lru_cache(maxsize=_MOST_CACHED)
 def speaker_in(prefix: str) -> Speaker:
     """Return whom a prefix names that holds no time."""
-    if mpi := _MPI.match(prefix.encode(errors="replace")):
+    if mpi := _MPI.search(prefix.encode(errors="replace")):
         return Speaker(int(mpi[1]))
     rank = local_rank = None
     for word, number in _NAMED_RANK.findall(prefix):

@@ -179,7 +179,9 @@ _BROKEN: Final = re.compile(
 
 def joined(data: bytes) -> bytes:
     """Return the text with each frame of a traceback on one line."""
-    return _BROKEN.sub(_whole_frame, data) if b'  File "' in data else data
+    if b'  File "' not in data or _BROKEN.search(data) is None:
+        return data  # as large as it is, it is not copied
+    return _BROKEN.sub(_whole_frame, data)
 
 
 def _whole_frame(match: re.Match[bytes]) -> bytes:

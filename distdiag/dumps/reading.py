@@ -90,6 +90,16 @@ class RankDump(msgspec.Struct, frozen=True, kw_only=True):
     is_vague: bool = False
 
 
+class LargeFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is opened where it is read, so that it is in memory once.
+
+    `path` is where it lies, `shown` what the user sees.
+    """
+
+    path: str
+    shown: str
+
+
 class DumpReader:
     """One format of foreign files."""
 

@@ -116,9 +116,11 @@ class GroupProgress(Event, frozen=True, kw_only=True):
 
     Dumps and messages of a group say it. The collectives after number `completed` have not ended on
     the rank: said before they come. It has called those up to number `enqueued`, whether there are
-    records of them or not: said when no more of them come. None: that is not known.
+    records of them or not: said when no more of them come. `started` is the last one that its GPU
+    has begun. None: that is not known.
     """
 
     group: ProcessGroup
     enqueued: int | None = None
     completed: int | None = None
+    started: int | None = None

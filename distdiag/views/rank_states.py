@@ -156,6 +156,12 @@ class RankState:
         completed = progress.completed if progress is not None else None
         return completed is not None and completed < call.collective_seq_id
 
+    def has_begun(self, call: Collective) -> bool | None:
+        """Say whether its GPU has begun this call of a group; None where nobody knows."""
+        progress = self.progress.get(call.group.name)
+        started = progress.started if progress is not None else None
+        return None if started is None else started >= call.collective_seq_id
+
     @property
     def is_in_unrecorded_call(self) -> bool:
         """Whether some group says that the rank is in one of its calls, and no record which."""

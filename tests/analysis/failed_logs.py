@@ -93,6 +93,11 @@ CLOSING = (
     "W0101 10:00:01.000000 4700 torch/distributed/elastic/multiprocessing/api.py:1028] "
     "Sending process 4710 closing signal SIGTERM"
 )
+STOPPED = "[2025-01-01 10:00:00,000] [INFO] [launch.py:319:sigkill_handler] Killing subprocess {}"
+RETURNED = (
+    "[2025-01-01 10:00:01,000] [ERROR] [launch.py:325:sigkill_handler] ['/opt/python', '-u', "
+    "'train.py', '--local_rank={rank}', '--deepspeed'] exits with return code = {code}"
+)
 BAR = "  50%|█████     | 3/6 [00:01<00:01,  2.10it/s]"
 RICH_WIDTH = 78
 
@@ -619,5 +624,203 @@ FAILED = {
     "peers and the one that was killed": (
         lines(*with_prefix("[rank0]: ", NCCL_GONE), *summary(2, -9, name="SIGKILL")),
         died(2, "SIGKILL"),
+    ),
+    # Messages of launchers that name nobody, or the wrong one
+    "deepspeed names the last process that it started": (
+        lines(*(STOPPED.format(pid) for pid in (31, 32)), RETURNED.format(rank=1, code=-7)),
+        died("one of local ranks 0-1", "SIGBUS"),
+    ),
+    "deepspeed, only one process": (
+        lines(STOPPED.format(31), RETURNED.format(rank=0, code=-9)),
+        died(0, "SIGKILL"),
+    ),
+    "deepspeed, aborted by the watchdog": (
+        lines(
+            "[E ProcessGroupNCCL.cpp:563] [PG 1 Rank 3] Process group watchdog thread terminated "
+            "with exception: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL("
+            "SeqNum=19, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for "
+            "600010 milliseconds before timing out.",
+            *(STOPPED.format(pid) for pid in (31, 32)),
+            RETURNED.format(rank=1, code=-6),
+        ),
+        died("", "aborted at the timeout", severity="warning"),
+    ),
+    "torchrun was told to end": (
+        lines(
+            "W0101 10:00:00.000000 31 torch/distributed/elastic/agent/server/api.py:719] "
+            "Received 15 death signal, shutting down workers",
+            CLOSING,
+        ),
+        died("a process in", "ended from outside by SIGTERM", severity="info"),
+    ),
+    "the terminal was closed": (
+        lines(
+            HEAD,
+            '  File "/opt/venv/bin/torchrun", line 8, in <module>',
+            f'  File "{LIBRARY}/torch/distributed/elastic/multiprocessing/api.py", line 84, in '
+            "_terminate_process_handler",
+            "torch.distributed.elastic.multiprocessing.api.SignalException: Process 31 got signal: "
+            "1",
+        ),
+        died("a process in", "SIGHUP", severity="info"),
+    ),
+    "a shell saw it killed": (
+        lines("step 1 loss 2.0", "Killed"),
+        died("a process in", "SIGKILL"),
+    ),
+    "a batch script saw it killed": (
+        lines(
+            "/var/spool/slurmd/job47/slurm_script: line 28:  8156 Killed                  python "
+            "train.py --epochs 4",
+            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=47.batch cgroup. Some of "
+            "your processes may have been killed by the cgroup out-of-memory handler.",
+        ),
+        died("pid=8156", "want of memory"),
+    ),
+    "a summary without indentation": (
+        lines(*(line.strip() for line in summary(2, -9, others=[(3, 1, "")]))),
+        died(2, "SIGKILL"),
+    ),
+    "a summary on one line": (
+        lines(" ".join(line.strip() for line in summary(2, 1, others=[(3, -15, "SIGTERM")]))),
+        died(2, "status 1"),
+    ),
+    "one actor under two names": (
+        lines(
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this "
+            "task.",
+            "\tclass_name: make_class.<locals>.Worker",
+            "\tactor_id: d9cc",
+            "\tpid: 2017",
+            "\tname: abcWorker_0:1",
+            "\tip: 10.0.0.6",
+            "The actor is dead because its worker process has died.",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system "
+            "error. RayTask ID: ffff Worker ID: 1cb1 Node ID: 6e7f Worker IP address: 10.0.0.6 "
+            "Worker port: 10258 Worker PID: 2017 Worker exit type: SYSTEM_ERROR",
+        ),
+        died("Worker pid=2017, ip=10.0.0.6", "died"),
+    ),
+    # Who waited for others is a victim.
+    "fewer came to the store than were expected": (
+        lines(
+            *with_prefix(
+                "(RefActor pid=31) ",
+                (
+                    HEAD,
+                    f'  File "{LIBRARY}/torch/distributed/rendezvous.py", line 189, in '
+                    "_create_c10d_store",
+                    "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for "
+                    "clients. 1/3 clients joined.",
+                ),
+            )
+        ),
+        Truth("HNG001", "", ("RefActor pid=31", "store-clients-missing")),
+    ),
+    "a rendezvous to which too few nodes came": (
+        lines(
+            HEAD,
+            '  File "/opt/venv/bin/torchrun", line 8, in <module>',
+            f'  File "{LIBRARY}/torch/distributed/elastic/rendezvous/dynamic_rendezvous.py", line '
+            "1025, in next_rendezvous",
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        ),
+        Truth("HNG001", "", ("rendezvous-timeout",), "warning"),
+    ),
+    "HCCL waited for another rank": (
+        lines(
+            *with_prefix(
+                "[rank1]: ",
+                (
+                    HEAD,
+                    '  File "/work/train.py", line 12, in <module>',
+                    "    torch.npu.synchronize()",
+                    f'  File "{LIBRARY}/torch_npu/npu/utils.py", line 60, in synchronize',
+                    "RuntimeError: npuSynchronizeDevice: NPU function error: "
+                    "AclrtSynchronizeDeviceWithTimeout, error code is 507048",
+                    "[ERROR] 2025-01-01-10:45:23 (PID:13, Device:1, RankID:1) ERR00100 PTA call "
+                    "acl api failed",
+                    "EI0002: [PID: 13] 2025-01-01-10:45:23.586.187 The wait execution of the "
+                    "Notify register times out. Reason: The Notify register has not received the "
+                    "Notify record from remote rank: [unknown].",
+                ),
+            )
+        ),
+        Truth("HNG001", "", ("lost a peer", "/work/train.py:12"), "warning"),
+    ),
+    "the debug wrapper names one call only": (
+        lines(
+            *with_prefix(
+                "[rank0]: ",
+                (
+                    HEAD,
+                    '  File "/work/train.py", line 12, in <module>',
+                    "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is "
+                    "running inconsistent collective: CollectiveFingerPrint(OpType=BROADCAST, "
+                    "TensorShape=[34], TensorDtypes=Float, TensorDeviceTypes=TensorOptions())",
+                ),
+            )
+        ),
+        Truth("HNG001", "", ("collective-mismatch", "BROADCAST"), "warning"),
+    ),
+    # Tracebacks of which the head is cut off
+    "the log begins within a traceback": (lines(*with_prefix("[rank2]: ", FAULT[1:])), RAISED_2),
+    "the log begins within a traceback of a peer": (
+        lines(*PEER_GONE[3:]),
+        Truth("HNG001", "", ("lost a peer",), "warning"),
+    ),
+    "a message that is told twice": (
+        lines(
+            *NCCL_GONE[-4:],
+            *NCCL_GONE,
+        ),
+        Truth("HNG001", "", ("lost a peer", "Connection closed by remote peer"), "warning"),
+    ),
+    # Lines of known faults
+    "a port of a network card": (
+        lines(
+            "2025-01-01T10:00:00.000Z: [1,2]<stdout>:n7:8:9 [0] transport/net_ib.cc:93 NCCL WARN "
+            "NET/IB : Got async event : port error",
+            "2025-01-01T10:00:00.100Z: [1,2]<stdout>:n7:8:9 [0] misc/ibvwrap.cc:220 NCCL WARN Call "
+            "to ibv_get_async_event failed",
+        ),
+        Truth("HNG019", 2, ("ib-port-error",)),
+    ),
+    "a process that the line names by its host": (
+        lines("n7:8:9 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'"),
+        Truth("HNG019", "", ("process 8 on n7 (GPU 3)", "nccl-out-of-memory")),
+    ),
+    "NCCL found calls that do not fit": (
+        lines(
+            "n7:8:9 [3] init.cc:1247 NCCL WARN Mismatched collective detected, please check your "
+            "collective calls at and around rank 39."
+        ),
+        Truth("HNG019", "", ("around rank 39", "nccl-mismatch")),
+    ),
+    "a GPU that is gone, over several lines": (
+        lines(
+            "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0",
+            "               NVRM: (PCI ID: 10de:26b5) installed in this system has",
+            "               NVRM: fallen off the bus and is not responding to commands.",
+        ),
+        Truth("HNG019", "", ("gpu-lost",)),
+    ),
+    "an error of CUDA that the watchdog met": (
+        lines(
+            "(Worker pid=53) [E ProcessGroupNCCL.cpp:916] [Rank 2] NCCL watchdog thread terminated "
+            "with exception: CUDA error: unknown error",
+            "(Worker pid=53) CUDA kernel errors might be asynchronously reported at some other API "
+            "call.",
+        ),
+        Truth("HNG019", 2, ("watchdog-cuda-error",)),
+    ),
+    "a server that kills itself": (
+        lines(
+            "[2025-01-01 10:00:00 TP1] Watchdog timeout (self.watchdog_timeout=300)",
+            "[2025-01-01 10:00:05] Received sigquit from a child process. It usually means the "
+            "child failed.",
+            "Killed",
+        ),
+        Truth("HNG019", "", ("sglang-watchdog",), "info"),
     ),
 }

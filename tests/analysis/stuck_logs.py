@@ -912,6 +912,103 @@ case(
     "nccl-system-error",
 )
 
+case(
+    "shapes of an all_gather that the debug wrapper compared",
+    "[rank1]: RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running "
+    "collective: CollectiveFingerPrint(SequenceNumber=7, OpType=_ALLGATHER_BASE, TensorShape=[3, "
+    "16], TensorDtypes=BFloat16), but Rank 2 is running collective: CollectiveFingerPrint("
+    "SequenceNumber=7, OpType=_ALLGATHER_BASE, TensorShape=[4, 16], TensorDtypes=BFloat16)."
+    "Collectives differ in the following aspects: \t Tensor Tensor shapes: 3 16vs 4 16\n",
+    "COL003",
+    "1-2",
+    "48 on rank 1, 64 on rank 2",
+)
+case(
+    "fingerprints whose fields are not separated",
+    "RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running collective: "
+    "CollectiveFingerPrint(SequenceNumber=41, OpType=BROADCAST, TensorShape=[1], "
+    "TensorDtypes=Long), but Rank 1 is running collective: CollectiveFingerPrint("
+    "SequenceNumber=40OpType=BROADCAST).\n",
+    "COL001",
+    "1",
+    "never called broadcast #41",
+)
+case(
+    "another call on one of few ranks that were read",
+    [
+        *each(torch_26, 3, 9, seq=78, enqueued=79, completed=77),
+        *torch_26(7, op="BROADCAST", size=56, seq=78, enqueued=78, completed=77),
+    ],
+    "COL002",
+    "3,7,9",
+    "all_reduce on ranks 3,9 but broadcast on rank 7",
+    certainty="likely",
+)
+case(
+    "lines that a terminal broke at a width",
+    [
+        part
+        for rank in (0, 1, 3)
+        for line in torch_26(rank)
+        for part in (line[:137], line[137:])
+        if part
+    ]
+    + [dump_signal(2)],
+    "COL001",
+    "2",
+    "never called all_reduce #41",
+)
+case(
+    "a monitored barrier, with the exception of the rank that asked",
+    [
+        "[E ProcessGroupGloo.cpp:138] [Rank 0]: Rank 2 failed to pass monitoredBarrier in 9000 ms",
+        "Traceback (most recent call last):",
+        '  File "/work/train.py", line 20, in <module>',
+        "    dist.monitored_barrier()",
+        "RuntimeError: Rank 2 failed to pass monitoredBarrier in 9000 ms",
+    ],
+    "COL001",
+    "2",
+    "never called monitored_barrier",
+)
+case(
+    "some wait for their GPUs, one in a collective",
+    {
+        "stacks.txt": "\n".join(
+            f"Process {pid}: python train.py\nPython v3.11.5 (/opt/bin/python3.11)\n\n"
+            f'Thread {pid} (active): "MainThread"\n    {call}\n    train_step (train.py:{line})\n'
+            "    <module> (train.py:50)"
+            for pid, call, line in (
+                (101, "synchronize (torch/cuda/streams.py:224)", 20),
+                (102, "synchronize (torch/cuda/streams.py:224)", 20),
+                (103, "all_to_all_single (torch/distributed/distributed_c10d.py:3600)", 30),
+            )
+        )
+        + "\n"
+    },
+    None,
+)
+case(
+    "stacks that a watchdog of a server printed, with its own line",
+    {
+        "server.log": "\n".join(
+            f"[2025-01-01 08:28:03 TP{n}] Pyspy dump for PID {231 + n}:\n"
+            f"Process {231 + n}: sglang::scheduler_TP{n}\nPython v3.10.12 (/usr/bin/python3.10)\n"
+            f'\nThread {231 + n} (active): "MainThread"\n    {call}\n    run (scheduler.py:15)\n'
+            "    <module> (<string>:1)"
+            for n, call in (
+                (0, "draft (worker.py:397)"),
+                (1, "all_reduce (torch/distributed/distributed_c10d.py:2700)"),
+                (2, "all_reduce (torch/distributed/distributed_c10d.py:2700)"),
+            )
+        )
+        + "\n[2025-01-01 08:28:03 TP1] Watchdog timeout (self.watchdog_timeout=300)\n"
+    },
+    "HNG017",
+    "0",
+    "worker.py:397",
+)
+
 
 QUIET = {
     "NCCL's own log": [

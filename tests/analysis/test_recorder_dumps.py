@@ -260,3 +260,43 @@ def test_parts_of_a_batch_are_compared(tmp_path):
         recorder.same_call("coalesced", line=30)
         recorder.pending()
     assert bad(judge(tmp_path / "dumps", ranks)) == [("COL003", "1")]
+
+
+def with_states(*states):
+    """One recorder for each rank: a call that ended, and one in this state."""
+    ranks = recorders(len(states))
+    for recorder, state in zip(ranks, states, strict=True):
+        recorder.call()
+        recorder.call(state=state, retired=False)
+    return ranks
+
+
+def test_the_rank_whose_gpu_has_not_begun_the_call_keeps_the_others_waiting(tmp_path):
+    ranks = with_states("started", "scheduled", "started", "started")
+    (finding,) = analyze([write_dumps(tmp_path / "dumps", ranks)]).findings
+    assert (finding.code, str(finding.ranks)) == ("HNG016", "1")
+    assert "the GPU of rank 1 has not begun all_reduce #2" in finding.message
+    assert "ranks 0,2-3 wait" in finding.message
+
+
+@pytest.mark.parametrize("state", ["started", "scheduled"])
+def test_where_all_gpus_are_as_far_as_one_another_nobody_is_named(tmp_path, state):
+    (finding,) = analyze([write_dumps(tmp_path / "dumps", with_states(*[state] * 4))]).findings
+    assert (finding.code, str(finding.ranks)) == ("HNG016", "")
+
+
+def test_gpus_that_each_wait_in_a_call_that_the_other_has_not_begun(tmp_path):
+    ranks = recorders(2)
+    for recorder, order in zip(ranks, ("01", "10"), strict=True):
+        recorder.group("1", "tp", range(2))
+        for group, state in zip(order, ("started", "scheduled"), strict=True):
+            recorder.call(group=group, state=state, retired=False)
+    (finding,) = analyze([write_dumps(tmp_path / "dumps", ranks)]).findings
+    assert (finding.code, str(finding.ranks)) == ("HNG016", "0-1")
+    assert "GPUs wait for one another" in finding.message
+    assert "in group tp" in finding.message and "in group default_pg" in finding.message
+
+
+def test_a_call_that_one_rank_saw_end_is_no_sign_of_a_standstill(tmp_path):
+    ranks = with_states("completed", "scheduled", "scheduled")
+    assert analyze([write_dumps(tmp_path / "dumps", ranks)]).findings == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distdiag.dumps.files import Limits, Refused, printable, walk
-from distdiag.dumps.reading import Dump
+from distdiag.dumps.reading import Dump, LargeFile
 
 MIB = 1 << 20
 
@@ -178,14 +178,11 @@ def test_names_cannot_write_to_the_terminal(folder):
     assert printable("plain é 名") == "plain é 名"
 
 
-def test_of_a_large_text_the_end_is_read(folder):
+def test_a_large_file_is_handed_on_by_its_path(folder):
     (folder / "log").write_bytes(b"a" * MIB + b"end")
-    (dump,) = (e for e in walk([folder], limits=Limits(most_bytes=MIB)) if isinstance(e, Dump))
-    assert dump.is_cut
-    assert len(dump.data) == MIB
-    assert dump.data.endswith(b"aend")
-    refused = seen(folder, limits=Limits(most_bytes=MIB))[1]
-    assert refused == {"job/log": "is large: only its last 1 MiB are read"}
+    (found,) = walk([folder], limits=Limits(large=MIB))
+    assert isinstance(found, LargeFile)
+    assert (found.path, found.shown) == (str(folder / "log"), str(folder / "log"))
 
 
 def test_a_sparse_file_of_many_gigabytes_is_no_burden(folder):

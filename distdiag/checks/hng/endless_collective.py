@@ -1,6 +1,6 @@
 """HNG016: all ranks are in the same collective, and it does not end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from distdiag.checks.base import Check
 from distdiag.checks.hng.stuck_rank import outside_evidence
@@ -16,7 +16,7 @@ from distdiag.findings.descriptions import (
     idle_phrase,
 )
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.rank_states import JobView
+from distdiag.views.rank_states import JobView, RankState
 
 _WHY_OF_RECORDS = (
     "All ranks that left a record came to this call with matching arguments, so no rank of them "
@@ -28,6 +28,18 @@ _FIX_OF_RECORDS = (
     "nodes. For the next time set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
     "TORCH_NCCL_DUMP_ON_TIMEOUT=1, and take `distdiag dump` while the job hangs."
 )
+_WHY_BLOCKED = (
+    "All ranks have issued this call, and the GPUs of some have begun it and wait in it. On the "
+    "others the stream has not come to it: a kernel, a copy or another collective that was issued "
+    "before does not end, or the stream waits for an event of another stream."
+)
+_FIX_BLOCKED = (
+    "Look at what these ranks issued before this call, on the same stream and on those that it "
+    "waits for: a collective of another group that its members issue in another order, or a kernel "
+    "that does not end (CUDA_LAUNCH_BLOCKING=1, py-spy dump --native)."
+)
+MOST_TOLD = 3
+"""So many ranks are told with their calls."""
 
 
 class EndlessCollective(Check[JobView]):
@@ -75,10 +87,18 @@ class EndlessCollective(Check[JobView]):
         ranks = odd_ranks(states)
         found = {rank: call for rank in ranks if (call := blocking_call(states[rank])) is not None}
         calls = list(found.values())
-        if not calls or len({_key(call) for call in calls}) > 1:
+        if not calls:
+            return
+        if len({_key(call) for call in calls}) > 1:
+            if _wait_for_one_another(found, states):
+                yield self._crossed(found, states)
             return
         call = calls[0]
         if not all(rank in found or states[rank].has_reached(call) for rank in ranks):
+            return
+        blocked = RankSet(rank for rank in ranks if states[rank].has_begun(call) is False)
+        if blocked and any(states[rank].has_begun(call) for rank in ranks):
+            yield self._blocked(call, RankSet(ranks - blocked), blocked, states)
             return
         absent = RankSet(set(call.group.ranks) - states.keys())
         if 0 < len(absent) < len(ranks):
@@ -109,6 +129,79 @@ class EndlessCollective(Check[JobView]):
             why=_WHY_OF_RECORDS if is_from_outside else self.why,
             fix=_FIX_OF_RECORDS if is_from_outside else self.fix,
         )
+
+    def _crossed(self, calls: Mapping[int, Collective], states: Mapping[int, RankState]) -> Finding:
+        """Name ranks whose GPUs each wait in a call that the GPU of another has not begun."""
+        each = [
+            f"that of rank {rank} is in {call_phrase(call)}{at(call_location(call))}"
+            for rank, call in list(calls.items())[:MOST_TOLD]
+        ]
+        more = f", and {len(calls) - MOST_TOLD} more" if len(calls) > MOST_TOLD else ""
+        call = calls[min(calls)]
+        return self.finding(
+            f"GPUs wait for one another: {', '.join(each)}{more}; all have issued these calls, in "
+            "another order or on streams that wait for one another",
+            ranks=RankSet(calls),
+            step=call.step,
+            location=call_location(call),
+            grade=Grade.LIKELY,
+            confidence=0.7,
+            evidence=tuple(
+                Evidence(
+                    ranks=RankSet([rank]),
+                    summary=f"its GPU is in {call_phrase(own)}",
+                    location=call_location(own),
+                )
+                for rank, own in calls.items()
+            )
+            + outside_evidence(states, RankSet(calls)),
+            why=_WHY_BLOCKED,
+            fix=_FIX_BLOCKED,
+        )
+
+    def _blocked(
+        self,
+        call: Collective,
+        begun: RankSet,
+        blocked: RankSet,
+        states: Mapping[int, RankState],
+    ) -> Finding:
+        """Name the ranks whose GPUs have not come to the call in which the others' wait."""
+        is_one_side = len(blocked) < len(begun)
+        return self.finding(
+            f"the GPU of {blocked.phrase()} has not begun {call_phrase(call)}"
+            f"{at(call_location(call))}, in which {begun.phrase()} {agree('waits', begun)}"
+            f"{idle_phrase(states[call.rank])}: something that was issued before does not end",
+            ranks=blocked,
+            step=call.step,
+            location=call_location(call),
+            subjects=(call.group.label,),
+            grade=Grade.LIKELY,
+            confidence=0.7 if is_one_side else 0.5,
+            evidence=(
+                Evidence(
+                    ranks=blocked,
+                    summary=f"has issued {call_phrase(call)}, and its GPU has not begun it",
+                ),
+                Evidence(
+                    ranks=begun,
+                    summary=f"waits in {call_phrase(call)}",
+                    location=call_location(call),
+                ),
+                *outside_evidence(states, RankSet(begun | blocked)),
+            ),
+            why=_WHY_BLOCKED,
+            fix=_FIX_BLOCKED,
+        )
+
+
+def _wait_for_one_another(calls: Mapping[int, Collective], states: Mapping[int, RankState]) -> bool:
+    """Say whether the GPU of each rank waits in a call which that of some other has not begun."""
+    return all(
+        states[rank].has_begun(call)
+        and any(states[other].has_begun(call) is False for other in calls)
+        for rank, call in calls.items()
+    )
 
 
 def _key(call: Collective) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from distdiag.findings.descriptions import (
     user_location,
 )
 from distdiag.findings.finding import Finding, Grade, Severity
-from distdiag.views.rank_states import JobView, RankStatus
+from distdiag.views.rank_states import JobView, RankState, RankStatus
 
 
 class NoProgress(Check[JobView]):
@@ -64,9 +64,11 @@ class NoProgress(Check[JobView]):
         odd = odd_ranks(states)
         if not odd or common_activity(states[rank] for rank in odd) is not None:
             return
-        if all(blocking_call(s) or s.is_in_unrecorded_call for s in map(states.get, odd) if s):
+        if all(_is_in_call(state) for state in map(states.get, odd) if state is not None):
             return  # HNG016 reports that
         running = [state for state in states.values() if state.status is RankStatus.RUNNING]
+        if all(s.is_idle_assumed and not _is_in_call(s) for s in running):
+            return  # that the job stood still is only assumed
         is_late = all(will_come(states[rank], states) for rank in odd)
         holder = holder_of(states[min(odd)], states)
         yield self.finding(
@@ -83,3 +85,7 @@ class NoProgress(Check[JobView]):
             + outside_evidence(states, odd),
             fix=holder.fix if holder is not None else self.fix,
         )
+
+
+def _is_in_call(state: RankState) -> bool:
+    return blocking_call(state) is not None or state.is_in_unrecorded_call

@@ -132,7 +132,7 @@ class RankDied(Check[OpenCollective | JobView]):
         if end is None or states[min(end.ranks)].raised is not None or not is_settled(end, states):
             return
         state = states[min(end.ranks)]
-        if aborted_in_collective(state):
+        if aborted_in_collective(state, states):
             yield self._aborted(end.ranks, states)
             return
         others = RankSet(states.keys() - end.ranks)

@@ -143,11 +143,11 @@ def is_settled(end: FirstEnd, states: States) -> bool:
 def is_consequence(state: RankState, states: States) -> bool:
     """Say whether a rank failed because a peer was gone, or its call contradicted a peer's."""
     if state.raised is None:
-        return aborted_in_collective(state)
-    if state.is_reported_only and MISMATCH in state.raised.message:
+        return aborted_in_collective(state, states)
+    if MISMATCH in state.raised.message:
         return True  # it tells both calls, which the checks of collectives judge
     fault = known_fault_of(state)
-    if state.is_reported_only and fault is not None and fault.role == "consequence":
+    if fault is not None and fault.role == "consequence":
         return True
     if not _inside_torch(state):
         return False
@@ -164,11 +164,16 @@ def says_peer_is_gone(kind: str, message: str) -> bool:
     return _PEER_IS_GONE.search(f"{kind}: {_EXPLANATION.sub('', message)}") is not None
 
 
-def aborted_in_collective(state: RankState) -> bool:
-    """Say whether a process was aborted because a collective of it did not end in time."""
-    seen = (state.observed[source] for source in _WATCHES & state.observed.keys())
-    is_aborted = state.status is RankStatus.DIED and state.exit_status == -signal.SIGABRT
-    return is_aborted and any(each.values.get("kind") in _TIMED_OUT for each in seen)
+def aborted_in_collective(state: RankState, states: States) -> bool:
+    """Say whether a process was aborted because a collective of it did not end in time.
+
+    One of which the rank is not known may be any of those whose collectives timed out.
+    """
+    if state.status is not RankStatus.DIED or state.exit_status != -signal.SIGABRT:
+        return False
+    said = states.values() if state.label else [state]
+    seen = (s.observed[source] for s in said for source in _WATCHES & s.observed.keys())
+    return any(each.values.get("kind") in _TIMED_OUT for each in seen)
 
 
 def known_fault_of(state: RankState) -> KnownFault | None:

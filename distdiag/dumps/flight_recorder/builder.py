@@ -240,6 +240,8 @@ class RecordingBuilder:
         self._messages: dict[int, tuple[int, list[int]]] = {}
         self._newest_ns = 0
         self._timed_out_ms = 0
+        self._started: dict[int, int] = {}
+        self._knows_starts = False
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Take in one entry.
@@ -260,6 +262,9 @@ class RecordingBuilder:
         if state not in _STATES:
             raise TypeError("its state is none of scheduled, started and completed")
         code = COMPLETED if state == "completed" else RETIRED if retired else PENDING
+        self._knows_starts |= state == "started"
+        if state != "scheduled" and not known.is_message:
+            self._started[known.group] = max(self._started.get(known.group, -1), seq_id)
         self._ids.append(record_id)
         if code == RETIRED and known.shape[0].startswith("nccl"):
             self._timed_out_ms = max(self._timed_out_ms, int(entry.get("timeout_ms", 0)))
@@ -288,11 +293,12 @@ class RecordingBuilder:
             groups=groups,
             tables=msgspec.msgpack.encode(tables),
             columns=Columns.of(rows),
-            windows=tuple(_windows(rows, groups, tables)),
+            windows=tuple(_windows(rows, groups, tables, self._started)),
             first_id=ids[0] if ids else 0,
             has_stacks=bool(tables.frames) or not rows,
             newest_ns=max(self._newest_ns, 0),
             timed_out_s=self._timed_out_ms / 1000,
+            knows_starts=self._knows_starts,
         )
 
     def _add_collective(self, known: KnownEntry, seq_id: int, code: int, time_ns: int) -> None:
@@ -342,7 +348,10 @@ def _is_batch(call: RecordedCall) -> bool:
 
 
 def _windows(
-    rows: Sequence[Row], groups: Sequence[RecordedGroup], tables: Tables
+    rows: Sequence[Row],
+    groups: Sequence[RecordedGroup],
+    tables: Tables,
+    started: Mapping[int, int],
 ) -> Iterator[GroupWindow]:
     """Yield the window of each group."""
     held: list[dict[int, tuple[int, int]]] = [{} for _ in groups]
@@ -350,7 +359,7 @@ def _windows(
         if seq_id != NO_SEQ:
             held[group][seq_id] = (call, state)
     digests = tables.digests()
-    for recorded, by_seq in zip(groups, held, strict=True):
+    for place, (recorded, by_seq) in enumerate(zip(groups, held, strict=True)):
         last = max(by_seq, default=-1)
         first = last
         while first - 1 in by_seq:
@@ -364,6 +373,7 @@ def _windows(
             b"".join([digests[by_seq[seq_id][0]] for seq_id in whole]),
             _proven(by_seq, last, tables, is_nccl=is_nccl),
             min(unended, default=-1),
+            started.get(place, -1),
         )
 
 

@@ -117,13 +117,15 @@ class GroupWindow(msgspec.Struct, frozen=True, array_like=True):
 
     `digests` has `DIGEST_BYTES` for each. All ranks must have come to the collectives up to
     number `proven`, since this rank saw them end (-1: nothing is known of that). The first that has
-    not ended on this rank is `unended` (-1: there is none).
+    not ended on this rank is `unended` (-1: there is none); the last that its GPU has begun is
+    `started` (-1: there is none).
     """
 
     first: int
     digests: bytes
     proven: int = -1
     unended: int = -1
+    started: int = -1
 
     @property
     def last(self) -> int:
@@ -142,7 +144,8 @@ class Recording(msgspec.Struct, frozen=True, array_like=True):
     `tables` is the MessagePack of `Tables`: the same bytes for ranks that did the same. `windows`
     has one entry for each group. `first_id` counts the calls before the first one that is held.
     `newest_ns` is the wall clock of the last call, `timed_out_s` the timeout that a call had
-    reached, or 0.
+    reached, or 0. `knows_starts`: it tells calls that the GPU has begun from those that it has not;
+    torch does so where it times them.
     """
 
     version: str
@@ -154,6 +157,7 @@ class Recording(msgspec.Struct, frozen=True, array_like=True):
     has_stacks: bool = False
     newest_ns: int = 0
     timed_out_s: float = 0.0
+    knows_starts: bool = False
 
 
 class RecordingDump(RankDump, frozen=True, kw_only=True):

@@ -214,6 +214,7 @@ class RecordedRun:
         self._groups = resolve_groups(recordings)
         context = max(LEAST_CONTEXT, MOST_EVENTS // max(1, len(recordings)))
         self._spans = find_spans(recordings, self._groups, context)
+        self._knows_starts = any(recording.knows_starts for recording in recordings.values())
         self._is_whole = all(recording.first_id == 0 for recording in recordings.values())
         # Operations are told apart by the functions that made them on all ranks or on none.
         self._refines = all(recording.has_stacks for recording in recordings.values())
@@ -279,7 +280,15 @@ class RecordedRun:
         for group, window in zip(self._groups[rank], recording.windows, strict=True):
             if group in self._spans and window.digests:
                 ended = window.last if window.unended < 0 else window.unended - 1
-                yield GroupProgress(rank=rank, seq=-1, time_ns=0, group=group, completed=ended)
+                started = max(window.started, ended) if self._knows_starts else None
+                yield GroupProgress(
+                    rank=rank,
+                    seq=-1,
+                    time_ns=0,
+                    group=group,
+                    completed=ended,
+                    started=started,
+                )
 
     def _calls(self, data: bytes) -> Sequence[_Call]:
         known = self._tables.get(data)

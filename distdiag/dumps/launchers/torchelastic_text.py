@@ -13,9 +13,16 @@ from distdiag.events.lifecycle import Exited
 from distdiag.events.stacks import Observed
 
 _EXITCODE: Final = b"exitcode"
-_WORDS: Final = (_EXITCODE, b"Root Cause", b"Other Failures", b" time", b" host", b" rank")
+_WORDS: Final = (
+    *(_EXITCODE, b"Root Cause", b"Other Failures", b" time", b" host", b" rank"),
+    *(b"\ntime ", b"\nhost ", b"\nrank "),  # somebody has taken the indentation away
+)
 # Before torch 1.11 no space stood before the colons, and the root cause came first.
 _FIELD: Final = re.compile(r"\s{0,8}(time|host|rank|exitcode)\s{0,8}: (.{1,300})$")
+# Where the line feeds are gone as well: what begins a line of the summary.
+_LINE_START: Final = re.compile(
+    r"\s+(?=(?:time|host|rank|exitcode|error_file|traceback)\s{1,8}: |Root Cause|Other Failures)"
+)
 _ROOT: Final = "Root Cause"
 _OTHERS: Final = "Other Failures"
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d)_(\d\d:\d\d:\d\d)", re.ASCII)
@@ -104,10 +111,19 @@ class TorchelasticText(DumpReader):
             )
 
 
+def _lines(log: Iterator[PlacedLine]) -> Iterator[tuple[str, int]]:
+    """Yield the lines of summaries, also of those that were put on one line."""
+    for _, text, place in log:
+        if "exitcode " in text and "rank " in text:
+            yield from ((part, place) for part in _LINE_START.split(text))
+        else:
+            yield text, place
+
+
 def _failures(log: Iterator[PlacedLine]) -> Iterator[_Failure]:
     fields: dict[str, str] = {}
     is_first = False
-    for _, text, place in log:
+    for text, place in _lines(log):
         if _ROOT in text or _OTHERS in text:
             is_first = _ROOT in text
         match = _FIELD.match(text)

@@ -6,7 +6,7 @@ The texts are those of torch 1.13 to 2.14 and of torch_npu; numbers and names in
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from distdiag.dumps.flight_recorder.names import dtype_name
@@ -244,13 +244,26 @@ def process_in(line: str) -> str:
     return "" if match is None else match[1]
 
 
-# A terminal or a collector may have broken a message at a width.
-_BEGUN: Final = re.compile(r"ProcessGroup[A-Z]\w{2,12}\.cpp:\d{1,6}\]|\[Rank \d{1,6}\] [A-Z]")
+# A terminal may have broken a message at a width: then it goes on in lines that begin
+# no message.
+_HEAD_OF_LINE: Final = re.compile(r"ProcessGroup[A-Z]\w{2,12}\.cpp:\d{1,6}\]")
+_BEGUN: Final = re.compile(rf"{_HEAD_OF_LINE.pattern}|\[Rank \d{{1,6}}\] [A-Z]")
 
 
-def is_broken(line: str) -> bool:
-    """Say whether a message may go on in the next line."""
-    return _BEGUN.search(line) is not None and not line.rstrip().endswith((".", ":", ")", "!"))
+def mended(line: str, following: Iterable[str]) -> str:
+    """Return a line with those that follow, as far as that makes a message; else as it is."""
+    if _BEGUN.search(line) is None or sighting(line) is not None:
+        return line
+    # The break took a space away, or stands within a word.
+    joined = spaced = line
+    for more in following:
+        if _HEAD_OF_LINE.search(more):
+            break
+        joined, spaced = joined + more, f"{spaced.rstrip()} {more.lstrip()}"
+        whole = next((text for text in (joined, spaced) if sighting(text) is not None), "")
+        if whole:
+            return whole
+    return line
 
 
 # What a message says of calls and counters.
@@ -366,7 +379,7 @@ _LAGGING: Final = re.compile(
     r"\[([\d, ]{1,4000})\] (joined but didn't finish|finished) collective #(\d{1,18})"
 )
 _NEVER: Final = re.compile(r"ranks \[([\d, ]{1,4000})\] are the lagging ranks")
-_HEAD: Final = re.compile(r"#(\d{1,18}) (started|finished) ranks:")
+_SNAPSHOT: Final = re.compile(r"#(\d{1,18}) (started|finished) ranks:")
 _LATEST: Final = re.compile(r"\[([\d, ]{1,4000})\] (started|finished) (\w{1,40})$")
 
 
@@ -379,7 +392,7 @@ class DesyncReport:
 
     def take(self, line: str, group: GroupName, place: int) -> Iterator[GroupReport]:
         """Yield what a line says of ranks of the group."""
-        if match := _HEAD.search(line):
+        if match := _SNAPSHOT.search(line):
             self._head = int(match[1]), match[2]
         elif match := _TIMED_OUT.search(line):
             yield _latest(group, place, int(match[1]), match[3], match[2])

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from distdiag.dumps.log_lines import Log, PlacedLine, Speaker, open_log
+from distdiag.dumps.log_lines import PlacedLine, Speaker, open_log
 from distdiag.dumps.logs.group_messages import (
     WORDS,
     DesyncReport,
@@ -16,7 +16,7 @@ from distdiag.dumps.logs.group_messages import (
     barrier_reports,
     fingerprint_reports,
     group_in,
-    is_broken,
+    mended,
     process_in,
     rank_in,
     rank_of_process,
@@ -129,7 +129,8 @@ class NcclLog(DumpReader):
         log = open_log(dump)
         processes: dict[str, int] = {}
         for line in log.lines_with((*words_in(dump.data), _STACK_HEAD.encode(), b"\n#")):
-            line = _mended(log, line)
+            whole = mended(line.text, islice(log.after(line.place), _MOST_BREAKS))
+            line = line._replace(text=whole)
             processes |= dict(filter(None, [rank_of_process(line.text)]))
             if line.text.startswith("#") and stack.take(line.text):
                 continue
@@ -198,20 +199,6 @@ class _FailedCollective:
         else:
             self._frames = None
         return True
-
-
-def _mended(log: Log, line: PlacedLine) -> PlacedLine:
-    """Return the line with what a terminal has broken off from it, if that makes a message."""
-    if not is_broken(line.text) or sighting(line.text) is not None:
-        return line
-    texts = [line.text, line.text]
-    for more in islice(log.after(line.place), _MOST_BREAKS):
-        # The break took a space away, or stands within a word.
-        texts = [texts[0] + more, f"{texts[1].rstrip()} {more.lstrip()}"]
-        whole = next((text for text in texts if sighting(text) is not None), "")
-        if whole:
-            return line._replace(text=whole)
-    return line
 
 
 def _writer(

@@ -94,8 +94,13 @@ def has_survived(
     following = [*message(), *alive]
     if any(_TRIES_AGAIN.search(line) for line in following[:ALIVE_LINES]):
         return True
-    earlier = {_form(line) for line in before()}
-    return any((form := _form(line)) in earlier and _COUNTED in form for line in following)
+    # Progress changes its numbers; a message that is repeated word for word is none.
+    preceding = set(before())
+    earlier = {_form(line) for line in preceding}
+    return any(
+        line not in preceding and (form := _form(line)) in earlier and _COUNTED in form
+        for line in following
+    )
 
 
 def _output(lines: list[str]) -> list[str]:
