@@ -169,6 +169,12 @@ class EpochView(Alignment[EpochFed]):
     __slots__ = ()
 
 
+class SampledEpochView(EpochView):
+    """The same where samplers say what part of the data they yield, or of which epoch."""
+
+    __slots__ = ()
+
+
 class GatheredRowsView(Alignment[RowsGathered]):
     """Rows of a last batch that were gathered."""
 
