@@ -16,6 +16,7 @@ from distdiag.views.alignment import (
     GatheredRowsView,
     LoneStepsView,
     ResumedLoaderView,
+    SampledEpochView,
     ScheduleView,
 )
 from distdiag.views.base import View
@@ -80,6 +81,9 @@ class LoneStepsAligner(Aligner):
 # The aligner: passes over data sets, evaluations, schedules.
 
 _NO_EPOCH: Final = NothingThere("passes over data sets", "no pass over a data set was seen")
+_NO_SAMPLER: Final = NothingThere(
+    "samplers of parts or epochs", "no sampler was seen that says its part of the data or its epoch"
+)
 _NO_ROWS: Final = NothingThere("gathered evaluations", "no rows of a last batch were gathered")
 _NO_RESUME: Final = NothingThere("resumed loaders", "no loader that was given a state was used")
 _NO_SCHEDULE: Final = NothingThere(
@@ -104,16 +108,22 @@ class DataAligner(Aligner):
     """Passes over data sets, schedules, and rows that were gathered."""
 
     needs = (EpochFed, ScheduleState, RowsGathered, LoaderResumed)
-    builds = (EpochView, ScheduleView, GatheredRowsView, ResumedLoaderView)
+    builds = (EpochView, SampledEpochView, ScheduleView, GatheredRowsView, ResumedLoaderView)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self._events = SideBySide(job.world)
         self._seen: set[type[Event]] = set()
+        self._has_sampler = False
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
-        return {view: gap for event, (view, gap) in _NEVER.items() if event not in self._seen}
+        gaps: dict[type[View | Event], Gap] = {
+            view: gap for event, (view, gap) in _NEVER.items() if event not in self._seen
+        }
+        if not self._has_sampler:
+            gaps[SampledEpochView] = gaps.get(EpochView, _NO_SAMPLER)
+        return gaps
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
@@ -121,9 +131,19 @@ class DataAligner(Aligner):
         self._seen.add(type(event))
         alignment = self._events.add(event)
         if alignment is not None:
-            yield alignment.show_as(_VIEWS[type(event)], {})
+            yield from self._show(alignment)
 
     def end(self) -> Iterator[View]:
         """Show what not all ranks have reached."""
         for alignment in self._events.rest():
-            yield alignment.show_as(_VIEWS[type(alignment.any_event)], {})
+            yield from self._show(alignment)
+
+    def _show(self, alignment: Alignment[Any]) -> Iterator[View]:
+        yield alignment.show_as(_VIEWS[type(alignment.any_event)], {})
+        if any(isinstance(e, EpochFed) and _is_readable(e) for e in alignment.by_rank.values()):
+            self._has_sampler = True
+            yield alignment.show_as(SampledEpochView, {})
+
+
+def _is_readable(one: EpochFed) -> bool:
+    return one.sampler.epoch is not None or one.sampler.num_replicas is not None

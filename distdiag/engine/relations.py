@@ -22,6 +22,7 @@ from distdiag.views.relations import (
     IN_ORDER,
     NO_ROWS,
     ONE_BATCH,
+    OWN_NOISE,
     SEEDED_BY_LIBRARY,
     SHARED_WORK,
     Axis,
@@ -246,6 +247,17 @@ def _other_exceptions(passes: _Passes) -> Iterator[Exception_]:
         yield NO_ROWS
     if not any(one.stream for one in fed) and any(map(_draws_its_input, fed)):
         yield DRAWN
+    if sum(map(_have_own_noise, passes)) >= len(passes) - 1:  # that of the first is not seen
+        yield OWN_NOISE
+
+
+def _have_own_noise(by_rank: Mapping[int, ModelFed]) -> bool:
+    """Say whether ranks draw different numbers for their inputs; masks of dropout do not count."""
+    noise = [
+        tuple(draw.state for draw in fed.draws if draw.is_inside and not draw.activation)
+        for fed in by_rank.values()
+    ]
+    return all(noise) and are_different(noise)
 
 
 def _draws_its_input(fed: ModelFed) -> bool:

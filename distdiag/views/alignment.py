@@ -182,6 +182,12 @@ class ResumedLoaderView(Alignment[LoaderResumed]):
     __slots__ = ()
 
 
+class SampledEpochView(EpochView):
+    """The same where samplers say what part of the data they yield, or of which epoch."""
+
+    __slots__ = ()
+
+
 class GatheredRowsView(Alignment[RowsGathered]):
     """Rows of a last batch that were gathered."""
 

@@ -58,6 +58,7 @@ NO_ROWS: Final = Exception_("it is no batch of samples", is_right=True)
 SHARED_WORK: Final = Exception_("they exchange activations or rewards, too")
 IN_ORDER: Final = Exception_("they are read in the order of the data set, as in a trial")
 DRAWN: Final = Exception_("the program draws them itself, as in a trial")
+OWN_NOISE: Final = Exception_("each of them draws other numbers for it, as several tries at it")
 SEEDED_BY_LIBRARY: Final = Exception_("a library seeds all ranks alike by itself")
 DIVIDED_LATER: Final = Exception_("they may be samples that are divided among the ranks later")
 
@@ -75,7 +76,7 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
     (Item.INPUT, Axis.DATA): Cell(
         Relation.DIFFERENT,
         "the average of equal gradients is one of them, so the other ranks add nothing",
-        frozenset({ONE_BATCH, FEW_PASSES, NO_ROWS, SHARED_WORK, IN_ORDER, DRAWN}),
+        frozenset({ONE_BATCH, FEW_PASSES, NO_ROWS, SHARED_WORK, IN_ORDER, DRAWN, OWN_NOISE}),
     ),
     (Item.INPUT, Axis.TENSOR): Cell(
         Relation.EQUAL, "each rank computes its share of one result for one batch"

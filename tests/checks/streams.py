@@ -26,7 +26,6 @@ from distdiag.events.stacks import Observed, Stacks, ThreadStack
 from distdiag.views.alignment import (
     Alignment,
     CollectiveView,
-    EpochView,
     FileTestView,
     GatheredRowsView,
     GroupView,
@@ -38,6 +37,7 @@ from distdiag.views.alignment import (
     RandomView,
     RankStateView,
     ResumeView,
+    SampledEpochView,
     ScheduleView,
     SliceSaveView,
     TokenTraceView,
@@ -221,7 +221,7 @@ class Job:
 
 
 MOMENTS = {
-    EpochFed: (EpochView, "data"),
+    EpochFed: (SampledEpochView, "data"),
     FileAccess: (FileTestView, "test"),
     LoadWasted: (LoadWastedView, "load"),
     OptimizerState: (OptimizerView, "optimizer"),

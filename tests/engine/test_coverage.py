@@ -18,7 +18,7 @@ from distdiag.events.models import Moment
 from distdiag.events.ranks import RankSet
 from distdiag.events.sequences import SeenMask
 from tests.checks.dia.test_silent_rank import begun, spawned, started
-from tests.checks.feeds import schedule
+from tests.checks.feeds import epoch_fed, model_fed, schedule
 from tests.checks.losses import aux, over, part, reported
 from tests.checks.models import plan, plan_event, state_event
 from tests.checks.routing import routing
@@ -160,6 +160,22 @@ def test_a_dense_run_was_not_checked_for_what_experts_do():
 def test_what_was_seen_counts_as_checked(code, events):
     assert code in gaps(*DENSE)
     assert code not in gaps(*DENSE, *events)
+
+
+def test_samplers_count_as_checked_only_where_they_say_something():
+    plain = {"num_ranks": 2, "epoch": None, "num_replicas": None, "replica": None}
+    why = "no sampler was seen that says its part of the data or its epoch"
+    found = gaps(*of_both(lambda rank: epoch_fed(rank, range(8), **plain)))
+    assert {found.get(f"DAT00{number}") for number in (1, 3, 4)} == {why}
+    assert "DAT007" not in found
+    assert not {"DAT001", "DAT007"} & gaps(*of_both(lambda rank: epoch_fed(rank, range(8)))).keys()
+
+
+def test_inputs_count_as_checked_by_whence_they_come():
+    found = gaps(*(model_fed(rank, number) for number in range(2) for rank in PAIR))
+    assert {"DAT006", "DAT008"} <= found.keys()
+    assert "DAT002" not in found
+    assert found["DAT006"] == "nothing was drawn for the samples of a training step"
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from distdiag.checks.dat.samples import (
 from distdiag.events.data import EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import EpochView
+from distdiag.views.alignment import SampledEpochView
 
 _FEWEST: Final = 4
 _MANY: Final = 8
 """A data set may well have some samples twice; then a rank would have them twice, too."""
 
 
-class DivergentSamplerOrder(Check[EpochView]):
+class DivergentSamplerOrder(Check[SampledEpochView]):
     """Ranks shuffle one data set differently, so that their parts overlap.
 
     ## What you see
@@ -58,7 +58,7 @@ class DivergentSamplerOrder(Check[EpochView]):
     name = "divergent-sampler-order"
     severity = Severity.WARNING
 
-    def check(self, view: EpochView) -> Iterator[Finding]:
+    def check(self, view: SampledEpochView) -> Iterator[Finding]:
         """Compare what the ranks of different parts read in one pass."""
         if not _are_parts(view.by_rank):
             return

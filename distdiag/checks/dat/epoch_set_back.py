@@ -7,10 +7,10 @@ from distdiag.checks.dat.samples import place_of, sampler_phrase
 from distdiag.events.data import EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import EpochView
+from distdiag.views.alignment import SampledEpochView
 
 
-class EpochSetBack(Check[EpochView]):
+class EpochSetBack(Check[SampledEpochView]):
     """The epoch of a sampler goes back when training is resumed in the middle of one.
 
     ## What you see
@@ -46,7 +46,7 @@ class EpochSetBack(Check[EpochView]):
     name = "epoch-set-back"
     severity = Severity.WARNING
 
-    def check(self, view: EpochView) -> Iterator[Finding]:
+    def check(self, view: SampledEpochView) -> Iterator[Finding]:
         """Compare the epoch of each rank's pass with what its sampler had before."""
         found = {rank: one for rank, one in view.by_rank.items() if _is_set_back(one)}
         if not found:

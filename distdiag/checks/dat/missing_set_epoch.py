@@ -8,12 +8,12 @@ from distdiag.checks.dat.samples import place_of, sampler_phrase
 from distdiag.events.data import EpochFed
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
-from distdiag.views.alignment import EpochView
+from distdiag.views.alignment import SampledEpochView
 
 _FEWEST: Final = 8
 
 
-class MissingSetEpoch(Check[EpochView]):
+class MissingSetEpoch(Check[SampledEpochView]):
     """A distributed sampler shuffles every epoch alike.
 
     ## What you see
@@ -47,7 +47,7 @@ class MissingSetEpoch(Check[EpochView]):
     name = "missing-set-epoch"
     severity = Severity.WARNING
 
-    def check(self, view: EpochView) -> Iterator[Finding]:
+    def check(self, view: SampledEpochView) -> Iterator[Finding]:
         """Compare each rank's pass with the one before."""
         found = {rank: one for rank, one in view.by_rank.items() if _is_repeated(one)}
         if not found:

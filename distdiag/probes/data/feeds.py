@@ -354,7 +354,7 @@ class StepFeeds(Probe):
         norms = local_norms(unwrapped(module))
         self._fed = _Fed(model, members, pending, sizes, norms, begin, CallSite(frames))
         parts = unwrapped(module).named_modules()
-        self._parts = {id(p): f"{clean_name(name)} {type(p).__name__}".strip() for name, p in parts}
+        self._parts = {id(p): f"{clean_name(name)} {_class_of(p)}".strip() for name, p in parts}
 
     @staticmethod
     def _read(given: object) -> Pending:
@@ -367,7 +367,7 @@ class StepFeeds(Probe):
         if known is None:
             wrapper = wrapper_of(module, "")
             kind, ranks = (wrapper.kind, wrapper.ranks) if wrapper is not None else ("", ())
-            name = f"{kind} {type(unwrapped(module)).__name__.removeprefix('FSDP')}".strip()
+            name = f"{kind} {_class_of(unwrapped(module))}".strip()
             number = self._counts[name] = self._counts.get(name, 0) + 1
             known = (name if number == 1 else f"{name}#{number}", ranks)
             self._names[module] = known
@@ -468,6 +468,10 @@ class StepFeeds(Probe):
                 return
             self._waiting.popleft()
             self.recorder.event(ModelFed, **fields)
+
+
+def _class_of(module: nn.Module) -> str:
+    return type(module).__name__.removeprefix("FSDP")
 
 
 def _digests(found: Sequence[Any]) -> tuple[str, ...]:

@@ -67,6 +67,12 @@ def test_what_may_be_meant_is_a_note(values, is_shared):
     assert "it may be meant, since" in finding.message
 
 
+def test_several_tries_at_one_batch_are_a_note():
+    passes = [[same(n, draws=(draw(f"s {n} {r}"),))[r] for r in (0, 1)] for n in range(4)]
+    (finding,) = judged(*passes)
+    assert finding.severity is Severity.INFO
+
+
 @pytest.mark.parametrize(
     "passes",
     [

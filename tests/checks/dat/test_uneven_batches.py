@@ -3,6 +3,7 @@ import pytest
 from distdiag.checks.dat.uneven_batches import UnevenBatches
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Severity
+from distdiag.views.alignment import EpochView
 from tests.checks.feeds import epoch_fed
 from tests.checks.streams import together
 from tests.checks.verdicts import findings
@@ -10,7 +11,7 @@ from tests.checks.verdicts import findings
 
 def judged(*changes):
     events = [epoch_fed(rank, range(8), **change) for rank, change in enumerate(changes)]
-    return findings(UnevenBatches, together(*events))
+    return findings(UnevenBatches, together(*events).narrowed(EpochView))
 
 
 def test_the_rank_with_fewer_batches_is_noted():
