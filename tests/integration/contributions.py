@@ -2,12 +2,12 @@
 
 Right: ``ddp`` (accumulated, clipped), ``local`` (local steps and an average now and then),
 ``diloco`` (outer steps on averaged changes), ``gan`` (two models, two optimizers), ``weighted``
-(averages by the number of samples), ``fsdp1``, ``fsdp2``, ``bf16`` (FSDP2 in bfloat16), ``scaled``
-(a head whose gradient a hook scales), ``unused`` (a part without gradients now and then), ``skip``
-(a pass is thrown away), ``scaler`` (gradients are scaled and unscaled), ``sam`` (two passes).
-Wrong: ``flag`` (the flag is set between forward and backward), ``late`` (accumulated after the
-reduction), ``twice`` (one parameter is reduced once more), ``stale`` (nothing is cleared),
-``lost`` (a group without the last rank).
+(averages by the number of samples), ``fsdp1``, ``fsdp1-flat``, ``fsdp2``, ``bf16`` (FSDP2 in
+bfloat16), ``scaled`` (a head whose gradient a hook scales), ``unused`` (a part without gradients
+now and then), ``skip`` (a pass is thrown away), ``scaler`` (gradients are scaled and unscaled),
+``sam`` (two passes). Wrong: ``flag`` (the flag is set between forward and backward), ``late``
+(accumulated after the reduction), ``twice`` (one parameter is reduced once more), ``stale``
+(nothing is cleared), ``lost`` (a group without the last rank).
 """
 
 import sys
@@ -163,8 +163,9 @@ def scaler(_: str) -> None:
 
 def sharded(way: str) -> None:
     model: nn.Module = Net()
-    if way == "fsdp1":
-        model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    if way.startswith("fsdp1"):
+        named, cpu = way == "fsdp1", torch.device("cpu")
+        model = FullyShardedDataParallel(model, use_orig_params=named, device_id=cpu)
     else:
         half = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         policy = half if way == "bf16" else MixedPrecisionPolicy()
@@ -181,7 +182,7 @@ def sharded(way: str) -> None:
 
 WAYS: dict[str, Callable[[str], None]] = {
     **dict.fromkeys(("ddp", "flag", "twice"), ddp),
-    **dict.fromkeys(("fsdp1", "fsdp2", "bf16"), sharded),
+    **dict.fromkeys(("fsdp1", "fsdp1-flat", "fsdp2", "bf16"), sharded),
     "diloco": diloco,
     "gan": gan,
     "scaler": scaler,

@@ -41,7 +41,7 @@ def test_what_is_combined_wrongly_is_told(way, code):
         *(
             pytest.param(way, marks=pytest.mark.slow)
             for way in (
-                *("local", "diloco", "gan", "weighted", "fsdp1", "fsdp2", "bf16"),
+                *("local", "diloco", "gan", "weighted", "fsdp1", "fsdp1-flat", "fsdp2", "bf16"),
                 *("scaled", "unused", "skip", "sam", "scaler"),
             )
         ),
