@@ -6,6 +6,7 @@ sums of many parameters are more equations than there are coefficients, so that 
 measured, and a parameter that does not share it is seen.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -369,13 +370,19 @@ def _by_name(by_rank: Mapping[int, GradientSums]) -> dict[str, _Named]:
     found: dict[str, dict[int, GradientSum]] = {}
     for rank in sorted(by_rank):
         for each in by_rank[rank].gradients:
-            if each.passes and each.applied and not (each.members and not each.num_copies):
+            if each.passes and each.applied and _is_known(each):
                 found.setdefault(each.name, {})[rank] = each
     return {
         name: held
         for name, held in found.items()
         if len({each.num_elements for each in held.values()}) == 1
     }
+
+
+def _is_known(each: GradientSum) -> bool:
+    values = (*each.applied, *each.left, *each.norms, *(v for sums in each.passes for v in sums))
+    is_placed = not each.members or each.num_copies > 0
+    return is_placed and all(map(math.isfinite, values))
 
 
 def _targets(holders: Ranks, named: Mapping[str, _Named]) -> Iterator[tuple[Ranks, list[str]]]:

@@ -164,6 +164,7 @@ def test_who_does_not_share_it_is_found(program, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @settings(max_examples=int(os.environ.get("DISTDIAG_CASES", "5000")), deadline=None)
 @given(programs, seeds, st.booleans())
 def test_the_vector_is_found_in_many_programs(program, seed, sharded):
@@ -171,6 +172,7 @@ def test_the_vector_is_found_in_many_programs(program, seed, sharded):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @settings(max_examples=int(os.environ.get("DISTDIAG_CASES", "5000")), deadline=None)
 @given(programs, seeds)
 def test_who_does_not_share_it_is_found_in_many_programs(program, seed):

@@ -128,10 +128,11 @@ class MisscaledGradient(Check[ContributionView]):
         for factor in sorted(set(odd.values())):
             names = tuple(name for name, value in odd.items() if value == factor)
             first = next(e for e in view.found if any(o.name in names for o in e.outliers))
-            size = f"{factor:g} times as large" if factor > 1 else f"{1 / factor:g} times smaller"
+            size = f"{factor:g} times larger" if factor > 1 else f"{1 / factor:g} times smaller"
             yield self.finding(
-                f"the gradient of {first_and_more(names)} of {view.model} is {size}, as a sum over "
-                f"{RankSet(first.holders).phrase()} , than those of {len(first.names)} others",
+                f"what {RankSet(first.holders).phrase()} gave for the gradient of "
+                f"{first_and_more(names)} of {view.model} is applied {size} than for "
+                f"{len(first.names)} others",
                 ranks=RankSet(first.holders),
                 step=first.step,
                 location=user_location(view.site.frames),

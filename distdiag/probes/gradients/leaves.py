@@ -5,6 +5,7 @@ the optimizer holds some of its elements in tensors of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class Leaf(NamedTuple):
     """A parameter as autograd sees it, with the parts of it that this rank's optimizer holds.
 
     It is sharded over `members`, and `num_copies` ranks hold the same part; without members this
-    rank holds all of it.
+    rank holds all of it. In a leaf that many parameters share it begins at `offset`.
     """
 
     name: str
@@ -53,6 +54,14 @@ class Leaf(NamedTuple):
     members: tuple[int, ...] = ()
     num_copies: int = 0
     is_table: bool = False
+    offset: int = -1
+
+    def of(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of this parameter, of that of the leaf."""
+        local = local_part(gradient).detach()
+        if self.offset < 0:
+            return local
+        return local.reshape(-1).narrow(0, self.offset, self.num_elements)
 
 
 class Kept(NamedTuple):
@@ -73,18 +82,22 @@ KeptBy = Callable[[nn.Module], Kept | None]
 
 def leaves_of(root: nn.Module, kept: Kept) -> list[Leaf]:
     """Return the parameters of a model that are trained, in the order of their names."""
-    sharded = dict(_sharded(root))
-    found: dict[int, Leaf] = {}
+    sharded: dict[tuple[int, str], list[Leaf]] = {}
+    for place, leaf in _sharded(root):
+        sharded.setdefault(place, []).append(leaf)
+    found: dict[tuple[int, int], Leaf] = {}
     for prefix, module in root.named_modules():
+        is_table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
         for name, parameter in own_parameters(module).items():
-            known = sharded.get((id(module), name)) or kept.leaves.get(id(parameter))
-            if known is None and parameter is not None:
-                known = Leaf("", parameter, local_part(parameter).numel(), (Part(parameter),))
-            if known is not None and _is_trained(known.leaf):
-                full = clean_name(f"{prefix}.{known.name or name}".lstrip("."))
-                is_table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-                known = known._replace(name=full, is_table=is_table)
-                found.setdefault(id(known.leaf), known)
+            known = sharded.get((id(module), name), [])
+            if not known and parameter is not None:
+                plain = Leaf("", parameter, local_part(parameter).numel(), (Part(parameter),))
+                known = [kept.leaves.get(id(parameter), plain)]
+            for leaf in known:
+                full = clean_name(f"{prefix}.{leaf.name or name}".lstrip("."))
+                named = leaf._replace(name=full, is_table=is_table)
+                if _is_trained(leaf.leaf):
+                    found.setdefault((id(leaf.leaf), leaf.offset), named)
     return sorted(found.values(), key=lambda leaf: leaf.name)
 
 
@@ -139,24 +152,26 @@ def _of_flat(handle: Untyped) -> Iterator[tuple[tuple[int, str], Leaf]]:
     if not handle.uses_sharded_strategy:
         return  # the optimizer holds what autograd sees, or views of it
     members = tuple(dist.get_process_group_ranks(handle.process_group))
-    total, size = flat._unpadded_unsharded_size.numel(), flat._sharded_size.numel()
-    begin = min(size * members.index(dist.get_rank()), total)
-    names = list(flat._fqns)
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    if handle._use_orig_params:
-        infos = zip(flat._params, flat._shard_param_infos, strict=True)
-        parts = [
-            Part(own, begin + info.offset_in_shard, 0, info.numel_in_shard)
-            for own, info in infos
-            if info.in_shard
-        ]
-    else:
-        parts = [Part(flat, begin, 0, min(size, total - begin))]
-    leaf = Leaf(f"{names[0]}{more}", flat, total, tuple(parts), members, 1)
-    yield (id(handle._fully_sharded_module), "_flat_param"), leaf
-    for info in flat._param_infos:
-        named = leaf._replace(name=f"{info.param_name}{more}")
-        yield (id(info.module), info.param_name), named
+    size = flat._sharded_size.numel()
+    begin = size * members.index(dist.get_rank())
+    sections = zip(flat._numels_with_padding, flat._is_padding_mask, strict=True)
+    ends = accumulate(flat._numels_with_padding)
+    own = [
+        (end - number, number)
+        for end, (number, is_padding) in zip(ends, sections, strict=True)
+        if not is_padding
+    ]
+    named = zip(flat._fqns, flat._param_infos, own, strict=True)
+    for index, (full, info, (offset, number)) in enumerate(named):
+        first = min(max(begin - offset, 0), number)
+        part = Part(flat, first, max(offset - begin, 0))
+        part = part._replace(number=max(0, min(offset + number, begin + size) - offset - first))
+        if handle._use_orig_params:
+            part = part._replace(held=flat._params[index], start=0)
+        parts = (part,) if part.number else ()
+        leaf = Leaf("", flat, number, parts, members, 1, offset=offset)
+        yield (id(info.module), info.param_name), leaf
+        yield (id(handle._fully_sharded_module), "_flat_param"), leaf._replace(name=full)
 
 
 # Which of them are read

@@ -217,7 +217,7 @@ class GradientSumProbe(Probe):
                 if window.num_passes > _MOST_PASSES:
                     sums.is_unreadable = True
                     return
-                found, known = self._read(sums, [(gradient, 0)]), sums.passes
+                found, known = self._read(sums, [(sums.leaf.of(gradient), 0)]), sums.passes
                 if found is not None:
                     number = window.num_passes - 1
                     known[number] = known[number] + found if number in known else found
