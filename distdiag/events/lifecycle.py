@@ -64,13 +64,18 @@ class SteppedAlone(Event, frozen=True, kw_only=True):
 
 
 class Raised(Event, frozen=True, kw_only=True):
-    """An exception that nobody caught. `frames` innermost first."""
+    """An exception that nobody caught. `frames` innermost first.
+
+    `unhooked` is a method of a model that FSDP2 keeps (``Model.generate``) in which a module met
+    its own parameters as shards: they are gathered in the forward pass, and this was none.
+    """
 
     type: str
     message: str
     frames: tuple[Frame, ...]
     traceback: str
     thread: str = "MainThread"
+    unhooked: str = ""
 
 
 class Signalled(Event, frozen=True, kw_only=True):

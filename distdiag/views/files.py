@@ -79,10 +79,12 @@ class Race(View):
 class MissingFile(View):
     """A rank ended because a file was not there, and no rank of its node had ever written it.
 
-    `namesakes` are the last writes of files with the same name elsewhere, by rank.
+    `namesakes` are the last writes of files with the same name elsewhere, by rank; `siblings` those
+    of other ranks in the same folder, under names that differ in numbers only.
     """
 
     rank: int
     path: str
     raised: Raised
     namesakes: Mapping[int, FileAccess]
+    siblings: Mapping[int, FileAccess] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from distdiag.checks.base import Check
@@ -18,6 +19,8 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import (
     at,
     blocking_call,
+    call_location,
+    call_phrase,
     cause_line,
     raised_phrase,
     user_location,
@@ -54,6 +57,21 @@ _FIX_LAST = (
     "kernel say of their processes. Next time, keep the output of each rank (torchrun --log-dir "
     "DIR --redirects 3) and set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1."
 )
+_SIZES = re.compile(
+    r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"
+    r"|Expected size (\d+) but got size (\d+)"
+    r"|batch_size \((\d+)\) to match target batch_size \((\d+)\)"
+    r"|\(\d+x(\d+) and (\d+)x\d+\)"
+)
+"""How torch says that two sizes should be equal and are not."""
+_GATHERS = ("all_gather", "gather")
+_GATHERED = "; the sizes differ by just the number of ranks of the gather{}"
+_WHY_GATHERED = (
+    "Parts of a tensor were put together right before that, and a size is wrong by just the number "
+    "of ranks: they were probably put together along another dimension than the one that was cut, "
+    "or not put together at all."
+)
+_FIX_GATHERED = "Gather along the dimension along which the ranks have cut the tensor."
 _FIX_ALL = "Fix what the exception says; running the script on one rank should show it as well."
 
 
@@ -121,18 +139,23 @@ class RankRaised(Check[OpenCollective | JobView]):
         is_everybody = not others and len(first) > 1
         fault = known_fault_of(state)
         is_own = fault is None or fault.whose == "program"
-        is_note = (not others and is_whole and is_own) or end.is_outside or is_interruption(state)
+        gathered = _gathered(state)
+        is_program = not others and is_whole and is_own and gathered is None
+        is_note = is_program or end.is_outside or is_interruption(state)
         is_sure = others and not end.tied
         why, fix = self._texts(state, is_everybody=is_everybody, has_others=bool(others))
         if fault is not None:
             why, fix = fault.cause, fault.fix
+        elif gathered is not None:
+            why, fix = _WHY_GATHERED, _FIX_GATHERED
         location = _line(state)
         subject = f"all {len(first)} ranks" if is_everybody and is_whole else who(first, states)
         after = who(others - RankSet(r for t in end.tied for r in t), states) if others else ""
         return self.finding(
             f"{subject} raised {raised_phrase(state)}{at(location)}"
             + (f", before {after} failed or waited in vain" if after and not end.tied else "")
-            + (f": {fault.title} (known fault {fault.id})" if fault is not None else ""),
+            + (f": {fault.title} (known fault {fault.id})" if fault is not None else "")
+            + (_GATHERED.format(at(gathered.location)) if gathered is not None else ""),
             # Who says that others did not come is a victim.
             ranks=RankSet() if fault is not None and fault.blames == "others" else first,
             step=state.step,
@@ -142,6 +165,7 @@ class RankRaised(Check[OpenCollective | JobView]):
             evidence=(
                 *_raised_evidence(states[rank] for rank in first),
                 *((fault.evidence(first),) if fault is not None else ()),
+                *((gathered,) if gathered is not None else ()),
                 *(_evidence(states[rank]) for rank in others),
             ),
             why=why,
@@ -207,6 +231,24 @@ def _raised_evidence(states: Iterable[RankState]) -> Iterator[Evidence]:
             location=_line(each[0]),
             values={"traceback": shortened(text, LONGEST_TRACEBACK)},
         )
+
+
+def _gathered(state: RankState) -> Evidence | None:
+    """Return the gather by whose ranks two sizes differ that should be equal."""
+    call, raised = state.last_call, state.raised
+    sizes = _SIZES.search(raised.message) if raised is not None else None
+    if call is None or sizes is None or not call.signature.op.startswith(_GATHERS):
+        return None
+    less, more = sorted(int(each) for each in sizes.groups() if each is not None)
+    num_ranks = len(call.group.ranks)
+    if num_ranks < 2 or more != less * num_ranks:
+        return None
+    return Evidence(
+        ranks=RankSet([state.rank]),
+        summary=f"{more} is {less} times the {num_ranks} ranks of {call_phrase(call)}, which came "
+        "right before",
+        location=call_location(call),
+    )
 
 
 def _evidence(state: RankState) -> Evidence:

@@ -45,7 +45,6 @@ class UnsharedMetric(Check[MetricView]):
     code = "PAR015"
     name = "unshared-metric"
     severity = Severity.WARNING
-    covers = ("REP004",)
 
     def check(self, view: MetricView) -> Iterator[Finding]:
         """Compare the values."""

@@ -113,6 +113,7 @@ _MAKING: Final = frozenset(
     {FileAction.WRITE, FileAction.APPEND, FileAction.RENAME, FileAction.LINK}
 )
 _ABSENT: Final = ("FileNotFoundError", "No such file", "does not exist", "not found")
+_NUMBER: Final = re.compile(r"\d+")
 _QUOTED: Final = re.compile(r"""['"](/[^'"]+)['"]""")
 
 
@@ -121,6 +122,7 @@ class MissingFiles:
 
     def __init__(self) -> None:
         self._made: dict[str, dict[int, FileAccess]] = defaultdict(dict)
+        self._parts: dict[str, dict[int, FileAccess]] = defaultdict(dict)
         self._recent: dict[int, deque[FileAccess]] = defaultdict(lambda: deque(maxlen=RECENT))
 
     def add(self, access: FileAccess) -> None:
@@ -129,11 +131,14 @@ class MissingFiles:
             name = PurePosixPath(access.path).name
             if name in self._made or len(self._made) < MOST_NAMES:
                 self._made[name][access.rank] = access
+            parts = _without_numbers(access.path)
+            if parts in self._parts or len(self._parts) < MOST_NAMES:
+                self._parts[parts][access.rank] = access
         else:
             self._recent[access.rank].append(access)
 
     def explain(self, raised: Raised) -> MissingFile | None:
-        """Return the file for lack of which a rank ended, if others wrote one of that name."""
+        """Return the file for lack of which a rank ended, if others wrote one of such a name."""
         if not any(sign in f"{raised.type}: {raised.message}" for sign in _ABSENT):
             return None
         path = self._path_of(raised)
@@ -143,7 +148,11 @@ class MissingFiles:
         if any(access.path == path for access in made.values()):
             return None  # it was written, sooner or later: a matter of order
         others = {rank: access for rank, access in made.items() if rank != raised.rank}
-        return MissingFile(raised.rank, path, raised, others) if others else None
+        parts = self._parts.get(_without_numbers(path), {})
+        siblings = {rank: access for rank, access in parts.items() if rank != raised.rank}
+        if not (others or siblings):
+            return None
+        return MissingFile(raised.rank, path, raised, others, siblings)
 
     def _path_of(self, raised: Raised) -> str | None:
         recent = self._recent[raised.rank]
@@ -152,6 +161,11 @@ class MissingFiles:
                 return access.path
         quoted = _QUOTED.search(raised.message)
         return quoted[1] if quoted is not None else None
+
+
+def _without_numbers(path: str) -> str:
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{_NUMBER.sub('#', name)}"
 
 
 # The aligner.

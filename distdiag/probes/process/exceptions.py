@@ -26,6 +26,9 @@ LONGEST_TRACEBACK: Final = 60_000
 
 _Kind = type[BaseException]
 
+_FORWARDS: Final = frozenset({"_call_impl", "_wrapped_call_impl"})
+"""The functions of `torch.nn.Module` that run hooks around the forward pass."""
+
 
 def strip_own_frames(
     trace: TracebackType | None, main_script: str | None = None
@@ -91,6 +94,7 @@ class ExceptionProbe(Probe):
                 frames=_frames(trace, main_script),
                 traceback=traceback_of(error, trace, LONGEST_TRACEBACK),
                 thread=thread,
+                unhooked=_unhooked(trace),
             )
             if thread == "MainThread":
                 self.recorder.raise_flag(RAISED)
@@ -146,6 +150,28 @@ class ExceptionProbe(Probe):
 
         run_users_signal_handler.distdiag_original = handler  # type: ignore[attr-defined]
         return run_users_signal_handler
+
+
+def _unhooked(trace: TracebackType | None) -> str:
+    """Return the method of a model that FSDP2 keeps that was called instead of its forward pass.
+
+    Only if the innermost module has its parameters as shards: where FSDP2 was told of the method
+    they are whole there.
+    """
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    modules = sys.modules.get("torch.nn")
+    if kind is None or modules is None:
+        return ""
+    method, innermost = "", None
+    for frame, _ in traceback.walk_tb(trace):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, kind):
+            if frame.f_code.co_name in _FORWARDS:
+                return ""
+            method = method or f"{type(owner).__name__.removeprefix('FSDP')}.{frame.f_code.co_name}"
+        innermost = owner if isinstance(owner, modules.Module) else innermost
+    own = vars(innermost).get("_parameters", {}) if innermost is not None else {}
+    return method if any(hasattr(each, "placements") for each in own.values()) else ""
 
 
 def _in_sight() -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
 from distdiag.record.exception_text import LONGEST_TRACEBACK
 from distdiag.views.alignment import Trigger
-from distdiag.views.rank_states import RankStatus
+from distdiag.views.rank_states import JobView, RankStatus
 from tests.checks.streams import TORCH, Job, library, plain_site, signature
 from tests.checks.verdicts import codes, findings
 
@@ -262,3 +262,31 @@ def test_what_may_come_of_a_lost_peer_hides_no_cause():
     job.lose_peer(1, 6)
     (finding,) = judged(job)
     assert finding.ranks == RankSet([2])
+
+
+SIZES = "The size of tensor a (6) must match the size of tensor b (12) at non-singleton dimension 1"
+
+
+def after(op, message=SIZES):
+    job = Job(2)
+    job.every(op=op)
+    for rank in (0, 1):
+        job.fail(rank, 5, LINE, kind="RuntimeError", message=message)
+        job.set(rank, last_call=job.calls[rank][-1])
+    (finding,) = findings(RankRaised, JobView(job.states))
+    return finding
+
+
+def test_a_size_that_is_wrong_by_the_ranks_of_a_gather_is_no_fault_of_one_rank_alone():
+    finding = after("all_gather")
+    assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
+    assert "along another dimension" in finding.why
+    assert any("12 is 6 times the 2 ranks of all_gather" in e.summary for e in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [("all_reduce", SIZES), ("all_gather", SIZES.replace("12", "13")), ("all_gather", "bad")],
+)
+def test_other_errors_of_all_ranks_stay_notes(op, message):
+    assert after(op, message).grade is Grade.NOTE

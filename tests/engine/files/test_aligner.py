@@ -125,6 +125,14 @@ def test_a_relative_name_is_found_by_the_access(files):
     assert files.explain(raised).path == THERE
 
 
+def test_a_part_of_the_same_kind_is_found(files):
+    files.add(event(0, "write", "/d/step3/part0.pt"))
+    found = files.explain(missing_file(1, "/d/step3/part1.pt"))
+    assert [access.path for access in found.siblings.values()] == ["/d/step3/part0.pt"]
+    assert files.explain(missing_file(1, "/d/step4/part1.pt")) is None
+    assert files.explain(missing_file(0, "/d/step3/part1.pt")) is None
+
+
 @pytest.mark.parametrize("path", ["/node1/other.npy", "relative.npy"])
 def test_a_file_of_which_nobody_wrote_a_namesake_says_nothing(files, path):
     assert files.explain(missing_file(1, path)) is None

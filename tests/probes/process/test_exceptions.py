@@ -219,3 +219,42 @@ def test_the_frames_of_the_tool_do_not_show_in_a_traceback(
 
     assert "torch" in traceback.extract_tb(trace)[-1].filename
     assert not any("distdiag/" in frame.filename for frame in traceback.extract_tb(trace))
+
+
+class Sharded(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+    def refuse(self, _: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+
+@pytest.mark.usefixtures("fake_group")
+@pytest.mark.parametrize(
+    ("way", "unhooked"),
+    [("encode", "Sharded.encode"), ("registered", ""), ("forward", ""), ("refuse", "")],
+)
+def test_a_method_in_which_a_model_is_still_sharded_is_told(
+    way: str, unhooked: str, observed: Observed, watch: ExceptionProbe
+) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    model = Sharded()
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    if way == "registered":
+        register_fsdp_forward_method(model, "encode")
+    call = {"registered": model.encode, "forward": model}.get(way) or getattr(model, way)
+    try:
+        call(torch.ones(1, 3 if way in ("registered", "forward") else 2))
+    except (RuntimeError, ValueError) as error:
+        watch.raised(error, error.__traceback__)
+    (event,) = observed.events(Raised)
+    assert event.unhooked == unhooked
