@@ -179,7 +179,7 @@ class Comparison:
             num_compared=num_compared,
             explanation=explanation.text,
             fix=explanation.fix,
-            culprits=RankSet(),
+            culprits=self._holders(subject, step, pairs[0].difference.name, explanation.parts),
             padded=self._padded(step),
             is_filled=any(each.is_filled for each in self._summaries()),
         )
@@ -199,6 +199,16 @@ class Comparison:
                 return self._of_shards(found, pairs)
             case _:
                 return found
+
+    def _holders(self, subject: Subject, step: int, name: str, parts: Sequence[float]) -> RankSet:
+        """Return the ranks that hold these parts of a parameter, if not all do."""
+        kind = Kind.GRADIENT if subject is Subject.GRADIENT else Kind.PARAMETER
+        records = self._candidate.by_rank(kind, step, 0, name)
+        return RankSet(
+            rank
+            for rank, record in records.items()
+            if record.part != record.shape and record.at[0] / record.shape[0] in parts
+        )
 
     # Reasons
 

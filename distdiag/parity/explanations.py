@@ -31,6 +31,8 @@ class Explanation(NamedTuple):
 
     text: str = ""
     fix: str = ""
+    parts: tuple[float, ...] = ()
+    """Where the parts begin that alone differ, as shares of the first dimension."""
 
 
 NOTHING: Final = Explanation()
@@ -51,9 +53,10 @@ def explain(pairs: Sequence[Pair], sizes: Mapping[str, int]) -> Explanation:
     """
     factor = common_factor(pairs)
     if factor is not None:
-        name, fix = _named(factor, sizes)
-        if name or any(pair.reference.size != 1 for pair in pairs):
-            return Explanation(f"{_subject(pairs)} {factor:.5g} times as large{name}", fix)
+        named = _named(factor, sizes)
+        if named.text or any(pair.reference.size != 1 for pair in pairs):
+            text = f"{_subject(pairs)} {factor:.5g} times as large{named.text}"
+            return Explanation(text, named.fix)
         return NOTHING  # of a single number, any other one is a multiple
     return _of_parts(pairs[0], sizes) or Explanation(_offset(pairs[0]))
 
@@ -139,12 +142,13 @@ def _of_parts(pair: Pair, sizes: Mapping[str, int]) -> Explanation | None:
 
 def _of_some(wrong: Sequence[int], count: int, *, is_zero: bool) -> Explanation:
     listed = ", ".join(map(str, wrong))
-    words = "are all zero: no rank adds to them" if is_zero else "alone differ"
+    words = "are all zero: nobody gives them anything" if is_zero else "alone differ"
     return Explanation(
         f"of its {count} parts along dimension 0, those with the numbers {listed} {words}",
         "Let every part have a rank that computes it, and be reduced with the others."
         if is_zero
         else "Look at what the ranks that hold or compute these parts do with them.",
+        tuple(number / count for number in wrong),
     )
 
 

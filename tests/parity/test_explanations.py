@@ -99,6 +99,7 @@ def test_parts_that_nobody_adds_to_are_told(gradients):
     lost[2:4] = 0
     found = explain([pair(gradients[0], lost)], {"the number of ranks": 4})
     assert "those with the numbers 1 are all zero" in found.text
+    assert found.parts == (0.25,)
     wrong = gradients[0].copy()
     wrong[6:] += np.arange(10).reshape(2, 5)
     found = explain([pair(gradients[0], wrong)], {"the number of ranks": 4})

@@ -13,7 +13,9 @@ from distdiag.events.errors import UsageError
 from distdiag.parity.launcher import FailedRunError, Launcher, RunSpec, Script, wait_for_monitor
 from distdiag.parity.study import read_recording
 from distdiag.record.run_dir import RunDir
+from distdiag.reports import write_report
 from tests.parity.recordings import run_of
+from tests.parity.test_report import finding, own
 
 HELD = {"loss": 1.0, "gradient": np.ones(2), "start": np.ones(2), "update": np.ones(2)}
 
@@ -77,6 +79,27 @@ def test_a_script_that_fails_is_named_with_its_status_its_last_words_and_its_out
     assert str(caught.value).endswith(f"its output is in {log}")
     assert "there is no data" in log.read_text()
     assert runs.report("one").run.world_size == 1
+
+
+class LeavingRuns(Launcher):
+    """Runs of which a rank fails, since another has left with its last step."""
+
+    def _launch(self, spec, log, slot):
+        (log.parent / "run").mkdir()
+        log.write_text("")
+        run_of(Path(spec.task.folder), spec.label, [HELD, HELD], num_steps=2)
+        write_report(log.parent / "run" / "report.json", own(finding("COL012"), finding("REP001")))
+        return 1
+
+
+def test_ranks_that_fail_when_all_have_taken_their_steps_have_not_failed(tmp_path):
+    runs = LeavingRuns(tmp_path, Script("train.py", ()), 1.0, read_recording)
+    task = ParityTask(folder=str(tmp_path / "two" / "records"), num_steps=2)
+    assert runs.run(RunSpec("two", "2 ranks", 2, task), {}).num_steps == 2
+    assert [each.code for each in runs.report("two").findings] == ["REP001"]
+    task = ParityTask(folder=str(tmp_path / "two" / "records"), num_steps=3)
+    with pytest.raises(FailedRunError):
+        runs.run(RunSpec("two", "2 ranks", 2, task), {})
 
 
 def test_a_monitor_that_has_not_begun_yet_is_waited_for_by_its_guard(tmp_path):

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from distdiag.parity.outputs import output_pairs
+from distdiag.events.comparisons import Difference
+from distdiag.parity.explanations import Pair
+from distdiag.parity.outputs import is_reordered, output_pairs
 from distdiag.parity.recorded_run import RecordedRun
 from distdiag.record.recording import Kind, Record
 from tests.parity.recordings import Rank
@@ -72,3 +74,15 @@ def test_the_parts_of_an_output_that_ranks_of_one_sequence_have_are_compared_tog
     options = {"num_elements": 32, "shares_data": True}
     assert ratio(tmp_path / "right", [first, second], **options)[0] < 1
     assert ratio(tmp_path / "wrong", [first, second * 1.1], **options)[0] > 1
+
+
+def test_parts_of_a_sum_that_ranks_of_one_batch_have_are_not_compared(tmp_path):
+    assert ratio(tmp_path, [ROWS, 2 * ROWS], shares_data=True) == []
+
+
+def test_the_same_values_in_another_order_are_told_from_other_values():
+    other = ROWS * [1 + 1e-7, 1 - 1e-7, 1.1]
+    found = Difference(name="f()#0", measured=0.1, bound=1e-6, ratio=1e5)
+    assert is_reordered(Pair(found, ROWS, other))
+    assert not is_reordered(Pair(found, ROWS, 1.1 * ROWS))
+    assert not is_reordered(Pair(found, ROWS[:, :2], other[:, :2]))

@@ -5,7 +5,7 @@ from pathlib import Path
 from distdiag.events.comparisons import Divergence, RoutingDifference, Subject
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Grade, Outcome, RankInfo, Report, Run, Severity
-from distdiag.parity.report import Comparing, report_of
+from distdiag.parity.report import Comparing, accepting, report_of
 
 COMPARING = Comparing("parity", ("distdiag", "parity"), Path("runs/seven"), 0.0, 2)
 RANKS = tuple(
@@ -72,3 +72,15 @@ def test_a_difference_is_found_by_the_check_of_its_kind_and_the_worst_finding_co
     note = finding("COL001", Severity.INFO)
     report = report_of(COMPARING, [divergence], Divergence, findings_of=[own(note)])
     assert [each.code for each in report.findings] == ["PAR007", "COL001"]
+
+
+def test_what_is_accepted_is_a_note_behind_the_others():
+    report = accepting(own(finding("PAR017"), finding("PAR010")), ["PAR017"])
+    other, accepted = report.findings
+    assert (other.code, other.severity) == ("PAR010", Severity.ERROR)
+    assert (accepted.code, accepted.severity, accepted.grade) == (
+        "PAR017",
+        Severity.INFO,
+        Grade.NOTE,
+    )
+    assert "accepted as meant" in accepted.message

@@ -59,6 +59,7 @@ KINDS = {
     "by-hand": "PAR010",
     "sharded": "PAR010",
     "flat": "PAR010",
+    "compiled": "PAR010",
     "weighted": "PAR010",
     "tasks": "PAR017",
     "normed": "PAR017",

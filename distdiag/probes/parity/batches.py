@@ -18,6 +18,7 @@ from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.parity.perturbation import perturbed
 from distdiag.probes.parity.samples import NO_BATCH, Collate, Keeping, Kept, collated
 from distdiag.probes.tensors.by_identity import WeakMap
+from distdiag.probes.untyped import Untyped
 from distdiag.record.guard import Guard
 from distdiag.record.marks import set_hook
 from distdiag.record.recording import Kind, Record, RecordingWriter, read_index
@@ -312,7 +313,7 @@ class BatchFeed:
 
     def _making(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def init(self_: Any, loader: Any) -> None:  # noqa: ANN401
+        def init(self_: Untyped, loader: object) -> None:
             original(self_, loader)
             # Other kinds of iterators may look at a batch before we get it back.
             if type(self_) in _READERS and self_._auto_collation:
@@ -331,7 +332,7 @@ class BatchFeed:
 
     def _next(self, original: AnyCallable) -> AnyCallable:
         @wrap_like(original)
-        def next_batch(self_: Any) -> object:  # noqa: ANN401
+        def next_batch(self_: Untyped) -> object:
             place = self._iterators.get(self_)
             if place is None:
                 place = self._iterators[self_] = [self._num_iterators, 0, None]

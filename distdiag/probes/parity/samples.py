@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeGuard
 
 import torch
+from torch.utils.data._utils import pin_memory
 
 from distdiag.probes.out_of_sight import out_of_sight
+from distdiag.probes.untyped import Untyped
 from distdiag.record.guard import attempt
 
 Collate = Callable[[Any], Any]
 
+_pin_memory: Final[Callable[[object], object]] = pin_memory.pin_memory
 NO_BATCH: Final = object()
 """What stands for a batch that could not be collated."""
 
@@ -35,9 +38,7 @@ class Kept:
 
     def pin_memory(self) -> Kept:
         """Pin the batch, as the data loader would have done without the samples."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        return Kept(pin_memory(self.batch), self.samples)  # type: ignore[no-untyped-call]
+        return Kept(_pin_memory(self.batch), self.samples)
 
 
 class Keeping:
@@ -47,7 +48,7 @@ class Keeping:
         """Collate with this function of the program."""
         self.collate = collate
 
-    def __call__(self, samples: Any) -> Kept:  # noqa: ANN401
+    def __call__(self, samples: object) -> Kept:
         """Collate, and keep what the samples were before: the function may change them."""
         kept = attempt(_ignore, packed, samples) or b""
         return Kept(self.collate(samples), kept)
@@ -68,7 +69,7 @@ def packed(samples: object) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> Any:  # noqa: ANN401
+    def reducer_override(self, value: object) -> Untyped:
         if not _is_plain(value):
             return NotImplemented
         local = value.detach().contiguous()

@@ -291,6 +291,7 @@ KINDS = {
     "by-hand": of_texts(padded),
     "sharded": of_texts(padded),
     "flat": of_texts(padded),
+    "compiled": of_texts(padded),
     "weighted": weighted,
     "tasks": tasks,
     "normed": normed,
@@ -349,7 +350,8 @@ def wrapped(kind, net):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu"))
-    return DistributedDataParallel(net)
+    model = DistributedDataParallel(net)
+    return torch.compile(model, backend="eager") if kind == "compiled" else model
 
 
 def accumulated(model, optimizer, loader, is_broken, num_passes=2):
