@@ -22,6 +22,7 @@ from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, RankStarted,
 from distdiag.events.ranks import RankSet
 from distdiag.events.stacks import Stacks
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
+from distdiag.record.redaction import redacted
 from distdiag.reports.builder import say
 from distdiag.views.rank_states import RankState, RankStatus, StackView, last_act
 
@@ -389,13 +390,16 @@ def _report(
     for rank, state in states.items():
         if state.incomplete:
             gaps[f"rank {rank}"] = f"not observed wholly: {state.incomplete}"
+    findings = engine.findings
+    if not any(state.knows_step for state in states.values()):
+        findings = tuple(msgspec.structs.replace(each, step=None) for each in findings)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     started = datetime.fromtimestamp(facts.started_ns / 1e9, UTC)
     return Report(
         complete=True,
         run=Run(
             id=", ".join(str(folder.run_dir.root.name) for folder in evidence.folders) or "dumps",
-            command=facts.command,
+            command=tuple(redacted(facts.command)),
             world_size=_world_size([*members, *engine.unobserved], evidence.labels),
             ranks=tuple(
                 _rank_info(state, len(members), is_aborted=engine.rank_status.is_aborted)
@@ -406,7 +410,7 @@ def _report(
             ended=None,
             outcome=outcome,
         ),
-        findings=engine.findings,
+        findings=findings,
         checked=tuple(code for code in engine.checked if code not in gaps),
         not_checked=gaps,
         silent_ranks=RankSet(

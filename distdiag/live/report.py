@@ -8,6 +8,7 @@ from distdiag.engine import Engine
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome, RankInfo, Report, Run
 from distdiag.live.job_dump import JobDump, RankStacks
+from distdiag.record.redaction import redacted
 from distdiag.views.rank_states import RankState, StackView
 
 
@@ -29,7 +30,7 @@ def report_of(dump: JobDump) -> Report:
         complete=True,
         run=Run(
             id=dump.job,
-            command=next(stacks.who.command for stacks in dump.ranks.values()),
+            command=tuple(redacted(next(stacks.who.command for stacks in dump.ranks.values()))),
             world_size=dump.world_size,
             ranks=tuple(_rank_info(stacks, states) for stacks in dump.ranks.values()),
             torch="",

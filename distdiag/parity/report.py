@@ -14,6 +14,7 @@ from distdiag.engine import Engine
 from distdiag.events.comparisons import Divergence, RoutingDifference
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Outcome, RankInfo, Report, Run, Severity
+from distdiag.record.redaction import redacted
 
 _OF_THE_PROGRAM: Final = Selection(ignore=("DIA",))
 """What a run alone says about the program; the agent's own problems stay in its own report."""
@@ -64,7 +65,7 @@ def report_of(
         complete=True,
         run=Run(
             id=comparing.folder.name,
-            command=comparing.command,
+            command=tuple(redacted(comparing.command)),
             world_size=len(world),
             ranks=ranks,
             torch=torch,

@@ -31,6 +31,7 @@ from distdiag.findings.finding import (
 from distdiag.findings.report_json import decode_report
 from distdiag.record.exception_text import LONGEST_TRACEBACK, shortened
 from distdiag.record.private_file import open_private
+from distdiag.record.redaction import redacted
 from distdiag.record.run_dir import LaunchFile, RunDir, Verdict, write_atomically
 from distdiag.reports import load_reporter, one_line, write_report
 from distdiag.views.rank_states import RankState, RankStatus, last_act
@@ -191,7 +192,7 @@ class RunReporter:
         earlier = self._earlier
         return Run(
             id=self._run_dir.root.name,
-            command=self._launch_file.command,
+            command=tuple(redacted(self._launch_file.command)),
             world_size=self._world_size,
             ranks=tuple(self._rank_info(rank, states.get(rank)) for rank in status.ranks),
             torch=self._torch,

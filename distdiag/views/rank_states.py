@@ -132,6 +132,12 @@ class RankState:
     dead_children: tuple[ChildEnded, ...] = ()
 
     @property
+    def knows_step(self) -> bool:
+        """Whether its records count steps: logs and dumps of others do not."""
+        is_recorded = self.phase not in (Phase.STARTING, Phase.SCRIPT)
+        return self.started is not None or self.step > 0 or is_recorded
+
+    @property
     def has_failed(self) -> bool:
         """It raised, died, or left with a status that says failure."""
         is_bad = self.status in (RankStatus.RAISED, RankStatus.DIED)
@@ -187,21 +193,23 @@ def last_act(state: RankState) -> str:
     if state.raised:
         place = _place(next((f for f in state.raised.frames if f.user), None))
         message = " ".join(state.raised.message.split())[:200]
-        return f"raised {state.raised.type}{place} in step {state.step}: {message}"
+        step = f" in step {state.step}" if state.knows_step else ""
+        return f"raised {state.raised.type}{place}{step}: {message}"
     if state.status is RankStatus.SILENT:
         threads = state.stacks.threads if state.stacks is not None else ()
         stack = threads[0].frames if threads else ()
         inner = next((frame for frame in stack if frame.user), stack[0] if stack else None)
         return f"seen{_place(inner)} in {inner.function}" if inner is not None else ""
-    where = f"step {state.step}, phase {state.phase}"
+    where = f"step {state.step}, phase {state.phase}" if state.knows_step else ""
     call = state.last_call
     if call is not None:
         number = f" #{call.collective_seq_id}" if call.collective_seq_id >= 0 else ""
         place = _place(call.site.location)
         doing = f"{call.signature.op}{number} in {call.group.label}{place}"
-        where = f"{doing} ({state.last_call_state}), {where}"
+        where = f"{doing} ({state.last_call_state}){', ' if where else ''}{where}"
     if state.status is RankStatus.FINISHED:
-        return f"finished with exit status {state.exit_status}; before that {where}"
+        before = f"; before that {where}" if where else ""
+        return f"finished with exit status {state.exit_status}{before}"
     return where
 
 

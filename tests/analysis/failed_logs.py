@@ -823,4 +823,29 @@ FAILED = {
         ),
         Truth("HNG019", "", ("sglang-watchdog",), "info"),
     ),
+    "the launcher's own exception": (
+        lines(
+            *summary(1, 1),
+            HEAD,
+            f'  File "{LIBRARY}/accelerate/test_utils/testing.py", line 383, in '
+            "execute_subprocess_async",
+            "    raise RuntimeError(",
+            "RuntimeError: 'accelerate-launch test_script.py' failed with returncode 1",
+        ),
+        died(1, "status 1"),
+    ),
+    "a general error of NCCL after a timeout": (
+        lines(
+            "  what():  [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType="
+            "ALLREDUCE, Timeout(ms)=1800000) r",
+            "an for 1804582 milliseconds before timing out.",
+            HEAD,
+            '  File "/work/train.py", line 26, in train',
+            "    loss.backward()",
+            f'  File "{LIBRARY}/torch/autograd/__init__.py", line 149, in backward',
+            "RuntimeError: NCCL error in: NCCLUtils.hpp:158, unhandled system error, NCCL version "
+            "21.0.3",
+        ),
+        Truth("HNG001", "", ("unhandled system error", "/work/train.py:26"), "warning"),
+    ),
 }

@@ -1009,6 +1009,20 @@ case(
     "worker.py:397",
 )
 
+case(
+    "a batch of messages whose sizes nobody knows",
+    torch_26(
+        1,
+        op="COALESCED",
+        size=18446744073709551615,
+        seq=1,
+        enqueued=1,
+        completed=0,
+        group="PG ID 6 PG GUID 90(PIPELINE_MODEL_PARALLEL_GROUP)",
+    ),
+    None,
+)
+
 
 QUIET = {
     "NCCL's own log": [

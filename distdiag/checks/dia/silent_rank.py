@@ -9,6 +9,7 @@ from distdiag.events.lifecycle import ProcessesSpawned, RankStarted
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.record.redaction import redacted
 from distdiag.views.rank_states import JobView, LaunchView, RankStatus
 
 
@@ -105,7 +106,7 @@ class SilentRank(Check[LaunchView | JobView]):
 
 
 def _under_torchrun(started: RankStarted | None, num_ranks: int) -> str:
-    command = shlex.join(started.command) if started else ""
+    command = shlex.join(redacted(started.command)) if started else ""
     return (
         "let torchrun start all ranks: "
         f"torchrun --nproc-per-node {num_ranks} -m distdiag.check {command or 'train.py'}"

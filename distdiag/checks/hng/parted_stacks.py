@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from distdiag.checks.base import Check
-from distdiag.checks.hng.stuck_rank import outside_evidence
+from distdiag.checks.hng.stuck_rank import fault_on_stacks, outside_evidence
 from distdiag.checks.shared.activities import doing_by_stack
 from distdiag.events.base import Frame
 from distdiag.events.ranks import RankSet
@@ -192,6 +192,7 @@ class PartedStacks(Check[StackView]):
         doing = doing_by_stack(states[min(odd[0].ranks)])
         sign = f" ({doing.activity}, {doing.sign})" if doing is not None else ""
         others = [place for place in all_places if place not in odd]
+        fault = next(filter(None, (fault_on_stacks(states[rank]) for rank in ranks)), None)
         yield self.finding(
             f"{_listed(odd[:1], states)}{sign}, while {_listed([*others, *odd[1:]], states)}",
             ranks=ranks,
@@ -203,6 +204,8 @@ class PartedStacks(Check[StackView]):
                 for place in (*odd, *others)
             )
             + outside_evidence(states, ranks),
+            why=fault.cause if fault is not None else self.why,
+            fix=fault.fix if fault is not None else self.fix,
         )
 
     def _beside_devices(

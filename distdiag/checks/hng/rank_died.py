@@ -215,7 +215,7 @@ def _evidence(state: RankState) -> Evidence:
         values["processes_killed_for_memory"] = state.oom_kills
     return Evidence(
         ranks=RankSet([state.rank]),
-        summary=f"{whereabouts(state)}, in step {state.step}",
+        summary=whereabouts(state) + (f", in step {state.step}" if state.knows_step else ""),
         location=_line(state),
         values=values,
     )

@@ -128,7 +128,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         sign = f" ({'; '.join(signs)})" if signs else ""
         holder = holder_of(state, states)
         who = f"; {holder.text}" if holder is not None else ""
-        fault = _known_fault(state)
+        fault = fault_on_stacks(state)
         return self.finding(
             f"{culprits.phrase()} {agree(self.instead, culprits)}{at(location)} and "
             f"{agree('has', culprits)} not moved{idle_phrase(state)}{sign}{who}{others}",
@@ -146,7 +146,7 @@ class StuckRank(Check[OpenCollective | OpenGroup | JobView]):
         )
 
 
-def _known_fault(state: RankState) -> KnownFault | None:
+def fault_on_stacks(state: RankState) -> KnownFault | None:
     """Return the well-known fault that a rank's stacks show, if they show one."""
     threads = state.stacks.threads if state.stacks is not None else ()
     rows = (fault_of_stack(thread.frames, {"torch": state.torch}) for thread in threads)

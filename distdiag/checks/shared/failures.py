@@ -147,7 +147,7 @@ def is_consequence(state: RankState, states: States) -> bool:
     if MISMATCH in state.raised.message:
         return True  # it tells both calls, which the checks of collectives judge
     fault = known_fault_of(state)
-    if fault is not None and fault.role == "consequence":
+    if fault is not None and _only_follows(fault, states):
         return True
     if not _inside_torch(state):
         return False
@@ -157,6 +157,18 @@ def is_consequence(state: RankState, states: States) -> bool:
     is_own = fault is not None and fault.role == "cause"
     is_gone = says_peer_is_gone(state.raised.type, state.raised.message) and not is_own
     return is_gone or contradicting_rank(state, states) is not None
+
+
+def _only_follows(fault: KnownFault, states: States) -> bool:
+    """Say whether a fault follows from another: what says little does so after a timeout."""
+    return fault.role == "consequence" or (
+        fault.role == "general" and any(_has_timed_out(state) for state in states.values())
+    )
+
+
+def _has_timed_out(state: RankState) -> bool:
+    seen = (state.observed[source] for source in _WATCHES & state.observed.keys())
+    return any(each.values.get("kind") in _TIMED_OUT for each in seen)
 
 
 def says_peer_is_gone(kind: str, message: str) -> bool:
@@ -171,9 +183,7 @@ def aborted_in_collective(state: RankState, states: States) -> bool:
     """
     if state.status is not RankStatus.DIED or state.exit_status != -signal.SIGABRT:
         return False
-    said = states.values() if state.label else [state]
-    seen = (s.observed[source] for s in said for source in _WATCHES & s.observed.keys())
-    return any(each.values.get("kind") in _TIMED_OUT for each in seen)
+    return any(_has_timed_out(each) for each in (states.values() if state.label else [state]))
 
 
 def known_fault_of(state: RankState) -> KnownFault | None:

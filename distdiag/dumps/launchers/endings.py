@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -366,7 +367,7 @@ def _exited(ending: Ending) -> Exited:
 
 
 def _endings(log: Log) -> Iterator[Ending]:
-    is_launched = any(word in log.data for word in _LAUNCHERS)
+    launch = _Launch(any(word in log.data for word in _LAUNCHERS), _stopped(log))
     for line in log.lines_with({row.word for row in ROWS}):
         window = ""
         for row in ROWS:
@@ -374,7 +375,7 @@ def _endings(log: Log) -> Iterator[Ending]:
                 continue
             window = window or (_window(log, line) if row.goes_on else "")
             if match := row.pattern.search(window if row.goes_on else line.text):
-                yield from _of_match(log, line, row, match, is_launched=is_launched)
+                yield from _of_match(log, line, row, match, launch)
                 break
 
 
@@ -387,8 +388,15 @@ def _window(log: Log, line: PlacedLine) -> str:
     return " ".join(f"{line.text} {rest}".split()) if parts else text
 
 
+class _Launch(NamedTuple):
+    """What a log tells of its launcher: tasks are started by one, and how many each started."""
+
+    is_within: bool
+    num_started: Mapping[Speaker, int]
+
+
 def _of_match(
-    log: Log, line: PlacedLine, row: Row, match: re.Match[str], *, is_launched: bool
+    log: Log, line: PlacedLine, row: Row, match: re.Match[str], launch: _Launch
 ) -> Iterator[Ending]:
     groups = match.groupdict()
     status = _status(row, groups)
@@ -399,7 +407,7 @@ def _of_match(
     label = groups.get("label") or ""
     pid = int(groups["pid"]) if groups.get("pid") else None
     local_rank = int(groups["local_rank"]) if groups.get("local_rank") else None
-    is_any = row.names_last and bool(local_rank) and _num_stopped(log, speaker) != 1
+    is_any = row.names_last and bool(local_rank) and launch.num_started.get(speaker, 0) != 1
     if is_any:
         label, local_rank = f"one of local ranks 0-{local_rank}", None
     ending = Ending(
@@ -419,7 +427,7 @@ def _of_match(
         is_vague=row.is_vague or (is_any and (status or 0) > 0),
     )
     for task in _tasks(groups.get("ranks") or ""):
-        if is_launched:
+        if launch.is_within:
             yield replace(ending, rank=None, label=f"task {task} on {host}")
         else:
             yield replace(ending, rank=task)
@@ -427,10 +435,10 @@ def _of_match(
         yield ending
 
 
-def _num_stopped(log: Log, speaker: Speaker) -> int:
-    """Return how many processes the launcher that writes so had started."""
-    lines = log.lines_with((b"Killing subprocess ",))
-    return len({line.text for line in lines if line.speaker == speaker})
+def _stopped(log: Log) -> Mapping[Speaker, int]:
+    """Return how many processes each launcher of a log had started, by what it stopped at last."""
+    lines = {(line.speaker, line.text) for line in log.lines_with((b"Killing subprocess ",))}
+    return Counter(speaker for speaker, _ in lines)
 
 
 def _label(row: Row, label: str, pid: int | None, host: str) -> str:

@@ -40,7 +40,7 @@ def _message(kind: str, source: str, pattern: str) -> Message:
 
 _WORK: Final = (
     r"Work(?P<backend>[A-Z]{2,8})\((?:SeqNum=(?P<seq>\d{1,18}), )?OpType=(?P<op>\w{1,40})"
-    r"(?:, NumelIn=(?P<numel_in>\d{1,18}), NumelOut=(?P<numel_out>\d{1,18}))?"
+    r"(?:, NumelIn=(?P<numel_in>\d{1,20}), NumelOut=(?P<numel_out>\d{1,20}))?"
     r"(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?"
     r"(?:, Timeout\(ms\)=(?P<timeout_ms>\d{1,18}))?\)"
 )

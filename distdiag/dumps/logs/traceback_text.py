@@ -46,6 +46,10 @@ _LAUNCHER: Final = frozenset(
         "WorkerCrashedError",
     }
 )
+# Launchers that raise a general exception for the same.
+_LAUNCHERS_FILE: Final = re.compile(
+    r"/(?:accelerate/(?:commands|test_utils)/|deepspeed/launcher/|torch/distributed/(?:run|launch)\.py)"
+)
 # In torchrun's summary the traceback that `record` has kept is a field like the exit code.
 _FIELD: Final = re.compile(r"\s{0,8}traceback : ")
 _FIELD_WIDTH: Final = 24
@@ -249,4 +253,5 @@ class _Stream:
 
 
 def _is_launchers(chain: Chain) -> bool:
-    return chain.last.type.rpartition(".")[2] in _LAUNCHER
+    inner = chain.last.frames[0].file if chain.last.frames else ""
+    return chain.last.type.rpartition(".")[2] in _LAUNCHER or bool(_LAUNCHERS_FILE.search(inner))

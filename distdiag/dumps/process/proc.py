@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 import psutil
 
+from distdiag.record.redaction import redacted
+
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _DEAD: Final = frozenset("ZX")
 LONGEST_COMMAND: Final = 200
@@ -67,9 +69,9 @@ def proc_text(pid: int, name: str) -> str:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process, shortened; its name where it has none."""
+    """Return the command line of a process, shortened and without secrets; else its name."""
     words = proc_text(pid, "cmdline").split("\0")
-    text = " ".join(" ".join(words).split()) or proc_text(pid, "comm")
+    text = " ".join(" ".join(redacted(words)).split()) or proc_text(pid, "comm")
     return text if len(text) <= LONGEST_COMMAND else text[: LONGEST_COMMAND - 1] + "…"
 
 

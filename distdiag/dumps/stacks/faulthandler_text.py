@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,6 +30,14 @@ _THREAD: Final = re.compile(
     r" \(most recent call first\):"
 )
 _FATAL: Final = re.compile(r"Fatal Python error: (.{1,300})")
+# The signals that faulthandler handles, as it calls them; any other fatal error ends by abort().
+_SIGNALS: Final = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Floating-point exception": signal.SIGFPE,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
 _TIMEOUT: Final = re.compile(r"Timeout \([\d:.]{1,30}\)!")
 _FRAME: Final = re.compile(r'  File (?:"(.{0,1000})"|\?\?\?), line (\d{1,9}|\?\?\?) in (.{1,500})$')
 # Whatever is not a frame of the thread: <no Python frame>, the mark of a cut, a running collector.
@@ -93,7 +102,10 @@ class FaulthandlerText(DumpReader):
                 events.append(stacks_event(speaker.rank, self.name, report.stacks()))
                 if report.fatal:
                     reason = f"Fatal Python error: {report.fatal}"
-                    events.append(Exited(rank=rank, seq=-1, time_ns=0, reason=reason))
+                    status = -_SIGNALS.get(report.fatal.strip(), signal.SIGABRT)
+                    events.append(
+                        Exited(rank=rank, seq=-1, time_ns=0, reason=reason, status=status)
+                    )
             if events:
                 yield RankDump(
                     rank=speaker.rank,

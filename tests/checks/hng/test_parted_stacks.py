@@ -53,3 +53,19 @@ def test_where_records_were_read_the_other_checks_judge(tmp_path):
     job.set(0, stacks=stacks(0, TORCH, p.frame("all_reduce")))
     job.set(1, stacks=stacks(1, p.frame("evaluate")))
     assert not findings(PartedStacks, StackView(job.view().states))
+
+
+def test_a_known_fault_on_the_odd_stack_is_explained(tmp_path):
+    inner = library("torch/utils/file_baton.py", "wait")
+    (finding,) = seen(tmp_path, ("all_reduce", TORCH), ("evaluate", inner), ("all_reduce", TORCH))
+    assert "lock file of a just-in-time build" in finding.why
+
+
+def test_who_waits_for_its_gpu_is_no_culprit(tmp_path):
+    wait = library("torch/cuda/streams.py", "synchronize")
+    (finding,) = seen(tmp_path, ("all_reduce", TORCH), ("evaluate", wait), ("evaluate", wait))
+    assert (finding.ranks, finding.grade) == (RankSet(), Grade.NOTE)
+    places = [("all_reduce", TORCH), ("evaluate", wait), ("dist.barrier()",), ("evaluate", wait)]
+    (finding,) = seen(tmp_path, *places)
+    assert (finding.ranks, finding.grade) == (RankSet([2]), Grade.LIKELY)
+    assert not seen(tmp_path, ("evaluate", wait), ("evaluate", wait))
