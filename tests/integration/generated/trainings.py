@@ -461,6 +461,7 @@ dp_rank = mesh.get_local_rank("dp")"""
     return replace(
         training,
         nproc=4,
+        clip="",  # torch does not clip gradients of two meshes together
         imports=(*training.imports, _MESH, _TP, _FSDP),
         wrap=wrap,
         seed_after=training.seed_after.replace("+ rank", "+ dp_rank"),
