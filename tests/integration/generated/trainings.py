@@ -446,7 +446,7 @@ mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
 for block in net.{names["blocks"]}:
     parallelize_module(block, mesh, {_plan(names)})
 model = net"""
-    return replace(training, imports=(*training.imports, _MESH, _TP), wrap=wrap)
+    return replace(training, imports=(*training.imports, _MESH, _TP), wrap=wrap, clip="")
 
 
 def _hybrid(training: Training, rng: random.Random, _: Mapping[str, bool]) -> Training:
