@@ -1,0 +1,1 @@
+"""Trainings that are written at random, each with one silent fault or with none."""
