@@ -33,6 +33,8 @@ class _Rank:
     heard: int = -1
     """When it last heard of others: by a collective of the program's, or the store."""
     stepped: int = -1
+    has_called: bool = False
+    """It has made a collective: ranks that exchange by another library are not seen to do so."""
     writes: deque[tuple[FileAccess, int, int]] = field(
         default_factory=lambda: deque(maxlen=_MOST_WRITES)
     )
@@ -72,6 +74,7 @@ class EvaluationAligner(Aligner):
             case StepEnd():
                 mine.stepped = event.seq
             case Collective():
+                mine.has_called |= len(event.group.ranks) > 1
                 if self._exchanges(event):
                     mine.heard = event.seq
             case StoreCall(done=True):
@@ -93,7 +96,7 @@ class EvaluationAligner(Aligner):
         found: dict[CallSite, tuple[dict[int, EpochFed], dict[int, FileAccess]]] = {}
         counts: Counter[CallSite] = Counter()
         for rank, mine in self._ranks.items():
-            for write, heard, stepped in mine.writes:
+            for write, heard, stepped in mine.writes if mine.has_called else ():
                 passes = _last_before(write, rank, parts)
                 begin = passes[rank].begin if passes else write.seq
                 if passes is not None and max(heard, stepped, self._read(mine, write)) < begin:

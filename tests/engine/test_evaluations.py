@@ -62,10 +62,22 @@ def test_a_barrier_and_the_buffers_of_a_wrapper_bring_nothing_together():
 
 
 @pytest.mark.parametrize(
-    "way", ["reduced", "by the store", "by files", "trained since", "whole", "alone", "earlier"]
+    "way",
+    [
+        "reduced",
+        "by the store",
+        "by files",
+        "trained since",
+        "whole",
+        "alone",
+        "earlier",
+        "another library",
+    ],
 )
 def test_what_all_ranks_may_have_a_part_in_is_not_shown(way):
     trace = Evaluation()
+    if way != "another library":
+        trace.everyone("all_reduce")
     begin = len(trace.events) + 1
     if way == "earlier":
         trace.write(0, line=7)
