@@ -67,7 +67,6 @@ class ParityTask(RecordingTask, frozen=True, kw_only=True, forbid_unknown_fields
     perturbation_dtype: str = ""
     padding: dict[str, float] = {}
     dropout: Dropout = "on"
-    keeps_batches: bool = True
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -411,6 +411,11 @@ class Comparison:
             for name, groups in list(found.items())[:SHOWN]
         ]
 
+    @property
+    def num_coordinates(self) -> int:
+        """How many data coordinates the candidate has."""
+        return len(self._candidate.coordinates)
+
     def gradient_pairs(self, step: int) -> list[Pair]:
         """Return the gradients of a step that are no larger than can be explained."""
         return self._tensors.gradients(step)

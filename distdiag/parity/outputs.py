@@ -177,15 +177,9 @@ def is_that_of_alone(
     candidate: RecordedRun, alone: Sequence[RecordedRun], step: int, name: str
 ) -> bool:
     """Say whether each coordinate's ranks returned what runs on their data alone return."""
-    micro = next(
-        (
-            m
-            for m in range(candidate.num_micro(step))
-            if name in candidate.names(Kind.OUTPUT, step, m)
-        ),
-        0,
-    )
-    place = Place(Kind.OUTPUT, step, micro, name)
+    passes = range(candidate.num_micro(step))
+    held = [each for each in passes if name in candidate.names(Kind.OUTPUT, step, each)]
+    place = Place(Kind.OUTPUT, step, held[0] if held else 0, name)
     for ranks, run in zip(candidate.coordinates, alone, strict=True):
         theirs, due = place.records(candidate).get(ranks[0]), place.records(run).get(0)
         if theirs is None or due is None or theirs.shape != due.shape:

@@ -209,13 +209,15 @@ class Study:
             return found
         if not self._is_replayed or self._source is None:
             return found
-        sources = sources_of(self._source)
-        if len(sources) < 2:
+        sources, number = sources_of(self._source), comparison.num_coordinates
+        if number < 2 or len(sources) % number:
             return found
+        each = len(sources) // number
+        shares = [sources[first : first + each] for first in range(0, len(sources), each)]
         alone = self._run_all(
             [
-                self._spec(reference, f"alone-{rank}", sources=(rank,), num_steps=1)
-                for rank in sources
+                self._spec(reference, f"alone-{share[0]}-{each}", sources=share, num_steps=1)
+                for share in shares
             ]
         )
         gradients = comparison.gradient_pairs(0)

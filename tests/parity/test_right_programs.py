@@ -33,7 +33,7 @@ class Told(NamedTuple):
 @pytest.fixture
 def told(tmp_path):
     def told(program, *arguments, options=()):
-        run_dir = tmp_path / "run"
+        run_dir = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         command = ["-m", "distdiag.cli", "parity", "--steps", "2", *options]
         command += ["--run-dir", str(run_dir), str(PROGRAMS / program), *arguments]
         done = forked.run(command, timeout=500)
@@ -116,6 +116,14 @@ def test_what_depends_on_the_batch_is_told_once_and_can_be_accepted(told):
     assert (
         "each rank has the gradients that its own batch gives alone" in found.of("PAR017").message
     )
+
+
+@pytest.mark.slow
+def test_ranks_that_replay_several_batches_as_one_are_told_in_the_same_way(told):
+    options = ("--world-sizes", "1,2,4")
+    found = told("right.py", "--kind", "local-pairs", options=options)
+    assert {*found.alarms} == {"PAR017"}
+    assert told("right.py", "--kind", "tuple", options=options).alarms == []
 
 
 @pytest.mark.slow

@@ -287,7 +287,7 @@ class BatchFeed:
         """Put the hooks in place; `on_batch` is called when a batch is about to be handed out."""
         self._writer, self._on_batch, self._fail = writer, on_batch, fail
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        if self._store is None and self._task.keeps_batches:
+        if self._store is None:
             patches.wrap(dataloader._BaseDataLoaderIter, "__init__", self._making)
             for kind in _READERS:
                 patches.wrap(kind, "_next_data", self._next_data)
@@ -389,15 +389,14 @@ class BatchFeed:
         self._refuse(Refusal(f"{type(error).__name__} in the tool itself: {error}"))
 
     def _recorded(self, batch: object, iterator: int, number: int, made: object) -> object:
-        if self._store is None and self._task.keeps_batches:
-            write_batch(self._writer, iterator, number, batch)
-            if self._kept:
-                self._writer.write(Record(Kind.SAMPLES, iterator, number, ""), self._kept)
+        if self._kept:
+            self._writer.write(Record(Kind.SAMPLES, iterator, number, ""), self._kept)
             self._kept = b""
-        elif made is not NO_BATCH:
+        if made is not NO_BATCH:
             batch = made
         elif self._store is not None:
             batch = self._replayed(self._store, batch, iterator, number)
+        write_batch(self._writer, iterator, number, batch)
         if self._task.perturbation is not None:
             batch = perturbed(
                 batch, self._task.perturbation + number, self._task.perturbation_dtype
