@@ -1,5 +1,6 @@
 """Puts what ranks were given and what they drew side by side, along the axis that is known."""
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -12,17 +13,20 @@ from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective, GroupCreated, Signature
 from distdiag.events.data import Draw, ModelFed
-from distdiag.events.models import ModelPlan, ReplicaEvidence
+from distdiag.events.models import Mesh, ModelPlan, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.views.base import View
+from distdiag.views.experts import is_of_expert
 from distdiag.views.relations import (
     DIVIDED_LATER,
     DRAWN,
     FEW_PASSES,
     IN_ORDER,
     NO_ROWS,
+    NOT_LOADED,
     ONE_BATCH,
     OWN_NOISE,
+    PARTS_OF_BATCH,
     SEEDED_BY_LIBRARY,
     SHARED_WORK,
     Axis,
@@ -31,6 +35,7 @@ from distdiag.views.relations import (
     MaskView,
     NormalisedFeeds,
     OtherInputs,
+    ReplicatedInputs,
     SampledInputs,
     are_different,
 )
@@ -161,6 +166,61 @@ def _class_of(model: str) -> str:
     return model.partition("#")[0]
 
 
+# Which ranks hold shards of one model, by the names of axes and groups.
+
+_TENSOR: Final = re.compile(r"(^|[_\W])(tp|tensor\w*|model_?parallel\w*)($|[_\W])")
+_SHARDS: Final = ("S", "_S")
+"""How placements of shards are written: ``S(0)``, ``_StridedShard(…)``."""
+
+
+class ShardGroups:
+    """The ranks that compute one result together, each with its shards of the parameters."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, tuple[RankSet, str]] = {}
+
+    def feed_group(self, group: GroupCreated) -> None:
+        """Take in a process group that is named so."""
+        if _TENSOR.search(group.desc.lower()) and group.rank in group.ranks:
+            known_by = f"their process group is named {group.desc}"
+            self._groups.setdefault(group.rank, (RankSet(group.ranks), known_by))
+
+    def feed_plan(self, plan: ModelPlan) -> None:
+        """Take in parameters that are sharded along an axis of a mesh that is named so."""
+        for tensor in plan.tensors:
+            if tensor.mesh is not None and tensor.is_parameter and not is_of_expert(tensor):
+                axes = zip(tensor.mesh.names, tensor.placements, strict=False)
+                for axis, (name, placement) in enumerate(axes):
+                    if placement.startswith(_SHARDS) and _TENSOR.search(name.lower()):
+                        known_by = f"{tensor.name} is sharded over them along {name}"
+                        group = RankSet(_along(tensor.mesh, axis, plan.rank))
+                        self._groups[plan.rank] = (group, known_by)
+
+    def of(self, fed: ModelFed) -> tuple[RankSet, str]:
+        """Return the ranks, none if they are not known or a wrapper holds them apart."""
+        ranks, known_by = self._groups.get(fed.rank, (RankSet(), ""))
+        is_apart = set(ranks) & set(fed.members) <= {fed.rank}
+        return (ranks, known_by) if is_apart else (RankSet(), "")
+
+
+def _along(mesh: Mesh, axis: int, rank: int) -> list[int]:
+    """Return the ranks that differ from this one in one coordinate only."""
+    if rank not in mesh.ranks:
+        return []
+    stride, place = math.prod(mesh.sizes[axis + 1 :]), mesh.ranks.index(rank)
+    first = place - place // stride % mesh.sizes[axis] * stride
+    return [mesh.ranks[first + step * stride] for step in range(mesh.sizes[axis])]
+
+
+class _Shared(NamedTuple):
+    """What a rank was given that computes one result with others."""
+
+    rank: int
+    place: tuple[str, int]
+    members: tuple[int, ...]
+    fed: ModelFed
+
+
 # Draws that belong together: those with the same number in the forward passes of all ranks.
 
 _FEWEST: Final = 2
@@ -266,6 +326,14 @@ def _draws_its_input(fed: ModelFed) -> bool:
     )
 
 
+def _shared_exceptions(passes: _Passes) -> Iterator[Exception_]:
+    batches = [{fed.batch for fed in by_rank.values()} for by_rank in passes]
+    if any("" in each for each in batches):
+        yield NOT_LOADED
+    elif any(len(each) == 1 for each in batches):
+        yield PARTS_OF_BATCH
+
+
 # The aligner.
 
 _NO_FEED: Final = NothingThere("model inputs", "no model was seen to be fed")
@@ -274,6 +342,9 @@ _NO_LOADER: Final = NothingThere(
 )
 _ALL_LOADED: Final = NothingThere(
     "inputs without indices", "all that models were fed came from data loaders with indices"
+)
+_NO_SHARDS: Final = NothingThere(
+    "tensor-parallel inputs", "no model was fed that is sharded along an axis named for it"
 )
 _NO_DRAWS: Final = NothingThere(
     "random numbers in forward passes", "nothing was drawn for the samples of a training step"
@@ -300,7 +371,7 @@ class RelationAligner(Aligner):
     """Shows inputs and random draws of ranks that train one model together."""
 
     needs = (ModelFed, Collective, GroupCreated, ModelPlan)
-    builds = (SampledInputs, OtherInputs, MaskView, NormalisedFeeds)
+    builds = (SampledInputs, OtherInputs, ReplicatedInputs, MaskView, NormalisedFeeds)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -309,6 +380,8 @@ class RelationAligner(Aligner):
         self._reduced = ReducedModels()
         self._passes: dict[tuple[str, RankSet], deque[Mapping[int, ModelFed]]] = {}
         self._sharing: list[frozenset[int]] = []
+        self._shards = ShardGroups()
+        self._shared = SideBySide(job.world)
         self._has_norms = False
         self._seen: set[type[View]] = set()
 
@@ -323,6 +396,8 @@ class RelationAligner(Aligner):
         ):
             if view not in self._seen:
                 gaps[view] = gap if is_fed else _NO_FEED
+        if ReplicatedInputs not in self._seen:
+            gaps[ReplicatedInputs] = _NO_SHARDS
         if not self._has_norms:
             gaps[NormalisedFeeds] = _NO_NORMS
         return gaps
@@ -335,12 +410,15 @@ class RelationAligner(Aligner):
                 alignment = self._feeds.add(event)
                 if alignment is not None:
                     yield from self._show(event.model, alignment.by_rank)
+                yield from self._feed_shared(event)
             case Collective():
                 self._exchanges.feed(event)
             case GroupCreated() if _SHARING.search(event.desc.lower()):
                 self._sharing.append(frozenset(event.ranks))
+                self._shards.feed_group(event)
             case ModelPlan():
                 self._reduced.feed(event)
+                self._shards.feed_plan(event)
                 if event.first == 0:
                     self._feed_meshes(event)
 
@@ -348,6 +426,26 @@ class RelationAligner(Aligner):
         for mesh in {tensor.mesh for tensor in plan.tensors if tensor.mesh is not None}:
             if any(_SHARING.search(name.lower()) for name in mesh.names):
                 self._sharing.append(frozenset(mesh.ranks))
+
+    def _feed_shared(self, fed: ModelFed) -> Iterator[View]:
+        """Show the passes of ranks that hold shards of one model along a named axis."""
+        ranks, known_by = self._shards.of(fed)
+        if len(ranks) < 2:
+            return
+        alignment = self._shared.add(_Shared(fed.rank, fed.place, tuple(ranks), fed))
+        if alignment is None:
+            return
+        kept = self._passes.setdefault(
+            (f"shards of {fed.model}", ranks), deque(maxlen=_MOST_PASSES)
+        )
+        kept.append({rank: each.fed for rank, each in alignment.by_rank.items()})
+        if len(kept) >= _FEWEST:
+            self._seen.add(ReplicatedInputs)
+            passes = tuple(kept)
+            exceptions = tuple(_shared_exceptions(passes))
+            yield ReplicatedInputs(
+                Item.INPUT, Axis.TENSOR, known_by, fed.model, ranks, passes, exceptions
+            )
 
     def _show(self, model: str, by_rank: Mapping[int, ModelFed]) -> Iterator[View]:
         for members in {each for fed in by_rank.values() if (each := self._members(fed))}:

@@ -136,14 +136,14 @@ class ModelFed(Event, frozen=True, kw_only=True):
     """What a model was given for one backward pass of it.
 
     `number` counts these passes. `members` are the ranks that a wrapper trains it together on,
-    empty if it has none. `inputs` are
-    digests of the tensors it was given, `batch_sizes` the sizes of their first dimension. `batch`
-    is a digest of the indices of the last batch from a data loader (empty: there was none, or it
-    has no indices), of `num_batch` samples out of `num_samples`; `samples` are digests of its
-    tensors. `draws` were made since that batch, which came at event number `since`.
-    `num_local_norms` layers normalise by the statistics of this rank's own samples, `norms` are
-    those of some of them. What the rank did in the forward pass has the event numbers from `begin`
-    to `end`. `seeded` is where the program seeded torch last.
+    empty if it has none. `inputs` are digests of the tensors it was given that hold more than one
+    value, `batch_sizes` the sizes of their first dimension. `batch` is a digest of the indices of
+    the last batch from a data loader (empty: there was none, or it has no indices), of `num_batch`
+    samples out of `num_samples`; `samples` are digests of its tensors. `draws` were made since that
+    batch, which came at event number `since`. `num_local_norms` layers normalise by the statistics
+    of this rank's own samples, `norms` are those of some of them. What the rank did in the forward
+    pass has the event numbers from `begin` to `end`. `seeded` is where the program seeded torch
+    last.
     """
 
     model: str

@@ -21,9 +21,7 @@ class Item(StrEnum):
 
     INPUT = "what the outermost model is given"
     MASK = "random numbers for activations in a forward pass"
-    PARAMETER = "parameters and buffers"
     RATE = "learning rates and step counters of an optimizer"
-    SAMPLES = "the samples of a pass over a data set"
 
 
 class Axis(StrEnum):
@@ -60,6 +58,8 @@ IN_ORDER: Final = Exception_("they are read in the order of the data set, as in 
 DRAWN: Final = Exception_("the program draws them itself, as in a trial")
 OWN_NOISE: Final = Exception_("each of them draws other numbers for it, as several tries at it")
 SEEDED_BY_LIBRARY: Final = Exception_("a library seeds all ranks alike by itself")
+PARTS_OF_BATCH: Final = Exception_("each takes its part of one batch", is_right=True)
+NOT_LOADED: Final = Exception_("it is not known from which batches they come")
 DIVIDED_LATER: Final = Exception_("they may be samples that are divided among the ranks later")
 
 
@@ -79,7 +79,9 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
         frozenset({ONE_BATCH, FEW_PASSES, NO_ROWS, SHARED_WORK, IN_ORDER, DRAWN, OWN_NOISE}),
     ),
     (Item.INPUT, Axis.TENSOR): Cell(
-        Relation.EQUAL, "each rank computes its share of one result for one batch"
+        Relation.EQUAL,
+        "each rank computes its share of one result, and shares of different batches are summed up",
+        frozenset({PARTS_OF_BATCH, NOT_LOADED}),
     ),
     (Item.INPUT, Axis.SEQUENCE): Cell(
         Relation.PARTS, "each rank has its piece of every sequence of one batch"
@@ -101,16 +103,7 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
     (Item.MASK, Axis.EXPERT): Cell(
         Relation.DIFFERENT, "ranks that exchange tokens are data-parallel for all other layers"
     ),
-    (Item.PARAMETER, Axis.DATA): Cell(
-        Relation.EQUAL, "gradients are averaged over copies of one model"
-    ),
     (Item.RATE, Axis.DATA): Cell(Relation.EQUAL, "equal gradients have to make equal updates"),
-    (Item.RATE, Axis.TENSOR): Cell(
-        Relation.EQUAL, "the shards of one model have to move at one speed"
-    ),
-    (Item.SAMPLES, Axis.DATA): Cell(
-        Relation.DIFFERENT, "an epoch is to see each sample once", frozenset({IN_ORDER})
-    ),
 }
 
 
@@ -159,6 +152,12 @@ class SampledInputs(RelationView):
 
 class OtherInputs(RelationView):
     """What a model is given, where indices are not known: streams, and what scripts make."""
+
+    __slots__ = ()
+
+
+class ReplicatedInputs(RelationView):
+    """What ranks are given that hold shards of one model, and compute one result together."""
 
     __slots__ = ()
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 STEPS, ROWS, WIDTH = 6, 8, 16
 DATA = torch.randn(256, 4, WIDTH, generator=torch.Generator().manual_seed(5))
@@ -224,6 +224,19 @@ class Stream(IterableDataset):
                 yield row
 
 
+def planned(name: str) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
+    return parallelize_module(kind(name), mesh, plan)
+
+
+def shuffled(num_parts: int) -> Iterator[Tensor]:
+    """Batches of this rank's part of the data."""
+    part = dist.get_rank() % num_parts
+    sampler = DistributedSampler(DATA, num_parts, part, seed=7)
+    yield from DataLoader(DATA, ROWS, sampler=sampler, drop_last=True)
+
+
 def replicated(name: str) -> bool:
     return name.startswith(("first", "last"))
 
@@ -250,6 +263,7 @@ def wrong() -> None:
     model = kind("MasksWithinColumns", Columns, scatters=True)
     train(model, same, reduced=replicated)
     train(DistributedDataParallel(kind("SameStream")), iter(DataLoader(Stream(split=False), ROWS)))
+    train(planned("SplitShards"), shuffled(2))
 
 
 def right() -> None:
@@ -279,13 +293,13 @@ def right() -> None:
     train(kind("Alone", p=0.3), same)
     train(kind("Columns", Columns), same, reduced=replicated)
     train(kind("Scattered", Columns, scatters=True, forks=True), same, reduced=replicated)
+    train(planned("Planned"), same)
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
-    train(parallelize_module(kind("Planned"), mesh, plan), same)
     plan = {"drop": SequenceParallel()}
     model = parallelize_module(kind("PlannedSequence", p=0.3), mesh, plan)
     model.drop.register_forward_hook(lambda _, __, output: output.full_tensor())
     train(model, lambda number: half(number))
+    train(planned("Shards"), shuffled(1))
     train(DistributedDataParallel(kind("Streamed")), iter(DataLoader(Stream(split=True), ROWS)))
 
 

@@ -190,7 +190,8 @@ class _Waiting:
             msgspec.structs.replace(draw, activation=_digests(found)[0]) if found else draw
             for draw, found in draws
         )
-        parts = {"inputs": _digests(inputs), "samples": _digests(batch), "norms": norms}
+        given = [each for each in inputs if each is None or each.least != each.greatest]
+        parts = {"inputs": _digests(given), "samples": _digests(batch), "norms": norms}
         return self.fields | parts | {"draws": tuple(known)}
 
 
