@@ -1,6 +1,7 @@
 """Surrogate of a flow field under DDP; rank 0 logs the metrics and keeps the best checkpoint."""
 
 import os
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "state")
+FOLDER = tempfile.mkdtemp(prefix="surrogate-")
 
 
 class MetricCalculator:
@@ -64,7 +65,6 @@ def run_epoch(model, loader, optimizer, group):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    os.makedirs(FOLDER, exist_ok=True)
     torch.manual_seed(0)
     model = DDP(nn.Sequential(nn.Linear(10, 48), nn.GELU(), nn.Linear(48, 6)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
