@@ -50,6 +50,9 @@ class EndlessCollective(Check[JobView]):
     network, a GPU, or the library between them, such as a GPU that has fallen off the bus. The
     program is not to blame.
 
+    Flight recorders may tell which GPUs have begun the call. Those that have not are named then:
+    something that was issued before on their streams does not end.
+
     ## Example
         # wrong: one broken link among the nodes of the job
         torchrun --nnodes 4 --nproc-per-node 8 train.py

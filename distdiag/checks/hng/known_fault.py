@@ -124,14 +124,15 @@ def _is_told_elsewhere(line: FaultLogged, states: Mapping[int, RankState]) -> bo
     """Say whether the line is a part of what some rank raised, which HNG001 reports.
 
     So is a line that says less than the known fault of the exception, and one that only follows
-    from something where ranks are known to wait for one another.
+    from something where all that wait do so in one call.
     """
     state = states.get(line.rank) if line.is_rank_known else None
     known = [state] if state is not None else list(states.values())
     rows = [row for each in known if (row := known_fault_of(each)) is not None]
     role = _ROWS[line.fault].role
-    if role == "consequence" and any(each.waiting for each in known):
-        return True
+    calls = {(c.group.name, c.collective_seq_id) for s in states.values() for c in s.waiting[:1]}
+    if role == "consequence" and len(calls) == 1:
+        return True  # HNG016 tells it, or whoever did not come to this call is known
     says_less = role != "cause"
     has_cause = any(row.role == "cause" for row in rows)
     return any(row.id == line.fault for row in rows) or (says_less and has_cause)

@@ -141,6 +141,9 @@ class PartedStacks(Check[StackView]):
     Some ranks are inside a function of torch.distributed; the ranks that are elsewhere are probably
     those that they wait for. One sample cannot tell a wait from a passing moment.
 
+    Ranks that wait for their GPU may do so for the others, or be waited for: they are told and not
+    named as culprits.
+
     ## Example
         # wrong: seven ranks are in the all_reduce, rank 3 is in an evaluation of its own
         if loss < best:

@@ -43,6 +43,7 @@ SIGNS: Final = (
     b"timeout",
     b"fallen off",
     b"async fatal",
+    b"have different",
 )
 """Each line of a fault holds one of these, so that most files need not be searched for 150 words.
 
