@@ -31,17 +31,17 @@ class NativeReader:
         return tokens.long().view(BATCH, CONTEXT)
 
 
-def receive(descriptor: int, latency_s: float) -> None:
+def receive(descriptor: int, rank: int) -> None:
     """Write the batches that arrive into the pipe."""
     for step in range(NUM_STEPS):
-        time.sleep(latency_s)
-        os.write(descriptor, bytes((step * 31 + n) % 256 for n in range(BATCH * CONTEXT)))
+        time.sleep(0.05 * rank)
+        os.write(descriptor, bytes((step * 31 + rank + n) % 256 for n in range(BATCH * CONTEXT)))
 
 
 def batches(rank: int) -> Iterator[torch.Tensor]:
     """Yield batches: the first rank has them at hand, the second receives them."""
     source, sink = os.pipe()
-    receiver = threading.Thread(target=receive, args=(sink, 0.05 * rank), daemon=True)
+    receiver = threading.Thread(target=receive, args=(sink, rank), daemon=True)
     receiver.start()
     if rank == 0:
         receiver.join()
