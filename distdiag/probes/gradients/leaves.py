@@ -4,6 +4,7 @@ Wrappers that shard make them differ: a backward pass gives the gradient of the 
 the optimizer holds some of its elements in tensors of its own.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -138,8 +139,7 @@ def _of_record(record: Untyped, mesh: Untyped) -> Leaf:
     if not size or getattr(record, "fsdp_placement", _BY_ROWS).dim != 0:
         return Leaf("", leaf, local.numel(), (), members)  # not to be added up
     rows = -(-local.shape[0] // size) if local.dim() else 0
-    columns = local[0].numel() if local.dim() and local.shape[0] else 1
-    first = rows * int(mesh.shard_mesh_rank) * columns
+    first = rows * int(mesh.shard_mesh_rank) * math.prod(local.shape[1:])
     parts = (Part(record.sharded_param, first),)
     return Leaf("", leaf, local.numel(), parts, members, len(members) // size)
 
