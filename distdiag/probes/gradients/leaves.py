@@ -139,9 +139,7 @@ def _of_record(record: Untyped, mesh: Untyped) -> Leaf:
     if not size or getattr(record, "fsdp_placement", _BY_ROWS).dim != 0:
         return Leaf("", leaf, local.numel(), (), members)  # not to be added up
     rows = -(-local.shape[0] // size) if local.dim() else 0
-    # Its memory may be given back until it is gathered again: only the shape is there.
-    columns = math.prod(local.shape[1:])
-    first = rows * int(mesh.shard_mesh_rank) * columns
+    first = rows * int(mesh.shard_mesh_rank) * math.prod(local.shape[1:])
     parts = (Part(record.sharded_param, first),)
     return Leaf("", leaf, local.numel(), parts, members, len(members) // size)
 

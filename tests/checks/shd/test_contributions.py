@@ -168,9 +168,7 @@ def odd(factor, names=NAMES[2:3], num_ranks=3, **values):
     return view(mixes, num_ranks=num_ranks)
 
 
-@pytest.mark.parametrize(
-    ("factor", "words"), [(3.0, "3 times larger"), (1 / 3, "3 times smaller")]
-)
+@pytest.mark.parametrize(("factor", "words"), [(3.0, "3 times larger"), (1 / 3, "3 times smaller")])
 def test_a_parameter_that_is_averaged_twice_or_not_at_all_is_told(factor, words):
     (finding,) = judged(odd(factor))
     assert (finding.code, finding.severity, finding.subjects) == (
