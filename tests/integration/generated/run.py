@@ -13,18 +13,20 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 from rich.console import Console
 
-from tests.integration.generated.trainings import FAULTS, Expected, Training, pair
-from tests.integration.launch import Launch, Outcome
+from tests.integration.generated.trainings import FAULTS, Expected, Training, on_gpu, pair
+from tests.integration.launch import Launch, Launcher, Outcome
 
 __all__ = ["Case", "cases", "judge", "main", "run_case"]
 
 Kind = Literal["broken", "right"]
+Device = Literal["cpu", "cuda"]
 OPTIONS: Final = ("--hang-timeout", "20", "--on-hang", "abort")
 ACCUSED: Final = "accused"
 WRONG: Final = ("missed", "other words", ACCUSED, "failed")
@@ -69,12 +71,15 @@ def _case(label: str, kind: Kind, training: Training, expected: Expected | None)
     return Case(label, kind, training.text(), training.nproc, expected)
 
 
-def run_case(case: Case) -> Verdict:
+def run_case(case: Case, device: Device = "cpu") -> Verdict:
     """Run one program on real ranks and judge what was reported."""
+    launcher: Launcher = "forked" if device == "cpu" else "torchrun"  # CUDA cannot be forked
+    if device == "cuda":
+        case = msgspec.structs.replace(case, text=on_gpu(case.text))
     with tempfile.TemporaryDirectory(prefix="generated-") as temporary:
         script = Path(temporary, "train.py")
         script.write_text(case.text)
-        outcome = Launch(folder=Path(temporary)).checked(
+        outcome = Launch(folder=Path(temporary), launcher=launcher).checked(
             script, options=OPTIONS, nproc=case.nproc, timeout=120
         )
     return judge(case, outcome)
@@ -110,6 +115,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the number of the first")
     parser.add_argument("--only", nargs="+", default=[], metavar="FAULT")
     parser.add_argument("--jobs", type=int, default=1, help="programs that run at a time")
+    parser.add_argument("--style", nargs="+", default=[], help="only these styles")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--keep", type=Path, help="keep programs that were judged wrongly here")
     return parser.parse_args(argv)
 
@@ -119,7 +126,12 @@ def main(argv: list[str] | None = None) -> int:
     args, console = _parse(argv), Console()
     counts: Counter[tuple[Kind, str]] = Counter()
     with ThreadPoolExecutor(args.jobs) as pool:
-        for verdict in pool.map(run_case, list(cases(args.num, args.only, args.first))):
+        chosen = [
+            case
+            for case in cases(args.num, args.only, args.first)
+            if not args.style or case.label.split("/")[1] in args.style
+        ]
+        for verdict in pool.map(partial(run_case, device=args.device), chosen):
             counts[verdict.kind, verdict.answer] += 1
             line = f"{verdict.label} {verdict.kind}: {verdict.answer}"
             console.print(line, *verdict.alarms, sep="\n    ", markup=False, highlight=False)

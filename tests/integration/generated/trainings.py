@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from textwrap import dedent, indent
 from typing import Final
 
-__all__ = ["FAULTS", "STYLES", "Expected", "Fault", "Pair", "Training", "pair", "right"]
+__all__ = ["FAULTS", "STYLES", "Expected", "Fault", "Pair", "Training", "on_gpu", "pair", "right"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -1123,3 +1123,31 @@ def pair(fault: Fault, style: str, seed: int) -> Pair | None:
     """Write a training with this fault and its right twin; None where the fault has no place."""
     rng = random.Random(f"{fault.name}-{style}-{seed}")
     return fault.apply(right(style, rng, **dict.fromkeys(fault.wants, True)), rng)
+
+
+def on_gpu(text: str) -> str:
+    """Return the program with its model and samples on one GPU for each rank, in bfloat16."""
+    replaced = (
+        ('init_process_group("gloo")', 'init_process_group("nccl")'),
+        ('init_device_mesh("cpu"', 'init_device_mesh("cuda"'),
+        ("device_id=torch.device('cpu')", "device_id=torch.cuda.current_device()"),
+        (
+            "x, y = batch",
+            "x, y = (t.cuda() for t in batch)\nx = x.bfloat16() if x.is_floating_point() else x",
+        ),
+    )
+    lines = []
+    for line in text.splitlines():
+        for old, new in replaced:
+            line = (
+                indent(new, line[: len(line) - len(line.lstrip())])
+                if line.strip() == old
+                else line.replace(old, new)
+            )
+        lines.append(line)
+        margin = line[: len(line) - len(line.lstrip())]
+        if "rank, world = " in line:
+            lines.append(f"{margin}torch.cuda.set_device(rank)")
+        if line.strip().startswith("net = ") and line.strip().endswith("()"):
+            lines.append(f"{margin}net = net.cuda().bfloat16()")
+    return "\n".join((*lines, ""))
