@@ -18,12 +18,14 @@ WRONG = {
     "not_reduced": ("SHD025", "last.bias"),
     "own_halves": ("CKP008", "model.extra.weight"),
     "ignored_by_a_wrapped_name": ("SHD014", "module.extra.weight"),
+    "own_saved_by_one": ("CKP002", "extra.weight"),
     "schedule_dropped": ("CKP009", "StepLR"),
     "parted_by_to_empty": ("SHD009", "head.weight"),
     "parted_by_assign": ("SHD009", "head.weight"),
 }
 RIGHT = (
     *("own_part", "head_alone", "by_hand", "tasks", "walked", "partly_frozen", "balanced"),
+    *("own_saved_by_all", "own_gathered", "copies_left_out"),
     *("teacher", "global_names", "own_statistics", "drifting"),
     *(
         "tied_again",
@@ -34,7 +36,7 @@ RIGHT = (
         "schedule_replaced",
     ),
 )
-CODES = {"SHD009", "SHD014", "SHD024", "SHD025", "CKP008", "CKP009"}
+CODES = {"SHD009", "SHD014", "SHD024", "SHD025", "CKP002", "CKP008", "CKP009"}
 
 
 def checked(tmp_path, cases):
