@@ -288,9 +288,11 @@ class PartialRead(Event, frozen=True, kw_only=True):
 class SliceSaved(Event, frozen=True, kw_only=True):
     """The program saves this rank's parts of sharded parameters as plain tensors.
 
-    `names` are the parameters, `members` the global ranks that hold their parts.
+    `names` are the parameters, `members` the global ranks that hold their parts. `are_own`: they
+    are not sharded, but the wrapper of their model was told to leave them to each rank.
     """
 
     names: tuple[str, ...]
     members: tuple[int, ...]
     site: CallSite
+    are_own: bool = False

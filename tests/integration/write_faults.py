@@ -259,6 +259,54 @@ def ignored_on_one_rank(model):
     ignore(model, [f"own{rank}.{name}" for rank in (0, 1) for name in ("weight", "bias")])
 
 
+def with_own_layer(model):
+    """Each rank has another layer for itself, under one name."""
+    torch.manual_seed(dist.get_rank())
+    for parameter in model.extra.parameters():
+        nn.init.normal_(parameter)
+    own = [f"extra.{name}" for name, _ in model.extra.named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
+    wrapped, optimizer = DistributedDataParallel(model), torch.optim.Adam(model.parameters())
+    train(wrapped, optimizer)
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, wrapped, optimizer
+
+
+def own_saved_by_one(model):
+    state, *_kept = with_own_layer(model)
+    if dist.get_rank() == 0:
+        torch.save(state, folder(model))
+
+
+def own_saved_by_all(model):
+    state, *_kept = with_own_layer(model)
+    torch.save(state, folder(model).with_suffix(f".{dist.get_rank()}"))
+
+
+def own_gathered(model):
+    state, *_kept = with_own_layer(model)
+    for name, parameter in model.extra.named_parameters():
+        parts = [torch.empty_like(parameter) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, parameter.detach())
+        state["model"] |= {f"extra.{rank}.{name}": part for rank, part in enumerate(parts)}
+    if dist.get_rank() == 0:
+        torch.save(state, folder(model))
+
+
+def copies_left_out(model):
+    """What DDP ignores is reduced by hand, and one rank saves it."""
+    own = [f"extra.{name}" for name, _ in model.extra.named_parameters()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
+
+    def reduce(_):
+        for parameter in model.extra.parameters():
+            dist.all_reduce(parameter.grad)
+
+    wrapped = DistributedDataParallel(model)
+    train(wrapped, sgd(model.parameters()), before=reduce)
+    if dist.get_rank() == 0:
+        torch.save(wrapped.state_dict(), folder(model))
+
+
 # Schedules
 
 

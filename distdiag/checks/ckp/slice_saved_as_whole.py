@@ -14,7 +14,7 @@ class SliceSavedAsWhole(Check[SliceSaveView]):
 
     ## What you see
     A sharded parameter is on no rank as a whole: each has its own rows or columns. The file holds a
-    fraction of each parameter; what the other ranks had trained is lost.
+    fraction of each parameter, or the experts of some ranks; what the others had trained is lost.
 
     ## Example
         # wrong: saves the rows of rank 0 only
@@ -28,7 +28,7 @@ class SliceSavedAsWhole(Check[SliceSaveView]):
 
     ## How to fix
     Call `full_tensor()` on all ranks and save the result on one of them, or save with
-    `torch.distributed.checkpoint` on all ranks.
+    `torch.distributed.checkpoint` on all ranks. Each rank saves its own experts.
 
     Changes: The size of the checkpoint, and the memory that saving it needs.
 

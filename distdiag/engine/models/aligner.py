@@ -11,16 +11,20 @@ from distdiag.engine.models.plans import UserPlans
 from distdiag.engine.models.replicas import UnsyncedReplicas
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
+from distdiag.events.checkpoints import WeightsSaved
 from distdiag.events.lifecycle import ProbeDisabled, RankStarted
 from distdiag.events.losses import LossWeights
 from distdiag.events.models import (
+    Content,
     ModelPlan,
     ModelState,
     Moment,
     OptimizerState,
     PartialRead,
     PlanPatterns,
+    ReplicaEvidence,
     SliceSaved,
+    TensorPlan,
 )
 from distdiag.events.random import RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
@@ -52,19 +56,42 @@ class SliceSaves:
 
     def __init__(self) -> None:
         self._saves: dict[int, SliceSaved] = {}
+        self._own: dict[int, SliceSaved] = {}
+        self._apart: set[str] = set()
+        self._shared: set[int] = set()
 
     def add(self, event: SliceSaved) -> None:
         """Take in one event."""
-        self._saves.setdefault(event.rank, event)
+        (self._own if event.are_own else self._saves).setdefault(event.rank, event)
+
+    def share(self, rank: int) -> None:
+        """Take note of a rank that gives its weights to a distributed checkpoint."""
+        self._shared.add(rank)
+
+    def start(self, view: ContentView) -> None:
+        """Take note of what each rank has for itself: as it was told, and as the values show."""
+        seen: dict[str, set[str]] = {}
+        for held in view.by_rank.values():
+            for plan, content in held:
+                if plan.is_ignored or plan.evidence is ReplicaEvidence.OWN:
+                    seen.setdefault(plan.name, set()).add(content.digest)
+        of_one = {
+            name for name in seen if sum(_has(held, name) for held in view.by_rank.values()) == 1
+        }
+        self._apart |= of_one | {name for name, digests in seen.items() if len(digests) > 1}
 
     def incomplete(self) -> Iterator[SaveAlignment]:
-        """Yield the save, if of no set of ranks that make up the whole all have saved."""
-        if not self._saves or any(
-            self._saves.keys() >= set(event.members) for event in self._saves.values()
-        ):
-            return
-        first = self._saves[min(self._saves)]
-        yield Alignment("save", first.names, self._saves, RankSet(first.members))
+        """Yield a save, if of no set of ranks that make up the whole all have saved."""
+        own = {rank: e for rank, e in self._own.items() if not self._apart.isdisjoint(e.names)}
+        for saves, elsewhere in ((self._saves, set()), (own, self._shared)):
+            done = saves.keys() | elsewhere
+            if saves and not any(done >= set(event.members) for event in saves.values()):
+                first = saves[min(saves)]
+                yield Alignment("save", first.names, saves, RankSet(first.members))
+
+
+def _has(held: Iterable[tuple[TensorPlan, Content]], name: str) -> bool:
+    return any(plan.name == name for plan, _ in held)
 
 
 # Puts the states of random number generators side by side where they should be equal.
@@ -156,7 +183,14 @@ class ModelAligner(Aligner):
     What is complete is shown at once, the rest at the end.
     """
 
-    needs = (*_OF_MODELS, LossWeights, RandomDraw, RankStarted, *UnsyncedReplicas.needs)
+    needs = (
+        *_OF_MODELS,
+        WeightsSaved,
+        LossWeights,
+        RandomDraw,
+        RankStarted,
+        *UnsyncedReplicas.needs,
+    )
     builds = (*_NEVER, *LossAligner.builds)
 
     def __init__(self, job: Job) -> None:
@@ -219,6 +253,8 @@ class ModelAligner(Aligner):
 
     def _feed_of_models(self, event: Event) -> Iterator[View]:
         match event:
+            case WeightsSaved():
+                self._saves.share(event.rank)
             case ModelPlan() | ModelState():
                 yield from self._feed_model(event)
             case OptimizerState():
@@ -246,6 +282,8 @@ class ModelAligner(Aligner):
             self._seen.add(ExpertContents)
         for view in self._models.feed(event):
             self._losses.note(view)
+            if isinstance(view, ContentView):
+                self._saves.start(view)
             if isinstance(view, ReplicaView):
                 yield from self._of_replicas((view,))
                 self._unsynced.note(view)

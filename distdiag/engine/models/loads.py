@@ -35,7 +35,7 @@ _VIEWS: Final[Mapping[type[Event], type[Alignment[Any]]]] = {
     StateRestored: RankStateView,
 }
 
-_OF_LOADS: Final = (WeightsLoaded, LoadWasted, TrainingResumed)
+_OF_LOADS: Final = (WeightsLoaded, LoadWasted, TrainingResumed, ScheduleRestarted)
 """A load is known by any of them: an optimizer that steps after a load tells of it."""
 _OF_LOADED: Final = (WeightsLoadedView, LoadWastedView, ResumeView, RestartedScheduleView)
 _NO_LOAD: Final = NothingThere("checkpoints", "nothing was loaded into a model or an optimizer")

@@ -19,6 +19,8 @@ from distdiag.probes.untyped import Untyped
 _CALLS: Final = ("to_empty", "load_state_dict", "to")
 """What may replace parameters: from meta, by what is assigned, or to meta."""
 
+_DEVICES: Final = (str, torch.device)
+
 _Slot = tuple[nn.Module, str]
 
 
@@ -105,7 +107,9 @@ def _may_part(call: str, args: tuple[object, ...], kwargs: dict[str, object]) ->
         return True
     if call == "load_state_dict":
         return bool(kwargs.get("assign") or args[2:3] == (True,))
-    return any("meta" in str(each) for each in (*args[:1], kwargs.get("device", "")))
+    # It may be a tensor, too, whose text would have to be read from its device.
+    devices = [each for each in (*args[:1], kwargs.get("device")) if isinstance(each, _DEVICES)]
+    return any("meta" in str(each) for each in devices)
 
 
 def _ties_in(root: nn.Module) -> Iterator[list[_Slot]]:

@@ -19,13 +19,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.events.base import CallSite
-from distdiag.events.models import Content, ModelPlan, ModelState, Moment, SliceSaved, TensorPlan
+from distdiag.events.models import (
+    Content,
+    ModelPlan,
+    ModelState,
+    Moment,
+    ReplicaEvidence,
+    SliceSaved,
+    TensorPlan,
+    kept_ranks,
+)
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.lost_ties import LostTies
-from distdiag.probes.models.modules import clean_name, own_parameters
+from distdiag.probes.models.modules import clean_name, own_parameters, slots_of
 from distdiag.probes.models.optimizer_samples import OptimizerSamples
 from distdiag.probes.models.optimizer_state import owners_of
 from distdiag.probes.models.own_steps import OwnSteps
@@ -120,6 +129,34 @@ def slices_in(saved: object, roots: Iterable[nn.Module]) -> tuple[tuple[str, ...
         if name and tuple(tensor.shape) == shape:
             found[name] = members
     return tuple(found), next(iter(found.values()), ())
+
+
+def own_parts_in(
+    saved: object, root: nn.Module, plans: Iterable[TensorPlan], others: Iterable[torch.Tensor]
+) -> tuple[str, ...]:
+    """Return the trained parameters that were left to each rank, of those that are saved.
+
+    None, if tensors of their shapes are saved that are neither in the model nor among `others`:
+    they may be those of other ranks.
+    """
+    own = {
+        plan.name: plan.shape
+        for plan in plans
+        if plan.requires_grad and (plan.is_ignored or plan.evidence is ReplicaEvidence.OWN)
+    }
+    if not own:
+        return ()
+    places = {address_of(tensor): clean_name(name) for name, _, tensor in slots_of(root)}
+    known = {address_of(tensor) for tensor in others} | places.keys()
+    plain = (tensor for tensor in tensors_in(saved, _DEEPEST) if not is_dtensor(tensor))
+    found: dict[str, None] = {}
+    for tensor in islice(plain, _MOST_TENSORS):
+        address = address_of(tensor)
+        if address not in known and tuple(tensor.shape) in own.values():
+            return ()
+        if places.get(address) in own:
+            found[places[address]] = None
+    return tuple(found)
 
 
 def _shards(root: nn.Module) -> Iterator[tuple[int, tuple[str, tuple[int, ...], tuple[int, ...]]]]:
@@ -367,6 +404,13 @@ class ModelSnapshots(Probe):
         if names:
             site = CallSite(frames_of(frame, self.recorder.main_script))
             self.recorder.event(SliceSaved, names=names, members=members, site=site)
+        states = [t for each in self._optimizers.alive() for t in tensors_in(each.state, _DEEPEST)]
+        for root in self._started:
+            plans = self._plans.get(self.name_of(root), ())
+            own, kept = own_parts_in(saved, root, plans, states), tuple(sorted(kept_ranks(plans)))
+            if own and len(kept) > 1:
+                site = CallSite(frames_of(frame, self.recorder.main_script))
+                self.recorder.event(SliceSaved, names=own, members=kept, site=site, are_own=True)
 
     @guarded
     def _before_forward(self, /, *_: object, **__: object) -> None:
