@@ -21,7 +21,6 @@ class Item(StrEnum):
 
     INPUT = "what the outermost model is given"
     MASK = "random numbers for activations in a forward pass"
-    RATE = "learning rates and step counters of an optimizer"
 
 
 class Axis(StrEnum):
@@ -103,7 +102,6 @@ TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
     (Item.MASK, Axis.EXPERT): Cell(
         Relation.DIFFERENT, "ranks that exchange tokens are data-parallel for all other layers"
     ),
-    (Item.RATE, Axis.DATA): Cell(Relation.EQUAL, "equal gradients have to make equal updates"),
 }
 
 
