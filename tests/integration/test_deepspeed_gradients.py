@@ -21,7 +21,10 @@ RELEASES = {
 def findings(way, folder=""):
     environ = {"TORCH_EXTENSIONS_DIR": f"{folder}-extensions"} if folder else {}
     path = os.pathsep.join([folder, *sys.path])
-    launch = Launch(environ=environ | ({"PYTHONPATH": path} if folder else {}))
+    # A forked rank has imported what is installed.
+    launch = Launch(launcher="torchrun", environ=environ | {"PYTHONPATH": path})
+    if not folder:
+        launch = Launch()
     outcome = launch.checked(SCRIPT, [way])
     found = outcome.reported()
     assert outcome.report is not None
