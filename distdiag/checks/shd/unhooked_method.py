@@ -1,4 +1,4 @@
-"""SHD029: a method of a sharded model is called in the place of its forward pass."""
+"""SHD026: a method of a sharded model is called in the place of its forward pass."""
 
 from collections.abc import Iterator
 
@@ -32,14 +32,14 @@ class UnhookedMethod(Check[JobView]):
     ## When it is not a defect
     The method is meant to work on shards, and the exception has another reason.
 
-    If so, add `ignore = ["SHD029"]` to `distdiag.toml`.
+    If so, add `ignore = ["SHD026"]` to `distdiag.toml`.
 
     ## References
     - https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     - https://github.com/pytorch/pytorch/issues/153354
     """
 
-    code = "SHD029"
+    code = "SHD026"
     name = "unhooked-method"
     severity = Severity.ERROR
     covers = ("HNG001",)
