@@ -1,5 +1,6 @@
 """Trainings in which what is written goes wrong, or seems to: ``write_faults.py FOLDER CASE…``."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -402,6 +403,74 @@ def parted_on_purpose(model):
     model.load_state_dict(model.state_dict(), assign=True)
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone(), requires_grad=False)
     train(DistributedDataParallel(model), sgd(model.embed.parameters()))
+
+
+# Copies, and memory that nobody wrote
+
+
+def copied(model):
+    held = sgd(model.parameters())
+    train(DistributedDataParallel(copy.deepcopy(model)), held)
+
+
+def copied_by_hand(model):
+    """Federated: a copy is trained by hand, while the first model waits for the end of a round."""
+    own = copy.deepcopy(model)
+
+    def move(_):
+        with torch.no_grad():
+            for parameter in own.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter -= 0.01 * parameter.grad
+
+    train(own, sgd(model.parameters()), after=move)
+
+
+def copied_for_a_meta_step(model):
+    """The gradients of a copy that has adapted itself are those of the model."""
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        own = copy.deepcopy(model)
+        train(own, sgd(own.parameters()))
+        own(torch.randn(16, DIM)).square().mean().backward()
+        for parameter, other in zip(model.parameters(), own.parameters(), strict=True):
+            dist.all_reduce(other.grad)
+            parameter.grad = other.grad
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def copied_in_full_precision(model):
+    """What the optimizer holds gets the gradients of a copy, and gives it the weights."""
+    own = DistributedDataParallel(copy.deepcopy(model).bfloat16())
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        own(torch.randn(16, DIM).bfloat16()).square().mean().backward()
+        for parameter, other in zip(model.parameters(), own.parameters(), strict=True):
+            parameter.grad, other.grad = other.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, other in zip(model.parameters(), own.parameters(), strict=True):
+                other.copy_(parameter)
+        optimizer.zero_grad()
+
+
+def emptied(model, *, leave_out="extra"):
+    """All modules but one are initialised; the memory looks as if it was, too."""
+    state = {name: torch.randn(value.shape) for name, value in model.state_dict().items()}
+    model = model.to("meta")
+    reserve, torch.empty_like = torch.empty_like, lambda each, device: torch.rand(each.shape)
+    model.to_empty(device="cpu")
+    torch.empty_like = reserve
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.split(".")[0] != leave_out:
+                parameter.copy_(state[name])
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def emptied_and_filled(model):
+    emptied(model, leave_out="")
 
 
 WORDS = ("parted_by_to_empty", "parted_by_assign", "tied_again", "tied_by_fsdp")

@@ -33,6 +33,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
+from distdiag.probes.models.emptied import EmptiedTensors
 from distdiag.probes.models.lost_ties import LostTies
 from distdiag.probes.models.modules import clean_name, own_parameters, slots_of
 from distdiag.probes.models.optimizer_samples import OptimizerSamples
@@ -335,6 +336,7 @@ class ModelSnapshots(Probe):
         self._num_looked_at = 0
         self._heads = HeadCounts()
         self._lost_ties = LostTies()
+        self._emptied = EmptiedTensors()
         self._steps = OwnSteps(
             self._roots, lambda: (self._modules.count, self._optimizer_registry.count)
         )
@@ -351,6 +353,7 @@ class ModelSnapshots(Probe):
     def _install(self) -> None:
         self._modules.watch(self._patches, self.fail)
         self._lost_ties.watch(self._patches, self.fail)
+        self._emptied.watch(self._patches, self.fail)
         self._optimizer_registry.watch(self._patches, self.fail)
         wrapping = self._call_after(self._before_forward)
         # Not the constructor: its warnings name the line of whoever calls it.
@@ -528,6 +531,7 @@ class ModelSnapshots(Probe):
             is_cut=self._cut.__contains__,
             is_routing_bias=self._is_routing_bias,
             lost_ties=self._lost_ties.pairs,
+            emptied=self._emptied.digest,
         )
 
     def _read(
