@@ -131,7 +131,8 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     its configuration says, and is itself not sharded. `policy` is that of its unit.
     `is_routing_bias`: no gradient trains it, and a router adds it to scores that choose experts.
     `is_ignored`: the wrapper around it was told to leave it to each rank. `emptied` is the digest
-    of what `to_empty` left in it, where that made it and nothing wrote to it since.
+    of what `to_empty` left in it, where that made it and nothing wrote to it since. `split_over`
+    are the ranks that have pieces of it, empty ones too, where it is a part of a flat parameter.
     """
 
     name: str
@@ -156,6 +157,7 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     is_routing_bias: bool = False
     is_ignored: bool = False
     emptied: str = ""
+    split_over: tuple[int, ...] = ()
 
     @property
     def is_flat_part(self) -> bool:

@@ -231,6 +231,7 @@ def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
         and (slot.is_parameter or not _is_sent(rest.tree)),
         is_ignored=slot.is_ignored,
         emptied=around.emptied(whole),
+        split_over=wrapper.ranks if slot.is_parameter and _is_flat_part(slot) else (),
     )
     plan = _placed(plan, whole, wrapper, around)
     if plan.is_routing_bias and plan.evidence is ReplicaEvidence.WORLD:
@@ -259,10 +260,14 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
             yield name, buffer, False
 
 
+def _is_flat_part(slot: _Slot) -> bool:
+    return slot.wrapper.kind == "FSDP1" and slot.wrapper.is_sharding and slot.is_managed
+
+
 def _shape(slot: _Slot) -> tuple[int, ...]:
     if slot.record is not None:
         return tuple(slot.record._orig_size)
-    if slot.wrapper.kind == "FSDP1" and slot.wrapper.is_sharding and slot.is_managed:
+    if _is_flat_part(slot):
         return ()  # a part of a flat parameter, and ranks have different ones
     return tuple(getattr(slot.whole, "ds_shape", slot.whole.shape))
 
