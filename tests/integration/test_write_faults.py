@@ -21,6 +21,7 @@ WRONG = {
     "schedule_dropped": ("CKP009", "StepLR"),
     "parted_by_to_empty": ("SHD009", "head.weight"),
     "parted_by_assign": ("SHD009", "head.weight"),
+    "parted_by_a_plan": ("SHD009", "head.weight"),
     "copied": ("SHD001", "body.weight"),
     "emptied": ("REP002", "extra.weight"),
 }
@@ -35,6 +36,7 @@ RIGHT = (
         "ignored_on_one_rank",
         "schedule_loaded",
         "schedule_replaced",
+        "tied_after_a_plan",
         "copied_by_hand",
         "copied_for_a_meta_step",
         "copied_in_full_precision",

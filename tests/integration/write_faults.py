@@ -8,7 +8,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 DIM = 8
@@ -382,6 +385,24 @@ def parted_by_assign(model):
     train(DistributedDataParallel(model), sgd(model.parameters()))
 
 
+def parallel(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    rows = RowwiseParallel(input_layouts=Replicate())
+    columns = ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(model, mesh, {"embed": rows, "head": columns})
+
+
+def parted_by_a_plan(model):
+    parallel(model)
+    train(model, sgd(model.parameters()))
+
+
+def tied_after_a_plan(model):
+    parallel(model)
+    model.head.weight = model.embed.weight
+    train(model, sgd(model.parameters()))
+
+
 def tied_again(model):
     model = model.to("meta").to_empty(device="cpu")
     model.head.weight = model.embed.weight
@@ -474,7 +495,7 @@ def emptied_and_filled(model):
 
 
 WORDS = ("parted_by_to_empty", "parted_by_assign", "tied_again", "tied_by_fsdp")
-WORDS += ("parted_on_purpose",)
+WORDS += ("parted_on_purpose", "parted_by_a_plan", "tied_after_a_plan")
 TOWERS = ("not_walked", "not_reset", "not_reduced", "walked", "partly_frozen", "balanced")
 TOWERS += ("teacher", "own_statistics")
 

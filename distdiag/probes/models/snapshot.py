@@ -289,6 +289,7 @@ CHUNK: Final = 256
 class Moments:
     """When to look, as `Signals` says; `model_started` gets each model that begins."""
 
+    model_parallelizing: Signal[nn.Module]
     model_wrapped: Signal[Sequence[nn.Module]]
     sequence_cut: Signal[object, Sequence[torch.Tensor]]
     tensors_shared: Signal[Any, Any]
@@ -359,6 +360,7 @@ class ModelSnapshots(Probe):
         # Not the constructor: its warnings name the line of whoever calls it.
         self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", wrapping)
         moments = self._moments
+        self._subscribe(moments.model_parallelizing, self._before_parallelizing)
         self._subscribe(moments.model_wrapped, self._after_wrap)
         self._subscribe(moments.sequence_cut, self._before_cut)
         self._subscribe(moments.tensors_shared, self._before_share)
@@ -378,10 +380,16 @@ class ModelSnapshots(Probe):
     # The moments
 
     @guarded
+    def _before_parallelizing(self, module: nn.Module) -> None:
+        """Take note of what is one parameter: each module gets its own ones distributed."""
+        self._lost_ties.begin(module)
+
+    @guarded
     def _after_wrap(self, modules: Sequence[nn.Module]) -> None:
         """Take note of the parameters that FSDP2 found in the modules it has wrapped."""
         for module in modules:
             self.wrap_times.wrapped(module)
+            self._lost_ties.end(module, "parallelize_module")
         wrapped = set(map(id, modules))
         for root in list(self._started):
             if any(id(part) in wrapped for part in root.modules()):
