@@ -130,7 +130,9 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     `heads_divided_by`: its module has so many times fewer attention heads than at first, or than
     its configuration says, and is itself not sharded. `policy` is that of its unit.
     `is_routing_bias`: no gradient trains it, and a router adds it to scores that choose experts.
-    `is_ignored`: the wrapper around it was told to leave it to each rank.
+    `is_ignored`: the wrapper around it was told to leave it to each rank. `emptied` is the digest
+    of what `to_empty` left in it, where that made it and nothing wrote to it since. `split_over`
+    are the ranks that have pieces of it, empty ones too, where it is a part of a flat parameter.
     """
 
     name: str
@@ -154,6 +156,8 @@ class TensorPlan(msgspec.Struct, frozen=True, array_like=True):
     policy: Policy = Policy()
     is_routing_bias: bool = False
     is_ignored: bool = False
+    emptied: str = ""
+    split_over: tuple[int, ...] = ()
 
     @property
     def is_flat_part(self) -> bool:
@@ -243,7 +247,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     optimizer holds and that were made after all of them. `without_gradient` are trainable
     parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle`
     samples in a row, this one included, none of its parameters had a gradient; `was_fed`: some had,
-    at a sample before.
+    at a sample before. `copied` are parameters of `copied_model` that have gradients, never change
+    and are in no optimizer, while those that this one holds are the same ones of another copy.
     """
 
     optimizer: str
@@ -267,6 +272,8 @@ class OptimizerState(Event, frozen=True, kw_only=True):
     without_gradient: tuple[str, ...] = ()
     num_idle: int = 0
     was_fed: bool = False
+    copied: tuple[str, ...] = ()
+    copied_model: str = ""
 
     @property
     def place(self) -> tuple[str, int]:

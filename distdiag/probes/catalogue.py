@@ -316,7 +316,12 @@ PROBES: Final = (
     ProbeSpec(
         "parallel-moments",
         ("torch", "torch.distributed.tensor.parallel"),
-        _only("probes.models.parallelize_plans", "ParallelMoments", "model_wrapped"),
+        _only(
+            "probes.models.parallelize_plans",
+            "ParallelMoments",
+            "model_parallelizing",
+            "model_wrapped",
+        ),
     ),
     ProbeSpec(
         "parallelize-plans",

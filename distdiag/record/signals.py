@@ -97,6 +97,8 @@ class Signals:
 
     # Models
 
+    model_parallelizing: Signal[Module] = field(default_factory=Signal)
+    """Tensor parallelism is about to change this model."""
     model_wrapped: Signal[Sequence[Module]] = field(default_factory=Signal)
     """FSDP2 or tensor parallelism has changed these modules."""
     before_first_forward: Signal[[]] = field(default_factory=Signal)

@@ -21,6 +21,9 @@ WRONG = {
     "schedule_dropped": ("CKP009", "StepLR"),
     "parted_by_to_empty": ("SHD009", "head.weight"),
     "parted_by_assign": ("SHD009", "head.weight"),
+    "parted_by_a_plan": ("SHD009", "head.weight"),
+    "copied": ("SHD001", "body.weight"),
+    "emptied": ("REP002", "extra.weight"),
 }
 RIGHT = (
     *("own_part", "head_alone", "by_hand", "tasks", "walked", "partly_frozen", "balanced"),
@@ -33,9 +36,14 @@ RIGHT = (
         "ignored_on_one_rank",
         "schedule_loaded",
         "schedule_replaced",
+        "tied_after_a_plan",
+        "copied_by_hand",
+        "copied_for_a_meta_step",
+        "copied_in_full_precision",
+        "emptied_and_filled",
     ),
 )
-CODES = {"SHD009", "SHD014", "SHD024", "SHD025", "CKP002", "CKP008", "CKP009"}
+CODES = {"REP002", "SHD001", "SHD009", "SHD014", "SHD024", "SHD025", "CKP002", "CKP008", "CKP009"}
 
 
 def checked(tmp_path, cases, codes=frozenset(CODES - {"CKP009"})):

@@ -1,5 +1,6 @@
 """Trainings in which what is written goes wrong, or seems to: ``write_faults.py FOLDER CASE…``."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 DIM = 8
@@ -381,6 +385,24 @@ def parted_by_assign(model):
     train(DistributedDataParallel(model), sgd(model.parameters()))
 
 
+def parallel(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    rows = RowwiseParallel(input_layouts=Replicate())
+    columns = ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(model, mesh, {"embed": rows, "head": columns})
+
+
+def parted_by_a_plan(model):
+    parallel(model)
+    train(model, sgd(model.parameters()))
+
+
+def tied_after_a_plan(model):
+    parallel(model)
+    model.head.weight = model.embed.weight
+    train(model, sgd(model.parameters()))
+
+
 def tied_again(model):
     model = model.to("meta").to_empty(device="cpu")
     model.head.weight = model.embed.weight
@@ -404,8 +426,76 @@ def parted_on_purpose(model):
     train(DistributedDataParallel(model), sgd(model.embed.parameters()))
 
 
+# Copies, and memory that nobody wrote
+
+
+def copied(model):
+    held = sgd(model.parameters())
+    train(DistributedDataParallel(copy.deepcopy(model)), held)
+
+
+def copied_by_hand(model):
+    """Federated: a copy is trained by hand, while the first model waits for the end of a round."""
+    own = copy.deepcopy(model)
+
+    def move(_):
+        with torch.no_grad():
+            for parameter in own.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter -= 0.01 * parameter.grad
+
+    train(own, sgd(model.parameters()), after=move)
+
+
+def copied_for_a_meta_step(model):
+    """The gradients of a copy that has adapted itself are those of the model."""
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        own = copy.deepcopy(model)
+        train(own, sgd(own.parameters()))
+        own(torch.randn(16, DIM)).square().mean().backward()
+        for parameter, other in zip(model.parameters(), own.parameters(), strict=True):
+            dist.all_reduce(other.grad)
+            parameter.grad = other.grad
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def copied_in_full_precision(model):
+    """What the optimizer holds gets the gradients of a copy, and gives it the weights."""
+    own = DistributedDataParallel(copy.deepcopy(model).bfloat16())
+    optimizer = sgd(model.parameters())
+    for _ in range(STEPS):
+        own(torch.randn(16, DIM).bfloat16()).square().mean().backward()
+        for parameter, other in zip(model.parameters(), own.parameters(), strict=True):
+            parameter.grad, other.grad = other.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, other in zip(model.parameters(), own.parameters(), strict=True):
+                other.copy_(parameter)
+        optimizer.zero_grad()
+
+
+def emptied(model, *, leave_out="extra"):
+    """All modules but one are initialised; the memory looks as if it was, too."""
+    state = {name: torch.randn(value.shape) for name, value in model.state_dict().items()}
+    model = model.to("meta")
+    reserve, torch.empty_like = torch.empty_like, lambda each, device: torch.rand(each.shape)
+    model.to_empty(device="cpu")
+    torch.empty_like = reserve
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.split(".")[0] != leave_out:
+                parameter.copy_(state[name])
+    train(DistributedDataParallel(model), sgd(model.parameters()))
+
+
+def emptied_and_filled(model):
+    emptied(model, leave_out="")
+
+
 WORDS = ("parted_by_to_empty", "parted_by_assign", "tied_again", "tied_by_fsdp")
-WORDS += ("parted_on_purpose",)
+WORDS += ("parted_on_purpose", "parted_by_a_plan", "tied_after_a_plan")
 TOWERS = ("not_walked", "not_reset", "not_reduced", "walked", "partly_frozen", "balanced")
 TOWERS += ("teacher", "own_statistics")
 

@@ -10,11 +10,13 @@ from distdiag.checks.shared.replicas import (
     first_and_more,
     grade_of,
     is_garbage,
+    is_untouched,
     location_on,
     names_of,
     suspects_of,
     unwritten_ranks,
 )
+from distdiag.events.models import Content, TensorPlan
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.models import ContentView, StartReplicas
@@ -82,7 +84,7 @@ class UninitialisedReplica(Check[ContentView | StartReplicas]):
             grade=Grade.LIKELY,
             confidence=0.9,
             evidence=tuple(
-                Evidence(ranks=RankSet([rank]), summary=f"{plan.name}: {figures(content)}")
+                Evidence(ranks=RankSet([rank]), summary=_summary(plan, content))
                 for rank, pairs in suspects.items()
                 for plan, content in pairs[:MOST_SHOWN]
             ),
@@ -110,6 +112,11 @@ class UninitialisedReplica(Check[ContentView | StartReplicas]):
             grade=grade_of(view, has_culprit=True),
             evidence=evidence_of(view, [*bad, *rest]),
         )
+
+
+def _summary(plan: TensorPlan, content: Content) -> str:
+    left = ", as `to_empty` left it" if is_untouched(plan, content) else ""
+    return f"{plan.name}: {figures(content)}{left}"
 
 
 def _message(names: tuple[str, ...], model: str, ranks: RankSet) -> str:

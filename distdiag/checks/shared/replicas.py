@@ -73,6 +73,15 @@ def is_garbage(plan: TensorPlan, content: Content) -> bool:
     return content.nan_share > 0 or content.subnormal_share > _SOME or is_huge
 
 
+def is_untouched(plan: TensorPlan, content: Content) -> bool:
+    """Say whether a parameter holds what `to_empty` left in it.
+
+    Memory may hold one number all over before and after it was written.
+    """
+    is_same = bool(plan.emptied) and plan.emptied == content.digest
+    return is_same and plan.is_parameter and content.least < content.greatest
+
+
 def is_unwritten(plan: TensorPlan, content: Content) -> bool:
     """Say whether values look like memory that nobody has written, be it all zeros."""
     is_shared = plan.is_parameter or plan.evidence in (
@@ -170,7 +179,8 @@ def suspects_of(view: ContentView) -> Suspects:
     Of a flat parameter they are not: the piece of one rank may be biases and padding alone.
     """
     garbage = {
-        rank: [pair for pair in held if is_garbage(*pair)] for rank, held in view.by_rank.items()
+        rank: [pair for pair in held if is_garbage(*pair) or is_untouched(*pair)]
+        for rank, held in view.by_rank.items()
     }
     unwritten = {
         rank: [pair for pair in held if _is_counted(pair[0]) and is_unwritten(*pair)]

@@ -1,4 +1,4 @@
-"""SHD001: an optimizer holds the parameters that a model had before it was sharded."""
+"""SHD001: an optimizer holds parameters that a model had before it was sharded or copied."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,12 @@ from distdiag.views.alignment import OptimizerView
 
 
 class OptimizerBeforeSharding(Check[OptimizerView]):
-    """An optimizer holds the parameters that a model had before it was sharded.
+    """An optimizer holds the parameters that a model had before it was sharded or copied.
 
     ## What you see
     Training runs and gradients look right, but the weights never change. Sharding, flattening or
-    moving a model replaces its parameters, and the optimizer goes on with the old ones.
+    moving a model replaces its parameters, a copy of it has others, and the optimizer goes on with
+    the old ones.
 
     ## Example
         # wrong
@@ -26,7 +27,7 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
         optimizer = AdamW(model.parameters())
 
     ## How to fix
-    Create the optimizer after the model was wrapped, from `model.parameters()`.
+    Create the optimizer from `model.parameters()` after the model was wrapped or copied.
 
     Changes: The weights begin to change: the learning rate takes effect.
 
@@ -47,6 +48,7 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
 
     def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Name what the optimizer should hold instead."""
+        yield from self._copied(view)
         stale = {rank: state for rank, state in view.by_rank.items() if state.replaced}
         if not stale:
             return
@@ -62,5 +64,25 @@ class OptimizerBeforeSharding(Check[OptimizerView]):
             evidence=(
                 f"of {first.num_parameters} parameters of {first.optimizer} "
                 f"{first.num_foreign} belong to no model and have no gradient"
+            ),
+        )
+
+    def _copied(self, view: OptimizerView) -> Iterator[Finding]:
+        stale = {rank: state for rank, state in view.by_rank.items() if state.copied}
+        if not stale:
+            return
+        ranks = RankSet(stale)
+        first = stale[min(stale)]
+        yield self.finding(
+            f"{first.optimizer} holds {first.num_parameters} parameters that have no gradient; "
+            f"{first_and_more(first.copied)} of {first.copied_model}, another copy of the same "
+            f"model, have gradients and no optimizer on {ranks.phrase()}, and never change",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(first.site.frames),
+            subjects=first.copied,
+            evidence=(
+                f"at {first.num_idle} sampled steps in a row none of the parameters of "
+                f"{first.optimizer} had a gradient"
             ),
         )

@@ -7,7 +7,7 @@ from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import first_and_more
 from distdiag.events.base import CallSite
 from distdiag.events.ranks import RankSet
-from distdiag.findings.descriptions import agree, user_location
+from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Severity
 from distdiag.views.base import View
 
@@ -27,7 +27,8 @@ class UnheldView(View):
 
     On the ranks of `unheld` they had gradients, no optimizer held them and they kept their values;
     on the `holders`, which keep the same parameters or other shards of them, an optimizer held them
-    and they changed. `held` tells what optimizers of all ranks hold.
+    and they changed, as far as there was anything of them. `held` tells what optimizers of all
+    ranks hold.
     """
 
     model: str
@@ -88,8 +89,8 @@ class UnheldParameter(Check[UnheldView]):
         location = user_location(view.sites[min(ranks)].frames)
         yield self.finding(
             f"{first_and_more(names)} of {view.model} have gradients and no optimizer on "
-            f"{ranks.phrase()}, and never change there, though {view.holders.phrase()} "
-            f"{agree('trains', view.holders)} them",
+            f"{ranks.phrase()}, and never change there, though optimizers of "
+            f"{view.holders.phrase()} hold them",
             ranks=ranks,
             location=location,
             subjects=names,

@@ -6,10 +6,10 @@ from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import location_on
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Finding, Severity
-from distdiag.views.models import ModelView
+from distdiag.views.models import ContentView
 
 
-class UntiedWeights(Check[ModelView]):
+class UntiedWeights(Check[ContentView]):
     """Weights that should be tied, by the configuration or since they were, are not one tensor.
 
     ## What you see
@@ -44,11 +44,11 @@ class UntiedWeights(Check[ModelView]):
     name = "untied-weights"
     severity = Severity.ERROR
 
-    def check(self, view: ModelView) -> Iterator[Finding]:
+    def check(self, view: ContentView) -> Iterator[Finding]:
         """Name the two tensors and the ranks where they are two."""
         pairs: dict[tuple[str, str, str], list[int]] = {}
-        for rank, plans in view.by_rank.items():
-            for plan in plans:
+        for rank, held in view.by_rank.items():
+            for plan, _ in held:
                 if plan.untied_from and plan.wrapper != "FSDP1":
                     pair = (plan.name, plan.untied_from, plan.untied_by)
                     pairs.setdefault(pair, []).append(rank)

@@ -164,16 +164,21 @@ def _unheld(
     by_name: dict[str, dict[int, TensorPlan]] = {}
     for rank, kept in group.items():
         for plan in kept.plans:
-            if plan.requires_grad and not plan.is_ignored and plan.name in kept.trained:
+            if plan.requires_grad and not plan.is_ignored:
                 by_name.setdefault(plan.name, {})[rank] = plan
     unheld: dict[int, list[str]] = {}
     holders: set[int] = set()
     for name, plans in by_name.items():
-        lives = {rank: group[rank].trained[name] for rank in plans}
-        training = {r for r, plan in plans.items() if plan.owners and lives[r].num_changes}
-        for rank, plan in plans.items():
-            sharing = training & _sharing(plan)
-            if sharing and not plan.owners and _is_idle(lives[rank]):
+        lives = {r: group[r].trained[name] for r in plans if name in group[r].trained}
+        # A piece of no elements cannot change, but whoever holds it means all of them to train.
+        holding = {
+            rank
+            for rank, plan in plans.items()
+            if plan.owners and (lives[rank].num_changes if rank in lives else plan.split_over)
+        }
+        for rank, life in lives.items():
+            sharing = holding & _sharing(plans[rank])
+            if sharing and not plans[rank].owners and _is_idle(life):
                 unheld.setdefault(rank, []).append(name)
                 holders |= sharing
     return UnheldView(
@@ -192,7 +197,7 @@ def _is_idle(life: _Trained) -> bool:
 
 
 def _sharing(plan: TensorPlan) -> set[int]:
-    known = set(plan.mesh.ranks) if plan.mesh is not None else set()
+    known = set(plan.split_over) if plan.mesh is None else set(plan.mesh.ranks)
     return known if plan.evidence in _UNSHARED else known.union(plan.replicas)
 
 

@@ -45,6 +45,7 @@ class LostTies:
 
     def __init__(self) -> None:
         self._lost: WeakMap[nn.Module, dict[str, _Lost]] = WeakMap()
+        self._open: WeakMap[nn.Module, list[list[_Slot]]] = WeakMap()
 
     def watch(self, patches: Patches, fail: Callable[[Exception], None]) -> None:
         """Look at each of these calls from now on; `fail` gets what goes wrong here."""
@@ -71,6 +72,14 @@ class LostTies:
             return method
 
         return make
+
+    def begin(self, module: nn.Module) -> None:
+        """Take note of the ties in a module that a function is about to change."""
+        self._open[module] = list(_ties_in(module))
+
+    def end(self, module: nn.Module, call: str) -> None:
+        """Compare them with what this function has left, if it was taken note of."""
+        self._compare(self._open.pop(module, []), call)
 
     def _compare(self, ties: list[list[_Slot]], call: str) -> None:
         for (first, first_name), *others in ties:

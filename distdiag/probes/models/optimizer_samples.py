@@ -12,6 +12,7 @@ from distdiag.events.models import OptimizerState, TensorPlan, kept_ranks
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.models.optimizer_state import (
     StepCounts,
+    copy_instead,
     fields_of,
     foreign_parameters,
     forgotten,
@@ -94,32 +95,38 @@ class OptimizerSamples:
             "site": CallSite(frames_of(frame, self._recorder.main_script)),
             **counts,
             **fields_of(optimizer, self.alive(), self._roots()),
-            "forgotten": self._forgotten(optimizer),
         }
         is_idle = is_dummy or fields["num_without_gradient"] == fields["num_parameters"]
         fields |= self._counts.sampled(optimizer, is_idle=is_idle)
+        fields |= self._elsewhere(optimizer, was_fed=fields["was_fed"])
         self._seen[optimizer] = fields
         if fields["replaced"]:
-            self._before[optimizer] = self._content(fields["replaced"])
+            self._before[optimizer] = _content(fields["replaced"], self._roots())
 
-    def _forgotten(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-        alive = self.alive()
+    def _elsewhere(self, optimizer: torch.optim.Optimizer, *, was_fed: bool) -> dict[str, Any]:
+        """Look for parameters with a gradient that no optimizer holds; return them as fields."""
+        alive, roots = self.alive(), self._roots()
+        owners = owners_of(alive, {})
+        copy, names = (None if was_fed else copy_instead(optimizer, owners, roots)) or (None, ())
+        if copy is not None:
+            if not self._stay(optimizer, names, [copy]):
+                return {"forgotten": ()}
+            return {"forgotten": (), "copied": names, "copied_model": self._name(copy)}
         last = max(self._optimizers.number(each) for each in alive)
-        names: tuple[str, ...] = ()
         if self._modules.newest > last:
-            names = forgotten(
-                self._roots(), owners_of(alive, {}), lambda part: self._modules.number(part) > last
-            )
-        return names if self._stay(optimizer, names[:1]) else ()
+            names = forgotten(roots, owners, lambda part: self._modules.number(part) > last)
+        return {"forgotten": names if self._stay(optimizer, names, roots) else ()}
 
-    def _stay(self, optimizer: torch.optim.Optimizer, names: tuple[str, ...]) -> bool:
+    def _stay(
+        self, optimizer: torch.optim.Optimizer, names: tuple[str, ...], roots: Sequence[nn.Module]
+    ) -> bool:
         """Say whether parameters held the same before two steps of an optimizer in a row.
 
         Else the program may train them by itself.
         """
         samples = [each for each in self._samples.get(optimizer, ()) if each[0] == names]
         if names:
-            samples.append((names, self._content(names)))
+            samples.append((names, _content(names, roots)))
         found = [_digests(content) for _, each in samples if (content := each.take()) is not None]
         self._samples[optimizer] = samples[-_MOST_SAMPLES:]
         return len(found) > 1 and None not in found[-1] and found[-1] == found[-2]
@@ -134,7 +141,8 @@ class OptimizerSamples:
             return
         if any(each.grad is not None for each in foreign_parameters(optimizer, self._roots())):
             fields["replaced"] = ()  # copies of another precision, which it gives gradients itself
-        self._doubtful.append((fields, (before, self._content(fields["replaced"]))))
+        after = _content(fields["replaced"], self._roots())
+        self._doubtful.append((fields, (before, after)))
         self.settle()
 
     def settle(self) -> None:
@@ -149,12 +157,13 @@ class OptimizerSamples:
                 fields["replaced"] = ()  # it changes them all the same
             self._recorder.event(OptimizerState, **fields)
 
-    def _content(self, names: Sequence[str]) -> Pending:
-        wanted = set(names[:1])
-        named = named_parameters(self._roots()).values()
-        pending = contents([local_part(each) for name, each in named if name in wanted])
-        pending.guard()
-        return pending
+
+def _content(names: Sequence[str], roots: Sequence[nn.Module]) -> Pending:
+    wanted = {*names[:1], *names[-1:]}  # the gradient of one may be zero
+    named = named_parameters(roots).values()
+    pending = contents([local_part(each) for name, each in named if name in wanted])
+    pending.guard()
+    return pending
 
 
 def _is_made_by_torch(frame: FrameType) -> bool:

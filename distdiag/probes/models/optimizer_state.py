@@ -143,6 +143,33 @@ def forgotten(
     return tuple(names[:MOST_NAMES])
 
 
+def copy_instead(
+    optimizer: torch.optim.Optimizer,
+    owners: Mapping[int, tuple[str, ...]],
+    roots: Sequence[nn.Module],
+) -> tuple[nn.Module, tuple[str, ...]] | None:
+    """Return a model that has the gradients instead of what an optimizer holds, and their names.
+
+    It has parameters of the same names and shapes, and no optimizer holds any of them.
+    """
+    held = {id(each) for each in parameters_of(optimizer) if each.requires_grad}
+    if not held or any(each.grad is not None for each in parameters_of(optimizer)):
+        return None
+    models = [(root, named_parameters([root])) for root in roots]
+    wanted = [
+        {(name, each.shape) for key, (name, each) in named.items() if key in held}
+        for _, named in models
+        if held & named.keys()
+    ]
+    for root, named in models:
+        known = {(name, each.shape) for name, each in named.values()}
+        if not owners.keys() & named.keys() and any(known >= each for each in wanted):
+            names = tuple(name for name, each in named.values() if each.grad is not None)
+            if names:
+                return root, names[:MOST_NAMES]
+    return None
+
+
 def foreign_parameters(
     optimizer: torch.optim.Optimizer, roots: Sequence[nn.Module]
 ) -> list[torch.Tensor]:

@@ -57,16 +57,26 @@ class _Sharded(NamedTuple):
 
 
 class ParallelMoments(Probe):
-    """Tells whoever looks at models that `parallelize_module` has changed one."""
+    """Tells whoever looks at models that `parallelize_module` changes one, and has changed it."""
 
     name: ClassVar[str] = "parallel-moments"
 
-    def __init__(self, recorder: Recorder, wrapped: Signal[Sequence[nn.Module]]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        parallelizing: Signal[nn.Module],
+        wrapped: Signal[Sequence[nn.Module]],
+    ) -> None:
         super().__init__(recorder)
+        self._parallelizing = parallelizing
         self._wrapped = wrapped
 
     def _install(self) -> None:
+        self._patches.wrap_everywhere(api, "parallelize_module", self._call_before(self._announce))
         self._patches.wrap_everywhere(api, "parallelize_module", self._call_after(self._tell))
+
+    def _announce(self, module: nn.Module, *_: object, **__: object) -> None:
+        self._parallelizing.emit(module)
 
     def _tell(self, _: object, module: nn.Module, *__: object, **___: object) -> None:
         self._wrapped.emit((module,))

@@ -33,6 +33,7 @@ from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
+from distdiag.probes.models.emptied import EmptiedTensors
 from distdiag.probes.models.lost_ties import LostTies
 from distdiag.probes.models.modules import clean_name, own_parameters, slots_of
 from distdiag.probes.models.optimizer_samples import OptimizerSamples
@@ -288,6 +289,7 @@ CHUNK: Final = 256
 class Moments:
     """When to look, as `Signals` says; `model_started` gets each model that begins."""
 
+    model_parallelizing: Signal[nn.Module]
     model_wrapped: Signal[Sequence[nn.Module]]
     sequence_cut: Signal[object, Sequence[torch.Tensor]]
     tensors_shared: Signal[Any, Any]
@@ -335,6 +337,7 @@ class ModelSnapshots(Probe):
         self._num_looked_at = 0
         self._heads = HeadCounts()
         self._lost_ties = LostTies()
+        self._emptied = EmptiedTensors()
         self._steps = OwnSteps(
             self._roots, lambda: (self._modules.count, self._optimizer_registry.count)
         )
@@ -351,11 +354,13 @@ class ModelSnapshots(Probe):
     def _install(self) -> None:
         self._modules.watch(self._patches, self.fail)
         self._lost_ties.watch(self._patches, self.fail)
+        self._emptied.watch(self._patches, self.fail)
         self._optimizer_registry.watch(self._patches, self.fail)
         wrapping = self._call_after(self._before_forward)
         # Not the constructor: its warnings name the line of whoever calls it.
         self._patches.wrap(DistributedDataParallel, "_ddp_init_helper", wrapping)
         moments = self._moments
+        self._subscribe(moments.model_parallelizing, self._before_parallelizing)
         self._subscribe(moments.model_wrapped, self._after_wrap)
         self._subscribe(moments.sequence_cut, self._before_cut)
         self._subscribe(moments.tensors_shared, self._before_share)
@@ -375,10 +380,16 @@ class ModelSnapshots(Probe):
     # The moments
 
     @guarded
+    def _before_parallelizing(self, module: nn.Module) -> None:
+        """Take note of what is one parameter: each module gets its own ones distributed."""
+        self._lost_ties.begin(module)
+
+    @guarded
     def _after_wrap(self, modules: Sequence[nn.Module]) -> None:
         """Take note of the parameters that FSDP2 found in the modules it has wrapped."""
         for module in modules:
             self.wrap_times.wrapped(module)
+            self._lost_ties.end(module, "parallelize_module")
         wrapped = set(map(id, modules))
         for root in list(self._started):
             if any(id(part) in wrapped for part in root.modules()):
@@ -528,6 +539,7 @@ class ModelSnapshots(Probe):
             is_cut=self._cut.__contains__,
             is_routing_bias=self._is_routing_bias,
             lost_ties=self._lost_ties.pairs,
+            emptied=self._emptied.digest,
         )
 
     def _read(

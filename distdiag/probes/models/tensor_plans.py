@@ -100,11 +100,11 @@ class Surroundings(NamedTuple):
     all by the id of the parameter. `heads` knows numbers of attention heads. `training_ranks` are
     those of another model that all ranks train together, `is_cut` says of a tensor that it is split
     along a sequence, `is_routing_bias` of a module and a name that experts are chosen by it.
-    `lost_ties` yields what was one parameter before, and from which one it was parted. Of the
-    model itself: whether all of it `is_frozen`, the `mesh_ranks` over which tensors of it are
-    sharded, whether it `has_marks` of Megatron's on some, whether it `is_local`, since it has
-    stepped without a reduction of DDP's, and whether it `is_bypassed`, since DDP's forward pass was
-    not called for this step.
+    `lost_ties` yields what was one parameter before, and from which one it was parted; `emptied`
+    returns the digest of what `to_empty` left in a tensor. Of the model itself: whether all of it
+    `is_frozen`, the `mesh_ranks` over which tensors of it are sharded, whether it `has_marks` of
+    Megatron's on some, whether it `is_local`, since it has stepped without a reduction of DDP's,
+    and whether it `is_bypassed`, since DDP's forward pass was not called for this step.
     """
 
     owners: Mapping[int, tuple[str, ...]]
@@ -122,6 +122,7 @@ class Surroundings(NamedTuple):
     is_cut: Callable[[object], bool] = lambda _: False
     is_routing_bias: Callable[[nn.Module, str], bool] = lambda *_: False
     lost_ties: Callable[[Tree], Iterator[tuple[tuple[int, str], Untied]]] = lambda _: iter(())
+    emptied: Callable[[torch.Tensor], str] = lambda _: ""
 
 
 class _Rest(NamedTuple):
@@ -229,6 +230,8 @@ def _plan(slot: _Slot, rest: _Rest, around: Surroundings) -> TensorPlan:
         and around.is_routing_bias(module, key)
         and (slot.is_parameter or not _is_sent(rest.tree)),
         is_ignored=slot.is_ignored,
+        emptied=around.emptied(whole),
+        split_over=wrapper.ranks if slot.is_parameter and _is_flat_part(slot) else (),
     )
     plan = _placed(plan, whole, wrapper, around)
     if plan.is_routing_bias and plan.evidence is ReplicaEvidence.WORLD:
@@ -257,10 +260,14 @@ def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
             yield name, buffer, False
 
 
+def _is_flat_part(slot: _Slot) -> bool:
+    return slot.wrapper.kind == "FSDP1" and slot.wrapper.is_sharding and slot.is_managed
+
+
 def _shape(slot: _Slot) -> tuple[int, ...]:
     if slot.record is not None:
         return tuple(slot.record._orig_size)
-    if slot.wrapper.kind == "FSDP1" and slot.wrapper.is_sharding and slot.is_managed:
+    if _is_flat_part(slot):
         return ()  # a part of a flat parameter, and ranks have different ones
     return tuple(getattr(slot.whole, "ds_shape", slot.whole.shape))
 

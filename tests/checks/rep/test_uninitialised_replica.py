@@ -51,6 +51,22 @@ def test_plausible_values_are_silent(plausible):
     assert not findings(UninitialisedReplica, contents({**held, "w": content(0.1)}, held))
 
 
+@pytest.mark.parametrize(
+    ("held", "plan", "is_found"),
+    [
+        (content(0.3), {"emptied": content(0.3).digest}, True),
+        (content(0.3), {"emptied": content(0.4).digest}, False),
+        (content(1.0, least=1.0, greatest=1.0, digest="c1"), {"emptied": "c1"}, False),
+        (content(0.3), {"emptied": content(0.3).digest, "is_parameter": False}, False),
+    ],
+    ids=["as-it-was", "written", "one-number", "buffer-for-later"],
+)
+def test_what_to_empty_left_is_named_whatever_it_is(held, plan, is_found):
+    found = one_view(held, **plan)
+    assert [each.subjects for each in found] == [("w",)] * is_found
+    assert all("as `to_empty` left it" in each.evidence[0].summary for each in found)
+
+
 def test_memory_as_it_was_found_is_named_even_on_all_ranks():
     (finding,) = findings(UninitialisedReplica, contents({"w": ALL_NAN}, {"w": ALL_NAN}))
     assert finding.ranks == RankSet([0, 1])

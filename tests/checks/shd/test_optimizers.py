@@ -14,6 +14,12 @@ from tests.checks.verdicts import findings
 
 NEW = {"forgotten": ("head.weight", "head.bias")}
 REPLACED = {"num_foreign": 4, "replaced": ("layer.weight", "layer.bias")}
+COPIED = {
+    "num_without_gradient": 4,
+    "num_idle": 2,
+    "copied": ("layer.weight", "layer.bias"),
+    "copied_model": "DDP Net",
+}
 COUNTED = {"num_steps": 1, "num_zero_steps": 1, "least_count": 1, "greatest_count": 1}
 EMPTY = {"num_without_gradient": 4, "num_gradients": 0}
 SKIPPED = {**EMPTY, "was_fed": True, "num_idle": 1}
@@ -51,6 +57,15 @@ STALE = {
             ("AdamW",),
             Grade.PROVEN,
             "AdamW steps on ranks 0-1 though none of its 4 parameters",
+        ),
+        (
+            OptimizerBeforeSharding,
+            [COPIED, {}],
+            [0],
+            ("layer.weight", "layer.bias"),
+            Grade.PROVEN,
+            "AdamW holds 4 parameters that have no gradient; layer.weight and 1 more of DDP Net, "
+            "another copy of the same model, have gradients and no optimizer on rank 0",
         ),
         (
             OptimizerBeforeSharding,

@@ -4,7 +4,7 @@ from distdiag.checks.shd.unheld_parameter import UnheldParameter, UnheldView
 from distdiag.engine.models.writes import WriteAligner
 from distdiag.events.models import ReplicaEvidence
 from distdiag.events.ranks import RankSet
-from tests.checks.lives import MOVING, SAME, run
+from tests.checks.lives import MOVING, NOTHING, SAME, run
 from tests.checks.models import optimizer_state, plan
 from tests.engine.aligned import aligned
 
@@ -31,9 +31,8 @@ def test_what_one_rank_does_not_hold_and_the_other_trains_is_an_error():
     (finding,) = unheld((MOVING, SAME), ((ADAM,), ()))
     assert (finding.code, finding.severity) == ("SHD024", "error")
     assert (finding.ranks, finding.subjects) == (RankSet([1]), ("a.weight",))
-    assert "no optimizer on rank 1, and never change there, though rank 0 trains them" in (
-        finding.message
-    )
+    words = "no optimizer on rank 1, and never change there, though optimizers of rank 0 hold them"
+    assert words in finding.message
     assert finding.location.line == 21
 
 
@@ -52,6 +51,19 @@ def test_what_one_rank_does_not_hold_and_the_other_trains_is_an_error():
 )
 def test_what_may_be_meant_is_silent(lives, owners, values):
     assert not unheld(lives, owners, **values)
+
+
+PIECE = {"replicas": (), "split_over": (0, 1), "wrapper": "FSDP1"}
+
+
+@pytest.mark.parametrize(("owners", "is_found"), [((ADAM,), True), ((), False)])
+def test_whoever_holds_an_empty_piece_of_a_flat_parameter_means_it_to_train(owners, is_found):
+    found = unheld((NOTHING, SAME), (owners, ()), **PIECE)
+    assert [each.ranks for each in found] == [RankSet([1])] * is_found
+
+
+def test_whoever_lacks_an_empty_piece_is_silent():
+    assert not unheld((MOVING, NOTHING), ((ADAM,), ()), **PIECE)
 
 
 def test_what_has_no_gradient_is_silent():

@@ -1,7 +1,19 @@
 from distdiag.checks.shd.untied_weights import UntiedWeights
 from distdiag.events.ranks import RankSet
-from tests.checks.models import model, plan
+from distdiag.views.models import ContentView
+from tests.checks.models import content, plan
+from tests.checks.streams import plain_site
 from tests.checks.verdicts import findings
+
+
+def model(*plans_of_ranks):
+    """The view of a model with these plans on rank 0, 1, …."""
+    by_rank = {
+        rank: tuple((each, content()) for each in plans)
+        for rank, plans in enumerate(plans_of_ranks)
+    }
+    return ContentView("FSDP2 Net", 0, by_rank, {rank: plain_site(10 + rank) for rank in by_rank})
+
 
 HEAD = plan("head.weight", untied_from="embed.weight")
 

@@ -69,3 +69,13 @@ def test_what_the_program_parts_itself_is_not(ties):
     model = Tied().to("cpu")
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
     assert parted(ties, model) == []
+
+
+def test_what_a_function_parts_in_between_is_told(ties):
+    models = [Tied(), Tied()]
+    ties.begin(models[0])
+    for model in models:
+        model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+        ties.end(model, "parallelize_module")
+    assert parted(ties, models[0]) == [Untied("embed.weight", "parallelize_module")]
+    assert parted(ties, models[1]) == []

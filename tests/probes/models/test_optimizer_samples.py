@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 from collections.abc import Callable
@@ -113,6 +114,51 @@ def test_new_parameters_are_forgotten_unless_the_program_moves_them(
     first, second = observed.events(OptimizerState)
     assert not first.forgotten
     assert second.forgotten == (() if by_hand else ("1.weight", "1.bias"))
+
+
+# A copy that is used instead of what the optimizer holds
+
+
+def run_copy(observed: Observed, after: Callable[..., None], *, copied: nn.Module) -> Any:
+    """Train a copy while the optimizer holds the first model; return what is said at each step."""
+    first = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    for _ in range(3):
+        backward(copied)
+        optimizer.step()
+        after(first, copied)
+    return [(each.copied, each.copied_model) for each in observed.events(OptimizerState)]
+
+
+def test_a_copy_that_has_the_gradients_and_never_changes_is_told(observed: Observed) -> None:
+    observed.install("steps")
+    found = run_copy(observed, lambda *_: None, copied=copy.deepcopy(nn.Linear(2, 2)))
+    assert found == [((), ""), *[(("weight", "bias"), "Linear 1 of 2")] * 2]
+
+
+def by_hand(_: nn.Module, copied: nn.Module) -> None:
+    for parameter in copied.parameters():
+        parameter.data -= 0.1 * parameter.grad
+
+
+def given_back(first: nn.Module, copied: nn.Module) -> None:
+    for parameter, other in zip(first.parameters(), copied.parameters(), strict=True):
+        parameter.grad = other.grad.clone()  # late by a step
+
+
+@pytest.mark.parametrize("after", [by_hand, given_back])
+def test_a_copy_that_is_trained_otherwise_is_not(
+    observed: Observed, after: Callable[..., None]
+) -> None:
+    observed.install("steps")
+    found = run_copy(observed, after, copied=nn.Linear(2, 2))
+    assert found == [((), "")] * 3
+
+
+def test_another_model_that_has_gradients_is_no_copy(observed: Observed) -> None:
+    observed.install("steps")
+    found = run_copy(observed, lambda *_: None, copied=nn.Sequential(nn.Linear(2, 2)))
+    assert found == [((), "")] * 3
 
 
 # When it is written
