@@ -6,7 +6,7 @@ Gradients alone do not tell whether ranks should have the same ones.
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from distdiag.engine.relations import Exchanges
+from distdiag.engine.relations import Exchanges, is_foreign
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective
 from distdiag.events.data import EpochFed, ModelFed
@@ -15,6 +15,9 @@ _FEWEST_PASSES: Final = 2
 _MOST_PASSES: Final = 8
 _MOST_STEPS: Final = 16
 _WAYS: Final = ("send", "recv")
+_MOVING: Final = ("all_to_all", "all_gather", "reduce_scatter", *_WAYS)
+_FIRST_STEPS: Final = 3
+"""Later, what is gathered may be figures of an evaluation."""
 
 Ranks = tuple[int, ...]
 
@@ -33,6 +36,7 @@ class Feeds:
     def __init__(self) -> None:
         self._exchanges = Exchanges()
         self._exchanging: set[int] = set()
+        self._moving: set[int] = set()
         self._inputs: dict[int, dict[tuple[str, int], tuple[str, ...]]] = {}
         self._parts: dict[int, _Part] = {}
         self._messages: dict[int, dict[tuple[int, int], set[tuple[int, ...]]]] = {}
@@ -43,6 +47,8 @@ class Feeds:
             case Collective():
                 self._exchanges.feed(event)
                 self._feed_message(event)
+                if event.step < _FIRST_STEPS and _moves_rows(event):
+                    self._moving.add(event.rank)
             case ModelFed():
                 if self._exchanges.are_inside(event):
                     self._exchanging.add(event.rank)
@@ -75,7 +81,7 @@ class Feeds:
         parts = [self._parts[rank] for rank in listed if rank in self._parts]
         is_one = len({part[:2] for part in parts}) == 1
         is_apart = len({part.part for part in parts}) == len(listed)
-        return is_one and is_apart and not self._exchanging & set(listed)
+        return is_one and is_apart and not (self._exchanging | self._moving) & set(listed)
 
     def working_alike(self) -> list[Ranks]:
         """Return the ranks that are always given the same, and exchange activations."""
@@ -98,3 +104,9 @@ class Feeds:
                 group = joined.get(source, {source}) | joined.get(target, {target})
                 joined |= dict.fromkeys(group, group)
         return sorted({tuple(sorted(group)) for group in joined.values()})
+
+
+def _moves_rows(call: Collective) -> bool:
+    """Say whether the program itself sends rows round, as for tables or experts of others."""
+    rows = max((sizes[0] for sizes in call.signature.input_sizes if sizes), default=0)
+    return call.signature.op.startswith(_MOVING) and rows > 1 and is_foreign(call.site)
