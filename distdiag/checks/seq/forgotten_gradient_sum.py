@@ -38,10 +38,11 @@ _NUMBER: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
 def summed_in(view: SumsView) -> tuple[str, ...]:
     """Return the parameters that are summed in all sampled steps, and whose copies stay equal.
 
-    If none of them stays so, what is left out makes ranks clip the rest by norms of their own.
+    If most do not stay so, what is left out makes ranks clip the rest by norms of their own.
     """
     summed = tuple(_all_are(view, Sum.SUMMED, view.sums))
-    return tuple(name for name in summed if name not in view.drifted) or summed
+    equal = tuple(name for name in summed if name not in view.drifted)
+    return equal if 2 * len(equal) >= len(summed) else summed
 
 
 def forgotten_in(view: SumsView) -> tuple[str, ...]:

@@ -28,9 +28,10 @@ def clipped_apart(view: StageScalings) -> tuple[int, ...]:
     A factor that is the same in all steps clips nothing: it may belong to the stage.
     """
     steps = tuple(step for step, by_rank in view.factors.items() if differ(by_rank.values()))
-    by_rank = {rank: [each[rank] for each in view.factors.values()] for rank in view.ranks}
-    is_clip = any(map(differ, by_rank.values()))
-    return steps if is_clip and len(steps) >= _FEWEST_STEPS else ()
+    if len(steps) < _FEWEST_STEPS:
+        return ()
+    by_rank = [[each[rank] for each in view.factors.values()] for rank in view.ranks]
+    return steps if any(map(differ, by_rank)) else ()
 
 
 class UnequalGradientScaling(Check[ScalingView | StageScalings]):

@@ -73,6 +73,11 @@ def test_what_is_summed_now_and_then_may_be_meant():
     assert "more was sent between them in a later step" in finding.message
 
 
+def test_ranks_that_clip_the_rest_by_norms_of_their_own_are_told():
+    (finding,) = judged(sums("layers.2.norm.weight", drifted=frozenset(NAMES)))
+    assert finding.subjects == ("layers.2.norm.weight",)
+
+
 OWN_PARTS = {
     "a head": sums("head."),
     "a bias of the head": sums("head.bias"),
