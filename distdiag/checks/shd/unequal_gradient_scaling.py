@@ -8,6 +8,7 @@ from distdiag.checks.shared.replicas import location_on
 from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.contributions import ALIKE
 from distdiag.views.gradients import StageScalings
 from distdiag.views.models import ScalingView
 
@@ -16,10 +17,10 @@ _FEWEST_STEPS: Final = 2
 """In a single step a stage may have been treated otherwise for a reason of its own."""
 
 
-def differ(factors: Collection[float]) -> bool:
+def differ(factors: Collection[float], tolerance: float = _TOLERANCE) -> bool:
     """Say whether they are not the same but for rounding and what is estimated."""
     low, high = min(factors), max(factors)
-    return high - low > _TOLERANCE * max(abs(low), abs(high))
+    return high - low > tolerance * max(abs(low), abs(high))
 
 
 def clipped_apart(view: StageScalings) -> tuple[int, ...]:
@@ -27,7 +28,7 @@ def clipped_apart(view: StageScalings) -> tuple[int, ...]:
 
     A factor that is the same in all steps clips nothing: it may belong to the stage.
     """
-    steps = tuple(step for step, by_rank in view.factors.items() if differ(by_rank.values()))
+    steps = tuple(step for step, by_rank in view.factors.items() if differ(by_rank.values(), ALIKE))
     if len(steps) < _FEWEST_STEPS:
         return ()
     by_rank = [[each[rank] for each in view.factors.values()] for rank in view.ranks]
