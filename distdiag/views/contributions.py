@@ -8,7 +8,7 @@ measured, and a parameter that does not share it is seen.
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,11 +29,12 @@ Array = npt.NDArray[np.float64]
 class Source(NamedTuple):
     """Who gave a gradient: these ranks, in one backward pass, from 0 on, or in all of them.
 
-    LEFT: it was there before the passes.
+    LEFT: it was there before the passes. `is_earlier`: it is a pass of the step before.
     """
 
     ranks: Ranks
     number: int
+    is_earlier: bool = False
 
 
 ALL: Final = -1
@@ -246,7 +247,7 @@ class Contribution:
 
     All these ranks find the same gradients, or `is_sharded`: parts of the same. The vector is that
     of most parameters, `names`. `left_size` is how large a gradient was that was there before,
-    compared with what a source gave.
+    compared with what a source gave. `kept` are the parameters to which such a one is applied.
     """
 
     step: int
@@ -258,12 +259,12 @@ class Contribution:
     outliers: tuple[Outlier, ...] = ()
     is_sharded: bool = False
     left_size: float = 1.0
+    kept: tuple[str, ...] = ()
 
     @property
     def greatest(self) -> float:
         """The greatest absolute value of a coefficient of what was given."""
-        given = (abs(value) for source, value in self.vector.items() if source.number != LEFT)
-        return max(given, default=0.0)
+        return max(map(abs, self._given()), default=0.0)
 
     def is_nothing(self, source: Source) -> bool:
         """Say whether what this source gave is not applied."""
@@ -272,10 +273,13 @@ class Contribution:
 
     def common(self) -> float | None:
         """Return the coefficient of all passes of all ranks, None if they differ."""
-        values = [value for source, value in self.vector.items() if source.number != LEFT]
+        values = self._given()
         if not values or max(values) - min(values) > 2 * ALIKE * self.greatest:
             return None
         return sum(values) / len(values)
+
+    def _given(self) -> list[float]:
+        return [value for source, value in self.vector.items() if source.number != LEFT]
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +343,7 @@ def is_left_over(before: Mapping[int, GradientSums], now: Mapping[int, GradientS
             if each.has_left and each.name in old and old[each.name].applied:
                 left.append(each.left)
                 applied.append(old[each.name].applied)
-    if len(left) < FEWEST:
+    if not left:
         return False
     one, other = np.array(left).ravel(), np.array(applied).ravel()
     square = float(other @ other)
@@ -348,12 +352,42 @@ def is_left_over(before: Mapping[int, GradientSums], now: Mapping[int, GradientS
 
 
 _Named = Mapping[int, GradientSum]
+
+
+class _Part(NamedTuple):
+    """What some ranks apply in one step, and what all that hold it gave: for it, and before."""
+
+    step: int
+    ranks: Ranks
+    holders: Ranks
+    named: Mapping[str, _Named]
+    earlier: Mapping[str, _Named]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank applies a part."""
+        return bool(next(iter(next(iter(self.named.values())).values())).members)
+
+    @property
+    def num_passes(self) -> int:
+        """How many passes any of the ranks ran."""
+        return max(len(each.passes) for held in self.named.values() for each in held.values())
+
+
 _SCALINGS: Final = 4
 """Averaging, unscaling, clipping and a conversion may round each number once more."""
 
 
-def contributions_of(step: int, by_rank: Mapping[int, GradientSums]) -> Iterator[Contribution]:
-    """Yield, for each set of ranks that apply the same, how it is combined."""
+def contributions_of(
+    step: int,
+    by_rank: Mapping[int, GradientSums],
+    before: Mapping[int, GradientSums] | None = None,
+) -> Iterator[Contribution]:
+    """Yield, for each set of ranks that apply the same, how it is combined.
+
+    `before` is what is known of the step before.
+    """
+    earlier = _by_name(before or {})
     groups: dict[Ranks, dict[str, _Named]] = {}
     for name, held in _by_name(by_rank).items():
         groups.setdefault(tuple(held), {})[name] = held
@@ -361,7 +395,7 @@ def contributions_of(step: int, by_rank: Mapping[int, GradientSums]) -> Iterator
         for ranks, names in _targets(holders, named):
             if len(holders) > 1 and len(names) >= FEWEST:
                 mine = {name: named[name] for name in names}
-                found = _contribution(step, ranks, holders, mine)
+                found = _contribution(_Part(step, ranks, holders, mine, earlier))
                 if found is not None:
                     yield found
 
@@ -405,39 +439,54 @@ def _targets(holders: Ranks, named: Mapping[str, _Named]) -> Iterator[tuple[Rank
         yield tuple(ranks), plain
 
 
-def _contribution(
-    step: int, ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]
-) -> Contribution | None:
-    is_sharded = bool(next(iter(next(iter(named.values())).values())).members)
-    num_passes = max(len(each.passes) for held in named.values() for each in held.values())
+def _contribution(part: _Part) -> Contribution | None:
     for split in _SPLITS:
-        sources, equations = _equations(split, ranks, holders, named)
+        sources, equations = _equations(split, part)
         num_rows = sum(len(each.applied) for each in equations)
         if not 0 < len(sources) <= min(_MOST_COLUMNS, num_rows // 2):
             continue
         best = _best(equations)
-        if best is not None:
-            vector = _checked(best)
-            if vector is None:
-                continue  # the columns are too much alike to be told apart
-            shared = set(best.names)
-            others = [
-                _outlier(each, best, ranks, named[each.name])
-                for each in equations
-                if each.name not in shared and each.norms.any()
-            ]
-            return Contribution(
-                step,
-                ranks,
-                holders,
-                num_passes,
-                dict(zip(sources, vector, strict=True)),
-                best.names,
-                tuple(others),
-                is_sharded,
-                _left_size(sources, equations),
-            )
-    return _alone(step, ranks, holders, named, num_passes) if is_sharded else None
+        vector = None if best is None else _checked(best)
+        if best is None or vector is None:
+            continue  # the columns may be too much alike to be told apart
+        shared = set(best.names)
+        odd = [each for each in equations if each.name not in shared and each.norms.any()]
+        found = dict(zip(sources, vector, strict=True))
+        kept = _kept(part, odd, best)
+        if any(source.number == LEFT for source in found):
+            kept += [name for name in best.names if _has_left(part.named[name])]
+        return Contribution(
+            part.step,
+            part.ranks,
+            part.holders,
+            part.num_passes,
+            found,
+            best.names,
+            tuple(_outlier(each, best, part) for each in odd if each.name not in kept),
+            part.is_sharded,
+            _left_size(sources, equations),
+            tuple(kept),
+        )
+    return _alone(part) if part.is_sharded else None
+
+
+def _has_left(held: _Named) -> bool:
+    return any(each.has_left for each in held.values())
+
+
+def _kept(part: _Part, odd: Sequence[Equations], vector: Vector) -> list[str]:
+    """Return parameters that share the vector but for a gradient that was there before."""
+    names = []
+    for each in odd:
+        left, norm = _left(Source(part.ranks, LEFT), part.named[each.name])
+        if norm > 0:
+            rest = each.applied - each.given @ vector.coefficients
+            factor = float(left @ rest) / norm**2
+            given, norms = np.column_stack([each.given, left]), np.append(each.norms, norm)
+            whole = replace(each, given=given, norms=norms)
+            if vector.precision.explains(whole, np.append(vector.coefficients, factor)):
+                names.append(each.name)
+    return names
 
 
 def _left_size(sources: Sequence[Source], equations: Sequence[Equations]) -> float:
@@ -467,16 +516,17 @@ def _checked(vector: Vector) -> list[float] | None:
     return [float(value) for value in vector.coefficients] if is_clear else None
 
 
-def _outlier(equations: Equations, vector: Vector, ranks: Ranks, held: _Named) -> Outlier:
+def _outlier(equations: Equations, vector: Vector, part: _Part) -> Outlier:
     factor = factor_of(equations, vector.coefficients, vector.precision)
-    giver = None if factor is not None else _giver(equations.name, ranks, held, vector.precision)
+    giver = None if factor is not None else _giver(equations.name, part, vector.precision)
     return Outlier(equations.name, factor, giver)
 
 
-def _giver(name: str, ranks: Ranks, held: _Named, precision: Precision) -> int | None:
+def _giver(name: str, part: _Part, precision: Precision) -> int | None:
     """Return the one rank whose passes alone explain what is applied."""
+    held = part.named[name]
     sources = [Source((rank,), ALL) for rank in held]
-    equations = _of_name(name, sources, ranks, held)
+    equations = _of_name(name, sources, part)
     units = np.eye(len(sources))
     found = [
         rank
@@ -490,66 +540,115 @@ _QUIET: Final = Precision(noise=1 / 32)
 """What mostly is rounded is less than this part of what may be."""
 
 
-def _alone(
-    step: int, ranks: Ranks, holders: Ranks, named: Mapping[str, _Named], num_passes: int
-) -> Contribution | None:
+def _alone(part: _Part) -> Contribution | None:
     """Return what is known of shards of which no vector is shared: some were given by one rank."""
-    found = [Outlier(name, giver=_giver(name, ranks, held, _QUIET)) for name, held in named.items()]
+    found = [Outlier(name, giver=_giver(name, part, _QUIET)) for name in part.named]
     if all(each.giver is None for each in found):
         return None
-    return Contribution(step, ranks, holders, num_passes, {}, (), tuple(found), is_sharded=True)
+    step, ranks, holders = part[:3]
+    others = tuple(found)
+    return Contribution(step, ranks, holders, part.num_passes, {}, (), others, is_sharded=True)
+
+
+def own_factor(event: GradientSums) -> float | None:
+    """Return the one factor by which a rank applies what it gave alone; None if there is none."""
+    known = [
+        _only_mine(each) for each in event.gradients if each.passes and each.applied and each.norm
+    ]
+    factors = [None if e is None else factor_of(e, np.ones(1), _QUIET) for e in known]
+    found = [factor for factor in factors if factor is not None]
+    if len(found) < len(factors) or not found:
+        return None
+    middle = float(np.median(found))
+    is_one = all(abs(factor - middle) <= ALIKE * middle for factor in found)
+    return middle if is_one and middle > 0 else None
+
+
+def _only_mine(each: GradientSum) -> Equations | None:
+    if each.members or each.has_left or not _is_known(each):
+        return None
+    given = np.sum(np.array(each.passes), axis=0)[:, None]
+    number = len(each.passes) + _SCALINGS
+    norms = np.array([sum(each.norms)])
+    return Equations(each.name, given, norms, np.array(each.applied), each.rounding, number)
 
 
 # Columns: each pass of each rank if there are equations enough, else fewer.
 
-_Split = Callable[[Ranks, Ranks, Mapping[str, _Named]], list[Source]]
+_Split = Callable[[_Part], list[Source]]
 
 
-def _by_rank_and_pass(ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]) -> list[Source]:
-    numbers = {rank: max(len(held[rank].passes) for held in named.values()) for rank in holders}
-    return [Source((rank,), number) for rank in holders for number in range(numbers[rank])]
+def _by_rank_and_pass(part: _Part) -> list[Source]:
+    return [
+        Source((rank,), number)
+        for rank in part.holders
+        for number in range(max(len(held[rank].passes) for held in part.named.values()))
+    ]
 
 
-def _by_rank(ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]) -> list[Source]:
-    return [Source((rank,), ALL) for rank in holders]
+def _by_rank(part: _Part) -> list[Source]:
+    return [Source((rank,), ALL) for rank in part.holders]
 
 
-def _by_side_and_pass(ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]) -> list[Source]:
-    numbers = {len(each.passes) for held in named.values() for each in held.values()}
+def _by_side_and_pass(part: _Part) -> list[Source]:
+    numbers = {len(each.passes) for held in part.named.values() for each in held.values()}
     if len(numbers) > 1:
         return []
-    sides = _sides(ranks, holders)
-    return [Source(side, number) for side in sides for number in range(max(numbers))]
+    return [Source(side, number) for side in _sides(part) for number in range(max(numbers))]
 
 
-def _by_side(ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]) -> list[Source]:
-    return [Source(side, ALL) for side in _sides(ranks, holders)]
+def _by_side(part: _Part) -> list[Source]:
+    return [Source(side, ALL) for side in _sides(part)]
 
 
-def _sides(ranks: Ranks, holders: Ranks) -> list[Ranks]:
-    others = tuple(rank for rank in holders if rank not in ranks)
-    return [side for side in (ranks, others) if side]
+def _by_side_pass_and_step(part: _Part) -> list[Source]:
+    """Of several passes, some of the step before may come late."""
+    if part.num_passes < 2 or not all(_are_known(part, name) for name in part.named):
+        return []
+    now = _by_side_and_pass(part)
+    return [*now, *(source._replace(is_earlier=True) for source in now)]
 
 
-_SPLITS: Final[tuple[_Split, ...]] = (_by_rank_and_pass, _by_rank, _by_side_and_pass, _by_side)
+def _are_known(part: _Part, name: str) -> bool:
+    before, now = part.earlier.get(name, {}), part.named[name]
+    return before.keys() >= now.keys() and all(
+        len(before[rank].passes) == len(each.passes) for rank, each in now.items()
+    )
 
 
-def _equations(
-    split: _Split, ranks: Ranks, holders: Ranks, named: Mapping[str, _Named]
-) -> tuple[list[Source], list[Equations]]:
-    sources = split(ranks, holders, named)
-    if any(each.has_left for held in named.values() for each in held.values()):
-        sources = [*sources, Source(ranks, LEFT)]
-    found = [_of_name(name, sources, ranks, held) for name, held in named.items()]
+def _sides(part: _Part) -> list[Ranks]:
+    others = tuple(rank for rank in part.holders if rank not in part.ranks)
+    return [side for side in (part.ranks, others) if side]
+
+
+_SPLITS: Final[tuple[_Split, ...]] = (
+    _by_rank_and_pass,
+    _by_rank,
+    _by_side_and_pass,
+    _by_side,
+    _by_side_pass_and_step,
+)
+
+
+def _equations(split: _Split, part: _Part) -> tuple[list[Source], list[Equations]]:
+    sources = split(part)
+    if not sources:
+        return [], []
+    # Where few have a gradient from before, the others tell the vector without it.
+    if 2 * sum(map(_has_left, part.named.values())) > len(part.named):
+        sources = [*sources, Source(part.ranks, LEFT)]
+    found = [_of_name(name, sources, part) for name in part.named]
     return _merged(sources, found)
 
 
-def _of_name(name: str, sources: Sequence[Source], ranks: Ranks, held: _Named) -> Equations:
-    columns = [_column(source, held) for source in sources]
-    applied = np.array(held[ranks[0]].applied)
-    if held[ranks[0]].members:
-        applied = np.sum([held[rank].applied for rank in held[ranks[0]].members], axis=0)
-        applied = applied / held[ranks[0]].num_copies
+def _of_name(name: str, sources: Sequence[Source], part: _Part) -> Equations:
+    held, earlier = part.named[name], part.earlier.get(name, {})
+    columns = [_column(each, earlier if each.is_earlier else held) for each in sources]
+    first = held[part.ranks[0]]
+    applied = np.array(first.applied)
+    if first.members:
+        applied = np.sum([held[rank].applied for rank in first.members], axis=0)
+        applied = applied / first.num_copies
     num_passes = max(len(each.passes) for each in held.values())
     return Equations(
         name,
@@ -601,12 +700,12 @@ def _merged(sources: list[Source], found: list[Equations]) -> tuple[list[Source]
         if not norms[:, index].any():
             continue
         same = [k for k in kept if _are_same(stacked[:, k], stacked[:, index])]
-        if same and sources[same[0]].number == source.number:
+        if same and sources[same[0]][1:] == source[1:]:
             ranks[same[0]] += source.ranks
         else:
             kept.append(index)
             ranks[index] = list(source.ranks)
-    merged = [Source(tuple(ranks[index]), sources[index].number) for index in kept]
+    merged = [sources[index]._replace(ranks=tuple(ranks[index])) for index in kept]
     return merged, [
         Equations(e.name, e.given[:, kept], e.norms[kept], e.applied, e.rounding, e.num_roundings)
         for e in found

@@ -70,7 +70,7 @@ class SumsView(View):
     optimizers; `sums` tells it for each sample in which there was a gradient. `drifted` are those
     whose copies differ in all later samples. `has_shards`: others of the model, but for experts,
     differ from the start. `is_more_sent`: a later step sent more between the ranks than these
-    samples did.
+    samples did. `is_one_task`: they divide one data set, and exchange no activations.
     """
 
     model: str
@@ -82,11 +82,51 @@ class SumsView(View):
     site: CallSite
     has_shards: bool = False
     is_more_sent: bool = False
+    is_one_task: bool = False
 
     @property
     def supersedes(self) -> Hashable:
         """What was said when less was known."""
         return self.model, self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class SameWorkView(View):
+    """What the passes gave on ranks that are given the same and exchange activations.
+
+    All of these parameters began alike. The gradients of `apart` differed between the ranks in all
+    of `num_samples` samples, and so do the parameters since; those of `equal` did not at first.
+    """
+
+    model: str
+    ranks: Ranks
+    apart: tuple[str, ...]
+    equal: tuple[str, ...]
+    num_samples: int
+    step: int
+    site: CallSite
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.model, self.ranks
+
+
+@dataclass(frozen=True, slots=True)
+class StageScalings(View):
+    """By what ranks multiply their gradients that send each other activations and their gradients.
+
+    `factors` are those of each sampled step, by rank.
+    """
+
+    ranks: Ranks
+    factors: Mapping[int, Mapping[int, float]]
+    sites: Mapping[int, CallSite] = field(default_factory=dict)
+
+    @property
+    def supersedes(self) -> Hashable:
+        """What was said when less was known."""
+        return self.ranks
 
 
 # Over which ranks a gradient was combined, and by what its sum was divided: as measured.

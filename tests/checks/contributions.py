@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from distdiag.events.gradients import GradientSum, GradientSums
@@ -17,13 +17,17 @@ NUM_SUMS = 4
 
 @dataclass(frozen=True)
 class Mix:
-    """What becomes of one parameter: coefficients by rank and pass, and what was there before."""
+    """What becomes of one parameter: coefficients by rank and pass, and what was there before.
+
+    `earlier` are the coefficients of what was given for the step before.
+    """
 
     coefficients: Mapping[tuple[int, int], float]
     left: tuple[float, ...] = ()
     kept: float = 1.0
     weight: float = 0.5
     members: tuple[int, ...] = ()
+    earlier: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
 @cache
@@ -38,9 +42,10 @@ def gradient(name, rank, step, mix, num_passes=1):
     """Return one parameter of a rank; the first member of a shard's ranks holds all of it."""
     applied = [0.0] * NUM_SUMS
     if not mix.members or rank == mix.members[0]:
-        for (other, number), value in mix.coefficients.items():
-            sums = given(name, other, step, number)
-            applied = [a + value * s for a, s in zip(applied, sums, strict=True)]
+        for when, coefficients in ((step, mix.coefficients), (step - 1, mix.earlier)):
+            for (other, number), value in coefficients.items():
+                sums = given(name, other, when, number)
+                applied = [a + value * s for a, s in zip(applied, sums, strict=True)]
         if mix.left:
             applied = [a + mix.kept * v for a, v in zip(applied, mix.left, strict=True)]
     return GradientSum(
@@ -81,7 +86,7 @@ def view(mixes_of, num_ranks=2, num_steps=3, num_passes=1, **values):
         if before and is_left_over(before, by_rank):
             stale.add(step)
         first = first or by_rank
-        found += contributions_of(step, by_rank)
+        found += contributions_of(step, by_rank, before)
         before = by_rank
     ranks = RankSet(range(num_ranks))
     return ContributionView(

@@ -27,7 +27,8 @@ from distdiag.views.gradients import (
 # First: the program sums gradients of most parameters over ranks, and leaves some out.
 #
 # A rank may train some parameters for itself: a head, its last layers, or all of one kind, such as
-# norms. Where neither is the case, what is left out should be summed.
+# norms. Where neither is the case, what is left out should be summed; so it should where the ranks
+# divide one data set, since then there is one task only.
 
 FEWEST_SUMS: Final = 3
 FEWEST_SUMMED: Final = 3
@@ -35,8 +36,13 @@ _NUMBER: Final = re.compile(r"(?:^|(?<=\.))\d+(?=\.)")
 
 
 def summed_in(view: SumsView) -> tuple[str, ...]:
-    """Return the parameters that are summed in all sampled steps, and whose copies stay equal."""
-    return tuple(_all_are(view, Sum.SUMMED, view.sums.keys() - view.drifted))
+    """Return the parameters that are summed in all sampled steps, and whose copies stay equal.
+
+    If most do not stay so, what is left out makes ranks clip the rest by norms of their own.
+    """
+    summed = tuple(_all_are(view, Sum.SUMMED, view.sums))
+    equal = tuple(name for name in summed if name not in view.drifted)
+    return equal if 2 * len(equal) >= len(summed) else summed
 
 
 def forgotten_in(view: SumsView) -> tuple[str, ...]:
@@ -45,13 +51,17 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
     summed = summed_in(view)
     own = set(_all_are(view, Sum.OWN, view.drifted & plans.keys()))
     is_regular = all(len(set(view.sums[name])) <= 1 for name in plans)
-    is_minority = len(summed) >= FEWEST_SUMMED and 2 * len(own) <= len(summed)
+    most = len(summed) - 1 if view.is_one_task else len(summed) // 2
+    is_minority = len(summed) >= FEWEST_SUMMED and len(own) <= most
     if view.has_shards or not is_regular or not is_minority:
         return ()
     left_out = {name for name in own if _is_left_out(view, name, summed)}
     routers = own & routers_in(tuple(view.plans.values()))
-    # Who trains gates and other parts for itself has tasks of its own.
-    return tuple(sorted(left_out | routers if own == left_out | routers else left_out))
+    if own == left_out | routers:
+        return tuple(sorted(own))
+    # Who trains gates and other parts for itself may have tasks of its own.
+    is_all = own | set(summed) == plans.keys() and _have_owner(view, own, summed)
+    return tuple(sorted(left_out or (own if is_all else ())))
 
 
 def doubt_of(view: SumsView, names: Sequence[str]) -> str:
@@ -61,7 +71,17 @@ def doubt_of(view: SumsView, names: Sequence[str]) -> str:
     has_own = any(is_of_expert(view.plans[name]) for name in view.drifted & view.plans.keys())
     if has_own and routers_in(tuple(view.plans.values())) >= set(names):
         return "each rank trains experts for itself, too, which were the same at first"
+    is_torn_out = all(_is_left_out(view, name, summed_in(view)) for name in names)
+    routers = routers_in(tuple(view.plans.values()))
+    if not view.is_one_task and not is_torn_out and not routers >= set(names):
+        return "each rank may have a task of its own"
     return ""
+
+
+def _have_owner(view: SumsView, own: Iterable[str], summed: Sequence[str]) -> bool:
+    """Say whether the optimizer that holds them holds others that are summed."""
+    owners = {view.plans[name].owners for name in summed}
+    return all(view.plans[name].owners in owners for name in own)
 
 
 def _all_are(view: SumsView, wanted: Sum, names: Iterable[str]) -> Iterator[str]:
@@ -268,7 +288,8 @@ class ForgottenGradientSum(Check[GradientView | SumsView]):
     Each rank is meant to train these parameters for itself.
 
     If so, add `ignore = ["SEQ012"]` to `distdiag.toml`. It is a note where more is sent in a later
-    step, and for routers whose experts are each rank's own.
+    step, for routers whose experts are each rank's own, and for whole modules unless a sampler
+    divides one data set among the ranks.
 
     ## References
     - https://github.com/NVIDIA/Megatron-LM/issues/656

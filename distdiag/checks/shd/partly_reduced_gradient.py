@@ -28,7 +28,7 @@ def mixed_passes(found: Contribution) -> MixedPasses | None:
     summed: list[int] = []
     own: list[int] = []
     for number in range(found.num_passes):
-        sources = [each for each in found.vector if each.number == number]
+        sources = [s for s in found.vector if s.number == number and not s.is_earlier]
         others = [each for each in sources if not set(each.ranks) & set(found.ranks)]
         mine = [each for each in sources if each not in others]
         if not others or not mine or all(map(found.is_nothing, mine)):
@@ -37,6 +37,23 @@ def mixed_passes(found: Contribution) -> MixedPasses | None:
         if len(are_used) == 1:
             (summed if are_used.pop() else own).append(number)
     return MixedPasses(tuple(summed), tuple(own)) if summed and own else None
+
+
+@dataclass(frozen=True, slots=True)
+class LatePasses:
+    """Which passes a step applies, and which ones only the step after it."""
+
+    applied: tuple[int, ...]
+    late: tuple[int, ...]
+
+
+def late_passes(found: Contribution) -> LatePasses | None:
+    """Return how a step splits up its passes if it applies some of the step before instead."""
+    used = {source for source in found.vector if not found.is_nothing(source)}
+    late = {source.number for source in used if source.is_earlier}
+    applied = {source.number for source in used if not source.is_earlier} - {LEFT}
+    is_split = late and applied and not late & applied
+    return LatePasses(tuple(sorted(applied)), tuple(sorted(late))) if is_split else None
 
 
 def missing_ranks(found: Contribution) -> tuple[int, ...]:
@@ -95,6 +112,9 @@ class PartlyReducedGradient(Check[ContributionView]):
         shown = [(each, passes) for each, passes in mixed if passes is not None]
         if len({each.step for each, _ in shown}) >= FEWEST_STEPS:
             yield from self._mixed(view, shown)
+        late = [(each, passes) for each in view.found if (passes := late_passes(each))]
+        if len({each.step for each, _ in late}) >= FEWEST_STEPS:
+            yield self._late(view, late)
         lacking = [each for each in view.found if missing_ranks(each)]
         steps = {each.step for each in lacking}
         if len(steps) >= FEWEST_STEPS and steps == {each.step for each in view.found}:
@@ -122,6 +142,31 @@ class PartlyReducedGradient(Check[ContributionView]):
                 for each, _ in shown
                 if each.step == first.step
             ),
+        )
+
+    def _late(
+        self, view: ContributionView, late: Sequence[tuple[Contribution, LatePasses]]
+    ) -> Finding:
+        first, passes = late[0]
+        ranks = RankSet(rank for each, _ in late for rank in each.ranks)
+        return self.finding(
+            f"the gradient of {first_and_more(first.names)} of {view.model} that step {first.step} "
+            f"applies is only partly reduced over {RankSet(first.holders).phrase()}: it holds "
+            f"{_passes(passes.applied, first)} gave, but {_passes(passes.late, first)} gave comes "
+            "a step late",
+            ranks=ranks,
+            step=first.step,
+            location=user_location(view.site.frames),
+            subjects=first.names,
+            grade=Grade.LIKELY,
+            confidence=0.9,
+            evidence=tuple(
+                Evidence(ranks=RankSet(each.ranks), summary=in_words(each)) for each, _ in late[:2]
+            ),
+            why="Some passes are left unreduced when the optimizer steps, and are added to the "
+            "gradient of the next step, whose weights are others.",
+            fix="Let the last backward pass before each step reduce: call "
+            "`set_requires_gradient_sync(True)`, or leave `no_sync`, for that one.",
         )
 
     def _missing(self, view: ContributionView, lacking: Sequence[Contribution]) -> Finding:
@@ -170,6 +215,9 @@ def in_words(found: Contribution) -> str:
             whose = "the gradient that was there before"
         elif source.number >= 0 and found.num_passes > 1:
             whose += f" in pass {source.number + 1}"
+        whose += " of the step before" if source.is_earlier else ""
         by_value.setdefault(f"{value:.3g}", []).append(whose)
     parts = [f"{value} x ({' + '.join(whose)})" for value, whose in by_value.items()]
-    return f"step {found.step} applies {' + '.join(parts)}, measured on {len(found.names)} tensors"
+    words = f"step {found.step} applies {' + '.join(parts)}, measured on {len(found.names)} tensors"
+    more = len(set(found.kept) - set(found.names))
+    return words + (f"; of {more} others the gradient that was there before, too" if more else "")

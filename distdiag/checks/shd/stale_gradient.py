@@ -14,7 +14,8 @@ from distdiag.views.contributions import LEFT, Contribution, ContributionView
 def applies_stale(view: ContributionView, found: Contribution) -> bool:
     """Say whether a step applies what the step before has applied already."""
     left = [source for source in found.vector if source.number == LEFT]
-    return found.step in view.stale and any(not found.is_nothing(each) for each in left)
+    is_applied = not left or any(not found.is_nothing(each) for each in left)
+    return found.step in view.stale and bool(found.kept) and is_applied
 
 
 class StaleGradient(Check[ContributionView]):
@@ -61,13 +62,13 @@ class StaleGradient(Check[ContributionView]):
         first = found[0]
         ranks = RankSet(rank for each in found for rank in each.ranks)
         yield self.finding(
-            f"step {first.step} applies the gradient of {first_and_more(first.names)} of "
+            f"step {first.step} applies the gradient of {first_and_more(first.kept)} of "
             f"{view.model} that step {first.step - 1} has applied already, together with that of "
             "its own passes: it was not cleared in between",
             ranks=ranks,
             step=first.step,
             location=user_location(view.site.frames),
-            subjects=first.names,
+            subjects=first.kept,
             grade=Grade.LIKELY,
             confidence=0.9,
             evidence=tuple(

@@ -1,18 +1,41 @@
 """SHD006: ranks scale the gradients of one model by different factors."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.checks.shared.replicas import location_on
 from distdiag.events.ranks import RankSet
-from distdiag.findings.finding import Evidence, Finding, Severity
+from distdiag.findings.descriptions import user_location
+from distdiag.findings.finding import Evidence, Finding, Grade, Severity
+from distdiag.views.contributions import ALIKE
+from distdiag.views.gradients import StageScalings
 from distdiag.views.models import ScalingView
 
 _TOLERANCE: Final = 0.05
+_FEWEST_STEPS: Final = 2
+"""In a single step a stage may have been treated otherwise for a reason of its own."""
 
 
-class UnequalGradientScaling(Check[ScalingView]):
+def differ(factors: Collection[float], tolerance: float = _TOLERANCE) -> bool:
+    """Say whether they are not the same but for rounding and what is estimated."""
+    low, high = min(factors), max(factors)
+    return high - low > tolerance * max(abs(low), abs(high))
+
+
+def clipped_apart(view: StageScalings) -> tuple[int, ...]:
+    """Return the steps in which stages scale differently, if any of them clips.
+
+    A factor that is the same in all steps clips nothing: it may belong to the stage.
+    """
+    steps = tuple(step for step, by_rank in view.factors.items() if differ(by_rank.values(), ALIKE))
+    if len(steps) < _FEWEST_STEPS:
+        return ()
+    by_rank = [[each[rank] for each in view.factors.values()] for rank in view.ranks]
+    return steps if any(map(differ, by_rank)) else ()
+
+
+class UnequalGradientScaling(Check[ScalingView | StageScalings]):
     """Ranks scale the gradients of one model by different factors.
 
     ## What you see
@@ -36,7 +59,8 @@ class UnequalGradientScaling(Check[ScalingView]):
     Leaves: The threshold: a global norm is larger than a local one.
 
     ## When it is not a defect
-    All ranks multiply their gradients by the same coefficient; print it on each of them.
+    All ranks multiply their gradients by the same coefficient; print it on each of them. Or stages
+    of a pipeline are meant to be clipped each by itself.
 
     If so, add `ignore = ["SHD006"]` to `distdiag.toml`.
 
@@ -48,11 +72,33 @@ class UnequalGradientScaling(Check[ScalingView]):
     name = "unequal-gradient-scaling"
     severity = Severity.ERROR
 
-    def check(self, view: ScalingView) -> Iterator[Finding]:
+    def check(self, view: ScalingView | StageScalings) -> Iterator[Finding]:
         """Compare the factors of the ranks."""
-        low, high = min(view.by_rank.values()), max(view.by_rank.values())
-        if high - low <= _TOLERANCE * max(abs(low), abs(high)):
+        yield from self._stages(view) if isinstance(view, StageScalings) else self._model(view)
+
+    def _stages(self, view: StageScalings) -> Iterator[Finding]:
+        for step in clipped_apart(view)[:1]:
+            ranks, by_rank = RankSet(view.ranks), view.factors[step]
+            yield self.finding(
+                f"{ranks.phrase()} send each other activations and their gradients, as stages of "
+                f"one model, but scale their gradients by different factors before step {step}: "
+                f"from {min(by_rank.values()):.4g} to {max(by_rank.values()):.4g}",
+                ranks=ranks,
+                step=step,
+                location=user_location(view.sites[min(ranks)].frames),
+                severity=Severity.WARNING,
+                grade=Grade.LIKELY,
+                confidence=0.8,
+                evidence=tuple(_factor(rank, by_rank[rank]) for rank in ranks),
+                why="Each stage is clipped by the norm of its own gradients. The direction of the "
+                "update is wrong and depends on where the model is cut.",
+                fix="Sum the squared norms over all stages before the coefficient is computed.",
+            )
+
+    def _model(self, view: ScalingView) -> Iterator[Finding]:
+        if not differ(view.by_rank.values()):
             return
+        low, high = min(view.by_rank.values()), max(view.by_rank.values())
         ranks = RankSet(view.by_rank)
         yield self.finding(
             f"{ranks.phrase()} scale the gradients of {view.model} by different factors before "
@@ -60,12 +106,13 @@ class UnequalGradientScaling(Check[ScalingView]):
             ranks=ranks,
             step=view.step,
             location=location_on(view, ranks),
-            evidence=tuple(
-                Evidence(
-                    ranks=RankSet([rank]),
-                    summary=f"multiplied its gradients by {factor:.6g}",
-                    values={"factor": factor},
-                )
-                for rank, factor in sorted(view.by_rank.items())
-            ),
+            evidence=tuple(_factor(rank, each) for rank, each in sorted(view.by_rank.items())),
         )
+
+
+def _factor(rank: int, factor: float) -> Evidence:
+    return Evidence(
+        ranks=RankSet([rank]),
+        summary=f"multiplied its gradients by {factor:.6g}",
+        values={"factor": factor},
+    )

@@ -17,6 +17,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.contributions import FEWEST, Contribution, ContributionView
+from distdiag.views.gradients import SameWorkView
 from distdiag.views.models import GradientReplicas
 
 
@@ -30,7 +31,7 @@ def givers_of(found: Contribution) -> dict[str, int]:
     return givers | (dict.fromkeys(found.names, sole.pop()) if len(sole) == 1 else {})
 
 
-class UnreducedGradient(Check[GradientReplicas | ContributionView]):
+class UnreducedGradient(Check[GradientReplicas | ContributionView | SameWorkView]):
     """An optimizer applies gradients that differ between the copies of a parameter.
 
     ## What you see
@@ -66,10 +67,12 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView]):
     name = "unreduced-gradient"
     severity = Severity.ERROR
 
-    def check(self, view: GradientReplicas | ContributionView) -> Iterator[Finding]:
+    def check(self, view: GradientReplicas | ContributionView | SameWorkView) -> Iterator[Finding]:
         """Judge gradients at the step."""
         if isinstance(view, ContributionView):
             yield from self._of_shards(view)
+        elif isinstance(view, SameWorkView):
+            yield from self._of_same_work(view)
         else:
             yield from self._of_copies(view)
 
@@ -94,6 +97,37 @@ class UnreducedGradient(Check[GradientReplicas | ContributionView]):
             "that most of each batch is not trained on; the loss looks plausible.",
             fix="Reduce the gradients over all ranks that hold shards before the step. Where the "
             "library was to do so, its settings or its version do not fit this device.",
+        )
+
+    def _of_same_work(self, view: SameWorkView) -> Iterator[Finding]:
+        """Look for gradients that end where activations are exchanged, before they are summed."""
+        if not view.apart or len(view.equal) < FEWEST:
+            return
+        ranks = RankSet(view.ranks)
+        yield self.finding(
+            f"the gradient of {first_and_more(view.apart)} of {view.model} differs between "
+            f"{ranks.phrase()}, which hold copies of it, are given the same inputs and exchange "
+            f"activations, while those of {len(view.equal)} other parameters are the same at step "
+            f"{view.step}: it was not summed over them",
+            ranks=ranks,
+            step=view.step,
+            location=user_location(view.site.frames),
+            subjects=view.apart,
+            severity=Severity.WARNING,
+            grade=Grade.LIKELY,
+            confidence=0.85,
+            evidence=(
+                Evidence(
+                    ranks=ranks,
+                    summary=f"{len(view.apart)} parameters were the same at first, had different "
+                    f"gradients at {view.num_samples} steps and differ since then; the same were "
+                    f"at first those of {', '.join(view.equal[:3])} and others",
+                ),
+            ),
+            why="Each rank's part of a layer gives one part of the gradient of what goes into it. "
+            "Without the sum, the copies of all layers before it drift apart.",
+            fix="Sum the gradient of what goes into the layer over these ranks in its backward "
+            "pass, as the activations that leave it are summed in the forward pass.",
         )
 
     def _of_copies(self, view: GradientReplicas) -> Iterator[Finding]:

@@ -5,9 +5,12 @@ from typing import Final, NamedTuple
 
 from distdiag.engine.aligner import LIGHT, Aligner, Gap, Job, NothingThere, NotObserved
 from distdiag.engine.collectives.traffic import Surplus
+from distdiag.engine.losses.feeds import Feeds
+from distdiag.engine.losses.same_work import same_work_view
 from distdiag.engine.losses.sums import FEWEST_STEPS, FIRST_STEPS, KnownModel, sums_views
-from distdiag.events.base import Event
+from distdiag.events.base import CallSite, Event
 from distdiag.events.collectives import Collective
+from distdiag.events.data import EpochFed, ModelFed
 from distdiag.events.gradients import GradientSums
 from distdiag.events.lifecycle import ProbeDisabled, StepEnd
 from distdiag.events.models import ModelPlan, ReplicaEvidence
@@ -18,13 +21,29 @@ from distdiag.views.contributions import (
     contributions_of,
     copies_in,
     is_left_over,
+    own_factor,
 )
-from distdiag.views.gradients import GradientSample, GradientView, Ranks, SumsView
+from distdiag.views.gradients import (
+    GradientSample,
+    GradientView,
+    Ranks,
+    SameWorkView,
+    StageScalings,
+    SumsView,
+)
 
 _NO_EXCHANGE: Final = NothingThere("experts", "no gradient was seen that passes an all-to-all")
 _NO_GRADIENT: Final = NothingThere(
     "gradients", "no parameters were trained by several ranks, each with a gradient of its own"
 )
+_NONE: Final[Mapping[type[View | Event], Gap]] = {
+    SameWorkView: NothingThere(
+        "tensor-parallel gradients", "no ranks were given the same and exchanged activations"
+    ),
+    StageScalings: NothingThere(
+        "stages of pipelines", "no ranks sent each other activations and their gradients"
+    ),
+}
 _MOST_SAMPLES: Final = 8
 _MOST_OPEN: Final = 32
 _MOST_CALLS: Final = 4096
@@ -44,8 +63,8 @@ class _Told(NamedTuple):
 class GradientAligner(Aligner):
     """Sums over gradients; a step is shown when those of all ranks are there."""
 
-    needs = (GradientSums, Collective, ModelPlan, StepEnd, ProbeDisabled)
-    builds = (GradientView, ContributionView, SumsView)
+    needs = (GradientSums, Collective, ModelPlan, StepEnd, ProbeDisabled, ModelFed, EpochFed)
+    builds = (GradientView, ContributionView, SumsView, SameWorkView, StageScalings)
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -56,6 +75,10 @@ class GradientAligner(Aligner):
         self._open: dict[tuple[str, int], dict[int, _Told]] = {}
         self._models: dict[str, KnownModel] = {}
         self._surplus = Surplus(FIRST_STEPS)
+        self._feeds = Feeds()
+        self._factors: dict[int, dict[int, list[float | None]]] = {}
+        self._sites: dict[int, CallSite] = {}
+        self._shown: set[type[View]] = set()
         self._num_steps = 0
         self._has_exchanged = False
         self._blind: set[int] = set()
@@ -74,6 +97,7 @@ class GradientAligner(Aligner):
             gaps[GradientView] = _NO_EXCHANGE
         if not any(model.found for model in self._models.values()):
             gaps |= dict.fromkeys((ContributionView, SumsView), _NO_GRADIENT)
+        gaps |= {view: gap for view, gap in _NONE.items() if view not in self._shown}
         return gaps
 
     def _blind_ranks(self) -> Iterator[str]:
@@ -85,6 +109,9 @@ class GradientAligner(Aligner):
         match event:
             case Collective():
                 self._note(event)
+                self._feeds.feed(event)
+            case ModelFed() | EpochFed():
+                self._feeds.feed(event)
             case ProbeDisabled(probe="gradient-sums"):
                 self._blind.add(event.rank)
             case StepEnd():
@@ -116,6 +143,10 @@ class GradientAligner(Aligner):
         )
         self._has_exchanged = self._has_exchanged or any(exchanges)
         self._unread |= {event.unread} - {""}
+        if len(self._factors) < _MOST_SAMPLES or event.step in self._factors:
+            factors = self._factors.setdefault(event.step, {})
+            factors.setdefault(event.rank, []).append(own_factor(event))
+            self._sites.setdefault(event.rank, event.site)
         by_rank = self._open.setdefault(key, {})
         by_rank[event.rank] = _Told(event, exchanges, gathers)
         if by_rank.keys() >= self._world:
@@ -137,15 +168,16 @@ class GradientAligner(Aligner):
         if len(known.samples) < _MOST_SAMPLES:  # the first ones: those that come later are few
             before = known.samples[-1] if known.samples else None
             is_next = before is not None and before.step == step - 1
-            if before is not None and is_next and is_left_over(before.by_rank, by_rank):
+            earlier = before.by_rank if before is not None and is_next else {}
+            if is_left_over(earlier, by_rank):
                 known.stale.add(step)
             known.samples += (sample,)
-            known.found += contributions_of(step, by_rank)
+            known.found += contributions_of(step, by_rank, earlier)
         yield self._gradients(model, known)
         if known.found:
             yield self._contributions(model, known)
             if step >= FIRST_STEPS:
-                yield from sums_views(model, known, self._surplus)
+                yield from sums_views(model, known, self._surplus, self._feeds)
 
     def _gradients(self, model: str, known: KnownModel) -> GradientView:
         ranks = RankSet(rank for each in known.samples for rank in each.by_rank)
@@ -175,7 +207,25 @@ class GradientAligner(Aligner):
             yield from self._views(model, step)
         for model, known in self._models.items():
             if self._num_steps >= FEWEST_STEPS and known.found:
-                yield from sums_views(model, known, self._surplus)
+                yield from sums_views(model, known, self._surplus, self._feeds)
+            for ranks in self._feeds.working_alike():
+                view = same_work_view(model, ranks, known)
+                if view is not None:
+                    self._shown.add(SameWorkView)
+                    yield view
+        yield from self._stages()
+
+    def _stages(self) -> Iterator[View]:
+        found: dict[Ranks, dict[int, Mapping[int, float]]] = {}
+        for step, factors in self._factors.items():
+            one = {rank: each[0] for rank, each in factors.items() if len(set(each)) == 1}
+            known = {rank: factor for rank, factor in one.items() if factor is not None}
+            for ranks in self._feeds.stages(step):
+                if known.keys() >= set(ranks):
+                    found.setdefault(ranks, {})[step] = {rank: known[rank] for rank in ranks}
+        for ranks, by_step in found.items():
+            self._shown.add(StageScalings)
+            yield StageScalings(ranks, by_step, {rank: self._sites[rank] for rank in ranks})
 
 
 def _keep(calls: dict[int, Ranks], call: Collective) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from distdiag.engine.collectives.traffic import Surplus, element_bytes
+from distdiag.engine.losses.feeds import Feeds
 from distdiag.events.models import ReplicaEvidence, TensorPlan
 from distdiag.views.contributions import Contribution, are_equal, weights_in
 from distdiag.views.experts import is_of_expert
@@ -14,7 +15,7 @@ FIRST_STEPS: Final = 3
 FEWEST_STEPS: Final = 4
 """In a run that is over after fewer steps nothing can be known to be never summed."""
 
-_WITHOUT_GROUP: Final = (ReplicaEvidence.WORLD, ReplicaEvidence.REDUCED)
+_WITHOUT_GROUP: Final = (ReplicaEvidence.WORLD, ReplicaEvidence.REDUCED, ReplicaEvidence.SENT)
 
 
 @dataclass(slots=True)
@@ -27,10 +28,10 @@ class KnownModel:
     plans: dict[int, dict[str, TensorPlan]] = field(default_factory=dict)
 
 
-def sums_views(model: str, known: KnownModel, surplus: Surplus) -> Iterator[SumsView]:
+def sums_views(model: str, known: KnownModel, surplus: Surplus, feeds: Feeds) -> Iterator[SumsView]:
     """Yield one view for each set of ranks that sum most of their gradients."""
     for ranks in sorted({group for each in known.found for group in _summing(each)}):
-        yield _view(model, ranks, known, surplus)
+        yield _view(model, ranks, known, surplus, feeds)
 
 
 def _summing(found: Contribution) -> Iterator[Ranks]:
@@ -40,7 +41,7 @@ def _summing(found: Contribution) -> Iterator[Ranks]:
         yield tuple(sorted(used))
 
 
-def _view(model: str, ranks: Ranks, known: KnownModel, surplus: Surplus) -> SumsView:
+def _view(model: str, ranks: Ranks, known: KnownModel, surplus: Surplus, feeds: Feeds) -> SumsView:
     first = known.samples[0].by_rank
     weights = [
         weights_in({rank: sample.by_rank[rank] for rank in ranks})
@@ -69,6 +70,7 @@ def _view(model: str, ranks: Ranks, known: KnownModel, surplus: Surplus) -> Sums
             for name in whole & held[0].keys()
         ),
         2 * surplus.between(frozenset(ranks)) >= size,
+        feeds.are_parts_of_one(ranks),
     )
 
 

@@ -1,5 +1,7 @@
 """Parameters that sums leave out by mistake are reported; those that are meant to be are not."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -71,23 +73,43 @@ def test_what_is_summed_now_and_then_may_be_meant():
     assert "more was sent between them in a later step" in finding.message
 
 
-MEANT = {
-    "nothing": sums(),
+def test_ranks_that_clip_the_rest_by_norms_of_their_own_are_told():
+    (finding,) = judged(sums("layers.2.norm.weight", drifted=frozenset(NAMES)))
+    assert finding.subjects == ("layers.2.norm.weight",)
+
+
+OWN_PARTS = {
     "a head": sums("head."),
     "a bias of the head": sums("head.bias"),
     "an embedding": sums("embed."),
     "the last layer": sums("layers.3."),
-    "the last layers and the head": sums("layers.2.", "layers.3.", "head."),
     "all norms": sums(".norm."),
     "all biases": sums("bias"),
     "gates of what are no experts": sums(".gate."),
+    "a part of another size": sums("layers.1.mlp.weight", shapes={"layers.1.mlp.weight": (2, 4)}),
+}
+
+
+@pytest.mark.parametrize("name", OWN_PARTS)
+def test_a_whole_module_or_kind_may_be_that_of_a_task_unless_there_is_one_task_only(name):
+    (finding,) = judged(OWN_PARTS[name])
+    assert finding.severity is Severity.INFO
+    assert "each rank may have a task of its own" in finding.message
+    (finding,) = judged(replace(OWN_PARTS[name], is_one_task=True))
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    (finding,) = judged(replace(OWN_PARTS[name], is_one_task=True, is_more_sent=True))
+    assert finding.severity is Severity.INFO
+
+
+MEANT = {
+    "nothing": sums(),
+    "the last layers and the head": sums("layers.2.", "layers.3.", "head."),
     "gates and heads of tasks": sums(".gate.", "head.", names=[*NAMES, *EXPERTS]),
     "experts": sums("experts", names=[*NAMES, *EXPERTS]),
     "one of several experts": sums(
         "layers.1.experts.0", names=[*NAMES, *EXPERTS, "layers.1.experts.1.weight"]
     ),
     "most": sums("layers."),
-    "a part of another size": sums("layers.1.mlp.weight", shapes={"layers.1.mlp.weight": (2, 4)}),
     "beside shards": sums("layers.2.norm.weight", has_shards=True),
     "reduced in turns": sums("layers.2.norm.weight", sometimes=["layers.1.mlp.bias"]),
     "reduced at times": sums("layers.2.norm.weight", sometimes=["layers.2.norm.weight"]),

@@ -125,6 +125,41 @@ def test_a_gradient_that_was_applied_before_is_told(factor):
     assert "that step 0 has applied already" in finding.message
 
 
+def test_only_those_that_are_not_cleared_are_named():
+    def mixes(_, before):
+        head = {name: Mix(mean(), before.get(name, ())) for name in NAMES[-2:]}
+        return dict.fromkeys(NAMES[:-2], Mix(mean())) | head
+
+    (finding,) = judged(view(mixes, num_steps=4))
+    assert (finding.code, set(finding.subjects)) == ("SHD022", set(NAMES[-2:]))
+
+
+def late(rank, before, num_passes=2):
+    """The last pass comes with the first one of the next step."""
+    earlier = {(r, num_passes - 1): 0.5 for r in (0, 1)} if before else {}
+    return dict.fromkeys(NAMES, Mix(mean(), members=(0, 1), earlier=earlier))
+
+
+def test_a_pass_that_comes_a_step_late_is_told():
+    (finding,) = judged(view(late, num_passes=2))
+    assert (finding.code, finding.severity, finding.grade) == (
+        "SHD021",
+        Severity.ERROR,
+        Grade.LIKELY,
+    )
+    assert "holds what backward pass 1 of 2 gave" in finding.message
+    assert "what backward pass 2 of 2 gave comes a step late" in finding.message
+    assert "of the step before" in finding.evidence[0].summary
+
+
+def test_whole_steps_that_come_late_may_be_meant():
+    def mixes(rank, before):
+        earlier = mean(num_passes=2) if before else {}
+        return dict.fromkeys(NAMES, Mix({} if before else mean(num_passes=2), earlier=earlier))
+
+    assert not judged(view(mixes, num_passes=2))
+
+
 def test_a_gradient_that_is_cleared_later_is_not_told():
     assert not judged(with_left(0.0))
 

@@ -6,7 +6,9 @@ from distdiag.checks.shd.unreduced_gradient import UnreducedGradient
 from distdiag.events.models import Moment, ReplicaEvidence
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
+from distdiag.views.gradients import SameWorkView
 from tests.checks.models import differing, replicas
+from tests.checks.streams import plain_site
 from tests.checks.verdicts import findings
 
 
@@ -61,3 +63,23 @@ def test_ranks_that_exchange_nothing_in_many_steps_are_an_alarm(evidence):
     (finding,) = findings(UnreducedGradient, replace(view, num_unsynced_steps=2000))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert "in 2000 steps nothing as large was exchanged" in finding.message
+
+
+def same_work(apart, equal):
+    view = SameWorkView("Net", (0, 1), apart, equal, 3, step=0, site=plain_site(12))
+    return findings(UnreducedGradient, view)
+
+
+def test_ranks_that_are_given_the_same_and_get_other_gradients_are_told():
+    (finding,) = same_work(("first.weight", "second.weight"), ("norm.weight", "a", "b"))
+    assert finding.subjects == ("first.weight", "second.weight")
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    assert "are given the same inputs and exchange activations" in finding.message
+    assert finding.location.line == 12
+
+
+@pytest.mark.parametrize(
+    ("apart", "equal"), [((), ("a", "b", "c")), (("first.weight",), ("a", "b"))]
+)
+def test_gradients_that_are_the_same_or_of_which_few_are_tell_nothing(apart, equal):
+    assert not same_work(apart, equal)
