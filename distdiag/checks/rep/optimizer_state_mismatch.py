@@ -44,6 +44,7 @@ class OptimizerStateMismatch(Check[OptimizerView]):
     code = "REP004"
     name = "optimizer-state-mismatch"
     severity = Severity.WARNING
+    explains = ("REP003",)
 
     def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Compare rates, then counters."""
