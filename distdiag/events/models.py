@@ -180,6 +180,16 @@ def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
     return ranks
 
 
+def reducing_ranks(plans: Iterable[TensorPlan]) -> set[int]:
+    """Return the ranks over which the program itself reduces all gradients; empty if not all."""
+    groups = {
+        frozenset(plan.replicas) if plan.evidence is ReplicaEvidence.REDUCED else frozenset()
+        for plan in plans
+        if plan.requires_grad and not plan.tied_to
+    }
+    return set(*groups) if len(groups) == 1 else set()
+
+
 class ModelPlan(Event, frozen=True, kw_only=True):
     """A part of the plan of one model: its tensors from number `first` on, of `total`.
 
@@ -231,8 +241,8 @@ class ModelState(Event, frozen=True, kw_only=True):
 class OptimizerState(Event, frozen=True, kw_only=True):
     """An optimizer right before it stepped; `step` counts its own steps.
 
-    `members` are the ranks that keep its model together, where known.
-    `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are parameters of
+    `members` are the ranks that keep its model together, or reduce all of its gradients, where
+    known. `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are parameters of
     models that have a gradient and no owner, while the optimizer holds parameters that belong to no
     model any more. `least_count` and `greatest_count` are the step counters in its state, -1 if
     there are none; `num_backwards` passes were made since the step before, and `num_gradients`

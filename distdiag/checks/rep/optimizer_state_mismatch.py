@@ -1,6 +1,7 @@
 """REP004: learning rates or step counters of one optimizer differ between ranks."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.events.models import OptimizerState
@@ -8,6 +9,9 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import OptimizerView
+
+
+_NONE: Final = -1
 
 
 class OptimizerStateMismatch(Check[OptimizerView]):
@@ -94,7 +98,7 @@ def _counts(state: OptimizerState) -> Hashable:
 
 def _plain(value: Hashable) -> str:
     items = dict.fromkeys(value) if isinstance(value, tuple) else [value]
-    return "/".join(f"{item:g}" for item in items)
+    return "/".join("none" if item == _NONE else f"{item:g}" for item in items)
 
 
 def _groups(

@@ -198,6 +198,7 @@ class ModelAligner(Aligner):
         self._unsynced = UnsyncedReplicas()
         self._models = Models(self._unsynced.parallel)
         self._optimizers = SideBySide(job.world)
+        self._last_steps: dict[tuple[int, str], tuple[int, int]] = {}
         self._untrained = Untrained()
         self._saves = SliceSaves()
         self._plans = UserPlans(job.world, job.rules)
@@ -267,7 +268,10 @@ class ModelAligner(Aligner):
     def _feed_step(self, event: OptimizerState) -> Iterator[View]:
         self._untrained.add(event)
         self._seen.add(UntrainedView)
-        alignment = self._optimizers.add(event)
+        last, generation = self._last_steps.get((event.rank, event.optimizer), (-1, 0))
+        generation += event.step <= last  # another one of the same name has taken its place
+        self._last_steps[event.rank, event.optimizer] = event.step, generation
+        alignment = self._optimizers.add(event, generation)
         if alignment is not None:
             yield self._seen_now(alignment.show_as(OptimizerView, {}))
         if self._plans.has_stepped(event.rank):
