@@ -161,6 +161,13 @@ class ReducedModels:
         members = groups.pop() if len(groups) == 1 else ()
         return members, all(known.are_all for known in models)
 
+    def all_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks over which all gradients of all models are reduced, else none."""
+        mine = [k for (r, _), known in self._known.items() if r == rank for k in known.values()]
+        groups = {group for known in mine for group in known.groups}
+        is_whole = len(groups) == 1 and all(known.are_all for known in mine)
+        return groups.pop() if is_whole else ()
+
 
 def _class_of(model: str) -> str:
     return model.partition("#")[0]
