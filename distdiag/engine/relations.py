@@ -249,6 +249,17 @@ def _equal_masks(by_rank: Mapping[int, ModelFed]) -> dict[int, Draw] | None:
     return None
 
 
+def _unequal_masks(by_rank: Mapping[int, ModelFed]) -> dict[int, Draw] | None:
+    """Return the first draws from different states for one activation that all ranks hold."""
+    for draws in zip(*map(_inside_draws, by_rank.values()), strict=False):
+        if len({(draw.api, draw.module, draw.sizes) for draw in draws}) > 1:
+            return None  # the ranks do not compute the same any more
+        is_one = len({draw.activation for draw in draws}) == 1
+        if is_one and len({draw.state for draw in draws}) > 1:
+            return dict(zip(by_rank, draws, strict=True))
+    return None
+
+
 def _equal_noise(by_rank: Mapping[int, ModelFed]) -> dict[int, Draw] | None:
     """Return the first draw for the samples of a batch, if it is the same on all ranks."""
     draws = [_first_for_samples(fed) for fed in by_rank.values()]
@@ -453,6 +464,11 @@ class RelationAligner(Aligner):
             yield ReplicatedInputs(
                 Item.INPUT, Axis.TENSOR, known_by, fed.model, ranks, passes, exceptions
             )
+            found = [(each, draws) for each in passes if (draws := _unequal_masks(each))]
+            if any(map(_inside_draws, passes[-1].values())):
+                self._seen.add(MaskView)
+                steps, drawn = tuple(each for each, _ in found), tuple(d for _, d in found)
+                yield MaskView(Item.MASK, Axis.TENSOR, known_by, fed.model, ranks, steps, (), drawn)
 
     def _show(self, model: str, by_rank: Mapping[int, ModelFed]) -> Iterator[View]:
         for members in {each for fed in by_rank.values() if (each := self._members(fed))}:

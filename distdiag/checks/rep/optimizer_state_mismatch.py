@@ -10,7 +10,6 @@ from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import OptimizerView
 
-
 _NONE: Final = -1
 
 
