@@ -33,6 +33,7 @@ from distdiag.views.base import View
 from distdiag.views.experts import is_of_expert
 from distdiag.views.models import (
     ContentView,
+    EvaluationReplicas,
     ExpertContents,
     GradientReplicas,
     ModelView,
@@ -148,6 +149,9 @@ _NEVER: Final[Mapping[type[View | Event], NothingThere]] = {
     StartReplicas: _NO_COPIES,
     GradientReplicas: _NO_STEP,
     StepReplicas: _NO_STEP,
+    EvaluationReplicas: NothingThere(
+        "evaluations", "no wrapped model that keeps statistics of its samples was evaluated"
+    ),
     RouterBiasReplicas: NothingThere("experts", "no bias was seen by which experts are chosen"),
     OptimizerView: _NO_STEP,
     UntrainedView: _NO_STEP,
@@ -160,11 +164,19 @@ _NEVER: Final[Mapping[type[View | Event], NothingThere]] = {
     SliceSaveView: _NO_MODEL,
 }
 """What is said of views of which there was none."""
-_OF_STEPS: Final = (GradientReplicas, StepReplicas, OptimizerView, UntrainedView, ScalingView)
+_OF_STEPS: Final = (
+    GradientReplicas,
+    StepReplicas,
+    EvaluationReplicas,
+    OptimizerView,
+    UntrainedView,
+    ScalingView,
+)
 _REPLICAS: Final[Mapping[Moment, type[ReplicaView]]] = {
     Moment.START: StartReplicas,
     Moment.GRADIENT: GradientReplicas,
     Moment.STEP: StepReplicas,
+    Moment.EVALUATION: EvaluationReplicas,
 }
 _OF_MODELS: Final = (
     ModelPlan,

@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -28,6 +28,7 @@ from distdiag.probes.models.wrappers import is_wrapped, unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
+from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.probes.tensors.sample_rows import first_tensors, tensors_in
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -198,9 +199,11 @@ class _Waiting:
 class Moments(NamedTuple):
     """When to look, as `Signals` says; `inputs_seen` gets batches and inputs."""
 
+    model_wrapped: Signal[Sequence[nn.Module]]
     model_started: Signal[nn.Module]
     forward_started: Signal[object, nn.Module, object]
     forward_ended: Signal[object, object]
+    evaluated: Signal[nn.Module]
     before_backward: Signal[[]]
     step_ended: Signal[[]]
     inputs_seen: Signal[object]
@@ -211,9 +214,15 @@ class StepFeeds(Probe):
 
     name: ClassVar[str] = "step-feeds"
 
-    def __init__(self, recorder: Recorder, moments: Moments) -> None:
+    def __init__(
+        self, recorder: Recorder, moments: Moments, roots: Callable[[], Iterable[nn.Module]]
+    ) -> None:
+        """Know of no model yet; `roots` are those that there are."""
         super().__init__(recorder)
         self._moments = moments
+        self._roots = roots
+        self._is_changed = False
+        """Whether models were sharded since the last batch."""
         self.members: tuple[int, ...] = ()
         """The ranks that train the model together which was fed last."""
         self._batch = Batch()
@@ -242,6 +251,7 @@ class StepFeeds(Probe):
             self._patches.wrap(kind, name, around)
         seeding = self._call_before(self._before_seed)
         self._patches.wrap_everywhere(torch, "manual_seed", seeding)
+        self._subscribe(self._moments.model_wrapped, self._after_wrap)
         self._subscribe(self._moments.model_started, self._start)
         self._subscribe(self._moments.forward_started, self.enter)
         self._subscribe(self._moments.forward_ended, self.leave)
@@ -282,6 +292,17 @@ class StepFeeds(Probe):
             return original(self_, *args, **kwargs)
 
         return post_forward
+
+    def _after_wrap(self, _: object) -> None:
+        self._is_changed = True
+
+    @guarded
+    def _start_sharded(self) -> None:
+        """Look at the first pass, too, of models that tensor parallelism has sharded by now."""
+        self._is_changed = False
+        for root in self._roots():
+            if any(is_dtensor(parameter) for parameter in root.parameters()):
+                self._start(root)
 
     @guarded
     def _start(self, root: nn.Module) -> None:
@@ -327,6 +348,8 @@ class StepFeeds(Probe):
         if self._inside is forward:
             self._inside = None
             self._leave_forward(output)
+            if isinstance(forward, nn.Module) and not forward.training:
+                self._moments.evaluated.emit(forward)
 
     @guarded
     def _leave_forward(self, output: object) -> None:
@@ -380,6 +403,8 @@ class StepFeeds(Probe):
         """Take note of a batch; what was drawn before belongs to another one."""
         if batch.digest and not self.is_off and self._is_due:
             batch = batch._replace(contents=self._read(given), since=self.recorder.num_events)
+        if self._is_changed and not self.is_off:
+            self._start_sharded()
         self._batch = batch
         self._draws.clear()
         self._moments.inputs_seen.emit(given)
@@ -393,7 +418,8 @@ class StepFeeds(Probe):
     @property
     def wants_masks(self) -> bool:
         """Whether it matters now what is drawn for activations; asked for each that may be."""
-        if self._fed is None or self._inside is None or not self.wants_draws:
+        is_wanted = not self.is_off and self._is_due and self._has_room
+        if self._fed is None or self._inside is None or not is_wanted:
             return False
         self._num_masks += 1
         return self._num_masks <= _MOST_DRAWS

@@ -34,7 +34,7 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.lost_ties import LostTies
-from distdiag.probes.models.modules import clean_name, own_parameters, slots_of
+from distdiag.probes.models.modules import clean_name, own_buffers, own_parameters, slots_of
 from distdiag.probes.models.optimizer_samples import OptimizerSamples
 from distdiag.probes.models.optimizer_state import owners_of
 from distdiag.probes.models.own_steps import OwnSteps
@@ -282,6 +282,8 @@ class WrappedNames:
 # The probe.
 
 CHUNK: Final = 256
+_MOST_EVALUATIONS: Final = 3
+"""What no rank sends to the others differs from the first evaluation on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +300,7 @@ class Moments:
     optimizer_stepping: Signal[Any, FrameType]
     optimizer_stepped: Signal[Any]
     model_started: Signal[nn.Module]
+    evaluated: Signal[nn.Module]
 
 
 class ModelSnapshots(Probe):
@@ -331,6 +334,8 @@ class ModelSnapshots(Probe):
         self._readings = Readings()
         self._names = WrappedNames(self._roots)
         self._started: WeakMembers[nn.Module] = WeakMembers()
+        self._evaluated: WeakMap[nn.Module, list[int]] = WeakMap()
+        """After which numbers of its steps the statistics of a model were looked at."""
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
         self._num_looked_at = 0
         self._heads = HeadCounts()
@@ -361,6 +366,7 @@ class ModelSnapshots(Probe):
         self._subscribe(moments.tensors_shared, self._before_share)
         self._subscribe(moments.state_saving, self._before_save)
         self._subscribe(moments.before_first_forward, self._before_forward)
+        self._subscribe(moments.evaluated, self._after_evaluation)
         self._subscribe(moments.before_backward, self._before_backward)
         self._subscribe(moments.backward_ended, self._after_backward)
         self._subscribe(moments.optimizer_stepping, self._before_step)
@@ -465,6 +471,21 @@ class ModelSnapshots(Probe):
         if isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.end(optimizer)
 
+    @guarded
+    def _after_evaluation(self, root: nn.Module) -> None:
+        """Look at the statistics by which a wrapped model has normalised, the first few times."""
+        if self._only_start or root not in self._started:
+            return
+        number, looks = self._steps.of(root), self._evaluated.setdefault(root, [])
+        if number == 0 or number in looks or len(looks) >= _MOST_EVALUATIONS:
+            return
+        looks.append(number)
+        kept = {id(tensor) for part in root.modules() for tensor in _statistics_of(part)}
+        if kept:
+            held = self._write_plan(root, Moment.EVALUATION)
+            tensors = [each.tensor if id(each.tensor) in kept else None for each in held]
+            self._read(root, Moment.EVALUATION, tensors)
+
     def _trained(self) -> list[nn.Module]:
         roots = [r for each in self._optimizers.alive() for r in self._steps.roots_of(each)]
         return [root for root in {id(r): r for r in roots}.values() if root in self._started]
@@ -553,6 +574,12 @@ class ModelSnapshots(Probe):
                     contents=tuple(reading.contents[first : first + CHUNK]),
                     site=reading.site,
                 )
+
+
+def _statistics_of(module: nn.Module) -> list[torch.Tensor]:
+    """Return what a layer of normalisation keeps of the samples that it has seen."""
+    is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
+    return [each for each in own_buffers(module).values() if each is not None] if is_norm else []
 
 
 def _gradient(held: Held) -> torch.Tensor | None:
