@@ -323,7 +323,10 @@ def _other_exceptions(passes: _Passes) -> Iterator[Exception_]:
         yield ONE_BATCH
     if max((size for one in fed for size in one.batch_sizes), default=0) < _FEWEST:
         yield NO_ROWS
-    if not any(one.stream for one in fed) and any(map(_draws_its_input, fed)):
+    have_drawn = [all(one.has_drawn for one in by_rank.values()) for by_rank in passes]
+    # What was drawn before the first pass is not told of.
+    is_drawn = any(map(_draws_its_input, fed)) or sum(have_drawn) >= len(passes) - 1
+    if not any(one.stream for one in fed) and is_drawn:
         yield DRAWN
     if sum(map(_have_own_noise, passes)) >= len(passes) - 1:  # that of the first is not seen
         yield OWN_NOISE

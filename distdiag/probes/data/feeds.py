@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.events.base import CallSite
 from distdiag.events.data import Draw, ModelFed, NormStatistics
+from distdiag.events.random import GeneratorState
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
@@ -26,6 +27,7 @@ from distdiag.probes.models.modules import ModuleHook, clean_name, is_compiled
 from distdiag.probes.models.tensor_plans import address_of
 from distdiag.probes.models.wrappers import is_wrapped, unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
+from distdiag.probes.random.states import generator_states
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
@@ -167,6 +169,7 @@ class _Fed:
     norm_layers: dict[str, nn.Module]
     begin: int
     site: CallSite
+    has_drawn: bool
     norms: NormReading | None = None
 
 
@@ -236,6 +239,8 @@ class StepFeeds(Probe):
         self._bare: WeakMap[nn.Module, tuple[Any, Any]] = WeakMap()
         """The hooks of models that nothing wraps."""
         self._seeded: CallSite | None = None
+        self._drawn_until: tuple[GeneratorState, ...] = ()
+        """The generators after the last pass that was looked at."""
         self._names: WeakMap[nn.Module, tuple[str, tuple[int, ...]]] = WeakMap()
         self._counts: dict[str, int] = {}
         self._last, self._is_fed = "", False
@@ -376,7 +381,9 @@ class StepFeeds(Probe):
         sizes = tuple(dict.fromkeys(tensor.shape[0] for tensor in tensors))
         begin = self.recorder.num_events
         norms = local_norms(unwrapped(module))
-        self._fed = _Fed(model, members, pending, sizes, norms, begin, CallSite(frames))
+        has_drawn = bool(self._drawn_until) and self._drawn_until != tuple(generator_states())
+        site = CallSite(frames)
+        self._fed = _Fed(model, members, pending, sizes, norms, begin, site, has_drawn)
         parts = unwrapped(module).named_modules()
         self._parts = {id(p): f"{clean_name(name)} {_class_of(p)}".strip() for name, p in parts}
 
@@ -465,6 +472,7 @@ class StepFeeds(Probe):
         if self._is_fed:
             self._is_fed, self._num_passes[self._last] = False, number + 1
         draws, self._draws = self._draws, []
+        self._drawn_until = () if fed is None else tuple(generator_states())
         if fed is None:
             return
         batch = self._batch
@@ -483,6 +491,7 @@ class StepFeeds(Probe):
             "end": self.recorder.num_events,
             "since": batch.since,
             "site": fed.site,
+            "has_drawn": fed.has_drawn,
         }
         self._waiting.append(_Waiting(fed.contents, batch.contents, fed.norms, draws, fields))
         self._write()
