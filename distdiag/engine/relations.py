@@ -468,7 +468,7 @@ class RelationAligner(Aligner):
                 Item.INPUT, Axis.TENSOR, known_by, fed.model, ranks, passes, exceptions
             )
             found = [(each, draws) for each in passes if (draws := _unequal_masks(each))]
-            if any(map(_inside_draws, passes[-1].values())):
+            if any(_inside_draws(one) for each in passes for one in each.values()):
                 self._seen.add(MaskView)
                 steps, drawn = tuple(each for each, _ in found), tuple(d for _, d in found)
                 yield MaskView(Item.MASK, Axis.TENSOR, known_by, fed.model, ranks, steps, (), drawn)

@@ -33,7 +33,7 @@ class UnsharedStatistics(Check[EvaluationReplicas]):
         model = DistributedDataParallel(net)
 
     ## How to fix
-    Leave `broadcast_buffers` on, use `torch.nn.SyncBatchNorm`, or average `running_mean` and
+    Leave `broadcast_buffers` (later `forward_sync_buffers`) on, use `torch.nn.SyncBatchNorm`, or average `running_mean` and
     `running_var` over the ranks before each evaluation and each checkpoint.
 
     Changes: The statistics by which ranks evaluate, and so the metric.
