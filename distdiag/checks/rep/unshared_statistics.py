@@ -33,8 +33,8 @@ class UnsharedStatistics(Check[EvaluationReplicas]):
         model = DistributedDataParallel(net)
 
     ## How to fix
-    Leave `broadcast_buffers` (later `forward_sync_buffers`) on, use `torch.nn.SyncBatchNorm`, or average `running_mean` and
-    `running_var` over the ranks before each evaluation and each checkpoint.
+    Leave `broadcast_buffers` (later `forward_sync_buffers`) on, use `torch.nn.SyncBatchNorm`, or
+    average `running_mean` and `running_var` over the ranks before each evaluation and checkpoint.
 
     Changes: The statistics by which ranks evaluate, and so the metric.
 

@@ -21,13 +21,13 @@ from distdiag.events.data import Draw, ModelFed, NormStatistics
 from distdiag.events.random import GeneratorState
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.generators import generator_states
 from distdiag.probes.guard import guarded
 from distdiag.probes.losses.terms import kind_of, saved
 from distdiag.probes.models.modules import ModuleHook, clean_name, is_compiled
 from distdiag.probes.models.tensor_plans import address_of
 from distdiag.probes.models.wrappers import is_wrapped, unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
-from distdiag.probes.random.states import generator_states
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
 from distdiag.probes.tensors.kinds import is_dtensor
