@@ -53,7 +53,7 @@ class OptimizerStateMismatch(Check[OptimizerView]):
         """Compare rates, then counters."""
         members = {rank for state in view.by_rank.values() for rank in state.members}
         states = {r: state for r, state in view.by_rank.items() if r in members}
-        for aspect, value in (("learning rate", _rates), ("step counter", _counts)):
+        for aspect, value in (("learning rates", _rates), ("step counters in its state", _counts)):
             groups = _groups(states, value)
             if len(groups) > 1:
                 yield self._differs(view, aspect, groups)
@@ -72,7 +72,7 @@ class OptimizerStateMismatch(Check[OptimizerView]):
         first = view.any_event
         what = ", ".join(f"{_plain(value)} on {group.phrase()}" for value, group in ordered)
         return self.finding(
-            f"ranks take step {first.step} of {first.optimizer} with different {aspect}s: {what}",
+            f"ranks take step {first.step} of {first.optimizer} with different {aspect}: {what}",
             ranks=ranks,
             step=first.step,
             location=user_location(view.by_rank[min(ranks)].site.frames),
@@ -80,7 +80,7 @@ class OptimizerStateMismatch(Check[OptimizerView]):
             grade=Grade.LIKELY,
             confidence=0.85,
             evidence=tuple(
-                Evidence(ranks=group, summary=f"{aspect} {_plain(value)}")
+                Evidence(ranks=group, summary=f"{aspect}: {_plain(value)}")
                 for value, group in ordered
             ),
         )
