@@ -34,7 +34,13 @@ from distdiag.probes.call_sites import frames_of
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.lost_ties import LostTies
-from distdiag.probes.models.modules import clean_name, own_buffers, own_parameters, slots_of
+from distdiag.probes.models.modules import (
+    ModuleHook,
+    clean_name,
+    own_buffers,
+    own_parameters,
+    slots_of,
+)
 from distdiag.probes.models.optimizer_samples import OptimizerSamples
 from distdiag.probes.models.optimizer_state import owners_of
 from distdiag.probes.models.own_steps import OwnSteps
@@ -334,6 +340,7 @@ class ModelSnapshots(Probe):
         self._readings = Readings()
         self._names = WrappedNames(self._roots)
         self._started: WeakMembers[nn.Module] = WeakMembers()
+        self._hooks: list[Any] = []
         self._evaluated: WeakMap[nn.Module, list[int]] = WeakMap()
         """After which numbers of its steps the statistics of a model were looked at."""
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
@@ -471,6 +478,25 @@ class ModelSnapshots(Probe):
         if isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.end(optimizer)
 
+    def _watch_evaluations(self, root: nn.Module) -> None:
+        """Look at evaluations, too, of what is inside a wrapper that never sends statistics."""
+        wrapped = weakref.ref(root)
+
+        def after(module: nn.Module, *_: object) -> None:
+            whole = wrapped()
+            if not module.training and whole is not None:
+                self._after_evaluation(whole)
+
+        for part in root.modules():
+            if isinstance(part, DistributedDataParallel) and not part.broadcast_buffers:
+                self._hooks.append(part.module.register_forward_hook(ModuleHook(after)))
+
+    def uninstall(self) -> None:
+        """Take the hooks away again."""
+        for hook in self._hooks:
+            hook.remove()
+        super().uninstall()
+
     @guarded
     def _after_evaluation(self, root: nn.Module) -> None:
         """Look at the statistics by which a wrapped model has normalised, the first few times."""
@@ -495,6 +521,7 @@ class ModelSnapshots(Probe):
     def _start(self, root: nn.Module) -> None:
         self._started.add(root)
         self._steps.start(root)
+        self._watch_evaluations(root)
         self._read(root, Moment.START, [h.tensor for h in self._write_plan(root, Moment.START)])
         self._moments.model_started.emit(root)
 
