@@ -33,6 +33,8 @@ class Check(Generic[V]):
     """The types of view that the check judges: what stands in the brackets of `Check`."""
     covers: ClassVar[tuple[str, ...]] = ()
     """Codes of findings that are evidence for one of this check if they name the same line."""
+    explains: ClassVar[tuple[str, ...]] = ()
+    """Codes of findings that follow from one of this check on the same ranks: its evidence."""
     gives_way: ClassVar[bool] = False
     """What it finds is but a note where another check has proven something as severe."""
 

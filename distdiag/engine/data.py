@@ -1,14 +1,17 @@
 """What the engine knows of the data that ranks are fed."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from distdiag.engine.aligner import Aligner, Gap, Job, NothingThere, NotObserved
+from distdiag.engine.relations import ReducedModels
 from distdiag.engine.side_by_side import SideBySide
 from distdiag.events.base import Event
 from distdiag.events.collectives import Collective, GroupCreated
 from distdiag.events.data import EpochFed, LoaderResumed, RowsGathered, ScheduleState
 from distdiag.events.lifecycle import ProbeDisabled, SteppedAlone
+from distdiag.events.models import ModelPlan
 from distdiag.events.ranks import RankSet
 from distdiag.views.alignment import (
     Alignment,
@@ -107,7 +110,7 @@ _NEVER: Final[Mapping[type[Event], tuple[type[View], NothingThere]]] = {
 class DataAligner(Aligner):
     """Passes over data sets, schedules, and rows that were gathered."""
 
-    needs = (EpochFed, ScheduleState, RowsGathered, LoaderResumed)
+    needs = (EpochFed, ScheduleState, RowsGathered, LoaderResumed, ModelPlan)
     builds = (EpochView, SampledEpochView, ScheduleView, GatheredRowsView, ResumedLoaderView)
 
     def __init__(self, job: Job) -> None:
@@ -115,6 +118,7 @@ class DataAligner(Aligner):
         self._events = SideBySide(job.world)
         self._seen: set[type[Event]] = set()
         self._has_sampler = False
+        self._reduced = ReducedModels()
 
     def gaps(self) -> Mapping[type[View | Event], Gap]:
         """Say what was never there."""
@@ -127,6 +131,9 @@ class DataAligner(Aligner):
 
     def feed(self, event: Event) -> Iterator[View]:
         """Take in one event of one rank."""
+        if isinstance(event, ModelPlan):
+            self._reduced.feed(event)
+            return
         assert isinstance(event, EpochFed | ScheduleState | RowsGathered | LoaderResumed)
         self._seen.add(type(event))
         alignment = self._events.add(event)
@@ -142,7 +149,10 @@ class DataAligner(Aligner):
         yield alignment.show_as(_VIEWS[type(alignment.any_event)], {})
         if any(isinstance(e, EpochFed) and _is_readable(e) for e in alignment.by_rank.values()):
             self._has_sampler = True
-            yield alignment.show_as(SampledEpochView, {})
+            groups = {self._reduced.all_of(rank) for rank in alignment.by_rank}
+            are_reduced = len(groups) == 1 and set(*groups) >= set(alignment.by_rank)
+            view = alignment.show_as(SampledEpochView, {})
+            yield replace(view, are_reduced=are_reduced and len(alignment.by_rank) > 1)
 
 
 def _is_readable(one: EpochFed) -> bool:

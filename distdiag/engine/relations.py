@@ -161,6 +161,13 @@ class ReducedModels:
         members = groups.pop() if len(groups) == 1 else ()
         return members, all(known.are_all for known in models)
 
+    def all_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks over which all gradients of all models are reduced, else none."""
+        mine = [k for (r, _), known in self._known.items() if r == rank for k in known.values()]
+        groups = {group for known in mine for group in known.groups}
+        is_whole = len(groups) == 1 and all(known.are_all for known in mine)
+        return groups.pop() if is_whole else ()
+
 
 def _class_of(model: str) -> str:
     return model.partition("#")[0]
@@ -242,6 +249,17 @@ def _equal_masks(by_rank: Mapping[int, ModelFed]) -> dict[int, Draw] | None:
     return None
 
 
+def _unequal_masks(by_rank: Mapping[int, ModelFed]) -> dict[int, Draw] | None:
+    """Return the first draws from different states for one activation that all ranks hold."""
+    for draws in zip(*map(_inside_draws, by_rank.values()), strict=False):
+        if len({(draw.api, draw.module, draw.sizes) for draw in draws}) > 1:
+            return None  # the ranks do not compute the same any more
+        is_one = len({draw.activation for draw in draws}) == 1
+        if is_one and len({draw.state for draw in draws}) > 1:
+            return dict(zip(by_rank, draws, strict=True))
+    return None
+
+
 def _equal_noise(by_rank: Mapping[int, ModelFed]) -> dict[int, Draw] | None:
     """Return the first draw for the samples of a batch, if it is the same on all ranks."""
     draws = [_first_for_samples(fed) for fed in by_rank.values()]
@@ -305,7 +323,10 @@ def _other_exceptions(passes: _Passes) -> Iterator[Exception_]:
         yield ONE_BATCH
     if max((size for one in fed for size in one.batch_sizes), default=0) < _FEWEST:
         yield NO_ROWS
-    if not any(one.stream for one in fed) and any(map(_draws_its_input, fed)):
+    have_drawn = [all(one.has_drawn for one in by_rank.values()) for by_rank in passes]
+    # What was drawn before the first pass is not told of.
+    is_drawn = any(map(_draws_its_input, fed)) or sum(have_drawn) >= len(passes) - 1
+    if not any(one.stream for one in fed) and is_drawn:
         yield DRAWN
     if sum(map(_have_own_noise, passes)) >= len(passes) - 1:  # that of the first is not seen
         yield OWN_NOISE
@@ -446,6 +467,11 @@ class RelationAligner(Aligner):
             yield ReplicatedInputs(
                 Item.INPUT, Axis.TENSOR, known_by, fed.model, ranks, passes, exceptions
             )
+            found = [(each, draws) for each in passes if (draws := _unequal_masks(each))]
+            if any(_inside_draws(one) for each in passes for one in each.values()):
+                self._seen.add(MaskView)
+                steps, drawn = tuple(each for each, _ in found), tuple(d for _, d in found)
+                yield MaskView(Item.MASK, Axis.TENSOR, known_by, fed.model, ranks, steps, (), drawn)
 
     def _show(self, model: str, by_rank: Mapping[int, ModelFed]) -> Iterator[View]:
         for members in {each for fed in by_rank.values() if (each := self._members(fed))}:

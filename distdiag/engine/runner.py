@@ -20,6 +20,7 @@ class CheckRunner:
         self.disabled: dict[str, str] = {}
         self.store = FindingStore(
             {check.code: check.covers for check in self.checks},
+            explains={check.code: check.explains for check in self.checks},
             gives_way={check.code for check in self.checks if check.gives_way},
         )
         self._by_view: dict[type, tuple[Check[Any], ...]] = {}

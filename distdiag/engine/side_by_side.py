@@ -8,7 +8,7 @@ from distdiag.views.alignment import Alignment
 
 MOST_OPEN: Final = 512
 
-Place = tuple[type, str, int]
+Place = tuple[type, str, int, int]
 
 
 class Placed(Protocol):
@@ -38,9 +38,12 @@ class SideBySide:
         self._open: dict[Place, dict[int, Any]] = {}
         self._judged: dict[Place, set[int]] = {}
 
-    def add(self, event: Placed) -> Alignment[Any] | None:
-        """Take in one event; return the alignment that it completes."""
-        place = (type(event), *event.place)
+    def add(self, event: Placed, generation: int = 0) -> Alignment[Any] | None:
+        """Take in one event; return the alignment that it completes.
+
+        `generation` tells things of one name from one another that follow each other.
+        """
+        place = (type(event), *event.place, generation)
         events = self._open.setdefault(place, {})
         events.setdefault(event.rank, event)
         if len(self._open) > MOST_OPEN:
@@ -69,4 +72,4 @@ class SideBySide:
         self._open.clear()
 
     def _alignment(self, place: Place, by_rank: dict[int, Any]) -> Alignment[Any]:
-        return Alignment("data", place[1:], by_rank, RankSet(by_rank))
+        return Alignment("data", place[1:3], by_rank, RankSet(by_rank))

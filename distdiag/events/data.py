@@ -143,7 +143,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     batch, which came at event number `since`. `num_local_norms` layers normalise by the statistics
     of this rank's own samples, `norms` are those of some of them. What the rank did in the forward
     pass has the event numbers from `begin` to `end`. `seeded` is where the program seeded torch
-    last.
+    last. `has_drawn`: random numbers were drawn between the pass before and this one.
     """
 
     model: str
@@ -164,6 +164,7 @@ class ModelFed(Event, frozen=True, kw_only=True):
     norms: tuple[NormStatistics, ...] = ()
     since: int = -1
     seeded: CallSite | None = None
+    has_drawn: bool = False
 
     @property
     def place(self) -> tuple[str, int]:

@@ -72,6 +72,7 @@ class Moment(StrEnum):
     STEP = "step"  # parameters and buffers as an optimizer step finds them
     BACKWARD = "backward"  # gradients as a backward pass leaves them
     GRADIENT = "gradient"  # gradients as an optimizer step finds them
+    EVALUATION = "evaluation"  # statistics of normalisation as an evaluation has used them
 
 
 class ReplicaEvidence(StrEnum):
@@ -184,6 +185,16 @@ def kept_ranks(plans: Iterable[TensorPlan]) -> set[int]:
     return ranks
 
 
+def reducing_ranks(plans: Iterable[TensorPlan]) -> set[int]:
+    """Return the ranks over which the program itself reduces all gradients; empty if not all."""
+    groups = {
+        frozenset(plan.replicas) if plan.evidence is ReplicaEvidence.REDUCED else frozenset()
+        for plan in plans
+        if plan.requires_grad and not plan.tied_to
+    }
+    return set(*groups) if len(groups) == 1 else set()
+
+
 class ModelPlan(Event, frozen=True, kw_only=True):
     """A part of the plan of one model: its tensors from number `first` on, of `total`.
 
@@ -235,16 +246,16 @@ class ModelState(Event, frozen=True, kw_only=True):
 class OptimizerState(Event, frozen=True, kw_only=True):
     """An optimizer right before it stepped; `step` counts its own steps.
 
-    `members` are the ranks that keep its model together, where known.
-    `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are parameters of
-    models that have a gradient and no owner, while the optimizer holds parameters that belong to no
-    model any more. `least_count` and `greatest_count` are the step counters in its state, -1 if
-    there are none; `num_backwards` passes were made since the step before, and `num_gradients`
-    parameters of all models have a gradient. It has stepped `num_steps` times before,
-    `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries of its
-    state are those of parameters that neither it nor a model holds; `num_stateless` parameters have
-    none, of which `stateless` are some. `forgotten` are parameters with a gradient that no
-    optimizer holds and that were made after all of them. `without_gradient` are trainable
+    `members` are the ranks that keep its model together, or reduce all of its gradients, where
+    known. `num_without_gradient` of its `num_parameters` have no gradient. `replaced` are
+    parameters of models that have a gradient and no owner, while the optimizer holds parameters
+    that belong to no model any more. `least_count` and `greatest_count` are the step counters in
+    its state, -1 if there are none; `num_backwards` passes were made since the step before, and
+    `num_gradients` parameters of all models have a gradient. It has stepped `num_steps` times
+    before, `num_zero_steps` of them with gradients that were all zero. `num_stale_states` entries
+    of its state are those of parameters that neither it nor a model holds; `num_stateless`
+    parameters have none, of which `stateless` are some. `forgotten` are parameters with a gradient
+    that no optimizer holds and that were made after all of them. `without_gradient` are trainable
     parameters of models that it holds and that have none; at most `MOST_NAMES`. At `num_idle`
     samples in a row, this one included, none of its parameters had a gradient; `was_fed`: some had,
     at a sample before. `copied` are parameters of `copied_model` that have gradients, never change

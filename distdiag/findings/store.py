@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -15,17 +16,39 @@ from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 Covers = Mapping[str, Collection[str]]
 """By code, the codes whose findings at the same line have the same cause."""
 
+Explains = Mapping[str, Collection[str]]
+"""By code, the codes whose findings on the same ranks follow from it."""
 
-def folded(findings: Iterable[Finding], covers: Covers) -> tuple[Finding, ...]:
-    """Return the findings without those that another one covers, which become its evidence."""
+
+def folded(
+    findings: Iterable[Finding], covers: Covers, explains: Explains = MappingProxyType({})
+) -> tuple[Finding, ...]:
+    """Return the findings without those that another one covers or explains: its evidence."""
     found = tuple(findings)
     by_cover: dict[int, list[Finding]] = {}
     for place, each in enumerate(found):
-        cover = _cover(place, found, covers)
+        cause = _cause(each, found, explains)
+        cover = _cover(place, found, covers) if cause is None else cause
         others = by_cover.setdefault(cover, [])
         if cover != place:
             others.append(each)
     return tuple(_with(found[place], others) for place, others in sorted(by_cover.items()))
+
+
+def _cause(finding: Finding, found: Sequence[Finding], explains: Explains) -> int | None:
+    """Return the place of the first finding that explains one, None if none does."""
+    if finding.severity is Severity.INFO:
+        return None
+    return next(
+        (
+            place
+            for place, each in enumerate(found)
+            if finding.code in explains.get(each.code, ())
+            and each.severity is not Severity.INFO
+            and finding.ranks <= each.ranks
+        ),
+        None,
+    )
 
 
 def _cover(place: int, found: Sequence[Finding], covers: Covers) -> int:
@@ -55,6 +78,7 @@ def _with(finding: Finding, others: Sequence[Finding]) -> Finding:
     )
     return msgspec.structs.replace(
         finding,
+        severity=max((finding.severity, *(o.severity for o in others)), key=lambda s: s.weight),
         ranks=RankSet(rank for each in (finding, *alike) for rank in each.ranks),
         evidence=(*finding.evidence, *more),
     )
@@ -71,14 +95,21 @@ class FindingStore:
     """What the checks have concluded so far."""
 
     def __init__(
-        self, covers: Mapping[str, Collection[str]], *, gives_way: Collection[str] = ()
+        self,
+        covers: Covers,
+        *,
+        explains: Explains = MappingProxyType({}),
+        gives_way: Collection[str] = (),
     ) -> None:
-        """Begin with nothing; by code, `covers` says which codes tell of the same cause.
+        """Begin with nothing.
+
+        By code, `covers` says which codes tell of the same cause, `explains` which ones follow.
 
         Findings of the codes in `gives_way` are notes where something as severe is proven, and
         their notes are left out where anything else is wrong.
         """
         self._covers = covers
+        self._explains = explains
         self._gives_way = frozenset(gives_way)
         self._findings: dict[Identity, Finding] = {}
         self._withdrawn: set[Identity] = set()
@@ -95,7 +126,7 @@ class FindingStore:
         for findings in self._revised.values():
             for finding in findings:
                 _take(found, finding)
-        kept = folded(found.values(), self._covers)
+        kept = folded(found.values(), self._covers, self._explains)
         return tuple(self._supported(each) for each in self._in_their_places(kept))
 
     def _in_their_places(self, findings: Sequence[Finding]) -> Iterator[Finding]:

@@ -223,10 +223,7 @@ def _data(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.random.step_draws import StepDraws
 
     recorder, signals = wiring.recorder, wiring.signals
-    feeds = StepFeeds(
-        recorder,
-        signals.pick(Moments),
-    )
+    feeds = StepFeeds(recorder, signals.pick(Moments), wiring.models.roots)
     return [
         feeds,
         SamplerProbe(recorder, feeds, signals.optimizer_stepping, signals.step_ended),

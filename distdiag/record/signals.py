@@ -110,6 +110,8 @@ class Signals:
     models within it."""
     forward_ended: Signal[object, object] = field(default_factory=Signal)
     """That forward pass is over, with this output."""
+    evaluated: Signal[Module] = field(default_factory=Signal)
+    """A forward pass of this model is over, which was not in its training mode."""
     inputs_seen: Signal[object] = field(default_factory=Signal)
     """A loader has made a batch, or this was given to a model in training that is wrapped, or whose
     attention works on sequences that ranks share."""

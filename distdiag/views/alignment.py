@@ -182,10 +182,14 @@ class ResumedLoaderView(Alignment[LoaderResumed]):
     __slots__ = ()
 
 
+@dataclass(frozen=True, slots=True)
 class SampledEpochView(EpochView):
-    """The same where samplers say what part of the data they yield, or of which epoch."""
+    """The same where samplers say what part of the data they yield, or of which epoch.
 
-    __slots__ = ()
+    `are_reduced`: the program itself reduces all gradients of its models over these ranks.
+    """
+
+    are_reduced: bool = False
 
 
 class GatheredRowsView(Alignment[RowsGathered]):

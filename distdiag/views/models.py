@@ -174,6 +174,12 @@ class StepReplicas(ReplicaView):
     __slots__ = ()
 
 
+class EvaluationReplicas(ReplicaView):
+    """Statistics by which layers normalise, as an evaluation has used them."""
+
+    __slots__ = ()
+
+
 class RouterBiasReplicas(StepReplicas):
     """The same of models that have a bias by which experts are chosen."""
 

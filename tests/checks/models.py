@@ -14,6 +14,7 @@ from distdiag.events.ranks import RankSet
 from distdiag.views.models import (
     ContentView,
     Disagreement,
+    EvaluationReplicas,
     GradientReplicas,
     ModelView,
     ScalingView,
@@ -56,6 +57,7 @@ REPLICAS = {
     Moment.START: StartReplicas,
     Moment.GRADIENT: GradientReplicas,
     Moment.STEP: StepReplicas,
+    Moment.EVALUATION: EvaluationReplicas,
 }
 
 

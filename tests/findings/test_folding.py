@@ -100,3 +100,24 @@ def test_a_note_that_gives_way_is_left_out_where_anything_is_wrong():
     assert placed(note) == {"LOG001": note}
     assert placed(note, finding("HNG016", is_note=True)).keys() == {"LOG001", "HNG016"}
     assert placed(note, finding("HNG016")).keys() == {"HNG016"}
+
+
+def test_what_follows_on_the_same_ranks_is_evidence_of_its_cause_and_as_severe():
+    cause = finding("REP004", message="the cause")
+    effect = msgspec.structs.replace(finding("REP003", [1], line=9), severity=Severity.ERROR)
+    (found,) = folded([effect, cause], {}, {"REP004": ("REP003",)})
+    assert (found.code, found.severity) == ("REP004", Severity.ERROR)
+    assert [each.location.line for each in found.evidence] == [9]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [finding("REP004", is_note=True), finding("REP003")],
+        [finding("REP004"), finding("REP003", is_note=True)],
+        [finding("REP004", [0]), finding("REP003", [0, 1])],
+    ],
+    ids=["a note explains nothing", "a note stays", "other ranks"],
+)
+def test_what_need_not_follow_stays(others):
+    assert len(folded(others, {}, {"REP004": ("REP003",)})) == 2

@@ -125,6 +125,16 @@ def train(
         optimizer.step()
 
 
+def train_and_evaluate(model: nn.Module, *, is_averaged: bool = False) -> None:
+    """Train, and go through data that all ranks have, by what the model keeps of its samples."""
+    train(model, mine)
+    for buffer in model.buffers() if is_averaged else ():
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer, op=dist.ReduceOp.AVG)
+    with torch.no_grad():
+        model.eval()(DATA[:ROWS])
+
+
 def everything(name: str) -> bool:
     return True
 
@@ -180,6 +190,22 @@ class Ring(Plain):
         return self.drop(hidden) + other
 
 
+class Late(Plain):
+    """Draws for what the two layers have computed together."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.drop(self.last(self.first(rows)))
+
+
+class Normalised(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden)
+
+
 class Columns(nn.Module):
     """Column- and row-parallel by hand; `scatters`: between them the sequence is in parts."""
 
@@ -224,10 +250,10 @@ class Stream(IterableDataset):
                 yield row
 
 
-def planned(name: str) -> nn.Module:
+def planned(name: str, base: type[nn.Module] = Plain, **values: object) -> nn.Module:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     plan = {"first": ColwiseParallel(), "last": RowwiseParallel()}
-    return parallelize_module(kind(name), mesh, plan)
+    return parallelize_module(kind(name, base, **values), mesh, plan)
 
 
 def shuffled(num_parts: int) -> Iterator[Tensor]:
@@ -264,6 +290,12 @@ def wrong() -> None:
     train(model, same, reduced=replicated)
     train(DistributedDataParallel(kind("SameStream")), iter(DataLoader(Stream(split=False), ROWS)))
     train(planned("SplitShards"), shuffled(2))
+    model = planned("MasksOfCopies", Late, p=0.3)
+    seeded(by_rank=True)
+    train(model, shuffled(1))
+    train_and_evaluate(
+        DistributedDataParallel(kind("OwnStatistics", Normalised), broadcast_buffers=False)
+    )
 
 
 def right() -> None:
@@ -287,6 +319,9 @@ def right() -> None:
     train(DistributedDataParallel(kind("MemorisedByAll", p=0.3)), lambda _: DATA[:ROWS])
     train(DistributedDataParallel(kind("Trial")), lambda _: torch.randn(ROWS, WIDTH))
     train(
+        DistributedDataParallel(kind("TrialInPlace")), lambda _: torch.empty(ROWS, WIDTH).normal_()
+    )
+    train(
         DistributedDataParallel(kind("Conditioned")),
         lambda number: torch.full((1, WIDTH), float(number)),
     )
@@ -300,6 +335,14 @@ def right() -> None:
     model.drop.register_forward_hook(lambda _, __, output: output.full_tensor())
     train(model, lambda number: half(number))
     train(planned("Shards"), shuffled(1))
+    model = planned("MasksOfColumns", p=0.3)
+    seeded(by_rank=True)
+    train(model, shuffled(1))
+    seeded(by_rank=False)
+    train(planned("MasksOfCopies", Late, p=0.3), shuffled(1))
+    train_and_evaluate(DistributedDataParallel(kind("Statistics", Normalised)))
+    model = DistributedDataParallel(kind("Averaged", Normalised), broadcast_buffers=False)
+    train_and_evaluate(model, is_averaged=True)
     train(DistributedDataParallel(kind("Streamed")), iter(DataLoader(Stream(split=True), ROWS)))
 
 

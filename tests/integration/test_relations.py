@@ -20,6 +20,8 @@ FOUND = {
         *("DDP SameSlices", "FSDP2 SameSlicesSharded", "SameSlicesByHand", "DDP SameStream"),
     },
     "DAT009": {"SplitShards"},
+    "REP005": {"MasksOfCopies"},
+    "REP006": {"norm.running_mean"},
 }
 
 
@@ -36,7 +38,9 @@ def test_what_ranks_should_not_share_is_named_in_every_style():
 def test_what_they_may_share_is_no_alarm():
     outcome = run_checked(SCRIPT, ["right"])
     assert outcome.alarms == [], outcome.describe()
-    notes = {each["subjects"][0] for each in outcome.report["findings"] if each["code"] in FOUND}
+    found = [each for each in outcome.report["findings"] if each["code"] in FOUND]
+    notes = {each["subjects"][0] for each in found if each["subjects"]}
     may_be_meant = {"DDP CutInside", "DDP NoiseOfItsOwn", "DDP Trial", "PlannedSequence"}
+    may_be_meant |= {"DDP TrialInPlace"}
     assert notes == may_be_meant, outcome.describe()
     assert FOUND.keys() <= set(outcome.report["checked"])

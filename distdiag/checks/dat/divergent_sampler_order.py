@@ -72,18 +72,24 @@ class DivergentSamplerOrder(Check[SampledEpochView]):
         if twice is not None and twice > _num_padded(parts) + _FEWEST - 1:
             left_out = num_left_out(parts.values())
             also = f", and {left_out} of {min(sizes)} by none" if _are_whole(parts) else ""
-            yield self._differs(parts, f"{twice} samples are read by several ranks{also}", "seed")
+            yield self._differs(
+                view, parts, f"{twice} samples are read by several ranks{also}", "seed"
+            )
         elif twice is None and _have_seeds_of_their_own(parts):
-            yield self._differs(parts, "parts are cut out of orders with different seeds", "seed")
+            yield self._differs(
+                view, parts, "parts are cut out of orders with different seeds", "seed"
+            )
         elif twice == 0:
             number = _num_equal(parts)
             if number >= _MANY:
                 what = f"{number} samples are the same on several ranks though their indices differ"
-                yield self._differs(parts, what, "order of the data set")
+                yield self._differs(view, parts, what, "order of the data set")
 
-    def _differs(self, parts: Mapping[int, EpochFed], what: str, cause: str) -> Finding:
+    def _differs(
+        self, view: SampledEpochView, parts: Mapping[int, EpochFed], what: str, cause: str
+    ) -> Finding:
         first = parts[min(parts)]
-        is_known = any(one.members for one in parts.values())
+        is_known = view.are_reduced or any(one.members for one in parts.values())
         return self.finding(
             f"{what} in pass {first.number + 1} over {first.dataset}: the {cause} is not the same",
             ranks=RankSet(parts),

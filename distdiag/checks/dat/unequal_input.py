@@ -43,6 +43,7 @@ class UnequalInput(Check[ReplicatedInputs]):
     code = "DAT009"
     name = "unequal-input"
     severity = Severity.WARNING
+    explains = ("SHD004", "REP003")
 
     def check(self, view: ReplicatedInputs) -> Iterator[Finding]:
         """Compare the bytes of what the ranks were given."""

@@ -1,6 +1,7 @@
 """REP004: learning rates or step counters of one optimizer differ between ranks."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Final
 
 from distdiag.checks.base import Check
 from distdiag.events.models import OptimizerState
@@ -8,6 +9,8 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import OptimizerView
+
+_NONE: Final = -1
 
 
 class OptimizerStateMismatch(Check[OptimizerView]):
@@ -44,12 +47,13 @@ class OptimizerStateMismatch(Check[OptimizerView]):
     code = "REP004"
     name = "optimizer-state-mismatch"
     severity = Severity.WARNING
+    explains = ("REP003",)
 
     def check(self, view: OptimizerView) -> Iterator[Finding]:
         """Compare rates, then counters."""
         members = {rank for state in view.by_rank.values() for rank in state.members}
         states = {r: state for r, state in view.by_rank.items() if r in members}
-        for aspect, value in (("learning rate", _rates), ("step counter", _counts)):
+        for aspect, value in (("learning rates", _rates), ("step counters in its state", _counts)):
             groups = _groups(states, value)
             if len(groups) > 1:
                 yield self._differs(view, aspect, groups)
@@ -68,7 +72,7 @@ class OptimizerStateMismatch(Check[OptimizerView]):
         first = view.any_event
         what = ", ".join(f"{_plain(value)} on {group.phrase()}" for value, group in ordered)
         return self.finding(
-            f"ranks take step {first.step} of {first.optimizer} with different {aspect}s: {what}",
+            f"ranks take step {first.step} of {first.optimizer} with different {aspect}: {what}",
             ranks=ranks,
             step=first.step,
             location=user_location(view.by_rank[min(ranks)].site.frames),
@@ -76,7 +80,7 @@ class OptimizerStateMismatch(Check[OptimizerView]):
             grade=Grade.LIKELY,
             confidence=0.85,
             evidence=tuple(
-                Evidence(ranks=group, summary=f"{aspect} {_plain(value)}")
+                Evidence(ranks=group, summary=f"{aspect}: {_plain(value)}")
                 for value, group in ordered
             ),
         )
@@ -93,7 +97,7 @@ def _counts(state: OptimizerState) -> Hashable:
 
 def _plain(value: Hashable) -> str:
     items = dict.fromkeys(value) if isinstance(value, tuple) else [value]
-    return "/".join(f"{item:g}" for item in items)
+    return "/".join("none" if item == _NONE else f"{item:g}" for item in items)
 
 
 def _groups(

@@ -8,9 +8,10 @@ from distdiag.events.ranks import RankSet
 from distdiag.findings.descriptions import user_location
 from distdiag.findings.finding import Evidence, Finding, Grade, Severity
 from distdiag.views.alignment import RandomView
+from distdiag.views.relations import MaskView, Relation
 
 
-class RngMismatch(Check[RandomView]):
+class RngMismatch(Check[RandomView | MaskView]):
     """Ranks draw different random numbers where they should draw the same.
 
     ## What you see
@@ -44,9 +45,14 @@ class RngMismatch(Check[RandomView]):
     code = "REP005"
     name = "rng-mismatch"
     severity = Severity.WARNING
+    explains = ("SHD004", "REP003")
 
-    def check(self, view: RandomView) -> Iterator[Finding]:
+    def check(self, view: RandomView | MaskView) -> Iterator[Finding]:
         """Compare the states of the ranks."""
+        if isinstance(view, MaskView):
+            if view.cell.relation is Relation.EQUAL and view.draws:
+                yield self._of_masks(view)
+            return
         draws = {r: e for r, e in view.by_rank.items() if isinstance(e, RandomDraw)}
         if draws and len({draw.digest for draw in draws.values()}) > 1:
             yield self._of_draws(draws)
@@ -59,6 +65,35 @@ class RngMismatch(Check[RandomView]):
                 {rank: _digest(state, name) for rank, state in states.items()},
                 Grade.NOTE,
             )
+
+    def _of_masks(self, view: MaskView) -> Finding:
+        draws, fed = view.draws[0], view.passes[0][min(view.ranks)]
+        draw = draws[min(draws)]
+        where = f"in {draw.module} of {view.model}" if draw.module else f"for {view.model}"
+        states = ((rank, each.state) for rank, each in draws.items())
+        return self.finding(
+            f"torch.{draw.api} of {list(draw.sizes)} {where} draws different random numbers on "
+            f"{view.ranks.phrase()}, which hold the same activation there",
+            ranks=view.ranks,
+            step=fed.step,
+            location=user_location(draw.site.frames),
+            subjects=(view.model, *draw.module.split()[:1]),
+            grade=Grade.LIKELY,
+            confidence=0.9,
+            evidence=(
+                *(
+                    Evidence(
+                        ranks=RankSet([rank]),
+                        summary=f"the state of the generator has the digest {state}",
+                    )
+                    for rank, state in states
+                ),
+                Evidence(
+                    ranks=view.ranks,
+                    summary=f"the ranks are {view.axis}, as {view.known_by}: {view.cell.reason}",
+                ),
+            ),
+        )
 
     def _of_draws(self, draws: Mapping[int, RandomDraw]) -> Finding:
         unequal = {

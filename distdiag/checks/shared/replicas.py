@@ -94,13 +94,21 @@ def is_unwritten(plan: TensorPlan, content: Content) -> bool:
 
 
 def unwritten_ranks(tensors: Sequence[Disagreement]) -> RankSet:
-    """Return the ranks some of whose tensors look unwritten while those of others do not."""
-    ranks: set[int] = set()
+    """Return the ranks some of whose tensors look unwritten while those of others do not.
+
+    Biases begin with zeros, too: zeros are suspicious where most of what differs is zero.
+    """
+    bad: dict[int, list[Disagreement]] = {}
     for tensor in tensors:
-        bad = {r for r, content in tensor.by_rank.items() if is_unwritten(tensor.plan, content)}
-        if bad != set(tensor.by_rank):
-            ranks |= bad
-    return RankSet(ranks)
+        found = [r for r, content in tensor.by_rank.items() if is_unwritten(tensor.plan, content)]
+        for rank in found if len(found) < len(tensor.by_rank) else ():
+            bad.setdefault(rank, []).append(tensor)
+    return RankSet(
+        rank
+        for rank, found in bad.items()
+        if len(found) >= _MANY * len(tensors)
+        or any(is_garbage(each.plan, each.by_rank[rank]) for each in found)
+    )
 
 
 def odd_ranks(tensors: Sequence[Disagreement]) -> tuple[RankSet, bool]:

@@ -33,6 +33,7 @@ from distdiag.views.base import View
 from distdiag.views.experts import is_of_expert
 from distdiag.views.models import (
     ContentView,
+    EvaluationReplicas,
     ExpertContents,
     GradientReplicas,
     ModelView,
@@ -148,6 +149,9 @@ _NEVER: Final[Mapping[type[View | Event], NothingThere]] = {
     StartReplicas: _NO_COPIES,
     GradientReplicas: _NO_STEP,
     StepReplicas: _NO_STEP,
+    EvaluationReplicas: NothingThere(
+        "evaluations", "no wrapped model that keeps statistics of its samples was evaluated"
+    ),
     RouterBiasReplicas: NothingThere("experts", "no bias was seen by which experts are chosen"),
     OptimizerView: _NO_STEP,
     UntrainedView: _NO_STEP,
@@ -160,11 +164,19 @@ _NEVER: Final[Mapping[type[View | Event], NothingThere]] = {
     SliceSaveView: _NO_MODEL,
 }
 """What is said of views of which there was none."""
-_OF_STEPS: Final = (GradientReplicas, StepReplicas, OptimizerView, UntrainedView, ScalingView)
+_OF_STEPS: Final = (
+    GradientReplicas,
+    StepReplicas,
+    EvaluationReplicas,
+    OptimizerView,
+    UntrainedView,
+    ScalingView,
+)
 _REPLICAS: Final[Mapping[Moment, type[ReplicaView]]] = {
     Moment.START: StartReplicas,
     Moment.GRADIENT: GradientReplicas,
     Moment.STEP: StepReplicas,
+    Moment.EVALUATION: EvaluationReplicas,
 }
 _OF_MODELS: Final = (
     ModelPlan,
@@ -198,6 +210,7 @@ class ModelAligner(Aligner):
         self._unsynced = UnsyncedReplicas()
         self._models = Models(self._unsynced.parallel)
         self._optimizers = SideBySide(job.world)
+        self._last_steps: dict[tuple[int, str], tuple[int, int]] = {}
         self._untrained = Untrained()
         self._saves = SliceSaves()
         self._plans = UserPlans(job.world, job.rules)
@@ -267,7 +280,10 @@ class ModelAligner(Aligner):
     def _feed_step(self, event: OptimizerState) -> Iterator[View]:
         self._untrained.add(event)
         self._seen.add(UntrainedView)
-        alignment = self._optimizers.add(event)
+        last, generation = self._last_steps.get((event.rank, event.optimizer), (-1, 0))
+        generation += event.step <= last  # another one of the same name has taken its place
+        self._last_steps[event.rank, event.optimizer] = event.step, generation
+        alignment = self._optimizers.add(event, generation)
         if alignment is not None:
             yield self._seen_now(alignment.show_as(OptimizerView, {}))
         if self._plans.has_stepped(event.rank):

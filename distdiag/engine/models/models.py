@@ -121,7 +121,12 @@ FEWEST: Final = 8
 MOST_OPEN: Final = 16
 """So many moments may wait for further ranks; the oldest are given up."""
 
-ROUNDING: Final = {Moment.START: -1.0, Moment.STEP: 1e-5, Moment.GRADIENT: 1e-3}
+ROUNDING: Final = {
+    Moment.START: -1.0,
+    Moment.STEP: 1e-5,
+    Moment.GRADIENT: 1e-3,
+    Moment.EVALUATION: 1e-5,
+}
 """Ranks may differ by so much, relative to the largest value, once they have computed."""
 
 _SPREAD: Final = 0.02
@@ -281,7 +286,7 @@ class Models:
         for name, seen in names.items():
             plan = next(iter(seen.values()))[0]
             is_kept = plan.is_parameter or plan.is_routing_bias
-            if view.moment is not Moment.START and not is_kept:
+            if view.moment not in (Moment.START, Moment.EVALUATION) and not is_kept:
                 continue  # statistics of the data that each rank has seen
             found = Disagreement(plan, {rank: content for rank, (_, content) in seen.items()})
             place = (view.model, f"{view.moment}:{name}", view.ranks)

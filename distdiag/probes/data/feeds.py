@@ -6,7 +6,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -18,8 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distdiag.events.base import CallSite
 from distdiag.events.data import Draw, ModelFed, NormStatistics
+from distdiag.events.random import GeneratorState
 from distdiag.probes.base import AnyCallable, Probe, like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.generators import generator_states
 from distdiag.probes.guard import guarded
 from distdiag.probes.losses.terms import kind_of, saved
 from distdiag.probes.models.modules import ModuleHook, clean_name, is_compiled
@@ -28,6 +30,7 @@ from distdiag.probes.models.wrappers import is_wrapped, unwrapped, wrapper_of
 from distdiag.probes.out_of_sight import is_grad_enabled, out_of_sight
 from distdiag.probes.tensors.by_identity import WeakMap
 from distdiag.probes.tensors.content import Pending, contents
+from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.probes.tensors.sample_rows import first_tensors, tensors_in
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
@@ -166,6 +169,7 @@ class _Fed:
     norm_layers: dict[str, nn.Module]
     begin: int
     site: CallSite
+    has_drawn: bool
     norms: NormReading | None = None
 
 
@@ -198,9 +202,11 @@ class _Waiting:
 class Moments(NamedTuple):
     """When to look, as `Signals` says; `inputs_seen` gets batches and inputs."""
 
+    model_wrapped: Signal[Sequence[nn.Module]]
     model_started: Signal[nn.Module]
     forward_started: Signal[object, nn.Module, object]
     forward_ended: Signal[object, object]
+    evaluated: Signal[nn.Module]
     before_backward: Signal[[]]
     step_ended: Signal[[]]
     inputs_seen: Signal[object]
@@ -211,9 +217,15 @@ class StepFeeds(Probe):
 
     name: ClassVar[str] = "step-feeds"
 
-    def __init__(self, recorder: Recorder, moments: Moments) -> None:
+    def __init__(
+        self, recorder: Recorder, moments: Moments, roots: Callable[[], Iterable[nn.Module]]
+    ) -> None:
+        """Know of no model yet; `roots` are those that there are."""
         super().__init__(recorder)
         self._moments = moments
+        self._roots = roots
+        self._is_changed = False
+        """Whether models were sharded since the last batch."""
         self.members: tuple[int, ...] = ()
         """The ranks that train the model together which was fed last."""
         self._batch = Batch()
@@ -227,6 +239,8 @@ class StepFeeds(Probe):
         self._bare: WeakMap[nn.Module, tuple[Any, Any]] = WeakMap()
         """The hooks of models that nothing wraps."""
         self._seeded: CallSite | None = None
+        self._drawn_until: tuple[GeneratorState, ...] = ()
+        """The generators after the last pass that was looked at."""
         self._names: WeakMap[nn.Module, tuple[str, tuple[int, ...]]] = WeakMap()
         self._counts: dict[str, int] = {}
         self._last, self._is_fed = "", False
@@ -242,6 +256,7 @@ class StepFeeds(Probe):
             self._patches.wrap(kind, name, around)
         seeding = self._call_before(self._before_seed)
         self._patches.wrap_everywhere(torch, "manual_seed", seeding)
+        self._subscribe(self._moments.model_wrapped, self._after_wrap)
         self._subscribe(self._moments.model_started, self._start)
         self._subscribe(self._moments.forward_started, self.enter)
         self._subscribe(self._moments.forward_ended, self.leave)
@@ -282,6 +297,17 @@ class StepFeeds(Probe):
             return original(self_, *args, **kwargs)
 
         return post_forward
+
+    def _after_wrap(self, _: object) -> None:
+        self._is_changed = True
+
+    @guarded
+    def _start_sharded(self) -> None:
+        """Look at the first pass, too, of models that tensor parallelism has sharded by now."""
+        self._is_changed = False
+        for root in self._roots():
+            if any(is_dtensor(parameter) for parameter in root.parameters()):
+                self._start(root)
 
     @guarded
     def _start(self, root: nn.Module) -> None:
@@ -327,6 +353,8 @@ class StepFeeds(Probe):
         if self._inside is forward:
             self._inside = None
             self._leave_forward(output)
+            if isinstance(forward, nn.Module) and not forward.training:
+                self._moments.evaluated.emit(forward)
 
     @guarded
     def _leave_forward(self, output: object) -> None:
@@ -353,7 +381,9 @@ class StepFeeds(Probe):
         sizes = tuple(dict.fromkeys(tensor.shape[0] for tensor in tensors))
         begin = self.recorder.num_events
         norms = local_norms(unwrapped(module))
-        self._fed = _Fed(model, members, pending, sizes, norms, begin, CallSite(frames))
+        has_drawn = bool(self._drawn_until) and self._drawn_until != tuple(generator_states())
+        site = CallSite(frames)
+        self._fed = _Fed(model, members, pending, sizes, norms, begin, site, has_drawn)
         parts = unwrapped(module).named_modules()
         self._parts = {id(p): f"{clean_name(name)} {_class_of(p)}".strip() for name, p in parts}
 
@@ -380,6 +410,8 @@ class StepFeeds(Probe):
         """Take note of a batch; what was drawn before belongs to another one."""
         if batch.digest and not self.is_off and self._is_due:
             batch = batch._replace(contents=self._read(given), since=self.recorder.num_events)
+        if self._is_changed and not self.is_off:
+            self._start_sharded()
         self._batch = batch
         self._draws.clear()
         self._moments.inputs_seen.emit(given)
@@ -393,7 +425,8 @@ class StepFeeds(Probe):
     @property
     def wants_masks(self) -> bool:
         """Whether it matters now what is drawn for activations; asked for each that may be."""
-        if self._fed is None or self._inside is None or not self.wants_draws:
+        is_wanted = not self.is_off and self._is_due and self._has_room
+        if self._fed is None or self._inside is None or not is_wanted:
             return False
         self._num_masks += 1
         return self._num_masks <= _MOST_DRAWS
@@ -439,6 +472,7 @@ class StepFeeds(Probe):
         if self._is_fed:
             self._is_fed, self._num_passes[self._last] = False, number + 1
         draws, self._draws = self._draws, []
+        self._drawn_until = () if fed is None else tuple(generator_states())
         if fed is None:
             return
         batch = self._batch
@@ -457,6 +491,7 @@ class StepFeeds(Probe):
             "end": self.recorder.num_events,
             "since": batch.since,
             "site": fed.site,
+            "has_drawn": fed.has_drawn,
         }
         self._waiting.append(_Waiting(fed.contents, batch.contents, fed.norms, draws, fields))
         self._write()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from distdiag.events.base import CallSite
-from distdiag.events.models import OptimizerState, TensorPlan, kept_ranks
+from distdiag.events.models import OptimizerState, TensorPlan, kept_ranks, reducing_ranks
 from distdiag.probes.call_sites import frames_of
 from distdiag.probes.models.optimizer_state import (
     StepCounts,
@@ -65,7 +65,9 @@ class OptimizerSamples:
     def count(self, optimizer: torch.optim.Optimizer) -> bool:
         """Count a step that begins; say whether to look at it."""
         self._counts.count(optimizer, self._recorder.num_backwards)
-        return is_due(self._counts.of(optimizer))
+        number = self._counts.of(optimizer)
+        # Rates change at any step; what a rank has then it has at the next power of two, too.
+        return is_due(number) or number & (number - 1) == 0
 
     def labels(self) -> dict[int, str]:
         """Name optimizers, by their ids, after the models that they train."""
@@ -91,7 +93,7 @@ class OptimizerSamples:
         fields = {
             "optimizer": self.labels().get(id(optimizer), type(optimizer).__name__),
             "step": counts["num_steps"],
-            "members": tuple(sorted(kept_ranks(plans))),
+            "members": tuple(sorted(kept_ranks(plans) or reducing_ranks(plans))),
             "site": CallSite(frames_of(frame, self._recorder.main_script)),
             **counts,
             **fields_of(optimizer, self.alive(), self._roots()),

@@ -35,7 +35,13 @@ from distdiag.probes.guard import guarded
 from distdiag.probes.models.attention_heads import HeadCounts
 from distdiag.probes.models.emptied import EmptiedTensors
 from distdiag.probes.models.lost_ties import LostTies
-from distdiag.probes.models.modules import clean_name, own_parameters, slots_of
+from distdiag.probes.models.modules import (
+    ModuleHook,
+    clean_name,
+    own_buffers,
+    own_parameters,
+    slots_of,
+)
 from distdiag.probes.models.optimizer_samples import OptimizerSamples
 from distdiag.probes.models.optimizer_state import owners_of
 from distdiag.probes.models.own_steps import OwnSteps
@@ -283,6 +289,8 @@ class WrappedNames:
 # The probe.
 
 CHUNK: Final = 256
+_MOST_EVALUATIONS: Final = 3
+"""What no rank sends to the others differs from the first evaluation on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +308,7 @@ class Moments:
     optimizer_stepping: Signal[Any, FrameType]
     optimizer_stepped: Signal[Any]
     model_started: Signal[nn.Module]
+    evaluated: Signal[nn.Module]
 
 
 class ModelSnapshots(Probe):
@@ -333,6 +342,9 @@ class ModelSnapshots(Probe):
         self._readings = Readings()
         self._names = WrappedNames(self._roots)
         self._started: WeakMembers[nn.Module] = WeakMembers()
+        self._hooks: list[Any] = []
+        self._evaluated: WeakMap[nn.Module, list[int]] = WeakMap()
+        """After which numbers of its steps the statistics of a model were looked at."""
         self._plans: dict[str, tuple[TensorPlan, ...]] = {}
         self._num_looked_at = 0
         self._heads = HeadCounts()
@@ -366,6 +378,7 @@ class ModelSnapshots(Probe):
         self._subscribe(moments.tensors_shared, self._before_share)
         self._subscribe(moments.state_saving, self._before_save)
         self._subscribe(moments.before_first_forward, self._before_forward)
+        self._subscribe(moments.evaluated, self._after_evaluation)
         self._subscribe(moments.before_backward, self._before_backward)
         self._subscribe(moments.backward_ended, self._after_backward)
         self._subscribe(moments.optimizer_stepping, self._before_step)
@@ -476,6 +489,40 @@ class ModelSnapshots(Probe):
         if isinstance(optimizer, torch.optim.Optimizer):
             self._optimizers.end(optimizer)
 
+    def _watch_evaluations(self, root: nn.Module) -> None:
+        """Look at evaluations, too, of what is inside a wrapper that never sends statistics."""
+        wrapped = weakref.ref(root)
+
+        def after(module: nn.Module, *_: object) -> None:
+            whole = wrapped()
+            if not module.training and whole is not None:
+                self._after_evaluation(whole)
+
+        for part in root.modules():
+            if isinstance(part, DistributedDataParallel) and not part.broadcast_buffers:
+                self._hooks.append(part.module.register_forward_hook(ModuleHook(after)))
+
+    def uninstall(self) -> None:
+        """Take the hooks away again."""
+        for hook in self._hooks:
+            hook.remove()
+        super().uninstall()
+
+    @guarded
+    def _after_evaluation(self, root: nn.Module) -> None:
+        """Look at the statistics by which a wrapped model has normalised, the first few times."""
+        if self._only_start or root not in self._started:
+            return
+        number, looks = self._steps.of(root), self._evaluated.setdefault(root, [])
+        if number == 0 or number in looks or len(looks) >= _MOST_EVALUATIONS:
+            return
+        looks.append(number)
+        kept = {id(tensor) for part in root.modules() for tensor in _statistics_of(part)}
+        if kept:
+            held = self._write_plan(root, Moment.EVALUATION)
+            tensors = [each.tensor if id(each.tensor) in kept else None for each in held]
+            self._read(root, Moment.EVALUATION, tensors)
+
     def _trained(self) -> list[nn.Module]:
         roots = [r for each in self._optimizers.alive() for r in self._steps.roots_of(each)]
         return [root for root in {id(r): r for r in roots}.values() if root in self._started]
@@ -485,6 +532,7 @@ class ModelSnapshots(Probe):
     def _start(self, root: nn.Module) -> None:
         self._started.add(root)
         self._steps.start(root)
+        self._watch_evaluations(root)
         self._read(root, Moment.START, [h.tensor for h in self._write_plan(root, Moment.START)])
         self._moments.model_started.emit(root)
 
@@ -565,6 +613,12 @@ class ModelSnapshots(Probe):
                     contents=tuple(reading.contents[first : first + CHUNK]),
                     site=reading.site,
                 )
+
+
+def _statistics_of(module: nn.Module) -> list[torch.Tensor]:
+    """Return what a layer of normalisation keeps of the samples that it has seen."""
+    is_norm = isinstance(module, nn.modules.batchnorm._NormBase)
+    return [each for each in own_buffers(module).values() if each is not None] if is_norm else []
 
 
 def _gradient(held: Held) -> torch.Tensor | None:

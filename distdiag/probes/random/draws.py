@@ -13,9 +13,9 @@ from distdiag.events.base import CallSite
 from distdiag.events.random import RandomDraw
 from distdiag.probes.base import AnyCallable, Probe, wrap_like
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.generators import digest_of
 from distdiag.probes.guard import guard
 from distdiag.probes.models.meshes import mesh_of, replicas_on_mesh
-from distdiag.probes.random.states import digest_of
 from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 

@@ -1,19 +1,16 @@
 """In which states the random number generators of a rank are; reading them draws nothing."""
 
-import random
 import sys
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import torch
-import xxhash
 from torch import nn
 
 from distdiag.events.base import CallSite
 from distdiag.events.models import Moment
-from distdiag.events.random import GeneratorState, RandomState
+from distdiag.events.random import RandomState
 from distdiag.probes.base import Probe
 from distdiag.probes.call_sites import frames_of
+from distdiag.probes.generators import generator_states
 from distdiag.probes.guard import guarded
 from distdiag.probes.models.meshes import mesh_of
 from distdiag.probes.models.own_steps import is_due
@@ -21,8 +18,6 @@ from distdiag.probes.models.wrappers import is_wrapped
 from distdiag.probes.tensors.kinds import is_dtensor
 from distdiag.record.recorder import Recorder
 from distdiag.record.signals import Signal
-
-_MASK = (1 << 63) - 1
 
 
 class RandomStates(Probe):
@@ -66,45 +61,6 @@ class RandomStates(Probe):
             members=self._members,
             site=CallSite(frames_of(sys._getframe(1), self.recorder.main_script)),
         )
-
-
-def generator_states() -> Iterator[GeneratorState]:
-    """Yield the default generators of this process."""
-    cpu = torch.default_generator
-    digest = digest_of(cpu.get_state())
-    if digest:
-        yield GeneratorState("cpu", digest, cpu.initial_seed() & _MASK)
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if is_used and not torch.cuda.is_current_stream_capturing():
-        # Its state is kept by the host: nothing waits for the device.
-        cuda = torch.cuda.default_generators[torch.cuda.current_device()]
-        digest = digest_of(cuda.get_state())
-        if digest:
-            yield GeneratorState("cuda", digest, cuda.initial_seed() & _MASK)
-    yield GeneratorState("python", _digest(repr(random.getstate()).encode()))
-    if "numpy.random" in sys.modules:
-        state = sys.modules["numpy.random"].get_state(legacy=False)
-        yield GeneratorState("numpy", _digest(repr(sorted(_plain(state))).encode()))
-
-
-def _plain(state: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, value in state.items():
-        if isinstance(value, dict):
-            yield key, repr(sorted(_plain(value)))
-        else:
-            # The repr of a long array leaves out its middle.
-            yield key, repr(value.tolist() if hasattr(value, "tolist") else value)
-
-
-def digest_of(state: object) -> str:
-    """Return the digest of a state of torch, an empty string if it is no plain tensor."""
-    if type(state) is not torch.Tensor or state.device.type != "cpu":
-        return ""  # under tracing
-    return _digest(state.numpy().tobytes())
-
-
-def _digest(data: bytes) -> str:
-    return str(xxhash.xxh3_64_hexdigest(data))
 
 
 def sharing_ranks(root: nn.Module) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ from distdiag.probes.data.feeds import StepFeeds
 from distdiag.probes.data.forward_arguments import running_module
 from distdiag.probes.guard import guard
 from distdiag.probes.tensors.content import Pending, contents
-from distdiag.probes.tensors.kinds import is_dtensor
+from distdiag.probes.tensors.kinds import is_awaited, is_dtensor
+from distdiag.probes.untyped import Untyped
 from distdiag.record.recorder import Recorder
 
 # Not randperm: programs draw one permutation on all ranks, and each takes its part of it.
@@ -57,7 +58,9 @@ class _Before(NamedTuple):
     state: str
     device: torch.device
     sizes: tuple[int, ...]
-    activation: Pending
+    activation: Pending | None
+    awaited: Any = None
+    """What stands for an activation that is not there before it is used."""
 
 
 class StepDraws(Probe):
@@ -140,10 +143,13 @@ class StepDraws(Probe):
             return None
         with guard(self.fail):
             state = _state((tensor,), {})
+            sizes = tuple(map(int, tensor.shape))
+            if state and is_awaited(tensor):
+                return _Before(state, tensor.device, sizes, None, tensor)
             if state:
                 pending = contents([tensor])
                 pending.guard()
-                return _Before(state, tensor.device, tuple(map(int, tensor.shape)), pending)
+                return _Before(state, tensor.device, sizes, pending)
         return None
 
     def _note_mask(self, api: str, before: _Before, frame: FrameType) -> None:
@@ -152,7 +158,8 @@ class StepDraws(Probe):
         with guard(self.fail):
             # Without training, or with a probability of 0, nothing is drawn.
             if _state((), {"device": before.device}) != before.state:
-                self._add(api, before.sizes, before.state, False, frame, before.activation)
+                activation = before.activation or _after_wait(before.awaited, api)
+                self._add(api, before.sizes, before.state, False, frame, activation)
 
     def _add(
         self,
@@ -168,6 +175,15 @@ class StepDraws(Probe):
         site = CallSite(frames_of(frame, self.recorder.main_script))
         draw = Draw(api, sizes, state, is_inside, is_given, site, module)
         self._feeds.add_draw(draw, activation)
+
+
+def _after_wait(tensor: Untyped, api: str) -> Pending | None:
+    """Read what was waited for when it was used, unless that has written over it."""
+    if not tensor.completed or api.endswith("_"):
+        return None
+    pending = contents([tensor.elem])
+    pending.guard()
+    return pending
 
 
 def _state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -18,12 +18,12 @@ from torch import nn
 
 from distdiag.config.tasks import RoutingTask
 from distdiag.events.routing import Choice
+from distdiag.probes.generators import generator_states
 from distdiag.probes.guard import guard, guarded
 from distdiag.probes.models.tensor_plans import local_part
 from distdiag.probes.models.trained_models import TrainingRecorder
 from distdiag.probes.out_of_sight import out_of_sight
 from distdiag.probes.parity.batches import bytes_of
-from distdiag.probes.random.states import generator_states
 from distdiag.probes.routing.mode import Chosen, RoutingMode
 from distdiag.probes.routing.modules import expert_counts, is_meant_random, routing_modules
 from distdiag.probes.tensors.bytes import is_readable

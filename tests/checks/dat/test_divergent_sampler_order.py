@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from distdiag.checks.dat.divergent_sampler_order import DivergentSamplerOrder
@@ -34,6 +36,13 @@ def test_ranks_of_which_nobody_knows_that_they_train_together_get_a_note():
     events = [epoch_fed(0, EVEN, members=()), epoch_fed(1, FIRST, members=())]
     (finding,) = judged(*events)
     assert finding.severity is Severity.INFO
+
+
+def test_those_that_the_program_reduces_gradients_over_train_together():
+    events = [epoch_fed(0, EVEN, members=()), epoch_fed(1, FIRST, members=())]
+    view = replace(together(*events), are_reduced=True)
+    (finding,) = findings(DivergentSamplerOrder, view)
+    assert finding.severity is Severity.WARNING
 
 
 def test_of_too_many_samples_the_seeds_are_compared():

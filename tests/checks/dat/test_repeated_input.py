@@ -100,3 +100,15 @@ def test_several_tries_at_one_batch_are_a_note():
 )
 def test_right_programs_are_silent(passes):
     assert not judged(*passes)
+
+
+def test_batches_that_some_generator_makes_each_time_are_a_note():
+    passes = [same(n, stream="", has_drawn=n > 0) for n in range(4)]
+    (finding,) = judged(*passes)
+    assert finding.severity is Severity.INFO
+    assert "the program draws them itself" in finding.message
+
+
+def test_a_loop_that_draws_an_order_now_and_then_makes_no_batches():
+    (finding,) = judged(*(same(n, stream="", has_drawn=n == 2) for n in range(4)))
+    assert finding.severity is Severity.WARNING

@@ -11,7 +11,7 @@ from tests.checks.verdicts import findings
 
 def judged(*changes):
     events = [epoch_fed(rank, range(8), **change) for rank, change in enumerate(changes)]
-    return findings(UnevenBatches, together(*events).narrowed(EpochView))
+    return findings(UnevenBatches, together(*events).show_as(EpochView, {}))
 
 
 def test_the_rank_with_fewer_batches_is_noted():

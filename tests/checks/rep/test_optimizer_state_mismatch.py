@@ -20,7 +20,7 @@ FOUND = {
     "did not resume": (
         [{}, FRESH, {}],
         [1],
-        "different step counters: 3 on ranks 0,2, -1 on rank 1",
+        "different step counters in its state: 3 on ranks 0,2, none on rank 1",
     ),
     "two ranks": ([{}, RATE], [0, 1], "0.1 on rank 0, 0.05 on rank 1"),
     "rates before counters": ([{}, OTHER], [0, 1], "learning rates"),

@@ -1,10 +1,12 @@
 import pytest
 
 from distdiag.checks.rep.rng_mismatch import RngMismatch
+from distdiag.events.collectives import GroupCreated
 from distdiag.events.models import Moment
 from distdiag.events.random import GeneratorState, RandomDraw, RandomState
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Grade, Severity
+from tests.checks.feeds import mask, model_fed, related
 from tests.checks.streams import event_of, plain_site, together
 from tests.checks.verdicts import findings
 
@@ -79,3 +81,39 @@ def test_tensor_parallel_ranks_with_dropout_whose_generators_differ_are_a_note()
 )
 def test_generators_that_agree_where_they_must_are_silent(events):
     assert not findings(RngMismatch, together(*events))
+
+
+# Masks that ranks draw which hold shards of one model
+
+FIRST, SECOND = mask("s0", "whole"), mask("s1", "whole")
+
+
+def of_masks(*draws):
+    """What two tensor-parallel ranks draw in the first of two passes."""
+    group = {"api": "new_group", "ordinal": 1, "desc": "tp", "generation": 0, "scope": PAIR}
+    groups = [
+        event_of(GroupCreated, rank, ranks=PAIR, site=plain_site(3), **group) for rank in PAIR
+    ]
+    given = {"inputs": ("the same",), "members": ()}
+    passes = [
+        [model_fed(rank, 0, draws=(each,), **given) for rank, each in enumerate(draws)],
+        [model_fed(rank, 1, **given) for rank in PAIR],
+    ]
+    return related(RngMismatch, *passes, before=groups)
+
+
+def test_masks_for_one_activation_from_different_states_are_named_with_their_module():
+    (finding,) = of_masks(FIRST, SECOND)
+    assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
+    assert (finding.subjects, finding.location.line) == (("DDP Net", "drop"), 31)
+    assert "torch.dropout of [4, 8] in drop Dropout of DDP Net draws different" in finding.message
+
+
+@pytest.mark.parametrize(
+    "second",
+    [FIRST, mask("s1", "a part"), mask("s1", "whole", module="other Dropout"), mask("s1", "")],
+    ids=["one state", "parts", "another module", "unknown"],
+)
+def test_masks_that_are_equal_or_for_parts_are_silent(second):
+    first = mask("s0", "") if not second.activation else FIRST
+    assert not of_masks(first, second)

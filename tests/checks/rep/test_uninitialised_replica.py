@@ -37,6 +37,13 @@ def one_view(check_view, **changes):
 # What the ranks hold
 
 
+def test_a_bias_that_begins_with_zeros_is_not_unwritten_where_all_else_differs():
+    zero = differing(ZEROS, 0.01, name="norm.bias")
+    rest = [differing(0.3, 0.01, name=name) for name in "abc"]
+    assert not findings(UninitialisedReplica, replicas(zero, *rest))
+    assert findings(UninitialisedReplica, replicas(zero))
+
+
 @pytest.mark.parametrize("found", FOUND.values(), ids=FOUND)
 def test_the_rank_with_memory_as_it_was_found_is_named(found):
     (finding,) = findings(UninitialisedReplica, contents({"w": content(0.1)}, {"w": found}))

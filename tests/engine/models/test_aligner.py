@@ -15,6 +15,7 @@ from distdiag.views.alignment import OptimizerView, RandomView, SliceSaveView
 from distdiag.views.base import View
 from distdiag.views.models import (
     ContentView,
+    EvaluationReplicas,
     GradientReplicas,
     ModelView,
     ScalingView,
@@ -37,7 +38,10 @@ from tests.engine.aligned import aligned, broken
 from tests.engine.models.copies import copies
 
 CHECKS = load_checks()
-OF_STEPS = {GradientReplicas, StepReplicas, OptimizerView, UntrainedView, ScalingView}
+OF_STEPS = {
+    *(GradientReplicas, StepReplicas, EvaluationReplicas),
+    *(OptimizerView, UntrainedView, ScalingView),
+}
 NO_COPIES = "no two ranks hold a tensor that should be the same"
 
 
@@ -163,7 +167,8 @@ def test_what_was_compared_counts_as_checked():
     step = of_both(state_event, (0.3, 0.2), (0.3, 0.2), moment=Moment.STEP)
     reported = [*PLANS, *ALIKE, *gradients, *step]
     found = gaps(*reported)
-    assert OF_STEPS & found.keys() == {OptimizerView, UntrainedView, ScalingView}
+    unseen = {OptimizerView, UntrainedView, ScalingView, EvaluationReplicas}
+    assert OF_STEPS & found.keys() == unseen
     assert found[OptimizerView] == "no step of a model was compared"
     both = gaps(*reported, *[optimizer_state(rank, members=PAIR) for rank in PAIR])
     assert found.keys() - both.keys() == {OptimizerView, UntrainedView}

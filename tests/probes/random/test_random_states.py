@@ -11,7 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from distdiag.probes.random.states import digest_of, generator_states, sharing_ranks
+from distdiag.probes.generators import digest_of, generator_states
+from distdiag.probes.random.states import sharing_ranks
 from tests.probes.sample_models import PAIR
 
 
