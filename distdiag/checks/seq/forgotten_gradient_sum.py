@@ -60,7 +60,8 @@ def forgotten_in(view: SumsView) -> tuple[str, ...]:
     if own == left_out | routers:
         return tuple(sorted(own))
     # Who trains gates and other parts for itself may have tasks of its own.
-    is_all = own | set(summed) == plans.keys() and _have_owner(view, own, summed)
+    others = set(_all_are(view, Sum.SUMMED, view.sums.keys() - own))
+    is_all = own | others == plans.keys() and _have_owner(view, own, summed)
     return tuple(sorted(left_out or (own if is_all else ())))
 
 
