@@ -66,8 +66,8 @@ def main() -> None:
     for epoch in range(EPOCHS):
         loader.sampler.set_epoch(epoch)
         for tokens, labels in loader:
-            loss = nn.functional.cross_entropy(model(tokens), labels)
             model.zero_grad()
+            loss = nn.functional.cross_entropy(model(tokens), labels)
             loss.backward()
             optimizer.step()
         logger.info("epoch %d loss %.4f", epoch, loss.item())
