@@ -139,7 +139,9 @@ def test_a_library_is_there_for_a_script_that_imports_it_and_for_no_other(tmp_pa
         ("atexit.register(lambda: sys.stderr.write('handlers ran'))", 0, "handlers ran"),
     ],
 )
-def test_a_rank_that_ends_is_told_to_the_launcher_which_ends_its_peer(tmp_path, body, status, said):
+def test_a_rank_that_ends_is_reported_to_the_launcher_which_ends_its_peer(
+    tmp_path, body, status, said
+):
     text = f"import atexit, os, sys, time\nif os.environ['RANK'] == '1':\n    {body}\n"
     rest = "elif len(sys.argv) > 1: time.sleep(600)\n"
     args = ["wait"] if status else []

@@ -33,7 +33,7 @@ def test_a_fault_is_raised_only_on_request():
         verdict.raise_on_fault()
 
 
-def test_a_function_that_raises_is_told_with_its_stage():
+def test_a_function_that_raises_is_reported_with_its_stage():
     def broken(part):
         raise RuntimeError("no such group")
 
@@ -45,7 +45,7 @@ def test_a_function_that_raises_is_told_with_its_stage():
     assert "RuntimeError: no such group" in fault.said
 
 
-def test_what_returns_no_tensor_is_told():
+def test_what_returns_no_tensor_is_reported():
     (fault,) = verify(lambda x: (x, x), same, length=8).faults
     assert "returned tuple, not a tensor" in fault.said
 

@@ -165,7 +165,7 @@ if __name__ == "__main__":
     assert len(list((tmp_path / "distdiag-runs").iterdir())) == 1
 
 
-def test_a_forked_child_is_told_that_it_is_not_observed(tmp_path):
+def test_a_forked_child_is_reported_that_it_is_not_observed(tmp_path):
     text = """
 import os
 import distdiag

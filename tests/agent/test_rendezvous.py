@@ -107,7 +107,7 @@ def test_it_ends_when_told_to(tmp_path, store):
     assert passing.error is None
 
 
-def test_a_store_that_is_not_there_is_told(tmp_path, store, monkeypatch):
+def test_a_store_that_is_not_there_is_reported(tmp_path, store, monkeypatch):
     monkeypatch.setattr(rendezvous, "PATIENCE", timedelta(seconds=1))
     monkeypatch.setenv("MASTER_ADDR", "256.0.0.1")
     passing = Passing(tmp_path, launch(2))

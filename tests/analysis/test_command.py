@@ -232,7 +232,7 @@ def test_what_only_follows_from_a_fault_is_no_finding_beside_one(analyze, tmp_pa
     assert [finding.code for finding in findings] == ["COL001"]
 
 
-def test_it_is_told_what_to_collect_only_where_something_was_missing(analyze, tmp_path):
+def test_it_is_reported_what_to_collect_only_where_something_was_missing(analyze, tmp_path):
     gone = "NCCL WARN socketProgress: Connection closed by remote peer n1<5>"
     (tmp_path / "train.log").write_text(log_of([0, 1], gone))
     out = " ".join(analyze("train.log").stdout.split())

@@ -125,7 +125,7 @@ def test_a_pickle_that_is_no_dump_is_foreign(tmp_path):
     assert read(tmp_path).foreign == [f"{tmp_path}/weights.pt"]
 
 
-def test_of_each_file_it_is_told_how_much_was_understood(tmp_path):
+def test_of_each_file_it_is_reported_how_much_was_understood(tmp_path):
     jobs_dumps(tmp_path, world=1)
     trace = ["Traceback (most recent call last):", '  File "/work/a.py", line 9, in f', "E: no"]
     lines = ["step 1", *(f"[rank3]: {line}" for line in trace), "step 2"]

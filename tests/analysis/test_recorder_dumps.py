@@ -169,7 +169,7 @@ def test_a_line_that_is_given_by_hand_tells_the_rank(tmp_path):
     assert bad(report) == [("COL001", "1")]
 
 
-def test_an_unknown_pause_is_not_told_as_a_fact(tmp_path):
+def test_an_unknown_pause_is_not_reported_as_a_fact(tmp_path):
     ranks = train(recorders(2))
     hang(ranks[:1])
     write_dumps(tmp_path, ranks)

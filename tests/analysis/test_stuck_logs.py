@@ -72,7 +72,7 @@ def test_what_people_bring_is_judged_rightly(name):
     assert shown == ({"rank 2": "nothing of them was found"} if "missing" in name else {})
 
 
-def test_both_operations_of_a_contradiction_are_told():
+def test_both_operations_of_a_contradiction_are_reported():
     _, (finding,) = judge(SHARED / "f1_kind.log")
     assert "all_reduce on ranks 0-2 but broadcast on rank 3" in finding.message
 
@@ -82,7 +82,7 @@ def test_how_far_the_rank_came_that_lies_behind():
     assert "rank 3 had come no further than #40 in group default_pg" in finding.message
 
 
-def test_where_all_are_equal_it_is_told_what_to_collect_next():
+def test_where_all_are_equal_it_is_reported_what_to_collect_next():
     _, (finding,) = judge(SHARED / "f1_same.log")
     assert "for 600 s" in finding.message
     assert "TORCH_NCCL_TRACE_BUFFER_SIZE" in finding.fix
@@ -90,7 +90,7 @@ def test_where_all_are_equal_it_is_told_what_to_collect_next():
 
 
 @pytest.mark.parametrize("name", ["f3_stacks", "f6_all_pending", "f6_one_missing"])
-def test_how_long_it_stood_still_is_told_only_where_it_is_known(name):
+def test_how_long_it_stood_still_is_reported_only_where_it_is_known(name):
     report, (finding,) = judge(SHARED / name)
     assert " s:" not in finding.message and " s;" not in finding.message
     assert not finding.message.endswith(" s")

@@ -125,7 +125,7 @@ def test_help_of_check_names_every_option(distdiag):
         assert option in done.stdout
 
 
-def test_the_version_is_told(distdiag):
+def test_the_version_is_reported(distdiag):
     done = distdiag("--version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "distdiag")
 

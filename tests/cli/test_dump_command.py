@@ -168,7 +168,7 @@ def test_other_hosts_are_reached_and_one_that_fails_costs_only_its_ranks(job, tm
     assert done.stderr.endswith("distdiag: none of the 2 hosts gave a dump\n")
 
 
-def test_a_process_that_cannot_be_read_is_told_and_the_status_says_so():
+def test_a_process_that_cannot_be_read_is_reported_and_the_status_says_so():
     with subprocess.Popen(["sleep", "1000"]) as process:
         done = distdiag("--pid", str(process.pid))
         process.kill()

@@ -38,7 +38,7 @@ def test_what_a_rule_wants_over_each_axis(text, wanted):
         ("Shard(0) over ep, Replicate over ep", "the axis ep is given twice"),
     ],
 )
-def test_what_is_no_rule_is_told_with_its_key(text, problem):
+def test_what_is_no_rule_is_reported_with_its_key(text, problem):
     with pytest.raises(ValueError) as caught:
         rule(text, "a.*")
     assert str(caught.value).startswith(f'key "plan.a.*": {problem}')

@@ -63,7 +63,7 @@ def test_one_damaged_member_of_a_zip_leaves_the_others():
     assert "damaged" in found["b"][1]
 
 
-def test_a_member_that_needs_a_password_is_told():
+def test_a_member_that_needs_a_password_is_reported():
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a", b"x")
@@ -108,7 +108,7 @@ def test_a_sparse_member_is_not_blown_up():
 
 
 @given(st.sampled_from(sorted(SOUND)), st.data())
-def test_whatever_happened_to_an_archive_is_told_in_one_line(kind, data):
+def test_whatever_happened_to_an_archive_is_reported_in_one_line(kind, data):
     sound = SOUND[kind]
     damaged = bytearray(sound[: data.draw(st.integers(0, len(sound)))])
     ends = st.one_of(st.integers(0, 600), st.integers(max(0, len(damaged) - 600), len(damaged)))
@@ -126,7 +126,7 @@ def test_whatever_happened_to_an_archive_is_told_in_one_line(kind, data):
     st.sampled_from([b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b\x08", b"x" * 257 + b"ustar"]),
     st.binary(),
 )
-def test_noise_that_begins_like_an_archive_is_told_in_one_line(magic, noise):
+def test_noise_that_begins_like_an_archive_is_reported_in_one_line(magic, noise):
     found, damage = unpacked(magic + noise)
     assert "\n" not in damage
     assert damage or found

@@ -61,7 +61,7 @@ def test_files_of_a_folder_come_in_order_of_their_names(folder):
     assert refused == {}
 
 
-def test_a_single_file_may_be_named_and_a_missing_one_is_told(folder):
+def test_a_single_file_may_be_named_and_a_missing_one_is_reported(folder):
     (folder / "a").write_bytes(b"x")
     found, refused = seen(folder / "a", folder / "none")
     assert found == {"a": b"x"}
@@ -110,7 +110,7 @@ def test_archives_in_archives_end_somewhere(folder):
     assert refused == {"job/x.zip!in!in!in": "is an archive more than 3 archives deep"}
 
 
-def test_links_that_stay_are_passed_over_and_links_that_leave_are_told(folder):
+def test_links_that_stay_are_passed_over_and_links_that_leave_are_reported(folder):
     (folder / "a").write_bytes(b"x")
     (folder / "here").symlink_to("a")
     (folder / "round").symlink_to(".")

@@ -56,7 +56,7 @@ def test_a_rank_with_a_traceback_of_its_own_gets_no_other():
     assert both == {("a process in train.log", "raised"), (2, "raised"), (2, (1, ""))}
 
 
-def test_a_traceback_that_is_told_twice_counts_once():
+def test_a_traceback_that_is_reported_twice_counts_once():
     assert found(raised(), raised(2)) == {(2, "raised")}
 
 

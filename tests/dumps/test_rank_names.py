@@ -44,7 +44,7 @@ def test_the_word_is_trusted_in_a_single_file(path, rank):
         ("host1/local_rank_2.txt", 2, "host1"),
     ],
 )
-def test_a_rank_within_a_node_is_told_as_such(path, local_rank, root):
+def test_a_rank_within_a_node_is_reported_as_such(path, local_rank, root):
     found = ranks_from_names([path])[path]
     assert (found.rank, found.local_rank, found.root) == (None, local_rank, root)
 

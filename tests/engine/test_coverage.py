@@ -212,13 +212,13 @@ def test_a_check_of_the_job_as_a_whole_always_looks():
         ("routing", "MOE002"),
     ],
 )
-def test_whose_probe_was_off_is_told(probe, code):
+def test_whose_probe_was_off_is_reported(probe, code):
     why = gaps(*DENSE, *BALANCED, broken(1, probe))[code]
     assert "of rank 1" in why
     assert why.endswith("not observed wholly")
 
 
-def test_what_a_probe_does_not_see_is_told_with_the_ranks():
+def test_what_a_probe_does_not_see_is_reported_with_the_ranks():
     unseen = {"seq": 1, "time_ns": 0, "what": "tensors", "probe": "models", "reason": "too many"}
     found = gaps(*[Unobserved(rank=rank, **unseen) for rank in PAIR])
     assert found["tensors"] == "probe models of ranks 0-1 does not observe it: too many"

@@ -52,7 +52,7 @@ def judging(kind: type[Aligner]) -> set[str]:
     [*product(["feed", "tick", "end"], [fail, fail_later]), ("gaps", fail)],
 )
 @pytest.mark.parametrize("kind", ALIGNERS, ids=lambda kind: kind.__name__)
-def test_whichever_fails_is_told_once_with_all_that_is_not_seen(
+def test_whichever_fails_is_reported_once_with_all_that_is_not_seen(
     kind: type[Aligner], moment: str, raising: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if moment == "feed":

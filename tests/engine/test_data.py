@@ -64,6 +64,6 @@ def test_collectives_before_the_first_step_connect():
     assert shown(*map(calls, WORLD), *map(alone, WORLD))[-1] == RankSet()
 
 
-def test_steps_that_are_not_observed_are_told():
+def test_steps_that_are_not_observed_are_reported():
     gap = NotObserved("the steps of rank 1 are not observed")
     assert aligned(LoneStepsAligner, broken(1, "steps")).gaps == {LoneStepsView: gap}

@@ -391,7 +391,7 @@ def test_no_check_can_end_the_report_by_raising(code, monkeypatch):
     assert ("COL004" in job.codes) is (code != "COL004")
 
 
-def test_ranks_that_are_all_in_one_collective_which_never_ends_are_told_after_a_while():
+def test_ranks_that_are_all_in_one_collective_which_never_ends_are_reported_after_a_while():
     job = Job(hang_timeout_s=None)
     job.everyone(line=10)
     for rank in range(2):
@@ -404,7 +404,7 @@ def test_ranks_that_are_all_in_one_collective_which_never_ends_are_told_after_a_
     assert job.engine.is_hung
 
 
-def test_ranks_that_all_create_a_group_which_never_comes_are_told_too():
+def test_ranks_that_all_create_a_group_which_never_comes_are_reported_too():
     job = Job(hang_timeout_s=None)
     for rank in range(2):
         job.new_group(rank, (0, 1))

@@ -65,7 +65,7 @@ def test_a_line_is_evidence_for_what_else_is_found_of_its_rank():
     assert by_code["HNG019"].severity is Severity.ERROR
 
 
-def test_what_a_rank_raised_itself_is_told_once():
+def test_what_a_rank_raised_itself_is_reported_once():
     engine = engine_of(raised(0, f"NCCL error\n{FULL}"), line(0), world=[0])
     (finding,) = engine.findings
     assert finding.code == "HNG001"
@@ -85,7 +85,7 @@ def test_stacks_support_the_findings_about_their_rank_and_no_others():
     assert not any("known fault" in summary for summary, _ in summaries(by_ranks[RankSet([1])]))
 
 
-def test_why_there_was_no_such_line_is_told():
+def test_why_there_was_no_such_line_is_reported():
     engine = engine_of(raised(0))
     assert engine.not_checked["HNG019"] == "no line of a known fault is in a log"
     assert "HNG019" in engine.idle

@@ -118,7 +118,7 @@ def test_what_is_not_known_is_not_compared(views):
     assert not views
 
 
-def test_a_loader_with_indices_is_told_from_what_has_none():
+def test_a_loader_with_indices_is_reported_from_what_has_none():
     events = [model_fed(rank, number) for number in (0, 1) for rank in (0, 1)]
     assert {type(view) for view in aligned(RelationAligner, *events).views} == {SampledInputs}
     assert aligned(RelationAligner, *events).why(OtherInputs)

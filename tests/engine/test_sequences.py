@@ -39,7 +39,7 @@ def call(rank, op, sizes, ranks, dtype="float32", *, seq=None, **values):
     return msgspec.structs.replace(made, seq=next(_SEQS) if seq is None else seq)
 
 
-def test_a_group_is_shown_when_all_its_ranks_have_told():
+def test_a_group_is_shown_when_all_its_ranks_have_reported():
     one, other = (passed(rank, 0, members=(2, 3)) for rank in (2, 3))
     assert not shared(one).views
     ((view,), _, _) = shared(one, other)
@@ -110,7 +110,7 @@ def test_calls_of_attention_that_were_not_read_are_said():
     assert found.why(SequenceView) == why
 
 
-def test_exchanges_in_compiled_code_are_told_where_nothing_was_seen():
+def test_exchanges_in_compiled_code_are_reported_where_nothing_was_seen():
     site = CallSite((Frame("<eval_with_key>.7", 9, "forward", user=False),))
     ops = ("all_to_all_single", "all_reduce")
     calls = [call(rank, op, (2, 8), (0, 1)) for rank in (0, 1) for op in ops]
@@ -158,7 +158,7 @@ def test_ranks_that_disagree_about_the_group_are_not_compared():
     assert traced(events)[0] == ()
 
 
-def test_what_a_library_has_and_was_not_verified_is_told():
+def test_what_a_library_has_and_was_not_verified_is_reported():
     unverified = SequenceUnverified(rank=0, seq=1, time_ns=0, name="lib:split", reason="no group")
     assert traced([unverified, *on_ranks(HALVES, (0, 1))]) == ((), "lib:split: no group")
 

@@ -76,7 +76,7 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("drops", [False, True])
-def test_rows_of_a_filled_batch_are_told(observed: Observed, *, drops: bool) -> None:
+def test_rows_of_a_filled_batch_are_reported(observed: Observed, *, drops: bool) -> None:
     (reported,) = evaluated(observed, torch.arange(8), drops=drops)
     assert (reported.num_samples, reported.num_rows, reported.num_real) == (18, 16, 2)
     assert reported.tensors == ("int64 8",)

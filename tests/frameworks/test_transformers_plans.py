@@ -43,7 +43,7 @@ def load(observed: Observed, monkeypatch: pytest.MonkeyPatch) -> Any:
 PLAN = {"layers.*.q_proj": "colwise", "layers.*.router": "colwise", "layers.*.q_proj.bias": "rep"}
 
 
-def test_the_plan_of_a_sharded_model_is_told(observed: Observed, load: Any) -> None:
+def test_the_plan_of_a_sharded_model_is_reported(observed: Observed, load: Any) -> None:
     made = Model(PLAN, 2)
     assert load(made) is made
     (event,) = observed.events(PlanPatterns)
@@ -57,7 +57,7 @@ def test_the_plan_of_a_sharded_model_is_told(observed: Observed, load: Any) -> N
     assert (fault.fault, fault.name) == (PlanFault.UNEVEN, "layers.0.q_proj")
 
 
-def test_a_model_that_comes_with_information_is_told_too(observed: Observed, load: Any) -> None:
+def test_a_model_that_comes_with_information_is_reported_too(observed: Observed, load: Any) -> None:
     load((Model(PLAN, 2), {}))
     assert len(observed.events(PlanPatterns)) == 1
 

@@ -51,7 +51,9 @@ def apply(plans: ModuleType, patterns: dict[str, Any], **options: Any) -> None:
     plans.ParallelPlan({"ep": patterns}).apply(model(**options), {"ep": mesh()})
 
 
-def test_each_pattern_is_told_with_what_it_matches(observed: Observed, plans: ModuleType) -> None:
+def test_each_pattern_is_reported_with_what_it_matches(
+    observed: Observed, plans: ModuleType
+) -> None:
     observed.install("veomni-plans")
     apply(plans, {"experts.*": Shard(0), "model.experts.up": Shard(0)})
     first, second = reported(observed)
@@ -77,7 +79,7 @@ def test_a_second_pattern_that_says_something_else_clashes(
     assert down.faults == ()
 
 
-def test_experts_that_cannot_be_divided_are_told_before_the_plan_fails(
+def test_experts_that_cannot_be_divided_are_reported_before_the_plan_fails(
     observed: Observed, plans: ModuleType
 ) -> None:
     observed.install("veomni-plans")
@@ -87,7 +89,7 @@ def test_experts_that_cannot_be_divided_are_told_before_the_plan_fails(
     assert (fault.fault, fault.text) == (PlanFault.UNEVEN, "3 is no multiple of ep=2")
 
 
-def test_a_parameter_that_is_not_split_is_told(
+def test_a_parameter_that_is_not_split_is_reported(
     observed: Observed, plans: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plans.ParallelPlan, "apply", lambda self, model, meshes: None)

@@ -18,7 +18,7 @@ def findings(*args):
     return found
 
 
-def test_positions_that_begin_anew_on_each_rank_are_told():
+def test_positions_that_begin_anew_on_each_rank_are_reported():
     found = findings("placed")
     assert set(found) == {"SEQ011"}
     assert found["SEQ011"]["ranks"] == [0, 1]
@@ -27,12 +27,12 @@ def test_positions_that_begin_anew_on_each_rank_are_told():
 @pytest.mark.slow
 @pytest.mark.parametrize("rotate", ["alltoall", "allgather"])
 @pytest.mark.parametrize(("fault", "code"), [("shifted", "SEQ007"), ("whole", "SEQ005")])
-def test_each_fault_is_told_by_its_check_alone(fault, code, rotate):
+def test_each_fault_is_reported_by_its_check_alone(fault, code, rotate):
     assert set(findings(fault, rotate)) == {code}
 
 
 @pytest.mark.slow
-def test_samples_that_differ_are_told():
+def test_samples_that_differ_are_reported():
     assert set(findings("mixed")) == {"SEQ006"}
 
 

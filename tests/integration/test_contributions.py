@@ -30,7 +30,7 @@ def findings(way):
         pytest.param("twice", "SHD023", marks=pytest.mark.slow),
     ],
 )
-def test_what_is_combined_wrongly_is_told(way, code):
+def test_what_is_combined_wrongly_is_reported(way, code):
     assert set(findings(way)) == {code}
 
 

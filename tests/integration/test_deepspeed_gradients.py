@@ -39,7 +39,7 @@ def test_right_gradients_are_not_accused(way):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_release_that_combines_them_wrongly_is_told(release):
+def test_a_release_that_combines_them_wrongly_is_reported(release):
     folder = os.environ.get(f"DISTDIAG_DEEPSPEED_{release.replace('.', '_')}", "")
     if not folder:
         pytest.skip("the folder of this release is not named")

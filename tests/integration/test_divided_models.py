@@ -25,7 +25,7 @@ def alarms(way):
         pytest.param("whole", "SEQ012", {"head.bias", "head.weight"}, marks=pytest.mark.slow),
     ],
 )
-def test_what_ranks_should_share_is_told(way, code, names):
+def test_what_ranks_should_share_is_reported(way, code, names):
     assert alarms(way) == {code: names}
 
 

@@ -20,7 +20,7 @@ def findings(fault):
     return found
 
 
-def test_capacities_that_differ_are_told_with_their_numbers():
+def test_capacities_that_differ_are_reported_with_their_numbers():
     found = findings("local")
     assert found["MOE011"]["severity"] == "error"
     assert "16 rows to each rank (8 for each expert) on rank 0" in found["MOE011"]["message"]
@@ -40,7 +40,7 @@ def test_splits_that_do_not_fit_name_sender_and_receiver():
 
 
 @pytest.mark.slow
-def test_tokens_that_do_not_come_back_are_told():
+def test_tokens_that_do_not_come_back_are_reported():
     found = findings("lossy")
     assert found["MOE003"]["severity"] == "warning"
     assert "and gets 8 back" in found["MOE003"]["message"]

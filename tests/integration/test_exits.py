@@ -27,7 +27,7 @@ def ended(kind, launcher="forked"):
     return run, finding
 
 
-def test_a_job_that_was_ended_from_outside_is_told_as_that():
+def test_a_job_that_was_ended_from_outside_is_reported_as_that():
     run, finding = ended("end_the_job", "torchrun")
     assert (finding["code"], finding["severity"]) == ("HNG002", "info"), run.describe()
     assert finding["ranks"] == [0, 1]
@@ -63,7 +63,7 @@ def test_what_all_ranks_raise_is_one_note():
 
 
 @pytest.mark.slow
-def test_an_exception_that_cannot_be_shown_is_told_by_its_type():
+def test_an_exception_that_cannot_be_shown_is_reported_by_its_type():
     run, finding = ended("raise_unspeakable")
     assert (finding["code"], finding["ranks"]) == ("HNG001", [1]), run.describe()
     assert "Unspeakable: (its message cannot be shown" in finding["message"]

@@ -22,7 +22,7 @@ def findings(script, *arguments, nproc=2):
     return found
 
 
-def test_experts_that_nobody_divides_are_told():
+def test_experts_that_nobody_divides_are_reported():
     found = findings(SCRIPT, "wrong", "Adam")
     assert found["MOE012"]["severity"] == "warning"
     assert "2 times as large" in found["MOE012"]["message"]
@@ -36,12 +36,12 @@ def test_it_does_not_matter_who_averages_the_others(style):
 
 
 @pytest.mark.slow
-def test_experts_that_are_divided_twice_are_told():
+def test_experts_that_are_divided_twice_are_reported():
     assert "2 times smaller" in findings(SCRIPT, "twice")["MOE012"]["message"]
 
 
 @pytest.mark.slow
-def test_different_experts_whose_gradients_are_added_up_are_told():
+def test_different_experts_whose_gradients_are_added_up_are_reported():
     assert "different experts" in findings(SCRIPT, "mixed")["MOE012"]["message"]
 
 
@@ -57,7 +57,7 @@ def test_experts_that_are_divided_in_any_way_are_not(style):
 
 
 @pytest.mark.slow
-def test_experts_that_are_sharded_over_fewer_ranks_are_told_without_a_divisor():
+def test_experts_that_are_sharded_over_fewer_ranks_are_reported_without_a_divisor():
     found = findings(SHARDED, "wrong", nproc=4)
     assert "2 times as large" in found["MOE012"]["message"]
     assert "divided by 4, those of experts by 2" in found["MOE012"]["message"]

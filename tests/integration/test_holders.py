@@ -177,7 +177,7 @@ def test_a_lock_of_another_thread(tmp_path):
     assert line_of("answers.get()") in finding["message"]
 
 
-def test_what_is_released_in_time_is_not_told(tmp_path, path):
+def test_what_is_released_in_time_is_not_reported(tmp_path, path):
     run = Launch(folder=tmp_path).checked(PROGRAM, ["released", path], options=OPTIONS)
     assert run.exit_status == 0, run.describe()
     assert run.stdout.count("done") == 2

@@ -55,7 +55,7 @@ def test_a_process_in_a_session_of_its_own_counts_as_left_behind(tmp_path: Path)
 
 
 @pytest.mark.timeout(60)
-def test_an_abort_at_exit_is_told_from_a_failure_of_the_script(tmp_path: Path) -> None:
+def test_an_abort_at_exit_is_reported_from_a_failure_of_the_script(tmp_path: Path) -> None:
     clean = "import os, sys\nsys.stderr.write('terminate called without an active exception')\n"
     failing = "print(1 / 0)\n"
     aborted = run_plain(write_script(tmp_path, clean + "os.abort()\n"), nproc=0)

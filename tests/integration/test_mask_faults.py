@@ -15,7 +15,7 @@ def findings(*args):
     return run_checked(SCRIPT, list(args)).reported()
 
 
-def test_a_mask_of_which_all_ranks_take_the_first_part_is_told():
+def test_a_mask_of_which_all_ranks_take_the_first_part_is_reported():
     found = findings("ring", "begin")
     assert set(found) == {"SEQ013"}
     assert found["SEQ013"]["ranks"] == [0, 1]
@@ -36,7 +36,7 @@ def test_a_mask_of_which_all_ranks_take_the_first_part_is_told():
         ("gathered", "rows"),
     ],
 )
-def test_each_wrong_mask_is_told_by_its_check_alone(way, fault):
+def test_each_wrong_mask_is_reported_by_its_check_alone(way, fault):
     assert set(findings(way, fault)) == {"SEQ013"}
 
 

@@ -27,7 +27,7 @@ def compared(tmp_path):
     return compared
 
 
-def test_a_run_that_is_the_same_again_is_told_so_with_the_number_of_choices(compared, tmp_path):
+def test_a_run_that_is_the_same_again_is_reported_so_with_the_number_of_choices(compared, tmp_path):
     done, report = compared("steady")
     assert done.returncode == 0, done.stderr
     assert "4 choices of experts for 128 tokens were compared, all are the same" in done.stderr
@@ -64,7 +64,7 @@ def test_what_differs_first_is_named(compared, how, words):
 
 
 @pytest.mark.slow
-def test_rounding_that_changes_no_route_is_told_and_is_no_finding(compared):
+def test_rounding_that_changes_no_route_is_reported_and_is_no_finding(compared):
     done, report = compared("order")
     assert done.returncode == 0, done.stderr
     assert report.findings == ()

@@ -21,7 +21,7 @@ def findings(way):
     return {code: each for code, each in found.items() if each["severity"] != "info"}
 
 
-def test_parameters_between_gathered_parts_that_nobody_sums_are_told():
+def test_parameters_between_gathered_parts_that_nobody_sums_are_reported():
     found = findings("parts-forgotten")
     assert set(found) == {"SEQ012"}
     assert found["SEQ012"]["severity"] == "error"
@@ -37,7 +37,7 @@ def test_parameters_between_gathered_parts_that_nobody_sums_are_told():
         ("router", [f"layers.{number}.router.weight" for number in range(3)]),
     ],
 )
-def test_what_a_loop_leaves_out_is_told(way, names):
+def test_what_a_loop_leaves_out_is_reported(way, names):
     found = findings(way)
     assert set(found) == {"SEQ012"}
     assert found["SEQ012"]["severity"] == "warning"

@@ -24,7 +24,7 @@ def observed(fault, *options):
     return found, outcome.report["not_checked"]
 
 
-def test_experts_that_both_ranks_start_with_are_told():
+def test_experts_that_both_ranks_start_with_are_reported():
     found = findings("twice")
     assert found["MOE005"]["severity"] == "warning"
     assert found["MOE005"]["ranks"] == [0, 1]
@@ -35,7 +35,7 @@ def test_experts_that_are_parts_are_not():
     assert all(finding["severity"] == "info" for finding in findings("parts").values())
 
 
-def test_routers_that_differ_are_told_by_what_they_choose():
+def test_routers_that_differ_are_reported_by_what_they_choose():
     found = findings("unequal")
     assert found["MOE002"]["severity"] == "warning"
     assert "by other scores" in found["MOE002"]["message"]
@@ -50,7 +50,7 @@ def test_the_light_profile_looks_at_routing_and_leaves_auxiliary_losses_out():
 
 
 @pytest.mark.slow
-def test_biases_that_follow_the_counts_of_one_rank_are_told():
+def test_biases_that_follow_the_counts_of_one_rank_are_reported():
     found = findings("biased")
     assert found["MOE013"]["severity"] == "warning"
     assert found["MOE013"]["subjects"] == ["expert_bias"]
@@ -62,14 +62,14 @@ def test_biases_that_follow_the_counts_of_all_ranks_are_not():
 
 
 @pytest.mark.slow
-def test_biases_are_told_by_routers_whose_gradients_are_summed_all_at_once():
+def test_biases_are_reported_by_routers_whose_gradients_are_summed_all_at_once():
     found = findings("biased_by_hand")
     assert found["MOE013"]["severity"] == "warning"
     assert found["MOE013"]["subjects"] == ["expert_bias"]
 
 
 @pytest.mark.slow
-def test_a_router_that_is_marked_as_a_part_of_experts_is_told():
+def test_a_router_that_is_marked_as_a_part_of_experts_is_reported():
     found = findings("mismarked")
     assert found["REP003"]["severity"] == "warning"
     assert found["REP003"]["subjects"] == ["layer.gate.weight"]

@@ -19,7 +19,7 @@ def findings(*args):
     return found, is_seen
 
 
-def test_a_sequence_that_nobody_splits_is_told():
+def test_a_sequence_that_nobody_splits_is_reported():
     found, _ = findings("heads", "whole")
     assert set(found) == {"SEQ005"}
     assert found["SEQ005"]["ranks"] == [0, 1]
@@ -49,7 +49,7 @@ def test_a_sequence_that_nobody_splits_is_told():
         ("tensors", "whole", "SEQ005"),
     ],
 )
-def test_each_fault_is_told_by_its_check_alone(way, fault, code):
+def test_each_fault_is_reported_by_its_check_alone(way, fault, code):
     found, _ = findings(way, fault)
     assert set(found) == {code}
 

@@ -22,7 +22,7 @@ def test_a_rank_whose_child_computes_is_not_killed():
     assert run.report["run"]["outcome"] == "finished"
 
 
-def test_a_lock_that_nobody_holds_is_told_before_the_first_collective():
+def test_a_lock_that_nobody_holds_is_reported_before_the_first_collective():
     run = run_checked(PROGRAM, ["lock"], options=["--hang-timeout", "3", *ABORT])
     assert run.exit_status == 1, run.describe()
     found = run.reported()

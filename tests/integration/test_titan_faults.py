@@ -21,10 +21,10 @@ def findings(fault, tmp_path):
     return found
 
 
-def test_a_bias_that_each_rank_updates_alone_is_told(tmp_path):
+def test_a_bias_that_each_rank_updates_alone_is_reported(tmp_path):
     found = findings("biased", tmp_path)
     assert "expert_bias_E" in found["MOE013"]["message"]
 
 
-def test_splits_of_functional_exchanges_that_do_not_fit_are_told(tmp_path):
+def test_splits_of_functional_exchanges_that_do_not_fit_are_reported(tmp_path):
     assert "rank 0, which expects" in findings("splits", tmp_path)["MOE003"]["message"]

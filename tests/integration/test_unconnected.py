@@ -28,7 +28,7 @@ ACCELERATE = pytest.mark.skipif(
         pytest.param("plain", "no process group exists", marks=pytest.mark.slow),
     ],
 )
-def test_all_ranks_that_train_alone_are_told_once(way, words):
+def test_all_ranks_that_train_alone_are_reported_once(way, words):
     outcome = run_checked(SCRIPT, [way])
     found = outcome.reported()
     assert found.keys() == {"ENV001"}, outcome.describe()

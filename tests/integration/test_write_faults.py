@@ -57,7 +57,7 @@ def checked(tmp_path, cases, codes=frozenset(CODES - {"CKP009"})):
     return found
 
 
-def test_what_is_written_wrongly_is_told(tmp_path):
+def test_what_is_written_wrongly_is_reported(tmp_path):
     told = [
         (finding["code"], finding["subjects"][0], finding["severity"])
         for finding in checked(tmp_path, WRONG)
@@ -68,7 +68,7 @@ def test_what_is_written_wrongly_is_told(tmp_path):
     assert sorted(told) == sorted(wanted)
 
 
-def test_own_parameters_that_one_rank_alone_saves_are_told(tmp_path):
+def test_own_parameters_that_one_rank_alone_saves_are_reported(tmp_path):
     (finding,) = checked(tmp_path, ["own_saved_by_one"], ["CKP002"])
     assert (finding["code"], finding["ranks"]) == ("CKP002", [1])
     assert finding["subjects"] == ["extra.weight", "extra.bias"]

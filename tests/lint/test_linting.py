@@ -34,7 +34,7 @@ def test_folders_are_searched_and_files_are_taken_as_they_are_called(tmp_path):
         (b"rank = " + b"-" * 100_000 + b"1", ": "),
     ],
 )
-def test_a_damaged_file_is_told_and_the_others_are_looked_at(tmp_path, content, problem):
+def test_a_damaged_file_is_reported_and_the_others_are_looked_at(tmp_path, content, problem):
     (tmp_path / "bad.py").write_bytes(content)
     (tmp_path / "sick.py").write_text(SICK)
     result = lint_files([tmp_path], ALL)

@@ -75,7 +75,7 @@ def test_a_host_that_does_not_answer_in_time_is_given_up_with_all_it_started(via
         time.sleep(0.05)
 
 
-def test_a_way_that_does_not_exist_is_told():
+def test_a_way_that_does_not_exist_is_reported():
     answers, _ = ask(["a"], "/no/such/ssh {host} --")
     assert answers[0].error == "/no/such/ssh cannot be run: No such file or directory"
 

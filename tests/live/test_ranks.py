@@ -143,7 +143,7 @@ def test_a_scheduler_that_started_a_launcher_did_not_start_ranks(node):
     assert sorted(node.found()) == [0, 1]
 
 
-def test_jobs_are_told_apart_by_where_their_ranks_meet(node):
+def test_jobs_are_reported_apart_by_where_their_ranks_meet(node):
     node.start(WAIT, numbers(0, 2, 0))
     node.start(WAIT, numbers(0, 2, 0, MASTER_PORT="29501"))
     jobs = [rank.job for rank in find_ranks().ranks if node.address in rank.job]

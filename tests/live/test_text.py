@@ -42,7 +42,7 @@ def test_the_text_of_the_line_is_shown_where_the_file_can_be_read(tmp_path):
     assert f"  rank 0: {script}:2 in <module>\n      time.sleep(1)\n" in shown
 
 
-def test_ranks_that_could_not_be_seen_are_told():
+def test_ranks_that_could_not_be_seen_are_reported():
     shown = text(stacks(0, error="ptrace is forbidden"), stacks(2), stacks(2))
     assert "  rank 0: no stacks: ptrace is forbidden\n" in shown
     assert "  ranks 1,3: no process was found where this command looked\n" in shown

@@ -62,5 +62,5 @@ def test_everybody_else_is_asked_about_each_rank(
     assert {event.rank for event in reported.values()} == {3}
 
 
-def test_a_rank_without_a_process_is_told_as_such(tmp_path: Path) -> None:
+def test_a_rank_without_a_process_is_reported_as_such(tmp_path: Path) -> None:
     assert _sources(tmp_path).no_process(5).error == "there is no process"

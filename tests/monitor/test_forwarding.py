@@ -51,7 +51,7 @@ def test_a_healthy_job_has_one_silent_report_of_all_ranks(tmp_path):
     assert len(list(tmp_path.rglob("*report*.json"))) == 1 + len(list(tmp_path.rglob("reporter.*")))
 
 
-def test_ranks_of_different_nodes_that_contradict_one_another_are_told_at_once(tmp_path):
+def test_ranks_of_different_nodes_that_contradict_one_another_are_reported_at_once(tmp_path):
     bodies = [f"rank.all_reduce({size}, done=False)\n{ALIVE}" for size in (4, 4, 4, 5)]
     with FakeCluster(tmp_path, bodies) as cluster:
         cluster.until_report(lambda report: "COL003" in codes(report))
@@ -164,7 +164,7 @@ def test_a_node_whose_monitor_is_killed_is_not_observed_any_more_and_nothing_els
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_with_its_ranks_is_told_as_that_and_not_what_comes_of_it(tmp_path):
+def test_a_node_that_is_lost_with_its_ranks_is_reported_as_that_and_not_what_comes_of_it(tmp_path):
     closed = "rank.fail('Connection closed by peer', inside_torch=True)\n"
     bodies = [WORK_ON + closed, WORK_ON + closed, WAIT, WAIT]
     with FakeCluster(tmp_path, bodies) as cluster:

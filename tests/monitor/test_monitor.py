@@ -64,7 +64,7 @@ def test_what_the_scripts_exited_with_is_left_for_the_command_line(tmp_path):
     assert job.report().run.outcome is Outcome.FAILED
 
 
-def test_contradicting_ranks_are_told_at_once_while_the_run_goes_on(tmp_path):
+def test_contradicting_ranks_are_reported_at_once_while_the_run_goes_on(tmp_path):
     bodies = [f"rank.all_reduce({size}, done=False)\n{ALIVE}" for size in (4, 5)]
     with FakeJob(tmp_path / "run", bodies) as job:
         job.until_report(lambda report: "COL003" in codes(report))
@@ -314,7 +314,7 @@ def test_findings_of_an_earlier_attempt_stay_in_the_report_but_not_in_the_verdic
     assert job.verdict().exit_status == 0
 
 
-def test_a_damaged_event_file_is_told_and_the_rest_is_judged(tmp_path):
+def test_a_damaged_event_file_is_reported_and_the_rest_is_judged(tmp_path):
     with FakeJob(tmp_path / "run", [FINISH, FINISH], is_monitored=False) as job:
         # Damage is seen only where the writer does not write any more and nobody has read yet.
         job.ranks[1].wait(20)

@@ -18,7 +18,7 @@ def test_ranks_that_are_right_by_themselves_have_the_mean_of_what_each_gives_alo
     assert is_mean(MEAN + 0.01, MEAN + 1e-6)
 
 
-def test_a_small_part_that_is_wrong_on_the_ranks_is_told_from_that():
+def test_a_small_part_that_is_wrong_on_the_ranks_is_reported_from_that():
     assert not is_mean(MEAN, MEAN + 0.01)
 
 

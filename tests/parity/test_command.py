@@ -104,7 +104,7 @@ def test_a_loss_of_the_batch_as_a_whole_is_a_warning_that_can_be_accepted(compar
 
 
 @pytest.mark.slow
-def test_dropout_is_not_comparable_and_the_way_round_is_told(compared):
+def test_dropout_is_not_comparable_and_the_way_round_is_reported(compared):
     done, report = compared("--dropout", "0.1")
     assert (done.returncode, report) == (2, None)
     assert "not comparable" in done.stderr and "--dropout off" in done.stderr

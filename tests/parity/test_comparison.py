@@ -72,7 +72,7 @@ def test_a_learning_rate_shows_in_the_change_and_in_the_details(compare):
     assert any("learning rates (0.101,), not (0.1,)" in detail for detail in found.details)
 
 
-def test_unlike_copies_of_a_gradient_are_told(compare):
+def test_unlike_copies_of_a_gradient_are_reported(compare):
     right, wrong = {**RIGHT}, {**RIGHT, "gradient": 3 * GRADIENT}
     found = compare(wrong, right).divergence
     assert any("unlike gradients of Net/weight: 0 | 1" in detail for detail in found.details)
@@ -109,7 +109,7 @@ def test_the_first_module_that_differs_is_named_with_its_rank(tmp_path):
     assert found.culprits == RankSet([1])
 
 
-def test_two_ranks_with_the_same_samples_are_told_before_anything_else(tmp_path):
+def test_two_ranks_with_the_same_samples_are_reported_before_anything_else(tmp_path):
     from distdiag.parity.recorded_run import RecordedRun
 
     for rank in range(2):

@@ -32,7 +32,7 @@ def test_anything_else_is_one_clear_error(expression, said):
     assert said in str(caught.value)
 
 
-def test_an_open_brace_is_told():
+def test_an_open_brace_is_reported():
     with pytest.raises(UsageError, match="not closed"):
         filled_in("--batch-size {world_size", world_size=2)
 

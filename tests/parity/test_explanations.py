@@ -43,13 +43,13 @@ def test_factors_that_are_not_common_are_none(gradients):
     assert "4" not in explain(pairs, SIZES).text
 
 
-def test_swapped_shards_are_told_by_their_order(gradients):
+def test_swapped_shards_are_reported_by_their_order(gradients):
     reference = gradients[0]
     candidate = np.concatenate([reference[2:4], reference[0:2], reference[4:]])
     assert "another order: 1, 0, 2, 3" in explain([pair(reference, candidate)], SIZES).text
 
 
-def test_a_constant_offset_is_told(gradients):
+def test_a_constant_offset_is_reported(gradients):
     assert "0.5 larger" in explain([pair(gradients[1], gradients[1] + 0.5)], SIZES).text
 
 
@@ -84,7 +84,7 @@ def test_gradients_that_are_no_mixture_have_no_weights():
     assert weights_of([pair(reference, random.normal(size=(6, 4)))], alone) is None
 
 
-def test_the_factor_of_tensors_too_large_to_keep_is_told_by_what_was_measured():
+def test_the_factor_of_tensors_too_large_to_keep_is_reported_by_what_was_measured():
     measured = {"bound": 1e-6, "ratio": 1e6}
     doubled = Difference(name="w", measured=1.0, factor=2.0, **measured)
     empty = np.empty(0)
@@ -94,7 +94,7 @@ def test_the_factor_of_tensors_too_large_to_keep_is_told_by_what_was_measured():
     assert explain([Pair(noise, empty, empty)], sizes).text == ""
 
 
-def test_parts_that_nobody_adds_to_are_told(gradients):
+def test_parts_that_nobody_adds_to_are_reported(gradients):
     lost = gradients[0].copy()
     lost[2:4] = 0
     found = explain([pair(gradients[0], lost)], {"the number of ranks": 4})

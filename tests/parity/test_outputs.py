@@ -80,7 +80,7 @@ def test_parts_of_a_sum_that_ranks_of_one_batch_have_are_not_compared(tmp_path):
     assert ratio(tmp_path, [ROWS, 2 * ROWS], shares_data=True) == []
 
 
-def test_the_same_values_in_another_order_are_told_from_other_values():
+def test_the_same_values_in_another_order_are_reported_from_other_values():
     other = ROWS * [1 + 1e-7, 1 - 1e-7, 1.1]
     found = Difference(name="f()#0", measured=0.1, bound=1e-6, ratio=1e5)
     assert is_reordered(Pair(found, ROWS, other))

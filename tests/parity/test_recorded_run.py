@@ -39,7 +39,7 @@ def test_bfloat16_is_read_exactly(tmp_path):
     assert run.unit(Kind.START, 0, "w") == 2.0**-7
 
 
-def test_unlike_copies_are_told_by_rank(tmp_path):
+def test_unlike_copies_are_reported_by_rank(tmp_path):
     for rank, value in enumerate((1.0, 1.0, 2.0)):
         writer = Rank(tmp_path, rank)
         writer.tensor(Kind.GRADIENT, 0, "w", [value], writes=rank == 0)

@@ -110,7 +110,7 @@ def test_batches_that_draw_random_numbers_are_joined_and_prove_nothing(told):
 
 
 @pytest.mark.slow
-def test_what_depends_on_the_batch_is_told_once_and_can_be_accepted(told):
+def test_what_depends_on_the_batch_is_reported_once_and_can_be_accepted(told):
     found = told("right.py", "--kind", "local-pairs")
     assert (found.status, found.alarms) == (1, ["PAR017"])
     assert (
@@ -119,7 +119,7 @@ def test_what_depends_on_the_batch_is_told_once_and_can_be_accepted(told):
 
 
 @pytest.mark.slow
-def test_ranks_that_replay_several_batches_as_one_are_told_in_the_same_way(told):
+def test_ranks_that_replay_several_batches_as_one_are_reported_in_the_same_way(told):
     options = ("--world-sizes", "1,2,4")
     found = told("right.py", "--kind", "local-pairs", options=options)
     assert {*found.alarms} == {"PAR017"}
@@ -127,7 +127,7 @@ def test_ranks_that_replay_several_batches_as_one_are_told_in_the_same_way(told)
 
 
 @pytest.mark.slow
-def test_batch_normalisation_of_each_rank_is_told_once(told):
+def test_batch_normalisation_of_each_rank_is_reported_once(told):
     assert told("right.py", "--kind", "normed-here").alarms == ["PAR017"]
 
 
@@ -154,7 +154,7 @@ def test_libraries_that_keep_the_loop_agree(told, library):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_their_broken_twins_are_told(told, library):
+def test_their_broken_twins_are_reported(told, library):
     found = told("libraries.py", "--library", library, "--broken")
     assert found.status == 1 and "PAR010" in found.alarms
 

@@ -44,7 +44,7 @@ def test_a_row_that_steps_the_other_way_is_none(divergence):
     assert found.differences[0].name == "Net/weight"
 
 
-def test_another_learning_rate_is_told_though_rounding_hides_what_it_does(divergence):
+def test_another_learning_rate_is_reported_though_rounding_hides_what_it_does(divergence):
     run = {**RIGHT, "rate": 0.101}
     found = divergence(run, run)
     assert found.subject is Subject.UPDATE

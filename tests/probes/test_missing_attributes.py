@@ -68,7 +68,7 @@ def test_the_rest_is_seen(observed: Observed, monkeypatch: pytest.MonkeyPatch) -
     assert ("sequence", "torch.nn.functional.scaled_dot_product_attention") in missed
 
 
-def test_what_cannot_be_replaced_is_told_with_the_reason() -> None:
+def test_what_cannot_be_replaced_is_reported_with_the_reason() -> None:
     reported: list[tuple[str, str]] = []
     patches = Patches(lambda *each: reported.append(each))
 

@@ -199,7 +199,7 @@ def test_a_plain_parameter_beside_shards_belongs_to_their_mesh(four_ranks: Devic
     assert (scale.replicas, scale.evidence) == ((0, 1), ReplicaEvidence.MODEL)
 
 
-def test_a_mesh_is_told_with_its_ranks_in_their_order(four_ranks: DeviceMesh) -> None:
+def test_a_mesh_is_reported_with_its_ranks_in_their_order(four_ranks: DeviceMesh) -> None:
     assert mesh_of(four_ranks) == Mesh(("dp", "tp"), (2, 2), FOUR)
     turned = DeviceMesh("cpu", [[3, 2], [1, 0]])
     assert mesh_of(turned) == Mesh(("dim0", "dim1"), (2, 2), (3, 2, 1, 0))

@@ -7,7 +7,7 @@ import pytest
 from distdiag.record.guard import Guard, WideGuard, guarded
 
 
-def test_what_a_block_raises_is_told_and_the_program_goes_on() -> None:
+def test_what_a_block_raises_is_reported_and_the_program_goes_on() -> None:
     reported: list[Exception] = []
     guard = Guard(reported.append)
     for text in ("one", "two"):  # one guard serves many blocks
@@ -38,7 +38,7 @@ def test_a_wide_guard_lets_nothing_through() -> None:
     assert [type(error) for error in reported] == [SystemExit]
 
 
-def test_who_is_told_may_raise_what_belongs_to_the_program() -> None:
+def test_who_is_reported_may_raise_what_belongs_to_the_program() -> None:
     def pass_on(error: Exception) -> None:
         raise error
 

@@ -7,7 +7,7 @@ import dataclasses
 from distdiag.record.signals import Signal, Signals
 
 
-def test_all_subscribers_are_told_in_their_order() -> None:
+def test_all_subscribers_are_reported_in_their_order() -> None:
     signal: Signal[int] = Signal()
     received: list[tuple[str, int]] = []
     signal.subscribe(lambda value: received.append(("first", value)))
@@ -16,7 +16,7 @@ def test_all_subscribers_are_told_in_their_order() -> None:
     assert received == [("first", 7), ("second", 7)]
 
 
-def test_who_unsubscribes_is_told_no_more_and_the_others_are() -> None:
+def test_who_unsubscribes_is_reported_no_more_and_the_others_are() -> None:
     signal: Signal[int] = Signal()
     one: list[int] = []
     other: list[int] = []
@@ -29,7 +29,7 @@ def test_who_unsubscribes_is_told_no_more_and_the_others_are() -> None:
     assert (one, other) == ([1], [1, 2])
 
 
-def test_a_function_is_told_once_however_often_it_subscribes() -> None:
+def test_a_function_is_reported_once_however_often_it_subscribes() -> None:
     class Listener:
         def __init__(self) -> None:
             self.received: list[int] = []
@@ -45,7 +45,7 @@ def test_a_function_is_told_once_however_often_it_subscribes() -> None:
     assert listener.received == [1]
 
 
-def test_who_subscribes_or_leaves_while_all_are_told_changes_nothing_for_the_others() -> None:
+def test_who_subscribes_or_leaves_while_all_are_reported_changes_nothing_for_the_others() -> None:
     signal: Signal[[]] = Signal()
     received: list[str] = []
 
@@ -62,7 +62,7 @@ def test_who_subscribes_or_leaves_while_all_are_told_changes_nothing_for_the_oth
     assert received == ["leaving", "staying", "staying", "late"]
 
 
-def test_nobody_is_told_while_a_signal_is_muted() -> None:
+def test_nobody_is_reported_while_a_signal_is_muted() -> None:
     signal: Signal[int] = Signal()
     received: list[int] = []
     signal.subscribe(received.append)

@@ -139,7 +139,7 @@ def test_ranks_that_nobody_told_of_at_the_start_are_silent_and_count(tmp_path):
     assert report.not_checked["ranks 1-2"] == "not observed: no agent runs there"
 
 
-def test_why_ranks_of_other_nodes_could_not_be_observed_is_told(tmp_path):
+def test_why_ranks_of_other_nodes_could_not_be_observed_is_reported(tmp_path):
     reporter = reporter_of(tmp_path, world=4)
     reporter.feed(CALL)
     reporter.problem = "nobody can listen"
@@ -228,7 +228,7 @@ def test_a_damaged_report_of_an_earlier_attempt_does_not_stop_the_next(tmp_path)
     assert report.run.attempts == 2
 
 
-def test_a_failure_of_the_monitor_is_told_with_its_traceback():
+def test_a_failure_of_the_monitor_is_reported_with_its_traceback():
     try:
         raise KeyError("gone")
     except KeyError as error:

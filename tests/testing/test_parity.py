@@ -67,7 +67,7 @@ def test_another_number_of_steps_differs():
     assert problem(losses(1.0, 1.0), losses(1.0)) is not None
 
 
-def test_replicas_that_disagree_are_told_before_anything_else():
+def test_replicas_that_disagree_are_reported_before_anything_else():
     assert replicas_problem({0: losses(1.0), 1: losses(1.0)}) is None
     assert "rank 1" in replicas_problem({0: losses(1.0), 1: losses(2.0)})
 

@@ -73,7 +73,7 @@ def test_a_carrier_that_gets_no_parcel_is_ended(tmp_path):
 
 
 @pytest.mark.skipif(any(Path("/dev").glob("nvidia[0-9]*")), reason="needs no GPU here")
-def test_without_a_usable_backend_the_reason_is_told(tmp_path):
+def test_without_a_usable_backend_the_reason_is_reported(tmp_path):
     carriage, meeting = plan_carriage("127.0.0.1", [(0,)], backend="nccl", deadline_s=PLENTY_S)
     carriers = Carriers(tmp_path, carriage, (0,), meeting=meeting)
     carriers.load({0: b"zero"})

@@ -162,7 +162,7 @@ def test_a_page_that_is_being_made_is_not_damaged(node):
     assert node.poll() == []
 
 
-def test_a_foreign_page_is_told_once_and_the_other_rank_is_read(node):
+def test_a_foreign_page_is_reported_once_and_the_other_rank_is_read(node):
     node.run_dir.status(0).write_bytes(b"something else" * 100)
     finish(node.rank(1)[0])
     first = node.poll(ProbeDisabled, Finished)
@@ -171,7 +171,7 @@ def test_a_foreign_page_is_told_once_and_the_other_rank_is_read(node):
     assert node.poll(ProbeDisabled) == []
 
 
-def test_a_damaged_record_is_told_once_and_the_rest_goes_on(node):
+def test_a_damaged_record_is_reported_once_and_the_rest_goes_on(node):
     recorder, _ = node.rank(0)
     node.poll()
     recorder._writer.append(b"\xc1 no MessagePack")
@@ -183,7 +183,7 @@ def test_a_damaged_record_is_told_once_and_the_rest_goes_on(node):
     assert isinstance(finished, Finished)
 
 
-def test_a_damaged_segment_is_told_once_and_the_page_still_speaks(node):
+def test_a_damaged_segment_is_reported_once_and_the_page_still_speaks(node):
     recorder, page = node.rank(0)
     with segment_path(node.run_dir.folder, 0, 0).open("r+b") as file:
         file.seek(16)
@@ -197,7 +197,7 @@ def test_a_damaged_segment_is_told_once_and_the_page_still_speaks(node):
     assert len(node.poll(Heartbeat)) == 1
 
 
-def test_segments_that_were_dropped_before_they_were_read_are_told(node):
+def test_segments_that_were_dropped_before_they_were_read_are_reported(node):
     recorder, _ = node.rank(0)
     number = call(recorder)
     recorder._writer._segment_bytes = 0  # every record opens a new segment
@@ -245,7 +245,7 @@ def test_a_page_that_vanished_does_not_end_the_watch(node):
     assert {type(event) for event in found} == {ProbeDisabled, Finished}
 
 
-def test_of_a_rank_without_an_agent_only_the_reason_is_told(tmp_path):
+def test_of_a_rank_without_an_agent_only_the_reason_is_reported(tmp_path):
     node = Node(tmp_path / "run")
     segment_path(node.run_dir.folder, 1, 0).write_text("not its own")
     node.run_dir.unobserved(1).write_text("its agent could not start: no room")

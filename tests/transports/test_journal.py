@@ -82,7 +82,7 @@ def test_a_record_that_was_cut_off_is_left_out(tmp_path, num_bytes):
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x02\x00\x00\x00\xc1\xc1"])
-def test_a_foreign_file_is_told_with_its_path(tmp_path, data):
+def test_a_foreign_file_is_reported_with_its_path(tmp_path, data):
     path = tmp_path / "journal"
     path.write_bytes(data)
     with pytest.raises(DamagedFileError, match=str(path)):

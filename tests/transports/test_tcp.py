@@ -142,7 +142,7 @@ def test_while_nothing_gets_through_memory_is_bounded_and_the_disk_has_the_rest(
     assert steps == list(range(500))
 
 
-def test_a_segment_that_was_dropped_before_it_could_be_sent_is_told(node):
+def test_a_segment_that_was_dropped_before_it_could_be_sent_is_reported(node):
     for step in range(3 * 110):
         node.ranks[2].event(ProbeDisabled, step=step, probe="p", reason="x" * 10_000)
     segment_path(node.run_dir.folder, 2, 1).unlink()
@@ -298,7 +298,7 @@ def test_ranks_that_a_node_watches_are_not_given_to_another(node):
     ("record", "reported"),
     [((2, b"\xc1"), [2]), ((3, b""), [3]), ((9, b"\x90"), [])],
 )
-def test_a_record_that_makes_no_sense_is_told_and_the_rest_is_taken(node, record, reported):
+def test_a_record_that_makes_no_sense_is_reported_and_the_rest_is_taken(node, record, reported):
     good = encode(StepEnd(rank=2, seq=0, time_ns=1, step=0, duration_s=0.1))
     with socket.create_connection((node.source.address.host, node.source.address.port)) as link:
         link.sendall(hello(node) + to_bytes(Batch(1, 0, True, (record, record, (2, good)))))

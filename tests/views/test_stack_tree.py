@@ -58,7 +58,7 @@ def test_the_odd_rank_parts_from_the_majority_below_the_last_common_frame():
     assert parting.odd_ranks == RankSet([3])
 
 
-def test_each_place_where_ranks_leave_the_majority_is_told_outermost_first():
+def test_each_place_where_ranks_leave_the_majority_is_reported_outermost_first():
     made = tree(dump(0), dump(1), dump(2), dump(3, EVALUATES), dump(4, path("module", "main")))
     outer, inner = parted(made)
     assert (outer.odd_ranks, inner.odd_ranks) == (RankSet([3]), RankSet([4]))

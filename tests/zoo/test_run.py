@@ -134,7 +134,7 @@ def test_an_unknown_entry_is_wrong_usage(capsys):
         (HUNG, "hung"),
     ],
 )
-def test_an_abort_at_exit_is_told_from_a_failure_of_the_script(run, how):
+def test_an_abort_at_exit_is_reported_from_a_failure_of_the_script(run, how):
     assert ending(run) == how
 
 

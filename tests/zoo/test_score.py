@@ -108,7 +108,7 @@ def test_of_a_conflict_both_sides_must_be_shown(changes, passed):
     assert score_bug(report(finding(ranks=(1,), **changes)), conflict, SCRIPT).passed is passed
 
 
-def test_the_finding_that_shows_both_sides_is_told_before_one_that_matches_otherwise():
+def test_the_finding_that_shows_both_sides_is_reported_before_one_that_matches_otherwise():
     conflict = msgspec.structs.replace(EXPECTATION, evidence_lines=((40,), (57,)))
     otherwise = finding(ranks=(1,), subjects=("head",), location=Location("bug.py", 40))
     both = finding(code="COL009", **shown_at(40, 57))

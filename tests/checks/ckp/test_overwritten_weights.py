@@ -87,7 +87,7 @@ def test_models_that_begin_after_the_save_are_no_candidates():
     assert len(found(*events)) == 1
 
 
-def test_gaps_are_told():
+def test_gaps_are_reported():
     assert "no weights were given" in aligned(SavedWeightsAligner).why(SavedWeightsView)
     assert "not observed" in aligned(SavedWeightsAligner, broken(0, "rank-states")).why(
         SavedWeightsView

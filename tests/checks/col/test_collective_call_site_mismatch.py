@@ -37,7 +37,7 @@ def test_a_rank_that_lags_by_a_call_of_its_own_is_likely_wrong():
     assert finding.location.line == 10
 
 
-def test_a_lag_that_a_guard_explains_is_told_as_the_guard(tmp_path):
+def test_a_lag_that_a_guard_explains_is_reported_as_the_guard(tmp_path):
     p = Program(
         tmp_path,
         """

@@ -53,7 +53,7 @@ GUARDED = """
     """
 
 
-def test_a_group_that_only_its_members_create_is_told_with_the_guard(tmp_path):
+def test_a_group_that_only_its_members_create_is_reported_with_the_guard(tmp_path):
     p = Program(tmp_path, GUARDED)
     job = Job(4)
     for rank in (2, 3):

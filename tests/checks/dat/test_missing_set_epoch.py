@@ -27,7 +27,7 @@ def test_an_order_that_comes_again_is_named_once_for_all_ranks():
     assert "DistributedSampler (seed 0, epoch 0, part 0 of 2)" in finding.message
 
 
-def test_a_rank_that_is_told_the_epoch_is_no_culprit():
+def test_a_rank_that_is_reported_the_epoch_is_no_culprit():
     (finding,) = judged(repeated(0), epoch_fed(1, ORDER, epoch=1, last_epoch=0))
     assert finding.ranks == RankSet([0])
 

@@ -152,7 +152,7 @@ def test_an_exit_in_a_loop_is_an_exit_with_its_status(tmp_path):
 
 
 @pytest.mark.parametrize("status", [-15, -9])
-def test_nothing_is_told_of_a_signal_until_it_is_known_whom_it_ends(status):
+def test_nothing_is_reported_of_a_signal_until_it_is_known_whom_it_ends(status):
     job = Job()
     die(job, 0, 5, status)
     job.set(0, idle_s=0.1)
@@ -180,7 +180,7 @@ def test_one_rank_that_somebody_ended_is_the_cause_of_what_the_others_meet():
     assert "rank 1 was ended by SIGTERM" in finding.message
 
 
-def test_a_rank_that_the_launcher_ends_after_an_error_about_a_peer_is_not_told():
+def test_a_rank_that_the_launcher_ends_after_an_error_about_a_peer_is_not_reported():
     job = Job()
     job.lose_peer(0, 4, "Timed out waiting 1000ms")
     die(job, 1, 5, -15)

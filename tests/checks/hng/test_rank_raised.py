@@ -77,7 +77,7 @@ def test_a_rank_that_cannot_reach_the_master_is_the_cause_and_not_a_consequence(
     assert codes(job.view()) == ["HNG001"]
 
 
-def test_who_waited_in_vain_for_a_rank_to_join_is_told_where_nothing_else_is_known():
+def test_who_waited_in_vain_for_a_rank_to_join_is_reported_where_nothing_else_is_known():
     job = Job()
     init = library("torch/distributed/distributed_c10d.py", "init_process_group")
     message = "wait timeout after 8 s"
@@ -171,7 +171,7 @@ def test_a_process_without_a_rank_is_called_by_its_name():
     assert finding.message.startswith("worker pid=7 raised ValueError: bad")
 
 
-def test_what_logs_tell_without_an_order_is_told_of_each():
+def test_what_logs_tell_without_an_order_is_reported_of_each():
     job = Job(2)
     job.fail(0, 5, LINE)
     job.fail(1, 5, Frame("train.py", 9, "main"), kind="KeyError")
@@ -181,7 +181,7 @@ def test_what_logs_tell_without_an_order_is_told_of_each():
     assert {f.grade for f in found} == {Grade.LIKELY}
 
 
-def test_a_lost_peer_is_told_only_where_nothing_else_is_known():
+def test_a_lost_peer_is_reported_only_where_nothing_else_is_known():
     job = Job(2)
     job.every()
     job.lose_peer(0, 5, CLOSED)

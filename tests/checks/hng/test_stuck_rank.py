@@ -251,7 +251,7 @@ def test_all_ranks_can_hold_their_own_gil():
 
 
 @pytest.mark.parametrize("name", [name for name in STUCK if STUCK[name][0] != "COL001"])
-def test_it_is_told_too_where_another_rank_creates_a_group_or_runs(tmp_path, name):
+def test_it_is_reported_too_where_another_rank_creates_a_group_or_runs(tmp_path, name):
     code, inner, state = STUCK[name]
     p = Program(tmp_path, SOURCE)
     job = Job()

@@ -20,14 +20,14 @@ def drifted(*tensors, check=DivergentRouterBias, **values):
     return findings(check, replicas(*tensors, moment=Moment.STEP, **values))
 
 
-def test_a_bias_that_ranks_update_by_counts_of_their_own_is_told():
+def test_a_bias_that_ranks_update_by_counts_of_their_own_is_reported():
     (finding,) = drifted(bias())
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([0, 1]))
     assert finding.subjects == ("moe.expert_bias",)
     assert "until step 1, and different before step 2" in finding.message
 
 
-def test_a_bias_whose_router_is_seen_to_be_trained_together_is_told():
+def test_a_bias_whose_router_is_seen_to_be_trained_together_is_reported():
     (finding,) = drifted(bias(), evidence=ReplicaEvidence.ROUTER)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
 
@@ -36,7 +36,7 @@ def test_other_buffers_may_differ():
     assert not drifted(bias(is_routing_bias=False))
 
 
-def test_a_bias_that_is_a_frozen_parameter_is_told_once():
+def test_a_bias_that_is_a_frozen_parameter_is_reported_once():
     assert drifted(bias(is_parameter=True))
     assert not drifted(bias(is_parameter=True), check=ReplicaDrift, kind=StepReplicas)
 

@@ -38,7 +38,7 @@ def test_splits_of_correct_programs_are_silent(parts):
     assert not findings(ExchangeMismatch, unfit(*parts))
 
 
-def test_tokens_that_do_not_come_back_are_told():
+def test_tokens_that_do_not_come_back_are_reported():
     (finding,) = findings(ExchangeMismatch, trip(there=((20, 20), (18, 18)), back=((8, 8), (9, 9))))
     assert finding.severity is Severity.WARNING
     assert "it sent 40 rows and gets 18 back; it got 36 rows and sends 16 back" in finding.message

@@ -37,7 +37,7 @@ def tabled(one, names=EXPERTS):
     return changed(one, mark)
 
 
-def test_experts_that_are_not_divided_are_told():
+def test_experts_that_are_not_divided_are_reported():
     (finding,) = judged(sample(0, 2.0, 1.0), sample(1, 2.0, 1.0))
     assert finding.severity is Severity.WARNING
     assert tuple(finding.ranks) == (0, 1)
@@ -53,7 +53,7 @@ def test_one_dense_parameter_is_enough_if_it_is_seen_often():
     assert not judged(samples[0])
 
 
-def test_experts_whose_gradients_were_not_all_read_are_told_by_the_others():
+def test_experts_whose_gradients_were_not_all_read_are_reported_by_the_others():
     samples = [only(DENSE, sample(step, 2.0, 1.0), EXPERTS[1:]) for step in range(2)]
     (finding,) = judged(*samples)
     assert "of the experts of" in finding.message
@@ -67,7 +67,7 @@ def test_tables_of_which_an_expert_was_not_looked_at_are_no_harm():
     assert "2 times as large" in finding.message
 
 
-def test_experts_that_are_divided_twice_are_told():
+def test_experts_that_are_divided_twice_are_reported():
     (finding,) = judged(sample(0, 2.0, 4.0))
     assert "2 times smaller" in finding.message
 
@@ -102,7 +102,7 @@ def test_looks_that_disagree_are_silent():
     assert not judged(sample(0, 2.0, 1.0), sample(1, 2.0, 2.0))
 
 
-def test_gradients_of_different_experts_that_are_added_up_are_told():
+def test_gradients_of_different_experts_that_are_added_up_are_reported():
     (finding,) = judged(sample(0, 2.0, 2.0, of_rank=lambda _: (0, 1)))
     assert finding.severity is Severity.WARNING
     assert "different experts" in finding.message
@@ -117,7 +117,7 @@ def test_what_passes_no_exchange_is_not_of_an_expert():
     assert not judged(replace(sample(0, 2.0, 1.0), exchanges=nothing))
 
 
-def test_how_gradients_were_combined_is_told_by_sums_alone():
+def test_how_gradients_were_combined_is_reported_by_sums_alone():
     found = combined_on([sample(0, 2.0, 1.0)], 0, DENSE.__contains__)
     assert found == Combined((0, 1), pytest.approx(2.0))
     local = combined_on([sample(0, 2.0, 1.0)], 1, lambda name: name not in DENSE)

@@ -16,13 +16,13 @@ def judged(*loads, **values):
 
 
 @pytest.mark.parametrize("load", [IDLE, PEAK], ids=["idle", "overloaded"])
-def test_what_is_uneven_at_each_look_is_told(load):
+def test_what_is_uneven_at_each_look_is_reported(load):
     (finding,) = judged(load, load, load)
     assert (finding.severity, finding.subjects) == (Severity.INFO, ("layers.0.gate",))
     assert f"{load.peak:.1f} times its share" in finding.evidence[0].summary
 
 
-def test_tokens_beyond_the_capacity_are_told_with_their_share():
+def test_tokens_beyond_the_capacity_are_reported_with_their_share():
     (finding,) = judged(*[Load(1.5, 0.0, 0.12)] * 3)
     assert finding.severity is Severity.INFO
     assert "drops tokens (up to 12% of the choices)" in finding.message

@@ -19,7 +19,7 @@ def judged(**values):
     return findings(LowPrecisionCounts, event)
 
 
-def test_counts_beyond_the_significand_are_told_with_the_limit():
+def test_counts_beyond_the_significand_are_reported_with_the_limit():
     (finding,) = judged()
     assert (finding.severity, finding.ranks) == (Severity.WARNING, RankSet([1]))
     assert finding.subjects == ("layers.0.moe",)

@@ -10,7 +10,7 @@ def judged(**values):
     return findings(LowPrecisionRouter, view(routing(**values)))
 
 
-def test_ties_of_a_coarse_type_are_told():
+def test_ties_of_a_coarse_type_are_reported():
     (finding,) = judged(dtype="bfloat16", tie_share=0.068)
     assert finding.severity is Severity.INFO
     assert "scores of bfloat16" in finding.message

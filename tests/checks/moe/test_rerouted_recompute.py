@@ -38,7 +38,7 @@ def test_activations_that_are_not_the_same_are_said_to_be_so():
     assert "given activations that are not quite the same" in finding.message
 
 
-def test_gates_that_draw_other_random_numbers_are_told_less_surely():
+def test_gates_that_draw_other_random_numbers_are_reported_less_surely():
     drawn = Rerouting(routing(is_recompute=True, chosen="others"), (routing(is_random=True),))
     (finding,) = judged(drawn)
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)

@@ -74,6 +74,6 @@ def test_what_did_not_come_from_rounding_is_fixed_by_a_seed(origin, words):
     assert "no rounding" in found.message
 
 
-def test_noise_that_a_router_is_told_to_draw_is_a_note():
+def test_noise_that_a_router_is_reported_to_draw_is_a_note():
     found = found_in(origin=Origin.DRAW, nature=Nature.MEANT, size=-1.0, ops=())
     assert (found.grade, found.severity) == (Grade.NOTE, Severity.INFO)

@@ -96,7 +96,7 @@ def test_one_step_is_a_note():
     assert finding.grade is Grade.NOTE
 
 
-def test_layers_are_told_together():
+def test_layers_are_reported_together():
     (finding,) = judged(*((0, {"layer": f"layers.{n}"}) for n in range(5)), num_injected=2)
     assert "layers.0, layers.1, layers.2 and 2 more" in finding.message
 

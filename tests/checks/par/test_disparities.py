@@ -100,7 +100,7 @@ def test_an_update_names_the_parameter_and_the_rates():
     assert found(Subject.UPDATE).severity is Severity.ERROR
 
 
-def test_copies_that_part_are_told_without_a_size():
+def test_copies_that_part_are_reported_without_a_size():
     nothing = {"measured": math.nan, "bound": 0.0, "ratio": math.inf, "factor": math.nan}
     difference = Difference(name="Net/a.weight", **nothing)
     finding = found(Subject.UPDATE, culprits=[1], difference=difference)

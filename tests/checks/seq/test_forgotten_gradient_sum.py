@@ -45,7 +45,7 @@ def judged(view):
         ("layers.0.norm.weight", "layers.3.norm.weight"),
     ],
 )
-def test_what_is_torn_out_of_a_layer_and_of_its_kind_is_told(names):
+def test_what_is_torn_out_of_a_layer_and_of_its_kind_is_reported(names):
     (finding,) = judged(sums(*names))
     assert (finding.subjects, finding.ranks) == (names, RankSet(PAIR))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
@@ -53,7 +53,7 @@ def test_what_is_torn_out_of_a_layer_and_of_its_kind_is_told(names):
     assert finding.location.line == 30
 
 
-def test_all_routers_are_told_where_there_are_experts_beside_them():
+def test_all_routers_are_reported_where_there_are_experts_beside_them():
     (finding,) = judged(sums(".gate.", names=[*NAMES, *EXPERTS]))
     assert finding.subjects == tuple(f"layers.{n}.gate.weight" for n in range(4))
 
@@ -73,7 +73,7 @@ def test_what_is_summed_now_and_then_may_be_meant():
     assert "more was sent between them in a later step" in finding.message
 
 
-def test_ranks_that_clip_the_rest_by_norms_of_their_own_are_told():
+def test_ranks_that_clip_the_rest_by_norms_of_their_own_are_reported():
     (finding,) = judged(sums("layers.2.norm.weight", drifted=frozenset(NAMES)))
     assert finding.subjects == ("layers.2.norm.weight",)
 
@@ -121,7 +121,7 @@ MEANT = {
 
 
 @pytest.mark.parametrize("name", MEANT)
-def test_what_may_be_meant_is_not_told(name):
+def test_what_may_be_meant_is_not_reported(name):
     assert not judged(MEANT[name])
 
 
@@ -199,14 +199,14 @@ def reported(*args, **values):
     return findings(ForgottenGradientSum, parts_view(*args, **values))
 
 
-def test_parameters_of_layers_that_work_on_parts_are_told():
+def test_parameters_of_layers_that_work_on_parts_are_reported():
     (finding,) = reported()
     assert finding.subjects == PARTS
     assert (finding.severity, finding.grade) == (Severity.ERROR, Grade.LIKELY)
     assert "gathered over these ranks for 4 others" in finding.evidence[0].summary
 
 
-def test_only_those_that_are_not_summed_are_told():
+def test_only_those_that_are_not_summed_are_reported():
     (finding,) = reported(summed=(*PARTS[:3], *OUTSIDE))
     assert finding.subjects == PARTS[3:]
 
@@ -215,7 +215,7 @@ def of_parts(**values):
     return {name: dict(values) for name in PARTS}
 
 
-def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
+def test_a_rank_that_has_not_reported_leaves_its_groups_unjudged():
     view = parts_view()
     for sample in view.samples:
         del sample.by_rank[1]
@@ -247,5 +247,5 @@ def test_a_rank_that_has_not_told_leaves_its_groups_unjudged():
         "what works on all tokens is summed",
     ],
 )
-def test_what_is_right_or_not_clear_is_not_told(values):
+def test_what_is_right_or_not_clear_is_not_reported(values):
     assert not reported(**values)

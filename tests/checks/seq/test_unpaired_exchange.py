@@ -28,7 +28,7 @@ def test_a_rank_that_differs_is_named_alone():
     assert "while rank 0 do" in finding.message
 
 
-def test_the_layer_that_is_wrong_is_told_from_the_one_that_is_right():
+def test_the_layer_that_is_wrong_is_reported_from_the_one_that_is_right():
     def two(number):
         return [
             passed(rank, number, use(rank, number),

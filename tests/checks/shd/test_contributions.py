@@ -41,7 +41,7 @@ def off_by_one(rank):
     return {**own(rank, 4), **mean()}
 
 
-def test_passes_after_the_one_that_was_reduced_are_told():
+def test_passes_after_the_one_that_was_reduced_are_reported():
     (finding,) = judged(all_alike(off_by_one, num_passes=4))
     assert (finding.code, finding.severity) == ("SHD021", Severity.ERROR)
     assert set(finding.subjects) == set(NAMES)
@@ -51,7 +51,7 @@ def test_passes_after_the_one_that_was_reduced_are_told():
     assert finding.location.line == 12
 
 
-def test_of_many_ranks_it_is_told_too():
+def test_of_many_ranks_it_is_reported_too():
     def coefficients_of(rank):
         return {**own(rank, 2), **mean(6)}
 
@@ -74,7 +74,7 @@ def test_one_step_alone_may_have_a_reason():
     ],
     ids=["mean", "local steps", "clipped", "weights by tokens", "one pass of several"],
 )
-def test_what_may_be_meant_is_not_told(coefficients_of):
+def test_what_may_be_meant_is_not_reported(coefficients_of):
     assert not judged(all_alike(coefficients_of, num_passes=4))
 
 
@@ -89,7 +89,7 @@ def test_shards_under_equal_names_are_the_ranks_own():
 # Ranks
 
 
-def test_a_rank_whose_work_is_thrown_away_is_told():
+def test_a_rank_whose_work_is_thrown_away_is_reported():
     (finding,) = judged(all_alike(lambda _: {(0, 0): 0.5, (1, 0): 0.5}, num_ranks=3))
     assert (finding.code, finding.severity, finding.grade) == (
         "SHD021",
@@ -99,7 +99,7 @@ def test_a_rank_whose_work_is_thrown_away_is_told():
     assert finding.ranks == RankSet([2])
 
 
-def test_a_split_into_groups_is_not_told():
+def test_a_split_into_groups_is_not_reported():
     assert not judged(
         all_alike(lambda rank: {(r, 0): 0.5 for r in ((0, 1), (2, 3))[rank // 2]}, num_ranks=4)
     )
@@ -119,7 +119,7 @@ def with_left(kept, factor=1.0):
 
 
 @pytest.mark.parametrize("factor", [1.0, 65536.0])
-def test_a_gradient_that_was_applied_before_is_told(factor):
+def test_a_gradient_that_was_applied_before_is_reported(factor):
     (finding,) = judged(with_left(1 / factor, factor))
     assert (finding.code, finding.severity) == ("SHD022", Severity.ERROR)
     assert "that step 0 has applied already" in finding.message
@@ -140,7 +140,7 @@ def late(rank, before, num_passes=2):
     return dict.fromkeys(NAMES, Mix(mean(), members=(0, 1), earlier=earlier))
 
 
-def test_a_pass_that_comes_a_step_late_is_told():
+def test_a_pass_that_comes_a_step_late_is_reported():
     (finding,) = judged(view(late, num_passes=2))
     assert (finding.code, finding.severity, finding.grade) == (
         "SHD021",
@@ -160,11 +160,11 @@ def test_whole_steps_that_come_late_may_be_meant():
     assert not judged(view(mixes, num_passes=2))
 
 
-def test_a_gradient_that_is_cleared_later_is_not_told():
+def test_a_gradient_that_is_cleared_later_is_not_reported():
     assert not judged(with_left(0.0))
 
 
-def test_another_gradient_that_was_there_is_not_told():
+def test_another_gradient_that_was_there_is_not_reported():
     left = (0.3, -0.4, 0.1, 0.2)
     mixes = {name: Mix(mean(), tuple(v * n for v in left)) for n, name in enumerate(NAMES, 1)}
     assert not judged(view(lambda *_: mixes))
@@ -173,7 +173,7 @@ def test_another_gradient_that_was_there_is_not_told():
 # Factors
 
 
-def test_a_loss_scale_that_nothing_was_multiplied_by_is_told():
+def test_a_loss_scale_that_nothing_was_multiplied_by_is_reported():
     shown = all_alike(lambda _: mean(factor=1 / 65536), loss_scale=65536.0, loss_factor=1.0)
     (finding,) = judged(shown)
     assert (finding.code, finding.severity) == ("SHD023", Severity.ERROR)
@@ -191,7 +191,7 @@ def test_a_loss_scale_that_nothing_was_multiplied_by_is_told():
     ],
     ids=["multiplied", "not known", "no scale", "not divided", "clipped as well"],
 )
-def test_a_loss_scale_that_is_used_or_not_known_is_not_told(factor, values):
+def test_a_loss_scale_that_is_used_or_not_known_is_not_reported(factor, values):
     assert not judged(all_alike(lambda _: mean(factor=factor), **values))
 
 
@@ -204,7 +204,7 @@ def odd(factor, names=NAMES[2:3], num_ranks=3, **values):
 
 
 @pytest.mark.parametrize(("factor", "words"), [(3.0, "3 times larger"), (1 / 3, "3 times smaller")])
-def test_a_parameter_that_is_averaged_twice_or_not_at_all_is_told(factor, words):
+def test_a_parameter_that_is_averaged_twice_or_not_at_all_is_reported(factor, words):
     (finding,) = judged(odd(factor))
     assert (finding.code, finding.severity, finding.subjects) == (
         "SHD023",
@@ -233,16 +233,16 @@ def sharded(givers):
     return view(mixes)
 
 
-def test_shards_that_one_rank_steps_alone_are_told():
+def test_shards_that_one_rank_steps_alone_are_reported():
     (finding,) = judged(sharded([own(0)] * 4 + [own(1)] * 4))
     assert (finding.code, finding.severity) == ("SHD004", Severity.ERROR)
     assert finding.ranks == RankSet([0, 1])
     assert set(finding.subjects) == set(NAMES)
 
 
-def test_shards_that_are_summed_are_not_told():
+def test_shards_that_are_summed_are_not_reported():
     assert not judged(sharded([mean()] * 8))
 
 
-def test_shards_that_one_rank_steps_for_all_are_told():
+def test_shards_that_one_rank_steps_for_all_are_reported():
     assert [finding.code for finding in judged(sharded([own(0)] * 8))] == ["SHD004"]

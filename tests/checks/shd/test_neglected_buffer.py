@@ -57,13 +57,13 @@ def test_a_bias_that_stays_and_counts_that_grow_are_a_warning():
     assert finding.message.endswith("at steps 0, 1, 2")
 
 
-def test_counts_that_others_set_back_before_the_step_are_told():
+def test_counts_that_others_set_back_before_the_step_are_reported():
     before = (MOVING, (0, 0, 0))
     buffers, _ = neglected(before, before, before, (MOVING, GROWING))
     assert buffers == {"b.counts": Neglect.RESET}
 
 
-def test_a_bias_that_differs_on_one_module_alone_is_told():
+def test_a_bias_that_differs_on_one_module_alone_is_reported():
     def apart(rank):
         return (0.5, 0.6 + rank, 0.7 + rank)
 
@@ -90,7 +90,7 @@ def test_modules_that_are_not_alike_are_not_compared(last):
     assert neglected(GOOD, GOOD, GOOD, (SAME, GROWING), **last) == ({}, ())
 
 
-def test_too_few_steps_and_probes_that_broke_are_told():
+def test_too_few_steps_and_probes_that_broke_are_reported():
     assert (
         aligned(WriteAligner).why(NeglectedBuffers)
         == "no model took three steps that were looked at"

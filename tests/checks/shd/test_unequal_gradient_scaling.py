@@ -42,7 +42,7 @@ def stages(*steps):
     return StageScalings((0, 1), factors, dict.fromkeys((0, 1), plain_site(7)))
 
 
-def test_stages_that_are_clipped_apart_are_told():
+def test_stages_that_are_clipped_apart_are_reported():
     (finding,) = findings(UnequalGradientScaling, stages((1.0, 0.2), (1.0, 0.5), (1.0, 1.0)))
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)
     assert finding.ranks == RankSet([0, 1])

@@ -82,7 +82,7 @@ def test_a_parameter_that_moves_later_is_taken_back():
     assert first.supersedes == second.supersedes
 
 
-def test_entries_that_are_one_parameter_are_told():
+def test_entries_that_are_one_parameter_are_reported():
     plans = [
         [shared(name) for name in ("a.weight", "b.weight")],
         [shared("a.weight", owners=()), shared("b.weight")],

@@ -70,7 +70,7 @@ def same_work(apart, equal):
     return findings(UnreducedGradient, view)
 
 
-def test_ranks_that_are_given_the_same_and_get_other_gradients_are_told():
+def test_ranks_that_are_given_the_same_and_get_other_gradients_are_reported():
     (finding,) = same_work(("first.weight", "second.weight"), ("norm.weight", "a", "b"))
     assert finding.subjects == ("first.weight", "second.weight")
     assert (finding.severity, finding.grade) == (Severity.WARNING, Grade.LIKELY)

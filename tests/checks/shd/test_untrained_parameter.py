@@ -39,7 +39,7 @@ def test_ranks_that_differ_where_copies_are_not_known_are_a_note():
     assert (finding.grade, finding.ranks) == (Grade.NOTE, RankSet([1]))
 
 
-def test_both_kinds_are_told_apart():
+def test_both_kinds_are_reported_apart():
     view = untrained(("a",), ("a", "b"), parted={"b": [0]})
     warning, note = findings(UntrainedParameter, view)
     assert (warning.subjects, note.subjects) == (("b",), ("a",))

@@ -19,7 +19,7 @@ HANG = """import torch, torch.distributed as dist
     dist.broadcast(torch.ones(5), 1)"""
 
 
-def test_pending_calls_of_a_stuck_rank_are_told(tmp_path):
+def test_pending_calls_of_a_stuck_rank_are_reported(tmp_path):
     with observed_script(tmp_path, HANG) as (process, run_dir, _):
         assert process.stdout.readline() == "stuck\n"
         request = FlightRequest(run_dir)
@@ -46,7 +46,7 @@ def test_pending_calls_of_a_stuck_rank_are_told(tmp_path):
         ),
     ],
 )
-def test_why_there_is_no_answer_is_told(tmp_path, body, expected):
+def test_why_there_is_no_answer_is_reported(tmp_path, body, expected):
     with observed_script(tmp_path, body) as (process, run_dir, _):
         is_held = "PyDLL" in body
         observed = FlightRequest(run_dir).observe_rank(0, process.pid, 1.0 if is_held else 30.0)
@@ -65,7 +65,7 @@ def test_why_there_is_no_answer_is_told(tmp_path, body, expected):
         ('{"entries": [' + "[" * 5000 + "]" * 5000 + "]}", "is damaged: "),
     ],
 )
-def test_damaged_answers_are_told(tmp_path, answer, expected):
+def test_damaged_answers_are_reported(tmp_path, answer, expected):
     run_dir = RunDir(tmp_path, 0)
     run_dir.folder.mkdir()
     run_dir.flight(0).write_text(answer)
@@ -95,12 +95,12 @@ def test_what_is_pending_is_what_neither_completed_nor_was_retired(tmp_path):
     assert observed.values["last"] == "nccl:send 0->1 7 of default_pg (scheduled)"
 
 
-def test_a_run_directory_that_is_gone_is_told(tmp_path):
+def test_a_run_directory_that_is_gone_is_reported(tmp_path):
     observed = FlightRequest(RunDir(tmp_path / "gone", 0)).observe_rank(0, 1, 1.0)
     assert "does not answer" in observed.error
 
 
-def test_an_answer_that_cannot_be_written_is_told(tmp_path):
+def test_an_answer_that_cannot_be_written_is_reported(tmp_path):
     with observed_script(tmp_path, "run_dir.flight(0).mkdir(); time.sleep(100)") as (
         process,
         run_dir,

@@ -165,7 +165,7 @@ def test_the_last_call_says_whether_it_has_ended():
     assert ends[0][0].state == "completed"
 
 
-def test_a_reduce_scatter_of_gloo_is_told_by_its_function_if_all_ranks_have_stacks():
+def test_a_reduce_scatter_of_gloo_is_reported_by_its_function_if_all_ranks_have_stacks():
     ranks = recorders(2, backend="gloo")
     for recorder in ranks:
         frames = recorder.call()["frames"]

@@ -68,7 +68,7 @@ def tell(driver, pids):
     return observed
 
 
-def test_each_rank_is_told_its_own_gpu_and_who_else_is_on_it():
+def test_each_rank_is_reported_its_own_gpu_and_who_else_is_on_it():
     me = os.getpid()
     driver = Driver(gpu(0, [(me, 1 << 30), (77, 2 << 30)]), gpu(1, [(me, 60 << 30)]))
     (observed,) = tell(driver, {5: me})
@@ -124,7 +124,7 @@ def test_where_processes_are_hidden_the_environment_tells_the_gpu(environment, e
         assert observed.error == "no GPU is known to be used by this process"
 
 
-def test_a_gpu_that_is_lost_is_told():
+def test_a_gpu_that_is_lost_is_reported():
     with running(SLEEP, env={**os.environ, "LOCAL_RANK": "1"}) as process:
         (observed,) = tell(Driver(gpu(0), None), {0: process.pid})
     assert observed.error == "GPU 1: GPU is lost"
@@ -144,7 +144,7 @@ def test_without_a_driver_this_is_said():
         }
 
 
-def test_another_failure_of_the_driver_is_told():
+def test_another_failure_of_the_driver_is_reported():
     driver = Driver()
 
     def fail():
@@ -181,7 +181,7 @@ def test_errors_are_found_in_the_kernels_log():
     assert parse_bus_id("00000000:3B:00.0") == first.bus_id
 
 
-def test_the_last_error_of_the_ranks_gpu_since_it_began_is_told(monkeypatch):
+def test_the_last_error_of_the_ranks_gpu_since_it_began_is_reported(monkeypatch):
     me = os.getpid()
     monkeypatch.setattr(nvml, "read_kernel_log", lambda: XIDS[:4])
     (observed,) = tell(Driver(gpu(0, [(me, 1)])), {0: me})

@@ -43,7 +43,7 @@ def test_the_first_failure_is_the_earliest():
     assert observed.summary == "the first failure that torchrun observed: killed by SIGKILL"
 
 
-def test_local_ranks_and_pids_are_told():
+def test_local_ranks_and_pids_are_reported():
     found = read(TorchelasticText(), sample("torchrun_killed.log"))
     assert {(d.rank, d.local_rank, d.pid) for d in found} == {(0, 0, 6331), (1, 1, 6332)}
 

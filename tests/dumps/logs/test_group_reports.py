@@ -57,7 +57,7 @@ def progress_of(run, rank):
         ("all_to_all_single", (64, 60), ((), ())),
     ],
 )
-def test_sizes_are_told_only_where_they_can_be_compared(op, numels, sizes):
+def test_sizes_are_reported_only_where_they_can_be_compared(op, numels, sizes):
     assert sizes_of(op, *numels) == sizes
 
 

@@ -39,7 +39,7 @@ def test_a_line_without_a_rank_is_kept_without_one():
     assert faults(FULL) == {None: ["nccl-shm-full"]}
 
 
-def test_the_text_and_the_file_are_told():
+def test_the_text_and_the_file_are_reported():
     event = only("step 1", f"[rank3]: {FULL}")
     assert (event.text, event.file, event.rank) == (FULL, "train.log", 3)
 

@@ -52,7 +52,7 @@ def test_without_a_prefix_the_rank_is_that_of_the_default_group():
     assert (event.values["seq"], event.values["last_completed"]) == (64088, 460630)
 
 
-def test_where_the_failed_collective_was_called_is_told():
+def test_where_the_failed_collective_was_called_is_reported():
     (event,) = events(NcclLog(), sample("nccl.log"))[3]
     location = [event.values[name] for name in ("file", "line", "function")]
     assert location == ["/home/me/train.py", 12, "train"]
@@ -154,7 +154,7 @@ def test_a_message(line, rank, source, values):
     assert only(line) == (rank, source, values)
 
 
-def test_a_message_that_is_repeated_is_told_once():
+def test_a_message_that_is_repeated_is_reported_once():
     line = "[rank0]: Ranks 1 failed to pass monitoredBarrier in 5000 ms"
     assert len(events(NcclLog(), text(*[line] * 1000))[0]) == 1
 

@@ -15,7 +15,7 @@ def look(path, text, tail=None):
         return (tail or StderrTail()).observe_rank(2, process.pid, 5.0)
 
 
-def test_the_last_lines_are_told(tmp_path):
+def test_the_last_lines_are_reported(tmp_path):
     path = tmp_path / "stderr.log"
     observed = look(path, r"b'one\ntwo\n[rank2]: NCCL WARN timeout\n\n'")
     assert (observed.rank, observed.source, observed.error) == (2, "stderr", "")
@@ -27,7 +27,7 @@ def test_the_last_lines_are_told(tmp_path):
     }
 
 
-def test_an_empty_stderr_is_told(tmp_path):
+def test_an_empty_stderr_is_reported(tmp_path):
     observed = look(tmp_path / "stderr.log", "b''")
     assert (observed.summary, observed.values["tail"]) == ("stderr is empty", "")
 
@@ -59,7 +59,7 @@ def test_a_pipe_or_a_terminal_is_no_file():
         assert error.startswith("stderr is no file but /dev/null (")
 
 
-def test_a_closed_stderr_is_told():
+def test_a_closed_stderr_is_reported():
     code = "import os, time; os.close(2); print('ready', flush=True); time.sleep(100)"
     with running(code) as process:
         error = StderrTail().observe_rank(0, process.pid, 5.0).error

@@ -51,7 +51,7 @@ def test_prefixes_of_torchrun_change_nothing():
     assert {d.rank: d.local_rank for d in read(TracebackText(), tee)} == {0: 0, 1: 1}
 
 
-def test_where_only_the_local_rank_is_known_it_is_told():
+def test_where_only_the_local_rank_is_known_it_is_reported():
     found = read(TracebackText(), sample("torchrun_recorded.log"))
     # The summary repeats the traceback among the fields of the rank.
     assert [(dump.rank, dump.local_rank) for dump in found] == [(None, 1), (1, 1)]

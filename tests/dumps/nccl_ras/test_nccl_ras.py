@@ -250,7 +250,7 @@ def test_an_older_nccl_answers_in_text():
     assert server.commands[-1] == "VERBOSE STATUS"
 
 
-def test_a_healthy_job_is_told_to_be_healthy():
+def test_a_healthy_job_is_reported_to_be_healthy():
     report = answer(([rank(0, 0), rank(1, 0)], []), ([rank(0, 0)], []))
     (observed,) = observe(Server(json.dumps(report)), lambda pid: {0: pid})
     assert observed.summary == "NCCL 2.29.2 sees 2 communicators, all equal"
@@ -337,19 +337,19 @@ def test_a_process_that_does_not_greet_is_left_for_another(monkeypatch):
     ],
     ids=["somebody else", "cut", "foreign", "closed"],
 )
-def test_wrong_answers_are_told(server, expected):
+def test_wrong_answers_are_reported(server, expected):
     (observed,) = observe(server, lambda pid: {0: pid})
     assert expected in observed.error
     assert observed.values == {}
 
 
-def test_no_answer_is_told(monkeypatch):
+def test_no_answer_is_reported(monkeypatch):
     monkeypatch.setattr(nccl_ras, "GREETING_S", 0.2)
     (observed,) = observe(Server("", silent=9), lambda pid: {0: pid}, timeout_s=0.5)
     assert observed.error.endswith(" gave no answer within 0.5 s")
 
 
-def test_a_port_where_nobody_listens_is_told():
+def test_a_port_where_nobody_listens_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with process_of(address) as pid:
@@ -358,13 +358,13 @@ def test_a_port_where_nobody_listens_is_told():
     assert error.startswith(f"nobody listens at {address}: NCCL is not in use")
 
 
-def test_ras_that_is_switched_off_is_told():
+def test_ras_that_is_switched_off_is_reported():
     with process_of("127.0.0.1:1", NCCL_RAS_ENABLE="0") as pid:
         (observed,) = NcclRas().observe({0: pid}, 5.0)
     assert observed.error == "NCCL RAS is off: NCCL_RAS_ENABLE is 0"
 
 
-def test_an_address_that_is_none_is_told():
+def test_an_address_that_is_none_is_reported():
     with process_of("nowhere") as pid:
         (observed,) = NcclRas().observe({0: pid}, 5.0)
     assert observed.error.startswith("NCCL at nowhere: ")

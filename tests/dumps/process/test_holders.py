@@ -226,7 +226,7 @@ def _at(site, path, action=FileAction.TEST, **values):
     )
 
 
-def test_of_a_process_that_is_gone_nothing_is_told():
+def test_of_a_process_that_is_gone_nothing_is_reported():
     with running(SLEEP) as process:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

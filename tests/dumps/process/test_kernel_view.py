@@ -50,7 +50,7 @@ def test_a_lock_on_a_file_names_the_file_and_its_file_system(tmp_path):
     assert str(call) == f"flock of {path} ({call.file_system})"
 
 
-def test_a_socket_is_told_by_its_two_ends():
+def test_a_socket_is_reported_by_its_two_ends():
     code = (
         "import socket, sys\n"
         "peer = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
@@ -82,7 +82,7 @@ def test_a_process_that_computes_is_running():
     assert "syscall" not in observed.values
 
 
-def test_a_stopped_process_is_told():
+def test_a_stopped_process_is_reported():
     with running(READY + "import time; time.sleep(100)") as process:
         os.kill(process.pid, signal.SIGSTOP)
         observed = until(lambda: look(process), lambda seen: seen.values["state"] == "T")
@@ -99,14 +99,14 @@ if not libc.vfork():
 """
 
 
-def test_uninterruptible_sleep_is_told():
+def test_uninterruptible_sleep_is_reported():
     with running(UNINTERRUPTIBLE) as process:
         observed = until(lambda: look(process), lambda seen: seen.values["state"] == "D")
     assert "in uninterruptible sleep" in observed.summary
     assert observed.summary.endswith("; mostly a file system or a device that does not answer")
 
 
-def test_a_thread_in_uninterruptible_sleep_is_told():
+def test_a_thread_in_uninterruptible_sleep_is_reported():
     code = (
         "import ctypes, os, threading, time\n"
         "libc = ctypes.CDLL(None)\n"
@@ -160,7 +160,7 @@ def test_a_monitor_that_is_a_child_does_not_tell_of_itself():
         assert process.stdout.readline() == "1\n"
 
 
-def test_a_debugger_is_told():
+def test_a_debugger_is_reported():
     code = (
         "import ctypes, sys, time\n"
         "libc = ctypes.CDLL(None)\n"

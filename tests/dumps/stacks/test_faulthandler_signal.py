@@ -103,7 +103,7 @@ def test_another_process_gets_no_signal(tmp_path):
         assert error == "another process of the rank has prepared the signal"
 
 
-def test_what_is_missing_or_damaged_is_told(tmp_path):
+def test_what_is_missing_or_damaged_is_reported(tmp_path):
     run_dir = RunDir(tmp_path, 0)
     run_dir.folder.mkdir()
     source = FaulthandlerSignal(run_dir, None)

@@ -119,7 +119,7 @@ def test_a_native_pass_leaves_a_process_stopped_that_was_stopped(tmp_path):
         assert comes_to(process.pid, "T")
 
 
-def test_a_native_pass_that_fails_is_told():
+def test_a_native_pass_that_fails_is_reported():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert PySpyNative(None).dump(process.pid, 0, 5.0).error == "the process is gone"
@@ -146,7 +146,7 @@ def test_a_process_that_is_not_python_is_an_error_in_one_line():
         ("echo '[{\"frames\": 3}]' #", "Expected `array`, got `int`"),
     ],
 )
-def test_every_failure_is_told(tmp_path, program, expected):
+def test_every_failure_is_reported(tmp_path, program, expected):
     fake = tmp_path / "py-spy"
     fake.write_text(f"#!/bin/sh\nexec 3>&-\n{program}\n")
     fake.chmod(0o755)
@@ -155,7 +155,7 @@ def test_every_failure_is_told(tmp_path, program, expected):
     assert stacks.threads == ()
 
 
-def test_a_missing_program_is_told(tmp_path):
+def test_a_missing_program_is_reported(tmp_path):
     assert "No such file" in PySpy(None, program=str(tmp_path / "none")).dump(1, 0, 1.0).error
 
 

@@ -48,7 +48,7 @@ def test_helpers_beside_ranks_are_left_out():
     assert [dump.pid for dump in dumps(*(rank(n, t) for n, t in enumerate(titles)))] == [0, 1]
 
 
-def test_a_helper_alone_is_told_as_such():
+def test_a_helper_alone_is_reported_as_such():
     (dump,) = dumps(worker(8))
     assert dump.events[0].error == "it is a worker of a data loader, and no rank"
 

@@ -146,7 +146,9 @@ def test_a_late_rank_is_no_hang_because_of_another_finding():
 
 
 @pytest.mark.parametrize(("hang_timeout_s", "none_s", "hung_s"), [(15.0, 14, 4), (None, 290, 15)])
-def test_ranks_that_all_stand_before_the_first_collective_are_told(hang_timeout_s, none_s, hung_s):
+def test_ranks_that_all_stand_before_the_first_collective_are_reported(
+    hang_timeout_s, none_s, hung_s
+):
     job = Job(hang_timeout_s=hang_timeout_s)
     job.passes(none_s, cpu={0: 0.01, 1: 0.01}, at={0: BATON, 1: BATON})
     assert job.codes == []

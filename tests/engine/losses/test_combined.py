@@ -58,14 +58,14 @@ def test_copies_are_no_other_data():
     assert views[-1].windows[0].divisor == 1.0
 
 
-def test_a_step_is_shown_when_all_have_told_the_next_one():
+def test_a_step_is_shown_when_all_have_reported_the_next_one():
     first, second = all_of(0), all_of(1)
     assert not shown(*first, ends=False)
     assert len(shown(*first, *second, ends=False)) == 1
     assert [len(view.windows) for view in shown(*first, *second)] == [1, 2, 2]
 
 
-def test_who_shares_sequences_is_told():
+def test_who_shares_sequences_is_reported():
     views = shown(*all_of(0), *both(0))
     ((sequences,),) = [view.sequences for view in views[-1:]]
     assert sequences.ranks == RankSet([0, 1])

@@ -127,7 +127,7 @@ def sums(rank):
     return sample(0, 2.0, 1.0).by_rank[rank]
 
 
-def test_a_step_is_shown_when_all_ranks_have_told():
+def test_a_step_is_shown_when_all_ranks_have_reported():
     events = [issued(0, 11, "all_to_all_single"), issued(0, 3, "all_reduce"), sums(0)]
     assert not gradients(*events, ends=False).views
     (view, *_), gaps, _ = gradients(*events, sums(1), ends=False)
@@ -138,12 +138,12 @@ def test_a_step_is_shown_when_all_ranks_have_told():
     assert GradientView not in gaps
 
 
-def test_what_not_all_ranks_have_told_is_shown_at_the_end():
+def test_what_not_all_ranks_have_reported_is_shown_at_the_end():
     (view,), _, _ = gradients(sums(1))
     assert list(view.ranks) == [1]
 
 
-def test_it_is_told_when_nothing_was_exchanged_or_a_rank_is_blind():
+def test_it_is_reported_when_nothing_was_exchanged_or_a_rank_is_blind():
     events = [sums(0), sums(1)]
     assert "all-to-all" in gradients(*events).why(GradientView)
     assert "rank 1" in gradients(*events, broken(1, "gradient-sums")).why(GradientView)

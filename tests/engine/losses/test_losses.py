@@ -13,7 +13,7 @@ def fed(*events, world=2):
     return [view for view in map(windows.add, events) if view is not None]
 
 
-def test_a_step_is_shown_when_all_ranks_have_told_it_with_those_before():
+def test_a_step_is_shown_when_all_ranks_have_reported_it_with_those_before():
     first, second = fed(
         reported(0, [mean(3)]),
         reported(0, [mean(4)], 1),

@@ -55,7 +55,7 @@ def test_matrices_before_the_layer_are_apart_and_those_after_it_are_not():
     ],
     ids=["summed later", "filled with zeros"],
 )
-def test_others_are_not_told(mix):
+def test_others_are_not_reported(mix):
     assert not same_work_view("Net", PAIR, known(**{"first.weight": mix})).apart
 
 

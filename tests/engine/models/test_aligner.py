@@ -252,7 +252,7 @@ def fed(*events):
     return [found for event in events for found in streams.add(event)]
 
 
-def test_a_draw_is_shown_when_all_ranks_of_the_mesh_have_told_it():
+def test_a_draw_is_shown_when_all_ranks_of_the_mesh_have_reported_it():
     assert not fed(draw(0, "a"))
     (found,) = fed(draw(0, "a"), draw(1, "b"))
     assert {rank: event.digest for rank, event in found.by_rank.items()} == {0: "a", 1: "b"}

@@ -16,7 +16,7 @@ from tests.engine.models.copies import LATE, all_fed, copies, fed, reported, sta
 # Plans
 
 
-def test_plans_are_shown_when_the_last_rank_has_told_its_own():
+def test_plans_are_shown_when_the_last_rank_has_reported_its_own():
     plans = copies((0, 1, 2))
     events = [plan_event(rank, plans) for rank in (2, 0, 1)]
     models = Models()
@@ -242,7 +242,7 @@ def test_a_bias_by_which_experts_are_chosen_is_compared_at_each_step():
     assert view.alike_at == 0
 
 
-def test_a_parameter_that_was_alike_is_told_from_a_buffer_that_never_was():
+def test_a_parameter_that_was_alike_is_reported_from_a_buffer_that_never_was():
     models = Models()
     plans = [*copies(names="w"), *copies(names=("seed",), is_parameter=False)]
     fed(models, *[plan_event(rank, plans) for rank in (0, 1)])
@@ -374,7 +374,7 @@ def test_zeros_against_values_are_no_rounding():
     assert Disagreement(plan(), {0: ZEROS, 1: content(0.5)}).difference >= 1.0
 
 
-def test_the_last_step_at_which_all_were_alike_is_told():
+def test_the_last_step_at_which_all_were_alike_is_reported():
     models, alike = reported(names="a"), [(0.1,), (0.1,)]
     for step in (0, 1, 2):
         assert not fed(models, *states(alike, moment=Moment.STEP, step=step))

@@ -128,7 +128,7 @@ def steps(*fields, world=2):
     return [each for each in found if each is not None], list(optimizers.rest())
 
 
-def test_a_step_is_shown_when_all_ranks_have_told_it():
+def test_a_step_is_shown_when_all_ranks_have_reported_it():
     (alignment,), rest = steps({"rank": 1}, {"rank": 0})
     assert alignment.key == ("AdamW", 3)
     assert alignment.present_ranks == RankSet([0, 1])

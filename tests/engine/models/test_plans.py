@@ -90,7 +90,7 @@ def test_a_pattern_that_another_rank_or_another_part_matches_is_no_defect():
     assert not found(*ranks, applied(0, line=9, moe=0), applied(0, line=9, moe=1))
 
 
-def test_a_pattern_that_matches_nowhere_is_told_for_each_line():
+def test_a_pattern_that_matches_nowhere_is_reported_for_each_line():
     reported = [applied(rank, line=line, gone=0, up=2) for rank in PAIR for line in (3, 9)]
     assert found(*reported) == [("SHD014", ["gone"])] * 2
 

@@ -129,7 +129,7 @@ def test_nobody_is_brought_together_by(small):
     assert finding.severity is Severity.WARNING
 
 
-def test_an_average_counts_though_it_is_told_before_what_the_models_hold():
+def test_an_average_counts_though_it_is_reported_before_what_the_models_hold():
     (finding,) = found(call(64), *samples(drifting), *steps(8), *ends())
     assert finding.severity is Severity.INFO
 
@@ -259,7 +259,7 @@ def test_a_bias_is_compared_where_the_router_stays_the_same_while_it_is_trained(
     )
 
 
-def test_it_is_told_once():
+def test_it_is_reported_once():
     later = [[moved(0.3), 0.1], [moved(0.3), 0.2]]
     assert len(views(biased(), [[moved(0.1), 0.0]] * 2, later, later)) == 1
 

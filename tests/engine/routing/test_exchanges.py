@@ -17,7 +17,7 @@ def exchanged(*events, ends=True):
     return aligned(ExchangeAligner, *events, checks=checks, ends=ends)
 
 
-def test_a_contradiction_is_told_before_the_exchange_ends():
+def test_a_contradiction_is_reported_before_the_exchange_ends():
     parts = exchange(0, (6, 6), (6, 6), even=True), exchange(1, (8, 8), (8, 8), even=True)
     assert found(*parts, ends=False) == ["MOE011"]
     parts = exchange(0, (4, 5), (4, 3)), exchange(1, (2, 4), (5, 4))

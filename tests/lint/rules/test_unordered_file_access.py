@@ -130,7 +130,7 @@ def test_correct_programs_are_silent(marked, program):
     assert not marked("BAR001", program)
 
 
-def test_the_write_and_its_condition_are_told(lint):
+def test_the_write_and_its_condition_are_reported(lint):
     (found,) = lint("BAR001", FOUND["written and read"])
     assert "torch.save in line 9 under `rank == 0`" in found.message
     assert [place.line for place in found.related] == [9]

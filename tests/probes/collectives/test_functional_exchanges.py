@@ -32,7 +32,7 @@ def layout(name):
         ([0, 0], [4, 0], "uneven", -1),
     ],
 )
-def test_an_all_to_all_is_told_by_its_splits(received, sent, public, peer):
+def test_an_all_to_all_is_reported_by_its_splits(received, sent, public, peer):
     given = layout("all_to_all_single").read((ROWS, received, sent, GROUP), {})
     assert (given.public, given.peer) == (public, peer)
     assert given.tensors == (ROWS,)
@@ -47,7 +47,7 @@ def test_an_all_to_all_is_told_by_its_splits(received, sent, public, peer):
         ("all_reduce_", (ROWS, "sum", GROUP), "all_reduce"),
     ],
 )
-def test_others_are_told_as_those_of_process_groups(name, args, public):
+def test_others_are_reported_as_those_of_process_groups(name, args, public):
     given = layout(name).read(args, {})
     assert (given.public, given.peer, given.tensors) == (public, -1, (ROWS,))
 

@@ -112,7 +112,7 @@ def test_an_evaluation_is_not_counted_among_the_passes_of_training(observed: Obs
     assert [reported.number for reported in passes(observed) if reported.is_training] == [0, 1]
 
 
-def test_a_pass_that_is_ended_early_is_told_so(observed: Observed) -> None:
+def test_a_pass_that_is_ended_early_is_reported_so(observed: Observed) -> None:
     observed.install("steps", "data")
 
     for _ in loader():

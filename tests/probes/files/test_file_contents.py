@@ -10,7 +10,7 @@ from distdiag.probes.files import log as file_contents
 from distdiag.probes.files.log import BLOCK, LARGEST_CONTENT, content_of, digest_of
 
 
-def test_a_small_file_is_told_by_its_size_and_its_blocks(tmp_path: Path) -> None:
+def test_a_small_file_is_reported_by_its_size_and_its_blocks(tmp_path: Path) -> None:
     data = bytes(range(256)) * 20
     (tmp_path / "a").write_bytes(data)
 

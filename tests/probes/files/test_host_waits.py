@@ -58,7 +58,7 @@ def seen(observed: Observed) -> list[str]:
     ]
 
 
-def test_a_device_that_is_done_is_told_before_the_access(
+def test_a_device_that_is_done_is_reported_before_the_access(
     device: Device, watched: Observed, folder: Path
 ) -> None:
     path = folder / "data.txt"
@@ -70,7 +70,9 @@ def test_a_device_that_is_done_is_told_before_the_access(
     assert seen(watched) == ["start", "open", "torch.cuda.Event.query", "open"]
 
 
-def test_it_is_told_before_other_ranks_are_told_anything(device: Device, watched: Observed) -> None:
+def test_it_is_reported_before_other_ranks_are_reported_anything(
+    device: Device, watched: Observed
+) -> None:
     watched.signals.work_waited.emit()
     device.is_done = True
     watched.signals.before_sync.emit()

@@ -16,7 +16,7 @@ from distdiag.probes.files.open_files import (
 )
 
 
-def test_ends_are_told_once_and_those_of_locks_last() -> None:
+def test_ends_are_reported_once_and_those_of_locks_last() -> None:
     reported: list[str] = []
     is_open = {"lock": True, "a": True, "b": True}
     files = OpenFiles()

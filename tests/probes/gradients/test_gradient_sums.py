@@ -110,7 +110,7 @@ def test_passes_whose_gradients_accumulate_are_added_up(observed):
     assert all(value == pytest.approx(1.0, rel=1e-3) for value in ratios(event).values())
 
 
-def test_of_many_passes_the_first_and_the_last_are_told_apart(observed):
+def test_of_many_passes_the_first_and_the_last_are_reported_apart(observed):
     observed.install()
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -123,7 +123,7 @@ def test_of_many_passes_the_first_and_the_last_are_told_apart(observed):
     assert all(value == pytest.approx(1.0, rel=1e-3) for value in ratios(event).values())
 
 
-def test_a_gradient_that_is_left_over_is_told(observed):
+def test_a_gradient_that_is_left_over_is_reported(observed):
     observed.install()
     net = Net()
     net.first.weight.grad = torch.ones(4, 4)
@@ -133,7 +133,7 @@ def test_a_gradient_that_is_left_over_is_told(observed):
     assert set(left.values()) == {False}
 
 
-def test_parameters_behind_an_exchange_and_its_factor_are_told(observed):
+def test_parameters_behind_an_exchange_and_its_factor_are_reported(observed):
     observed.install()
     train(Net(scale=0.5))
     _, back, there = reported(observed)[0].nodes

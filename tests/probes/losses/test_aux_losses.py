@@ -86,7 +86,7 @@ def trained(observed: Observed, layer: Layer, *, adds: bool = False) -> AuxLoss:
         (thrown, True, 1, 1),
     ],
 )
-def test_it_is_told_whether_a_gradient_comes_by(
+def test_it_is_reported_whether_a_gradient_comes_by(
     finish: Callable[[Tensor, Tensor], Tensor],
     adds: bool,
     num_injected: int,
@@ -99,7 +99,7 @@ def test_it_is_told_whether_a_gradient_comes_by(
     assert event.step == 0
 
 
-def test_the_coefficient_of_the_module_is_told(observed: Observed) -> None:
+def test_the_coefficient_of_the_module_is_reported(observed: Observed) -> None:
     layer = Layer(plain)
     layer.aux_loss_coef = 0.01
     assert trained(observed, layer).coefficient == "aux_loss_coef = 0.01"

@@ -78,7 +78,7 @@ def factors(term: AuxTerm) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("aux", [switch, summed, z_loss])
-def test_the_factors_of_an_auxiliary_loss_are_told(
+def test_the_factors_of_an_auxiliary_loss_are_reported(
     aux: Callable[[Tensor, Tensor], Tensor], observed: Observed
 ) -> None:
     found = read(observed, lambda x, *scores: (entropy(x) + COEFFICIENT * aux(*scores)) * 2)
@@ -147,7 +147,7 @@ def test_an_injected_loss_with_a_scale_of_its_own_is_left_out(
     assert read(observed, lambda x, *_: entropy(x), Injecting()).aux == ()
 
 
-def test_a_mean_over_layers_is_told_from_a_division(observed: Observed) -> None:
+def test_a_mean_over_layers_is_reported_from_a_division(observed: Observed) -> None:
     found = read(
         observed,
         lambda x, *scores: entropy(x) + COEFFICIENT * torch.stack([switch(*scores)] * 2).mean(),

@@ -96,7 +96,7 @@ def test_what_each_token_weighs_is_read(name: str, observed: Observed) -> None:
     assert (found.num_counted, found.num_elements, found.num_rows) == (NUM, 12, ROWS)
 
 
-def test_factors_are_told_from_the_root_on(observed: Observed) -> None:
+def test_factors_are_reported_from_the_root_on(observed: Observed) -> None:
     (found,) = passes(
         observed, lambda x: (F.cross_entropy(*flat(x), reduction="sum") / 8 + x.norm()) / 4 * 2
     )
@@ -105,7 +105,7 @@ def test_factors_are_told_from_the_root_on(observed: Observed) -> None:
     assert reported == [("*", 2.0, 1), ("/", 4.0, 2), ("/", 8.0, 1)]
 
 
-def test_losses_without_tokens_are_told_as_such(observed: Observed) -> None:
+def test_losses_without_tokens_are_reported_as_such(observed: Observed) -> None:
     found = passes(
         observed,
         lambda x: F.mse_loss(x, torch.zeros_like(x)) / 2,
@@ -161,7 +161,7 @@ def test_what_is_not_clear_is_left_alone(name: str, observed: Observed) -> None:
     assert passes(observed, UNREAD[name]) == (None,)
 
 
-def test_a_rank_without_a_token_is_told(observed: Observed) -> None:
+def test_a_rank_without_a_token_is_reported(observed: Observed) -> None:
     nothing = torch.full((12,), IGNORED)
     (found,) = passes(observed, lambda x: F.cross_entropy(x.reshape(-1, VOCAB), nothing))
     assert found is not None

@@ -43,7 +43,9 @@ def layer(fake_group: None) -> Layer:
     return Layer()
 
 
-def test_a_number_that_the_mesh_divides_while_the_weights_are_whole_is_told(layer: Layer) -> None:
+def test_a_number_that_the_mesh_divides_while_the_weights_are_whole_is_reported(
+    layer: Layer,
+) -> None:
     counts = HeadCounts()
     assert divided(counts, layer) == {}
 

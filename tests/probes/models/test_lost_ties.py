@@ -36,14 +36,14 @@ def copies(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def test_what_a_move_from_meta_parts_is_told(ties):
+def test_what_a_move_from_meta_parts_is_reported(ties):
     with torch.device("meta"):
         model = Tied()
     model.to_empty(device="cpu")
     assert parted(ties, model) == [Untied("embed.weight", "to_empty")]
 
 
-def test_what_is_assigned_is_told(ties):
+def test_what_is_assigned_is_reported(ties):
     model = Tied()
     model.load_state_dict(copies(model), assign=True)
     assert parted(ties, model) == [Untied("embed.weight", "load_state_dict")]
@@ -71,7 +71,7 @@ def test_what_the_program_parts_itself_is_not(ties):
     assert parted(ties, model) == []
 
 
-def test_what_a_function_parts_in_between_is_told(ties):
+def test_what_a_function_parts_in_between_is_reported(ties):
     models = [Tied(), Tied()]
     ties.begin(models[0])
     for model in models:

@@ -130,7 +130,7 @@ def run_copy(observed: Observed, after: Callable[..., None], *, copied: nn.Modul
     return [(each.copied, each.copied_model) for each in observed.events(OptimizerState)]
 
 
-def test_a_copy_that_has_the_gradients_and_never_changes_is_told(observed: Observed) -> None:
+def test_a_copy_that_has_the_gradients_and_never_changes_is_reported(observed: Observed) -> None:
     observed.install("steps")
     found = run_copy(observed, lambda *_: None, copied=copy.deepcopy(nn.Linear(2, 2)))
     assert found == [((), ""), *[(("weight", "bias"), "Linear 1 of 2")] * 2]
@@ -221,7 +221,7 @@ def test_an_optimizer_counts_its_own_steps(observed: Observed) -> None:
     assert [event.step for event in observed.events(OptimizerState)] == [0, 1, 0, 1]
 
 
-def test_the_ranks_that_keep_its_model_together_are_told(observed: Observed) -> None:
+def test_the_ranks_that_keep_its_model_together_are_reported(observed: Observed) -> None:
     observed.install("steps")
     train(fsdp2(nn.Sequential(nn.Linear(2, 4))))
     assert (only(observed).optimizer, only(observed).members) == ("SGD of FSDP2 Sequential", (0, 1))

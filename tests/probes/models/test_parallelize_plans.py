@@ -45,7 +45,7 @@ def end_step(observed: Observed) -> None:
     observed.signals.step_ended.emit()
 
 
-def test_each_pattern_is_told_with_what_it_matches(observed: Observed) -> None:
+def test_each_pattern_is_reported_with_what_it_matches(observed: Observed) -> None:
     observed.install("parallelize-plans")
     plan = {"layers.*.wq": tp.ColwiseParallel(), "layers.1.wo": tp.RowwiseParallel()}
 
@@ -62,7 +62,7 @@ def test_each_pattern_is_told_with_what_it_matches(observed: Observed) -> None:
     assert event.patterns[0].wanted == "ColwiseParallel"
 
 
-def test_a_pattern_without_a_match_is_told_with_what_is_there(observed: Observed) -> None:
+def test_a_pattern_without_a_match_is_reported_with_what_is_there(observed: Observed) -> None:
     observed.install("parallelize-plans")
     with pytest.warns(UserWarning):
         tp.parallelize_module(model(), mesh(), {"layers.*.wk": tp.ColwiseParallel()})
@@ -71,7 +71,7 @@ def test_a_pattern_without_a_match_is_told_with_what_is_there(observed: Observed
     assert pattern.closest in ("layers.*.wq", "layers.*.wo")
 
 
-def test_the_same_plan_for_many_parts_is_told_once(observed: Observed) -> None:
+def test_the_same_plan_for_many_parts_is_reported_once(observed: Observed) -> None:
     observed.install("parallelize-plans")
     for layer in model()["layers"]:  # type: ignore[index]
         tp.parallelize_module(layer, mesh(), {"wq": tp.ColwiseParallel()})
@@ -99,7 +99,7 @@ def test_a_wrong_use_fails_as_before(observed: Observed) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [2, None])
-def test_heads_that_are_cut_are_told(observed: Observed, head_dim: int | None) -> None:
+def test_heads_that_are_cut_are_reported(observed: Observed, head_dim: int | None) -> None:
     observed.install("parallelize-plans")
     plan = {"layers.*.wq": tp.ColwiseParallel()}
     tp.parallelize_module(model(num_heads=3, head_dim=head_dim), mesh(), plan)
@@ -129,7 +129,7 @@ def test_heads_that_stay_whole_are_silent(
     assert reported(observed)[0].faults == ()
 
 
-def test_what_is_whole_again_is_told_after_the_first_step(observed: Observed) -> None:
+def test_what_is_whole_again_is_reported_after_the_first_step(observed: Observed) -> None:
     observed.install("parallelize-plans")
     whole = model()
     layers: Any = whole["layers"]  # type: ignore[index]

@@ -24,7 +24,7 @@ def end_step(observed: Observed) -> None:
     observed.signals.step_ended.emit()
 
 
-def test_a_number_out_of_a_partial_sum_is_told_with_its_line(observed: Observed) -> None:
+def test_a_number_out_of_a_partial_sum_is_reported_with_its_line(observed: Observed) -> None:
     observed.install("partial-reads")
 
     tensor(Partial()).item()
@@ -46,7 +46,7 @@ def test_float_is_another_way_to_read(observed: Observed) -> None:
     assert (read.api, read.placements) == ("float", ("P(avg)",))
 
 
-def test_each_line_is_told_once(observed: Observed) -> None:
+def test_each_line_is_reported_once(observed: Observed) -> None:
     observed.install("partial-reads")
     for _ in range(3):
         tensor(Partial()).item()
@@ -56,7 +56,7 @@ def test_each_line_is_told_once(observed: Observed) -> None:
     assert len(observed.events(PartialRead)) == 2
 
 
-def test_a_line_is_told_at_the_end_of_the_step(observed: Observed) -> None:
+def test_a_line_is_reported_at_the_end_of_the_step(observed: Observed) -> None:
     observed.install("partial-reads", "steps")
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -69,14 +69,14 @@ def test_a_line_is_told_at_the_end_of_the_step(observed: Observed) -> None:
     assert len(observed.events(PartialRead)) == 1
 
 
-def test_a_program_without_steps_is_told_in_the_end(observed: Observed) -> None:
+def test_a_program_without_steps_is_reported_in_the_end(observed: Observed) -> None:
     (probe,) = observed.install("partial-reads")
     tensor(Partial()).item()
     probe.flush()
     assert len(observed.events(PartialRead)) == 1
 
 
-def test_a_number_that_the_program_reduces_itself_is_not_told(observed: Observed) -> None:
+def test_a_number_that_the_program_reduces_itself_is_not_reported(observed: Observed) -> None:
     observed.install("partial-reads", "collectives", "steps")
 
     number = torch.tensor(tensor(Partial()).item())

@@ -114,7 +114,7 @@ def test_contents_that_come_late_belong_to_the_step_at_which_they_were_asked_for
     assert all(device.num_guards for device in devices[:2])
 
 
-def test_what_is_read_when_the_script_ends_is_still_told(
+def test_what_is_read_when_the_script_ends_is_still_reported(
     observed: Observed, fake_group: None, devices: list[Device]
 ) -> None:
     probes = observed.install("steps")

@@ -146,7 +146,7 @@ def test_a_constructor_that_raises_still_raises(modules: Watched) -> None:
     assert modules.born.alive() == []
 
 
-def test_a_failure_is_told_and_does_not_reach_the_user() -> None:
+def test_a_failure_is_reported_and_does_not_reach_the_user() -> None:
     class Slotted:
         __slots__ = ()  # no weak reference to it can be made
 

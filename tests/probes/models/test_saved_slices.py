@@ -67,7 +67,9 @@ def test_copies_of_a_part_need_not_be_saved(four_ranks: None) -> None:
     assert slices_in(parts(hybrid), [hybrid])[1] == (0, 1)
 
 
-def test_a_save_is_told_with_its_line(observed: Observed, fake_group: None, folder: Path) -> None:
+def test_a_save_is_reported_with_its_line(
+    observed: Observed, fake_group: None, folder: Path
+) -> None:
     observed.install("save", "steps")
     sharded = fsdp2(model())
 

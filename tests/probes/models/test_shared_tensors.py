@@ -36,7 +36,7 @@ def test_parameters_and_gradients_are_recognised_by_their_memory() -> None:
     assert found == {id(model.weight): PAIR, id(model.bias): PAIR}
 
 
-def test_what_was_sent_and_what_was_reduced_are_told_apart() -> None:
+def test_what_was_sent_and_what_was_reduced_are_reported_apart() -> None:
     model = model_with_gradients()
     found = SharedTensors(lambda: [model])
 

@@ -267,7 +267,7 @@ def test_two_optimizers_of_one_step_find_the_models_as_one(observed: Observed) -
     ]
 
 
-def test_gradients_are_told_as_the_step_finds_them(observed: Observed) -> None:
+def test_gradients_are_reported_as_the_step_finds_them(observed: Observed) -> None:
     observed.install("steps")
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
@@ -297,7 +297,7 @@ def test_without_any_gradient_there_is_no_state_of_gradients(observed: Observed)
     assert observed.events(OptimizerState)[0].num_without_gradient == 4
 
 
-def test_gradients_of_shards_are_told_by_their_local_part(observed: Observed) -> None:
+def test_gradients_of_shards_are_reported_by_their_local_part(observed: Observed) -> None:
     observed.install("steps", "sharding-moments")
     model = nn.Sequential(nn.Linear(2, 4))
     fsdp2(model)

@@ -21,7 +21,7 @@ def no_garbage() -> None:
     gc.collect()
 
 
-def test_a_plan_is_told_again_only_when_it_has_changed(observed: Observed) -> None:
+def test_a_plan_is_reported_again_only_when_it_has_changed(observed: Observed) -> None:
     observed.install("steps")
     model = network()
     optimizer = train(model, 2)
@@ -46,7 +46,7 @@ def test_optimizers_that_came_after_wrapping_make_a_new_plan(observed: Observed)
     assert [each.owners for each in tensors[:2]] == [(), ("SGD of DDP Sequential",)]
 
 
-def test_large_models_are_told_in_parts(observed: Observed) -> None:
+def test_large_models_are_reported_in_parts(observed: Observed) -> None:
     observed.install("steps")
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(CHUNK)])
 

@@ -117,7 +117,7 @@ def test_what_was_replaced_is_put_back(observed: Observed) -> None:
     assert [vars(owner)[name] for owner, name in places] == before
 
 
-def test_nothing_is_told_after_it_was_taken_away(observed: Observed) -> None:
+def test_nothing_is_reported_after_it_was_taken_away(observed: Observed) -> None:
     observed.install("steps", "sharding-moments")
     model = nn.Sequential(nn.Linear(2, 4))
     fsdp2(model)

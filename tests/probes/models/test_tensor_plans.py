@@ -88,12 +88,12 @@ def test_a_weight_that_is_tied_names_its_first_place() -> None:
     assert found["head.weight"].tied_to == "embedding.weight"
 
 
-def test_a_module_in_two_places_is_told_once() -> None:
+def test_a_module_in_two_places_is_reported_once() -> None:
     layer = nn.Linear(4, 4)
     assert list(plans(nn.Sequential(layer, layer))) == ["0.weight", "0.bias"]
 
 
-def test_the_optimizers_of_a_parameter_are_told() -> None:
+def test_the_optimizers_of_a_parameter_are_reported() -> None:
     model = nn.Linear(4, 4)
     owners = {id(model.weight): ("AdamW", "SGD")}
 
@@ -220,7 +220,7 @@ def test_ddp_keeps_parameters_and_buffers_alike(fake_group: None) -> None:
     assert {plan.placements for plan in found.values()} == {()}
 
 
-def test_a_model_that_ddp_did_not_reduce_is_told_as_such(fake_group: None) -> None:
+def test_a_model_that_ddp_did_not_reduce_is_reported_as_such(fake_group: None) -> None:
     found = plans(DistributedDataParallel(network()), is_local=True)
 
     assert {plan.evidence for plan in found.values()} == {ReplicaEvidence.UNSYNCED}
@@ -375,7 +375,7 @@ def language_model(is_tied: bool) -> nn.Module:
     return model
 
 
-def test_a_head_that_should_be_the_embedding_and_is_not_is_told() -> None:
+def test_a_head_that_should_be_the_embedding_and_is_not_is_reported() -> None:
     model = language_model(is_tied=True)
     assert plans(model)["2.weight"].untied_from == "0.weight"
 
@@ -390,7 +390,7 @@ def test_without_that_promise_two_weights_may_be_two() -> None:
         assert not any(plan.untied_from for plan in plans(model).values())
 
 
-def test_where_two_layers_may_be_the_head_neither_is_told() -> None:
+def test_where_two_layers_may_be_the_head_neither_is_reported() -> None:
     model = language_model(is_tied=True)
     model.append(nn.Linear(4, 5, bias=False))
     assert not any(plan.untied_from for plan in plans(model).values())

@@ -25,7 +25,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
 
 
-def test_the_first_step_of_a_rank_without_a_group_is_told_once(
+def test_the_first_step_of_a_rank_without_a_group_is_reported_once(
     launched: None, observed: Observed
 ) -> None:
     observed.install("steps")
@@ -55,7 +55,7 @@ def test_a_rank_that_was_launched_alone_may_be_alone(
     assert not observed.events(SteppedAlone)
 
 
-def test_a_library_that_trains_as_one_process_is_told_in_spite_of_a_group(
+def test_a_library_that_trains_as_one_process_is_reported_in_spite_of_a_group(
     launched: None, fake_group: None, observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from accelerate import state
@@ -68,7 +68,7 @@ def test_a_library_that_trains_as_one_process_is_told_in_spite_of_a_group(
     assert event.library == "accelerate"
 
 
-def test_packages_that_may_connect_the_ranks_are_told(
+def test_packages_that_may_connect_the_ranks_are_reported(
     launched: None, observed: Observed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace())  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from tests.probes.conftest import Observed
 
 
 @pytest.mark.parametrize("pace", [1, 2])
-def test_how_often_a_scheduler_is_advanced_is_told(observed: Observed, pace: int) -> None:
+def test_how_often_a_scheduler_is_advanced_is_reported(observed: Observed, pace: int) -> None:
     observed.install("steps", "data")
     weight = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -34,7 +34,7 @@ def test_how_often_a_scheduler_is_advanced_is_told(observed: Observed, pace: int
     assert reported.site.location is not None
 
 
-def test_a_scheduler_that_is_gone_is_told_at_the_end(observed: Observed) -> None:
+def test_a_scheduler_that_is_gone_is_reported_at_the_end(observed: Observed) -> None:
     observed.install("steps", "data")
 
     def ended(rate: float) -> None:
@@ -79,7 +79,7 @@ def test_later_stages_of_a_training_do_not_count_as_its_steps(observed: Observed
     assert observed.events(ScheduleState)[-1].last_rate == 0.5
 
 
-def test_the_planned_number_of_training_steps_is_told(observed: Observed) -> None:
+def test_the_planned_number_of_training_steps_is_reported(observed: Observed) -> None:
     observed.install("steps", "data")
 
     def rate(step: int, *, num_training_steps: int) -> float:
@@ -121,7 +121,9 @@ def _after_validation(observed: Observed, values: list[float], times: int) -> Sc
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_how_often_a_scheduler_is_given_each_value_is_told(observed: Observed, times: int) -> None:
+def test_how_often_a_scheduler_is_given_each_value_is_reported(
+    observed: Observed, times: int
+) -> None:
     values = [1.0, 1.0, 1.5, 1.2, 1.0]  # the same value of another epoch is another one
     reported = _after_validation(observed, values, times)
     assert (reported.name, reported.follows_metric) == ("ReduceLROnPlateau", True)

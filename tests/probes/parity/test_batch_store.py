@@ -55,7 +55,9 @@ def test_unequal_lengths_are_filled_up_by_name(store):
     ],
     ids=["pair", "one-named", "both-named", "mapping", "labels", "mask", "even"],
 )
-def test_what_was_filled_up_with_a_value_that_nobody_named_is_told(store, made, padding, invented):
+def test_what_was_filled_up_with_a_value_that_nobody_named_is_reported(
+    store, made, padding, invented
+):
     batches = [made(torch.ones(1, length, dtype=torch.long)) for length in (4, 2)]
     found = store(*batches, **padding)
     found.joined((0, 1), 0, 0)

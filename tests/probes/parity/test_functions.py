@@ -28,7 +28,7 @@ def seen():
     functions.stop()
 
 
-def test_what_functions_of_the_program_return_is_told(seen):
+def test_what_functions_of_the_program_return_is_reported(seen):
     seen.watch_returns()
     gather(-1)
     Layer().forward()

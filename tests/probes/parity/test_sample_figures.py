@@ -14,7 +14,7 @@ def test_each_sample_has_its_own_figures():
     assert (num_elements, dtype) == (2, "bfloat16")
 
 
-def test_the_axis_of_the_samples_is_told():
+def test_the_axis_of_the_samples_is_reported():
     assert figures_of(torch.ones(4, 3), 4).axis == 0
     assert figures_of(torch.ones(3, 4), 4).axis == 1
     assert figures_of(torch.ones(12, 3), 4).axis == -1

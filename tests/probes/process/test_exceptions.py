@@ -241,7 +241,7 @@ class Sharded(torch.nn.Module):
     ("way", "unhooked"),
     [("encode", "Sharded.encode"), ("registered", ""), ("forward", ""), ("refuse", "")],
 )
-def test_a_method_in_which_a_model_is_still_sharded_is_told(
+def test_a_method_in_which_a_model_is_still_sharded_is_reported(
     way: str, unhooked: str, observed: Observed, watch: ExceptionProbe
 ) -> None:
     from torch.distributed.device_mesh import init_device_mesh

@@ -188,7 +188,7 @@ def test_the_flight_recorder_is_written_on_request(
     assert not run_dir.wanted(0, "flight").exists()
 
 
-def test_a_recorder_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorder_that_is_off_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")
     assert error_of(dump_flight_recorder()) == (
         "the flight recorder is off: TORCH_NCCL_TRACE_BUFFER_SIZE is 0"
@@ -198,7 +198,7 @@ def test_a_recorder_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "is off" not in str(dump_flight_recorder())
 
 
-def test_a_torch_without_the_recorder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_the_recorder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_recorder, "_DUMPS", ("_dump_of_another_torch",))
     assert error_of(dump_flight_recorder()) == "this torch has no flight recorder that writes JSON"
 
@@ -223,7 +223,7 @@ def test_nothing_is_imported_or_invented_for_an_answer(imports: str, expected: s
     assert json.loads(done.stdout) == {"error": expected}
 
 
-def test_two_recorders_are_told_apart(
+def test_two_recorders_are_reported_apart(
     monkeypatch: pytest.MonkeyPatch, probe: PostMortem, run_dir: RunDir, lone_group: None
 ) -> None:
     dist.barrier()

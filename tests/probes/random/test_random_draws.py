@@ -23,7 +23,9 @@ def draw(placement: Placement, generator: torch.Generator | None) -> None:
     tracker._distribute_region(tensor._spec, generator=generator)
 
 
-def test_a_draw_is_told_with_the_state_before_it_and_who_holds_copies(observed: Observed) -> None:
+def test_a_draw_is_reported_with_the_state_before_it_and_who_holds_copies(
+    observed: Observed,
+) -> None:
     observed.install("random-draws")
     generator = torch.Generator().manual_seed(3)
 
@@ -40,7 +42,7 @@ def test_a_draw_is_told_with_the_state_before_it_and_who_holds_copies(observed: 
     assert first.site.location.file == __file__
 
 
-def test_later_draws_are_told_ever_more_rarely(observed: Observed) -> None:
+def test_later_draws_are_reported_ever_more_rarely(observed: Observed) -> None:
     observed.install("random-draws")
     for _ in range(40):
         draw(Replicate(), torch.Generator())

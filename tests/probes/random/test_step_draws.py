@@ -37,7 +37,9 @@ def fed(observed: Observed) -> list[ModelFed]:
     return observed.events(ModelFed)
 
 
-def test_draws_are_told_with_the_state_before_them(observed: Observed, fake_group: None) -> None:
+def test_draws_are_reported_with_the_state_before_them(
+    observed: Observed, fake_group: None
+) -> None:
     observed.install("steps", "data")
 
     train(ddp(Noisy()))
@@ -123,7 +125,7 @@ def inside(event: ModelFed) -> list[tuple[str, str]]:
 BOTH = [("dropout", "parts.2 Dropout"), ("dropout", "Dropping")]
 
 
-def test_dropout_is_told_with_its_module_and_its_activation(
+def test_dropout_is_reported_with_its_module_and_its_activation(
     observed: Observed, fake_group: None
 ) -> None:
     observed.install("steps", "data")
@@ -141,7 +143,7 @@ def test_dropout_is_told_with_its_module_and_its_activation(
         assert any(frame.function.startswith("test_dropout") for frame in event.seeded.frames)
 
 
-def test_the_first_passes_of_a_model_that_nothing_wraps_are_told(
+def test_the_first_passes_of_a_model_that_nothing_wraps_are_reported(
     observed: Observed, fake_group: None
 ) -> None:
     observed.install("steps", "data", "models")

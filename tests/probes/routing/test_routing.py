@@ -79,7 +79,7 @@ def num_hooks(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-def test_a_choice_of_experts_is_told_with_its_load(observed: Observed) -> None:
+def test_a_choice_of_experts_is_reported_with_its_load(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(nn.Sequential(Layer())))
     (event,) = reported(observed)
@@ -98,13 +98,13 @@ def test_a_choice_of_experts_is_told_with_its_load(observed: Observed) -> None:
     assert event.site.location.function == "forward"
 
 
-def test_a_choice_without_top_k_is_told_if_it_is_among_all_experts(observed: Observed) -> None:
+def test_a_choice_without_top_k_is_reported_if_it_is_among_all_experts(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(nn.Sequential(Best())))
     assert [(e.choice.api, e.choice.k) for e in reported(observed)] == [("max", 1)]
 
 
-def test_a_repeated_pass_is_told_apart_and_chooses_alike(observed: Observed) -> None:
+def test_a_repeated_pass_is_reported_apart_and_chooses_alike(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(Checkpointed()))
     first, again = reported(observed)
@@ -184,7 +184,7 @@ def test_beside_a_recording_of_all_choices_the_light_profile_needs_no_look(
     assert len(observed.install("routing", profile="light")) == 1
 
 
-def test_models_in_evaluation_are_not_told(observed: Observed) -> None:
+def test_models_in_evaluation_are_not_reported(observed: Observed) -> None:
     observed.install("steps", "routing")
     ddp(nn.Sequential(Layer()).eval())(tokens())
     assert reported(observed) == []
@@ -244,7 +244,7 @@ class Counting(Checkpointed):
         self.layer = self.Layer()
 
 
-def test_counters_that_a_pass_changes_are_told_with_their_line(observed: Observed) -> None:
+def test_counters_that_a_pass_changes_are_reported_with_their_line(observed: Observed) -> None:
     observed.install("steps", "routing")
     train(ddp(Counting()))
     reported(observed)

@@ -77,7 +77,7 @@ def exchanged(observed: Observed, layer: Layer) -> list[TokensExchanged]:
 @pytest.mark.parametrize(
     ("layer", "capacity"), [(Layer, 0), (Compared, 6), (Spread, 32), (Buffered, 6), (OwnExperts, 0)]
 )
-def test_an_exchange_is_told_with_the_capacity(
+def test_an_exchange_is_reported_with_the_capacity(
     observed: Observed, layer: type[Layer], capacity: int
 ) -> None:
     (event,) = exchanged(observed, layer())
@@ -129,7 +129,7 @@ class Uneven(Compared):
         return self.expert(tokens) * scores
 
 
-def test_the_share_of_choices_beyond_the_capacity_is_told(observed: Observed) -> None:
+def test_the_share_of_choices_beyond_the_capacity_is_reported(observed: Observed) -> None:
     observed.install("steps", "routing")
     model = ddp(nn.Sequential(Uneven(), OwnExperts()))
     model(torch.randn(24, DIM, requires_grad=True)).sum().backward()

@@ -79,7 +79,7 @@ def held(observed: Observed, layer: Layer) -> list[tuple[str, str]]:
     ("layer", "how"),
     [(Buffered, "added up"), (Scattered, "added up"), (Reduced, "all-reduced")],
 )
-def test_counts_of_few_bits_are_told(observed: Observed, layer: type[Layer], how: str) -> None:
+def test_counts_of_few_bits_are_reported(observed: Observed, layer: type[Layer], how: str) -> None:
     assert held(observed, layer()) == [(how, "bfloat16")]
     (event,) = observed.events(CountsHeld)
     assert 8 <= event.greatest <= 32

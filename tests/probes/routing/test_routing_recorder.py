@@ -96,7 +96,7 @@ def test_a_choice_is_recorded_whole_with_what_led_to_it(observed: Observed, tmp_
     assert len(found[len(outputs) + 2].rows) == 5  # the model, with a digest of each sample
 
 
-def test_repeated_passes_that_end_early_are_told_apart_and_steps_go_on(
+def test_repeated_passes_that_end_early_are_reported_apart_and_steps_go_on(
     observed: Observed, tmp_path: Path
 ) -> None:
     probe = recording(observed, tmp_path)
@@ -112,7 +112,7 @@ def test_repeated_passes_that_end_early_are_told_apart_and_steps_go_on(
     assert Recording(tmp_path).num_steps == 2
 
 
-def test_draws_and_what_the_options_say_of_them_are_told(
+def test_draws_and_what_the_options_say_of_them_are_reported(
     observed: Observed, tmp_path: Path
 ) -> None:
     probe = recording(observed, tmp_path)

@@ -72,7 +72,7 @@ def routed(observed: Observed, part: nn.Module, *patterns: str) -> list[Routing]
     return reported(observed)
 
 
-def test_a_map_that_a_router_returns_is_told_with_its_load(observed: Observed) -> None:
+def test_a_map_that_a_router_returns_is_reported_with_its_load(observed: Observed) -> None:
     (event,) = routed(observed, MapRouter())
     assert event.layer == "part"
     assert event.choice == Choice("routing map", 32, 4, 4, "int64")
@@ -89,7 +89,7 @@ def test_indices_beside_logits_and_weights_are_the_choice(observed: Observed) ->
     assert event.load.peak >= 1.0
 
 
-def test_experts_that_a_named_module_is_given_are_told(observed: Observed) -> None:
+def test_experts_that_a_named_module_is_given_are_reported(observed: Observed) -> None:
     (event,) = routed(observed, Unnamed(), "*part")
     assert (event.layer, event.choice.api) == ("part", "indices")
     assert (event.choice.num_tokens, event.choice.k) == (32, 2)

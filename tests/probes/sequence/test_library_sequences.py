@@ -96,7 +96,7 @@ def test_groups_that_are_not_there_or_of_one_rank(splitting, group, reason) -> N
     assert found()[0] == Unavailable(TAKING.name, reason, is_set_up=False)
 
 
-def test_a_version_that_lacks_a_function_is_told(splitting: ModuleType) -> None:
+def test_a_version_that_lacks_a_function_is_reported(splitting: ModuleType) -> None:
     splitting.GROUP = dist.group.WORLD
     del splitting.take
     (first, _) = found()
@@ -133,7 +133,7 @@ def test_they_are_verified_before_the_first_backward_pass(splitting, observed) -
     assert not observed.events(SequenceUnverified)
 
 
-def test_where_nothing_can_be_verified_the_reasons_are_told(splitting, observed) -> None:
+def test_where_nothing_can_be_verified_the_reasons_are_reported(splitting, observed) -> None:
     splitting.GROUP = None
     trained(observed, SequenceConfig())
     reported = {event.name: event.reason for event in observed.events(SequenceUnverified)}

@@ -29,7 +29,7 @@ def cp(observed: Observed, reported, monkeypatch: pytest.MonkeyPatch):
     return experimental.context_parallel
 
 
-def test_what_context_parallelism_cuts_is_told_with_its_mesh(reported, cp) -> None:
+def test_what_context_parallelism_cuts_is_reported_with_its_mesh(reported, cp) -> None:
     cut = torch.arange(4.0)
     with cp("mesh", buffers=[cut], buffer_seq_dims=[0]) as seen:
         assert seen == (cut,)

@@ -193,7 +193,7 @@ def calls():
     patches.undo()
 
 
-def test_calls_are_told_only_while_they_are_wanted(calls):
+def test_calls_are_reported_only_while_they_are_wanted(calls):
     watch, found = calls
     query = torch.randn(2, 3, 5, 4)
     expected = torch.nn.functional.scaled_dot_product_attention(query, query, query)
