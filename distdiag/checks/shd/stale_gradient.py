@@ -34,9 +34,9 @@ class StaleGradient(Check[ContributionView]):
 
     ## How to fix
     Clear the gradients of all parameters once after each step, those of the copy in lower
-    precision too. With FSDP2 call `optimizer.zero_grad()`, or `model.zero_grad()` before the forward
-    pass: between forward and backward pass the outermost module holds its gathered parameters, and
-    `model.zero_grad()` does not reach the shards that keep the gradients.
+    precision too. With FSDP2 call `optimizer.zero_grad()`, or `model.zero_grad()` before the
+    forward pass: between forward and backward pass the outermost module holds its gathered
+    parameters, and `model.zero_grad()` does not reach the shards that keep the gradients.
 
     Changes: The gradient of every step but the first: it becomes that of its own batch.
 
