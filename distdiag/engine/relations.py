@@ -30,7 +30,7 @@ from distdiag.views.relations import (
     SEEDED_BY_LIBRARY,
     SHARED_WORK,
     Axis,
-    Exception_,
+    Allowance,
     Item,
     MaskView,
     NormalisedFeeds,
@@ -306,7 +306,7 @@ _LEAST_PASSES: Final = 4
 1 % from 4 on."""
 
 
-def _sampled_exceptions(passes: _Passes) -> Iterator[Exception_]:
+def _sampled_exceptions(passes: _Passes) -> Iterator[Allowance]:
     fed = [one for by_rank in passes for one in by_rank.values()]
     if len({one.samples for one in fed}) < _FEWEST:
         yield ONE_BATCH
@@ -314,7 +314,7 @@ def _sampled_exceptions(passes: _Passes) -> Iterator[Exception_]:
         yield IN_ORDER
 
 
-def _other_exceptions(passes: _Passes) -> Iterator[Exception_]:
+def _other_exceptions(passes: _Passes) -> Iterator[Allowance]:
     fed = [one for by_rank in passes for one in by_rank.values()]
     first = [by_rank[min(by_rank)] for by_rank in passes]
     if len(passes) < _LEAST_PASSES:
@@ -347,7 +347,7 @@ def _draws_its_input(fed: ModelFed) -> bool:
     )
 
 
-def _shared_exceptions(passes: _Passes) -> Iterator[Exception_]:
+def _shared_exceptions(passes: _Passes) -> Iterator[Allowance]:
     batches = [{fed.batch for fed in by_rank.values()} for by_rank in passes]
     if any("" in each for each in batches):
         yield NOT_LOADED
@@ -513,7 +513,7 @@ class RelationAligner(Aligner):
             yield NormalisedFeeds(model, ranks, passes, is_shared)
 
     def _inputs(
-        self, model: str, members: _Members, passes: _Passes, exceptions: list[Exception_]
+        self, model: str, members: _Members, passes: _Passes, exceptions: list[Allowance]
     ) -> Iterator[View]:
         if members.axis is not Axis.DATA:
             return
@@ -525,7 +525,7 @@ class RelationAligner(Aligner):
         yield kind(Item.INPUT, axis, known_by, model, ranks, passes, (*exceptions, *more))
 
     def _masks(
-        self, model: str, members: _Members, passes: _Passes, exceptions: list[Exception_]
+        self, model: str, members: _Members, passes: _Passes, exceptions: list[Allowance]
     ) -> Iterator[View]:
         if any(fed.draws for each in passes for fed in each.values()):
             self._seen.add(MaskView)

@@ -41,7 +41,7 @@ class Relation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Exception_:
+class Allowance:
     """When ranks may be related in another way: `reason` ends ``it may be meant, since …``."""
 
     reason: str
@@ -49,17 +49,17 @@ class Exception_:
     """Whether nothing is wrong then; else it is only not known."""
 
 
-ONE_BATCH: Final = Exception_("one batch comes again and again, as to memorise it", is_right=True)
-FEW_PASSES: Final = Exception_("too few batches were seen to rule out chance", is_right=True)
-NO_ROWS: Final = Exception_("it is no batch of samples", is_right=True)
-SHARED_WORK: Final = Exception_("they exchange activations or rewards, too")
-IN_ORDER: Final = Exception_("they are read in the order of the data set, as in a trial")
-DRAWN: Final = Exception_("the program draws them itself, as in a trial")
-OWN_NOISE: Final = Exception_("each of them draws other numbers for it, as several tries at it")
-SEEDED_BY_LIBRARY: Final = Exception_("a library seeds all ranks alike by itself")
-PARTS_OF_BATCH: Final = Exception_("each takes its part of one batch", is_right=True)
-NOT_LOADED: Final = Exception_("it is not known from which batches they come")
-DIVIDED_LATER: Final = Exception_("they may be samples that are divided among the ranks later")
+ONE_BATCH: Final = Allowance("one batch comes again and again, as to memorise it", is_right=True)
+FEW_PASSES: Final = Allowance("too few batches were seen to rule out chance", is_right=True)
+NO_ROWS: Final = Allowance("it is no batch of samples", is_right=True)
+SHARED_WORK: Final = Allowance("they exchange activations or rewards, too")
+IN_ORDER: Final = Allowance("they are read in the order of the data set, as in a trial")
+DRAWN: Final = Allowance("the program draws them itself, as in a trial")
+OWN_NOISE: Final = Allowance("each of them draws other numbers for it, as several tries at it")
+SEEDED_BY_LIBRARY: Final = Allowance("a library seeds all ranks alike by itself")
+PARTS_OF_BATCH: Final = Allowance("each takes its part of one batch", is_right=True)
+NOT_LOADED: Final = Allowance("it is not known from which batches they come")
+DIVIDED_LATER: Final = Allowance("they may be samples that are divided among the ranks later")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Cell:
 
     relation: Relation
     reason: str
-    exceptions: frozenset[Exception_] = frozenset()
+    exceptions: frozenset[Allowance] = frozenset()
 
 
 TABLE: Final[Mapping[tuple[Item, Axis], Cell]] = {
@@ -118,7 +118,7 @@ class RelationView(View):
     model: str
     ranks: RankSet
     passes: tuple[Mapping[int, ModelFed], ...]
-    exceptions: tuple[Exception_, ...] = ()
+    exceptions: tuple[Allowance, ...] = ()
 
     @property
     def supersedes(self) -> Hashable:
