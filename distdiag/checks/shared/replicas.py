@@ -185,9 +185,22 @@ def suspects_of(view: ContentView) -> Suspects:
 
     Zeros are suspicious only on a rank most of whose parameters are, while other ranks have few.
     Of a flat parameter they are not: the piece of one rank may be biases and padding alone.
+    `to_empty` may get the very memory in which the same weights were before: a parameter that is
+    that of a rank which has not emptied it was sent from there.
     """
+    written = {
+        (plan.name, content.digest)
+        for held in view.by_rank.values()
+        for plan, content in held
+        if not plan.emptied
+    }
     garbage = {
-        rank: [pair for pair in held if is_garbage(*pair) or is_untouched(*pair)]
+        rank: [
+            (plan, content)
+            for plan, content in held
+            if is_garbage(plan, content)
+            or (is_untouched(plan, content) and (plan.name, content.digest) not in written)
+        ]
         for rank, held in view.by_rank.items()
     }
     unwritten = {

@@ -74,6 +74,16 @@ def test_what_to_empty_left_is_named_whatever_it_is(held, plan, is_found):
     assert all("as `to_empty` left it" in each.evidence[0].summary for each in found)
 
 
+@pytest.mark.parametrize("emptied_on_0", [False, True])
+def test_memory_that_held_the_same_weights_before_may_have_been_written(emptied_on_0):
+    held = content(0.3)
+    view = contents({"w": held}, {"w": held})
+    view.by_rank[1] = ((plan_of("w", emptied=held.digest), held),)
+    if emptied_on_0:
+        view.by_rank[0] = ((plan_of("w", emptied=held.digest), held),)
+    assert bool(findings(UninitialisedReplica, view)) == emptied_on_0
+
+
 def test_memory_as_it_was_found_is_named_even_on_all_ranks():
     (finding,) = findings(UninitialisedReplica, contents({"w": ALL_NAN}, {"w": ALL_NAN}))
     assert finding.ranks == RankSet([0, 1])
