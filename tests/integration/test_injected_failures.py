@@ -87,6 +87,8 @@ def test_every_spec_has_a_probe_that_is_made_to_fail_here_or_needs_more_than_one
     alone |= {"sharded-forwards"}
     alone |= {"spawned-processes"}  # of a process that starts the ranks by itself
     alone |= {"host-waits"}  # of a GPU
+    alone |= {"ignore-lists"}  # of DDP
+    alone |= {"resumed-loaders"}  # of torchdata, where it is installed
     alone |= {"child-processes"}  # of a script that starts some
     alone |= {"data"}  # of which each probe is made to fail
     alone |= {"parity"}  # an active mode: what goes wrong there ends the comparison

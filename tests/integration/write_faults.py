@@ -1,6 +1,7 @@
 """Trainings in which what is written goes wrong, or seems to: ``write_faults.py FOLDER CASE…``."""
 
 import copy
+import gc
 import sys
 from pathlib import Path
 
@@ -509,6 +510,8 @@ def main():
         model = kind(last_is_balanced=True) if case == "balanced" else kind()
         torch.manual_seed(1 + dist.get_rank())
         globals()[case](model)
+        del model
+        gc.collect()  # else the models of one case are there in others, on some ranks
         dist.barrier()
     dist.destroy_process_group()
 

@@ -58,9 +58,13 @@ class Untrained:
         """
         for optimizer, ranks in self._seen.items():
             groups: dict[tuple[int, ...], dict[int, _Seen]] = {}
+            known = sorted({s.members for s in ranks.values() if len(s.members) > 1})
             for rank, seen in ranks.items():
+                # Who has no gradient may not have been seen to reduce it: others tell its group.
+                members = seen.members if len(seen.members) > 1 else ()
+                members = members or next((m for m in known if rank in m), seen.members)
                 if seen.num_samples >= FEWEST_SAMPLES:
-                    groups.setdefault(seen.members, {})[rank] = seen
+                    groups.setdefault(members, {})[rank] = seen
             for group in groups.values():
                 if any(seen.never for seen in group.values()):
                     yield _view(optimizer, group, plans_of)

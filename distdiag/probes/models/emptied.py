@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parallel import distributed
+from torch.distributed import utils
 
 from distdiag.probes.base import AnyCallable, Patches, wrap_like
 from distdiag.probes.guard import guard
@@ -51,7 +51,7 @@ class EmptiedTensors:
             return to_empty
 
         patches.wrap(nn.Module, "to_empty", make)
-        patches.wrap(distributed, "_sync_module_states", lambda each: self._around(each, fail))
+        patches.wrap(utils, "_sync_params_and_buffers", lambda each: self._around(each, fail))
 
     def _around(self, original: AnyCallable, fail: Callable[[Exception], None]) -> AnyCallable:
         """DDP writes what rank 0 holds into the tensors of all ranks, rank 0 included."""

@@ -88,6 +88,10 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
+        for buffer in models["own statistics"].buffers():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer /= dist.get_world_size()
         losses += [evaluate(model.module) for model in models.values()]
         if dist.get_rank() == 0:
             print(f"step {step} loss {losses[-1]:.4f}")

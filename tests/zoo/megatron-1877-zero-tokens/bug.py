@@ -69,6 +69,7 @@ def train() -> None:
         loss.backward()
         for param in layer.router.parameters():
             dist.all_reduce(param.grad)
+        for param in layer.parameters():
             param.grad /= dist.get_world_size()
         optimizer.step()
         optimizer.zero_grad()
