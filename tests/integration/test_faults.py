@@ -158,6 +158,7 @@ def test_a_disk_that_runs_full_harms_neither_the_training_nor_the_report(tmp_pat
     assert all("all_reduce #" in info["last"] for info in report["run"]["ranks"])
 
 
+@pytest.mark.slow  # it waits for the threshold of a rank that computes
 def test_a_rank_that_computes_for_long_is_named_and_nobody_is_accused(tmp_path):
     options = ("--hang-timeout", "2", "--on-hang", "abort")
     outcome, report = run_faulty(tmp_path / "run", "compute_for_long", "1", options=options)

@@ -146,6 +146,7 @@ def unseen_ranks(report):
     return {key for key in report.not_checked if key.startswith("rank")}
 
 
+@pytest.mark.slow  # it waits until the node is given up
 def test_a_node_whose_monitor_is_killed_is_not_observed_any_more_and_nothing_else(tmp_path):
     with FakeCluster(tmp_path, [WORK_ON + FINISH] * 4) as cluster:
         cluster.until_report(lambda r: all("#0" in info.last for info in r.run.ranks))
