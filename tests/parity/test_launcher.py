@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -108,9 +107,6 @@ def test_a_monitor_that_has_not_begun_yet_is_waited_for_by_its_guard(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.4)"])
     ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
     run_dir.monitor_pids.write_text(f"{process.pid} {ticks}\n1 1\n")
-    begun = time.monotonic()
     wait_for_monitor(run_dir, 30.0)
-    assert process.poll() == 0 or time.monotonic() - begun > 0.3
-    process.wait()
+    assert process.poll() == 0
     wait_for_monitor(run_dir, 30.0)  # it is gone
-    assert time.monotonic() - begun < 20
