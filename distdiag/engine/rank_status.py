@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from distdiag.checks.shared.failures import GRACE_NS, says_peer_is_gone
 from distdiag.events.base import Event
 from distdiag.events.lifecycle import (
     Exited,
@@ -35,6 +36,7 @@ class RankStatuses:
         self._finished: set[int] = set()
         self._raised: set[int] = set()
         self._gone: set[int] = set()
+        self._missed_peers: set[int] = set()
         self._left_ns: dict[int, int] = {}
         self._cause: Outcome | None = None
         self._was_hung = False
@@ -50,6 +52,8 @@ class RankStatuses:
                 self._leave(event, self._finished, event.exit_status)
             case Raised() if event.thread == _MAIN:
                 self._leave(event, self._raised, 1)
+                if says_peer_is_gone(event.type, event.message):
+                    self._missed_peers.add(event.rank)
             case Exited():
                 self._leave(event, self._gone, event.status)
             case Monitored(act="aborted"):
@@ -79,11 +83,22 @@ class RankStatuses:
         """Return what the first bad end is the least of.
 
         A status of its own comes before the signal by which a launcher ends the others then: when a
-        rank died is known only roughly. With equal times it is the death that was seen late.
+        rank died is known only roughly. So does a death before the exception by which a peer tells
+        of it: a killed process closes its connections before anybody sees it dead. With equal times
+        it is the death that was seen late.
         """
         has_exited = any(self.exit_status[r] > 0 for r in self._finished - self._raised)
         is_by_signal = rank in self.died and was_asked_to_end(self.exit_status.get(rank))
-        return (has_exited and is_by_signal, self._left_ns[rank], rank not in self.died)
+        comes_after = (has_exited and is_by_signal) or self._tells_of_a_death(rank)
+        return (comes_after, self._left_ns[rank], rank not in self.died)
+
+    def _tells_of_a_death(self, rank: int) -> bool:
+        """Say whether a rank raised because of a death that its launcher did not cause."""
+        latest_ns = self._left_ns[rank] + GRACE_NS
+        return rank in self._missed_peers and any(
+            self._left_ns[r] < latest_ns and not was_asked_to_end(self.exit_status.get(r))
+            for r in self.died
+        )
 
     @property
     def died(self) -> RankSet:

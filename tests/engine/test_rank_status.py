@@ -7,18 +7,20 @@ from distdiag.events.lifecycle import Exited, Finished, ProbeDisabled, Raised, R
 from distdiag.events.ranks import RankSet
 from distdiag.findings.finding import Outcome
 
+GONE = "Connection closed by peer [127.0.0.1]:29500"
+
 
 def finished(rank, status=0, time_ns=0):
     return Finished(rank=rank, seq=0, time_ns=time_ns, exit_status=status)
 
 
-def raised(rank, thread="MainThread", time_ns=0):
+def raised(rank, thread="MainThread", time_ns=0, message=""):
     return Raised(
         rank=rank,
         seq=0,
         time_ns=time_ns,
         type="ValueError",
-        message="",
+        message=message,
         frames=(),
         traceback="",
         thread=thread,
@@ -44,6 +46,10 @@ def exited(rank, status=None, time_ns=0):
         # Seen in one look: the exception came first, the launcher ended the other rank then.
         ([[raised(0, time_ns=5), exited(1, -15, time_ns=6)]], Outcome.FAILED),
         ([[raised(0, time_ns=5), exited(1, -9, time_ns=4)]], Outcome.KILLED),
+        # A killed process closes its connections before it is seen dead; a launcher waits.
+        ([[raised(0, time_ns=5, message=GONE), exited(1, -9, time_ns=6)]], Outcome.KILLED),
+        ([[raised(0, time_ns=5, message=GONE), exited(1, -15, time_ns=6)]], Outcome.FAILED),
+        ([[raised(0, time_ns=5, message=GONE), exited(1, -9, time_ns=31 * 10**9)]], Outcome.FAILED),
         ([[exited(0, -15, time_ns=1), finished(1, 3, time_ns=2)]], Outcome.FAILED),
         ([[exited(0, -15)], [exited(1, -15)]], Outcome.KILLED),
         ([[finished(0, 143), finished(1, 143)]], Outcome.KILLED),
