@@ -282,6 +282,7 @@ def analyze(
         evidence.observed,
         hang_timeout_s=config.hang_timeout_s,
         rules=config.plan,
+        numerics=config.numerics,
         only_start=config.profile == "light",
     )
     facts = _Facts()

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
+from distdiag.config.numerics import USUAL, NumericsConfig, numerics_config_of
 from distdiag.config.placement_rules import PlacementRule, rules_of
 from distdiag.config.selection import EVERYTHING, Selection
 from distdiag.config.subjects import (
@@ -59,6 +60,7 @@ TABLES: Final[Mapping[str, Callable[[object], Any]]] = {
     "sequence": sequence_config_of,
     "routing": routing_config_of,
     "aux_loss": aux_loss_config_of,
+    "numerics": numerics_config_of,
 }
 """The tables of a TOML file, which have no flags, and what reads each of them."""
 
@@ -67,7 +69,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What a run was asked for. `hang_timeout_s` is None when the threshold adapts to the run.
 
     `plan` is how tensors should be sharded, `sequence` what splits sequences, `routing` what
-    routes tokens, and `aux_loss` what balances experts, by the user's tables.
+    routes tokens, `aux_loss` what balances experts, and `numerics` the thresholds of the checks of
+    numbers, by the user's tables.
     The file report.json is always written, whatever `report` says.
     """
 
@@ -92,6 +95,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sequence: SequenceConfig = SequenceConfig()
     routing: RoutingConfig = RoutingConfig()
     aux_loss: AuxLossConfig = AuxLossConfig()
+    numerics: NumericsConfig = USUAL
 
     @property
     def active_modes(self) -> tuple[str, ...]:

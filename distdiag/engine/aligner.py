@@ -8,6 +8,7 @@ from pkgutil import walk_packages
 from types import ModuleType
 from typing import ClassVar, Final
 
+from distdiag.config.numerics import USUAL, NumericsConfig
 from distdiag.config.placement_rules import PlacementRule
 from distdiag.engine.ranks import RankTracker
 from distdiag.events.base import Event
@@ -68,6 +69,7 @@ class Job:
     `world` are the observed ranks. `states` returns what is known of each of them now. `rules` are
     the user's own sharding plan. `only_start`: the profile leaves the steps of models out.
     `hang_timeout_s` is the user's threshold in seconds; None lets the duration of steps decide.
+    `numerics` holds the thresholds of the checks of numbers.
     """
 
     world: RankSet
@@ -78,6 +80,7 @@ class Job:
     rules: Sequence[PlacementRule] = ()
     only_start: bool = False
     hang_timeout_s: float | None = None
+    numerics: NumericsConfig = USUAL
 
 
 class Aligner:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from distdiag.checks.base import Check
+from distdiag.config.numerics import USUAL, NumericsConfig
 from distdiag.config.placement_rules import PlacementRule
 from distdiag.engine.aligner import Aligner, CallOrder, Job, find_aligners
 from distdiag.engine.coverage import Coverage
@@ -42,12 +43,14 @@ class Engine:
         hang_timeout_s: float | None = None,
         rules: Sequence[PlacementRule] = (),
         only_start: bool = False,
+        numerics: NumericsConfig = USUAL,
     ) -> None:
         """Prepare to judge a run of these ranks.
 
         `hang_timeout_s` is the threshold in seconds that the user set; None lets the duration of
         the steps decide. `rules` are the user's own plan of how tensors are sharded. `only_start`:
-        the ranks do not look at the steps of their models.
+        the ranks do not look at the steps of their models. `numerics` holds the thresholds of the
+        checks of numbers.
         """
         self.world = world
         self._runner = CheckRunner(checks)
@@ -64,6 +67,7 @@ class Engine:
             tuple(rules),
             only_start,
             hang_timeout_s,
+            numerics,
         )
         self._calls = CallAligner(job)
         # Calls come first: they tell whether the order that others rely upon is known.

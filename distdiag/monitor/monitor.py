@@ -115,6 +115,7 @@ class Monitor:
             ranks,
             hang_timeout_s=config.hang_timeout_s,
             rules=config.plan,
+            numerics=config.numerics,
             only_start=config.profile == "light",
         )
         self._status = self._engine.rank_status

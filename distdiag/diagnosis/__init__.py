@@ -1,0 +1,1 @@
+"""What a folder of artifacts says on why a run is wrong."""
