@@ -303,6 +303,27 @@ class PartialRead(Event, frozen=True, kw_only=True):
     site: CallSite
 
 
+class PartsSummed(Event, frozen=True, kw_only=True):
+    """A module in training adds up what its matrices make, over the ranks of a process group.
+
+    `module` is the name of its model and, after a slash, its own; `number` counts the sums of one
+    forward pass. `digest` is of what this rank gives, `weights` are the matrices of the module with
+    the digests of what this rank holds of them; nothing of all that is zero.
+    """
+
+    module: str
+    number: int
+    members: tuple[int, ...]
+    digest: str
+    weights: tuple[tuple[str, str], ...]
+    site: CallSite
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is the same on all ranks for the same sum."""
+        return (f"{self.module} {self.number}", self.step)
+
+
 class SliceSaved(Event, frozen=True, kw_only=True):
     """The program saves this rank's parts of sharded parameters as plain tensors.
 

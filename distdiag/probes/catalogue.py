@@ -158,6 +158,16 @@ def _gradients(wiring: Wiring, snapshots: ModelSnapshots) -> Probe:
     )
 
 
+def _summed_parts(wiring: Wiring) -> Sequence[Probe]:
+    if wiring.is_light:
+        return []
+    from distdiag.probes.collectives.summed_parts import SummedParts
+
+    signals, name_of = wiring.signals, wiring.snapshots.name_of
+    shared, ended = signals.tensors_shared, signals.step_ended
+    return [SummedParts(wiring.recorder, shared, ended, wiring.models.roots, name_of)]
+
+
 def _random_states(wiring: Wiring) -> Sequence[Probe]:
     from distdiag.probes.random.states import RandomStates
 
@@ -275,6 +285,7 @@ PROBES: Final = (
     ),
     ProbeSpec("collectives", ("torch", _C10D), _collectives),
     ProbeSpec("steps", ("torch",), _steps),
+    ProbeSpec("summed-parts", ("torch", _C10D), _summed_parts),
     ProbeSpec("random-states", ("torch",), _random_states),
     ProbeSpec(
         "random-draws",

@@ -147,8 +147,8 @@ class Signals:
     frame of the call."""
     exchange_known: Signal[[]] = field(default_factory=Signal)
     """The program issues an all-to-all, or gathers parts of activations, of a kind that is new."""
-    tensors_shared: Signal[Tensors, Group] = field(default_factory=Signal)
-    """The program all-reduces or broadcasts these tensors next."""
+    tensors_shared: Signal[Tensors, Group, str] = field(default_factory=Signal)
+    """The program all-reduces or broadcasts these tensors next; by which operator, if it does."""
 
     # Auxiliary losses of experts
 

@@ -16,7 +16,15 @@ import torch
 import torch.distributed as dist
 
 from distdiag.probes.base import AnyCallable, Probe, Wrap, wrap_like
-from distdiag.probes.collectives.operators import METHODS, Method, bind, flatten, whole_numbers
+from distdiag.probes.collectives.operators import (
+    METHODS,
+    Method,
+    bind,
+    flatten,
+    options_of,
+    reduce_op_of,
+    whole_numbers,
+)
 from distdiag.probes.collectives.tap import Recorded, Tap, TapError
 from distdiag.probes.collectives.work import WorkProbe
 from distdiag.probes.out_of_sight import reading_attributes
@@ -50,7 +58,7 @@ class CollectiveWrappers(Probe):
         recorder: Recorder,
         tap: Tap,
         works: WorkProbe,
-        shared: Signal[Any, Any],
+        shared: Signal[Any, Any, str],
         exchanging: Signal[str, Sequence[torch.Tensor], Any, int, FrameType],
     ) -> None:
         """Hand each call to `tap` and each Work to `works`; tell others by the signals."""
@@ -98,8 +106,9 @@ class CollectiveWrappers(Probe):
             if made is None:
                 return original(self_, *args, **kwargs)
             if may_share:
+                reduce_op = reduce_op_of(method, given, options_of(given)) if method.reduces else ""
                 for tell in shared.subscribers:
-                    tell(args[0] if args else None, self_)
+                    tell(args[0] if args else None, self_, reduce_op)
             if may_exchange and exchanging.subscribers:
                 self._exchange(method, given, self_, frame(1))
             context.is_recorded = True

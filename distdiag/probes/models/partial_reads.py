@@ -25,7 +25,7 @@ class PartialReads(Probe):
     name: ClassVar[str] = "partial-reads"
 
     def __init__(
-        self, recorder: Recorder, shared: Signal[Any, Any], step_ended: Signal[[]]
+        self, recorder: Recorder, shared: Signal[Any, Any, str], step_ended: Signal[[]]
     ) -> None:
         super().__init__(recorder)
         self._shared = shared

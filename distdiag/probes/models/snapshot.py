@@ -300,7 +300,7 @@ class Moments:
     model_parallelizing: Signal[nn.Module]
     model_wrapped: Signal[Sequence[nn.Module]]
     sequence_cut: Signal[object, Sequence[torch.Tensor]]
-    tensors_shared: Signal[Any, Any]
+    tensors_shared: Signal[Any, Any, str]
     state_saving: Signal[object, FrameType]
     before_first_forward: Signal[[]]
     before_backward: Signal[[]]
@@ -416,7 +416,7 @@ class ModelSnapshots(Probe):
             self._cut.add(buffer)
 
     @guarded
-    def _before_share(self, tensors: object, group: object) -> None:
+    def _before_share(self, tensors: object, group: object, _: str) -> None:
         """Take note of parameters and gradients that the program itself sends round."""
         if not self._started or any(map(self._steps.is_due, self._started)):
             self._shared.note(tensors, group, (self._modules.count, self.recorder.num_backwards))

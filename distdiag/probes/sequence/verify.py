@@ -45,7 +45,7 @@ class Moments(NamedTuple):
 
     before_backward: Signal[[]]
     sequence_cut: Signal[object, Sequence[Tensor]]
-    tensors_shared: Signal[Any, Any]
+    tensors_shared: Signal[Any, Any, str]
 
 
 class VerifySequence(Probe):
