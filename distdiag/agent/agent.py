@@ -34,6 +34,7 @@ from distdiag.probes.process.exceptions import ExceptionProbe
 from distdiag.probes.process.post_mortem import PostMortem
 from distdiag.record.guard import Guard, guarded, warn
 from distdiag.record.recorder import Recorder
+from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import Launch, RunDir, Verdict, open_run_dir, write_atomically
 from distdiag.record.signals import Signal, Signals
 from distdiag.record.status_page import DETACHED, FINISHED, StatusPage, read_status
@@ -320,7 +321,7 @@ class RankAgent:
         while True:
             lives = self._monitor.is_alive
             try:
-                return msgspec.json.decode(self.run_dir.verdict.read_bytes(), type=Verdict)
+                return msgspec.json.decode(read_regular(self.run_dir.verdict), type=Verdict)
             except (OSError, *UNDECODABLE):
                 if not lives and not may_start:
                     self._warn_not_judged("died")

@@ -15,6 +15,7 @@ from distdiag.dumps.process.proc import Process
 from distdiag.events.base import Event
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.events.lifecycle import Exited, Heartbeat, Monitored, ProbeDisabled, RankStarted
+from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import LaunchFile, RunDir
 from distdiag.record.status_page import read_status
 from distdiag.record.wire import Interner
@@ -56,7 +57,7 @@ class RunFolder:
     def launch_file(self) -> LaunchFile | None:
         """What was launched, if that can still be read."""
         try:
-            return msgspec.json.decode(self.run_dir.launch.read_bytes(), type=LaunchFile)
+            return msgspec.json.decode(read_regular(self.run_dir.launch), type=LaunchFile)
         except (OSError, *UNDECODABLE):
             return None
 

@@ -24,6 +24,7 @@ from distdiag.dumps.process.proc import wait_for_pid_file
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, UsageError
 from distdiag.findings.finding import Outcome, Severity
 from distdiag.record.private_file import make_private_folder
+from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import RUNS_FOLDER, RunDir
 from distdiag.reports import read_report, reporter_names
 
@@ -137,7 +138,7 @@ def real_status(launcher_status: int, run_dir: Path, config: Config) -> int:
 def _exit_statuses(path: Path) -> list[int]:
     """Return what the scripts of all ranks ended with, in the order in which they ended."""
     try:
-        return list(msgspec.json.decode(path.read_bytes(), type=dict[str, int]).values())
+        return list(msgspec.json.decode(read_regular(path), type=dict[str, int]).values())
     except (OSError, *UNDECODABLE):
         return []
 

@@ -89,6 +89,11 @@ class Budget:
             raise DamagedFileError(self.reason)
 
 
+_MOST_EMPTY: Final = 16
+"""A reader finds the end of a stream a few times. That of tar files asks again for each block of a
+member that claims to be longer."""
+
+
 class MeteredStream:
     """A stream of unpacked bytes that refuses to become implausibly long.
 
@@ -101,6 +106,7 @@ class MeteredStream:
         self._plausible = max(_ALWAYS_PLAUSIBLE, packed_bytes * budget.limits.most_ratio)
         self._budget = budget
         self._num_read = 0
+        self._num_empty = 0
         self._head = b""
         self.allowance: int | None = None
 
@@ -124,6 +130,9 @@ class MeteredStream:
 
     def _next(self, size: int) -> bytes:
         data = self._take(size)
+        self._num_empty += not data
+        if self._num_empty > _MOST_EMPTY:
+            raise EOFError("it ends within a member")
         self._budget.count_unpacked(len(data))
         self._num_read += len(data)
         if self._num_read > self._plausible:

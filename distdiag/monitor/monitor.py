@@ -33,6 +33,7 @@ from distdiag.monitor.local_ranks import LocalRanks
 from distdiag.monitor.peers import listen_for_others
 from distdiag.monitor.takeover import Takeover
 from distdiag.record.guard import Guard
+from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import LaunchFile, RunDir, write_atomically
 from distdiag.record.wire import Interner
 from distdiag.reports import one_line
@@ -336,7 +337,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("distdiag").addHandler(handler)
     with suppress(OSError):
         write_atomically(run_dir.monitor_pid, str(os.getpid()).encode())
-    launch_file = msgspec.json.decode(run_dir.launch.read_bytes(), type=LaunchFile)
+    launch_file = msgspec.json.decode(read_regular(run_dir.launch), type=LaunchFile)
     config = Config.from_json(msgspec.json.encode(launch_file.config))
     # The monitor of the attempt before this one must have finished its report.
     wait_for_pid_file(RunDir(run_dir.root, run_dir.attempt - 1).monitor_pid, PREDECESSOR_S)

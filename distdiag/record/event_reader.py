@@ -23,6 +23,7 @@ from distdiag.record.event_file import (
     WAITED,
     segment_path,
 )
+from distdiag.record.regular_file import open_regular
 from distdiag.record.wire import MAX_RECORD, CallRecord, StateRecord, encode
 
 _decode_call: Final = msgspec.msgpack.Decoder(CallRecord).decode
@@ -153,7 +154,7 @@ class EventReader:
     def _open(self) -> mmap.mmap | None:
         path = segment_path(self._folder, self._rank, self._index)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 header = file.read(START)
                 if len(header) < START or header == bytes(START):
                     return None  # created a moment ago
@@ -165,4 +166,6 @@ class EventReader:
                 self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from None
         return self._memory

@@ -27,23 +27,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from distdiag.events.errors import UNDECODABLE, DamagedFileError, RankError, UsageError
 from distdiag.record.private_file import create_private, make_private_folder, open_private
+from distdiag.record.regular_file import read_regular
 
 RUNS_FOLDER = "distdiag-runs"
+MOST_RANKS: Final = 1 << 20
+"""Ten times as many as the largest jobs have: a file that claims more is damaged."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """One launch of a script on this node: what its ranks have in common."""
 
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
+    rank: _Count
+    local_rank: _Count
+    world_size: _Count
+    local_world_size: _Count
     attempt: int
     max_attempts: int
     parent_pid: int
@@ -180,7 +185,7 @@ def open_run_dir(root: Path | None, launch: Launch, *, overwrite: bool = False) 
 def _require_member(run_dir: RunDir, launch: Launch) -> None:
     """Refuse a rank that the monitor does not follow: what it writes would be read by nobody."""
     try:
-        started = msgspec.json.decode(run_dir.launch.read_bytes(), type=LaunchFile).launch
+        started = msgspec.json.decode(read_regular(run_dir.launch), type=LaunchFile).launch
     except (OSError, *UNDECODABLE):
         return  # the monitor is not there yet
     if launch.rank >= started.world_size:
@@ -199,7 +204,7 @@ def read_reporter_address(run_dir: RunDir) -> ReporterAddress | None:
 
     """
     try:
-        text = run_dir.reporter.read_bytes()
+        text = read_regular(run_dir.reporter)
         return msgspec.json.decode(text, type=ReporterAddress)
     except FileNotFoundError:
         return None
@@ -221,7 +226,7 @@ def _claim(run_dir: RunDir, launch: Launch, *, overwrite: bool) -> None:
     marker = run_dir.root / "run.json"
     identity = launch.identity.encode()
     if marker.exists():
-        if marker.read_bytes() == identity:
+        if read_regular(marker) == identity:
             return
         if not overwrite:
             raise UsageError(

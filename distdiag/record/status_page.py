@@ -14,6 +14,7 @@ import msgspec
 from distdiag.events.base import Phase
 from distdiag.events.errors import DamagedFileError
 from distdiag.record.private_file import Mapping, create_private
+from distdiag.record.regular_file import read_head
 
 _MAGIC: Final = b"ddstat01"
 _LAYOUT: Final = struct.Struct("<8sqqqqqqqqq")
@@ -36,6 +37,8 @@ _OFFSET: Final = {
     )
 }
 _INT: Final = struct.Struct("<q")
+_HIGHEST_PID: Final = 1 << 22
+"""Linux gives no higher number to a process (PID_MAX_LIMIT)."""
 
 FINISHED: Final = 1
 RAISED: Final = 2
@@ -124,11 +127,16 @@ def read_status(path: Path) -> Status:
     """Read a status page.
 
     Raises:
-        DamagedFileError: the file is not a status page.
+        DamagedFileError: the file is not a status page, or cannot be read.
         FileNotFoundError: there is none yet, or it is just being made.
 
     """
-    data = path.read_bytes()[: _LAYOUT.size]
+    try:
+        data = read_head(path, _LAYOUT.size)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from None
     if not any(data[:8]):
         raise FileNotFoundError(f"{path} was created a moment ago")
     if len(data) < _LAYOUT.size or data[:8] != _MAGIC:
@@ -136,6 +144,8 @@ def read_status(path: Path) -> Status:
     _, pid, beat_ns, phase, step, num_batches, num_backwards, flags, num_events, ticks = (
         _LAYOUT.unpack(data)
     )
+    if not 0 <= pid <= _HIGHEST_PID:
+        raise DamagedFileError(f"{path} names process {pid}, which cannot be")
     return Status(
         pid=pid,
         start_ticks=ticks,

@@ -62,6 +62,7 @@ def _longest(sequence: Sequence[T], start: int) -> tuple[int, int]:
 
 _SUMMED: frozenset[str | None] = frozenset({None, "AVG", "PREMUL_SUM"})
 """Operators that gloo lacks, or that were not seen."""
+_NAME: Final = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
 def statement(signature: Signature, *, is_root: bool) -> str:
@@ -118,7 +119,14 @@ def _arguments(
 
 
 def _operator(name: str | None) -> str:
-    return "SUM" if name in _SUMMED else str(name)
+    return "SUM" if name is None or name in _SUMMED else _known(name)
+
+
+def _known(name: str) -> str:
+    """Return a name that becomes code: records may come from a stranger."""
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"a call with {visible(repr(name))} cannot be replayed: that is no name")
+    return name
 
 
 def _splits(splits: tuple[int, ...]) -> str:
@@ -127,7 +135,7 @@ def _splits(splits: tuple[int, ...]) -> str:
 
 def _tensor(size: tuple[int, ...], signature: Signature) -> str:
     dtype = signature.dtypes[0] if signature.dtypes else "float32"
-    return f"torch.zeros({size}, dtype=torch.{dtype.removeprefix('torch.')})"
+    return f"torch.zeros({size}, dtype=torch.{_known(dtype.removeprefix('torch.'))})"
 
 
 def _list(tensors: list[str]) -> str:

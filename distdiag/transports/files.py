@@ -8,6 +8,7 @@ from distdiag.events.base import Event, Phase
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Exited, Finished, Heartbeat, ProbeDisabled, Raised
 from distdiag.record.event_reader import EventReader
+from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import RunDir
 from distdiag.record.status_page import Status, read_status
 from distdiag.record.wire import EventDecoder, Interner
@@ -147,7 +148,7 @@ class _RankFiles:
     def _unobserved(self, now_ns: int) -> Generator[Event, None, bool]:
         """Say why nothing is to be expected of the rank, if its agent could not start."""
         try:
-            reason = self._note.read_text(encoding="utf-8", errors="replace")
+            reason = read_regular(self._note).decode(errors="replace")
         except OSError:
             return False
         self.pid, self._gone = None, True

@@ -19,6 +19,7 @@ from distdiag.events.base import Event
 from distdiag.events.errors import DamagedFileError
 from distdiag.events.lifecycle import Heartbeat, Monitored
 from distdiag.record.private_file import open_private
+from distdiag.record.regular_file import open_regular
 from distdiag.record.wire import EventDecoder, Interner, encode
 
 MOST_BYTES: Final = 64 << 20
@@ -121,7 +122,7 @@ def read_journal(path: Path, interner: Interner) -> Iterator[Event]:
 
     """
     decoder = EventDecoder(-1, interner)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
             (size,) = _LENGTH.unpack(head)
             if size > MOST_EVENT_BYTES:

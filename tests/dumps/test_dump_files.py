@@ -36,6 +36,16 @@ def tar(members, mode="w"):
     return file.getvalue()
 
 
+def tar_that_claims(size):
+    """Return an archive of one member whose header says that it is so long."""
+    info = tarfile.TarInfo("x.log")
+    header = bytearray(info.tobuf(format=tarfile.GNU_FORMAT))
+    header[124:136] = b"\x80" + size.to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + b"0123456789".ljust(512, b"\0")
+
+
 def zipped(members):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -254,3 +264,12 @@ def test_folders_of_others_can_be_left_out(folder):
         (folder / name / "a").write_bytes(b"x")
     found, refused = seen(folder, skip_folder=lambda path: path.name == "run")
     assert (list(found), refused) == (["job/rest/a"], {})
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_member_that_claims_to_be_endless_ends_with_the_file(folder, pack):
+    (folder / "x.tar").write_bytes(pack(tar_that_claims(1 << 62)))
+    _, refused = seen(folder)
+    assert "is damaged" in refused["job/x.tar!x.log"]
+    assert "ends within a member" in refused["job/x.tar"]

@@ -80,3 +80,15 @@ def test_a_call_is_written_as_its_function(signature, is_root, line):
 def test_a_call_without_a_public_function_is_refused():
     with pytest.raises(UsageError, match="all_gather_into_tensor_coalesced"):
         statement(Signature("all_gather_into_tensor_coalesced"), is_root=False)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        Signature("all_reduce", ((2,),), ((2,),), ("float32), exit(3",), "SUM"),
+        Signature("all_reduce", ((2,),), ((2,),), ("float32",), "SUM, exit(3)"),
+    ],
+)
+def test_no_text_of_a_record_becomes_code(signature):
+    with pytest.raises(UsageError, match="cannot be replayed"):
+        statement(signature, is_root=True)

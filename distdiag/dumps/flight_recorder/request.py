@@ -14,6 +14,7 @@ from distdiag.dumps.rank_request import is_answered
 from distdiag.events.base import Value
 from distdiag.events.errors import UNDECODABLE
 from distdiag.events.stacks import Observed
+from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import RunDir
 
 MOST_BYTES: Final = 256 << 20
@@ -80,7 +81,7 @@ class FlightRequest(RankDumpSource):
         if size > MOST_BYTES:
             return self.observed(rank, error=f"{path} has {size} bytes")
         try:
-            answer = _decode(path.read_bytes())
+            answer = _decode(read_regular(path, MOST_BYTES))
         except UNDECODABLE as error:
             return self.observed(rank, error=f"{path} is damaged: {error}")
         if answer.error:

@@ -19,6 +19,7 @@ from distdiag.dumps.rank_request import is_answered
 from distdiag.events.base import Frame
 from distdiag.events.errors import UNDECODABLE
 from distdiag.events.stacks import Stacks, ThreadStack
+from distdiag.record.regular_file import open_regular, read_regular
 from distdiag.record.run_dir import RunDir, StackSignal
 from distdiag.record.user_code import is_user_file
 
@@ -52,7 +53,7 @@ class FaulthandlerSignal(StackSource):
                 self._run_dir, rank, "stacks", min(deadline, time.monotonic() + ASK_S)
             ):
                 _signal(told, path, begin, deadline)
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(begin)
                 text = file.read(MOST_BYTES).decode("ascii", errors="replace")
         except (OSError, _NoStacksError) as problem:
@@ -63,7 +64,7 @@ class FaulthandlerSignal(StackSource):
     def _told(self, pid: int, rank: int) -> StackSignal:
         try:
             told = msgspec.json.decode(
-                self._run_dir.stack_signal(rank).read_bytes(), type=StackSignal
+                read_regular(self._run_dir.stack_signal(rank)), type=StackSignal
             )
         except FileNotFoundError:
             raise _NoStacksError("the rank has prepared no signal for its stacks") from None

@@ -7,6 +7,7 @@ from typing import ClassVar, Final
 from distdiag.events.errors import DamagedFileError, UsageError
 from distdiag.findings.finding import Report
 from distdiag.findings.report_json import decode_report, encode_report
+from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import write_atomically
 from distdiag.reports.base import Reporter
 
@@ -36,9 +37,7 @@ def read_report(path: Path) -> Report:
     """
     file = path / JsonReporter.file_name if path.is_dir() else path
     try:
-        if file.stat().st_size > LARGEST:
-            raise DamagedFileError("too large for a distdiag report")
-        return decode_report(file.read_bytes())
+        return decode_report(read_regular(file, LARGEST))
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
     except (DamagedFileError, RecursionError) as error:
