@@ -92,6 +92,7 @@ class Monitor:
         self, run_dir: RunDir, launch_file: LaunchFile, config: Config, before: Takeover
     ) -> None:
         """Prepare to watch; nothing is read of the ranks yet."""
+        self._run_dir = run_dir
         self._config = config
         interner = Interner()
         self._local = LocalRanks(run_dir, launch_file, config, interner)
@@ -133,6 +134,9 @@ class Monitor:
     def run(self) -> None:
         """Watch until all ranks have ended, and leave the report and the verdict."""
         if not self._guarded(self._attend, False):
+            if not self._run_dir.folder.is_dir():
+                say(f"distdiag: {self._run_dir.root} was removed: this run is judged no further\n")
+                return
             self._outlive()
         self._conclude()
 
@@ -322,6 +326,15 @@ class Monitor:
         self._own_findings.append(crash_finding(error))
 
 
+class _LogFile(logging.FileHandler):
+    """A log that is left out when its folder is not there any more."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, if that is possible."""
+        with suppress(OSError):
+            super().emit(record)
+
+
 def main(arguments: list[str]) -> int:
     """Run the monitor of a run directory and an attempt; what befell those before it may follow."""
     root, attempt, *deaths = arguments
@@ -332,12 +345,16 @@ def main(arguments: list[str]) -> int:
     with suppress(OSError):
         os.nice(5)
     logging.raiseExceptions = False  # a full disk must not fill stderr
-    handler = logging.FileHandler(run_dir.monitor_log, delay=True)
+    handler = _LogFile(run_dir.monitor_log, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.getLogger("distdiag").addHandler(handler)
     with suppress(OSError):
         write_atomically(run_dir.monitor_pid, str(os.getpid()).encode())
-    launch_file = msgspec.json.decode(read_regular(run_dir.launch), type=LaunchFile)
+    try:
+        launch_file = msgspec.json.decode(read_regular(run_dir.launch), type=LaunchFile)
+    except FileNotFoundError:  # somebody has removed the folder since
+        _log.warning("there is no run in %s", run_dir.folder)
+        return 1
     config = Config.from_json(msgspec.json.encode(launch_file.config))
     # The monitor of the attempt before this one must have finished its report.
     wait_for_pid_file(RunDir(run_dir.root, run_dir.attempt - 1).monitor_pid, PREDECESSOR_S)

@@ -222,7 +222,9 @@ class _RankFiles:
         if status.detached:
             yield from self._disabled("agent", "it was detached, or could not start", now_ns)
         if status.events_stopped:
-            reason = "it could not be written any more: the disk or a quota is full"
+            is_there = self._path.parent.is_dir()
+            why = "the disk or a quota is full" if is_there else "the run directory was removed"
+            reason = f"it could not be written any more: {why}"
             yield from self._disabled("event-file", reason, now_ns)
         if not is_drained or not (status.events_stopped or self._unreadable):
             return

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -353,6 +354,28 @@ def test_on_a_full_disk_the_report_is_written_in_the_room_set_aside(tmp_path):
     assert report.complete
     assert report.run.outcome is Outcome.FINISHED
     assert "all_reduce #1" in report.run.ranks[1].last
+
+
+WITHOUT_VERDICT = """
+from distdiag.events.lifecycle import Finished
+from distdiag.record.status_page import FINISHED
+rank.all_reduce()
+while rank.run_dir.root.exists():
+    time.sleep(0.1)
+rank.recorder.event(Finished, exit_status=0)
+rank.recorder.raise_flag(FINISHED)
+os._exit(0)
+"""
+
+
+def test_a_run_whose_directory_is_removed_ends_without_a_traceback(tmp_path):
+    with FakeJob(tmp_path / "run", [WITHOUT_VERDICT] * 2) as job:
+        job.until_report(lambda report: not report.silent_ranks)
+        shutil.rmtree(tmp_path / "run")
+        stderr = job.wait()
+        assert [rank.wait(10) for rank in job.ranks] == [0, 0], stderr
+    assert "Traceback" not in stderr
+    assert "the run finished" in stderr or "was removed" in stderr
 
 
 def fill(folder):
