@@ -14,6 +14,7 @@ from distdiag.events.collectives import (
     GroupCreated,
     GroupProgress,
 )
+from distdiag.events.environment import SourceSeen
 from distdiag.events.files import StoreAsked, StoreCall
 from distdiag.events.lifecycle import (
     ChildEnded,
@@ -130,7 +131,9 @@ class RankTracker:
     def feed(self, event: Event, now_ns: int) -> None:
         """Take in one event of this rank."""
         # The monitor speaks of a rank that never came, too: only its own events are its life.
-        outside = Stacks | Observed | FaultLogged | ProbeDisabled | NodeLost | ProcessNamed
+        outside = (
+            Stacks | Observed | FaultLogged | ProbeDisabled | NodeLost | ProcessNamed | SourceSeen
+        )
         if not isinstance(event, outside):
             self._live(now_ns)
         self._lost = event if isinstance(event, NodeLost) else self._lost

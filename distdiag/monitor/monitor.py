@@ -31,10 +31,12 @@ from distdiag.monitor.dump_transport import DumpTransporter
 from distdiag.monitor.forwarding import ForwardingMonitor
 from distdiag.monitor.local_ranks import LocalRanks
 from distdiag.monitor.peers import listen_for_others
+from distdiag.monitor.source_state import SourceLook
 from distdiag.monitor.takeover import Takeover
 from distdiag.record.guard import Guard
 from distdiag.record.regular_file import read_regular
 from distdiag.record.run_dir import LaunchFile, RunDir, write_atomically
+from distdiag.record.user_code import main_script
 from distdiag.record.wire import Interner
 from distdiag.reports import one_line
 from distdiag.reports.builder import RunReporter, crash_finding, say
@@ -97,6 +99,8 @@ class Monitor:
         interner = Interner()
         self._local = LocalRanks(run_dir, launch_file, config, interner)
         self._native = NativePass(self._local.see_native)
+        script = main_script(launch_file.command, launch_file.cwd)
+        self._source = SourceLook(script, launch_file.cwd, min(self._local.ranks))
         self._journal = Journal(run_dir.journal)
         self._others = listen_for_others(run_dir, launch_file.launch, interner)
         self._transporter = DumpTransporter(
@@ -174,7 +178,7 @@ class Monitor:
         return has_news
 
     def _events(self) -> Iterator[Event]:
-        for event in (*self._native.poll(), *self._local.poll()):
+        for event in (*self._native.poll(), *self._source.poll(), *self._local.poll()):
             if event.seq < 0:
                 self._journal.write(event)
             yield event

@@ -286,6 +286,11 @@ PROBES: Final = (
     ProbeSpec("collectives", ("torch", _C10D), _collectives),
     ProbeSpec("steps", ("torch",), _steps),
     ProbeSpec("summed-parts", ("torch", _C10D), _summed_parts),
+    ProbeSpec(
+        "surroundings",
+        ("torch", _C10D),
+        _only("probes.process.surroundings", "SurroundingsProbe", "collective_recorded"),
+    ),
     ProbeSpec("random-states", ("torch",), _random_states),
     ProbeSpec(
         "random-draws",

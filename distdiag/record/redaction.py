@@ -18,6 +18,11 @@ _IN_URL: Final = re.compile(r"(?<=://)[^/@\s]{1,200}@")
 _TOKEN: Final = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-|AKIA)[\w-]{8,}")
 
 
+def is_secret_name(name: str) -> bool:
+    """Say whether an option or a variable of this name holds a secret."""
+    return _SECRET.search(name) is not None
+
+
 def redacted(words: Iterable[str]) -> Iterator[str]:
     """Yield the words of a command line, with values that look like secrets hidden."""
     is_secret = False
